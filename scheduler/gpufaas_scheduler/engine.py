@@ -157,15 +157,14 @@ class Engine:
         cluster.asked = None
         out: list[m.Command] = []
         world.out = out
-        kind = type(event)
         world.agenda.event = event
         if world.late and world.late[0][0] <= now:
             return_overdue(world)
-        world.handlers[kind](world, event)
+        world.handlers[type(event)](world, event)
         if world.freed or (world.watches and world.left is None and is_watched(world)):
             world.freed = False
             settle(world)
-        if world.nested and (world.tangled or kind in _TANGLING):
+        if world.nested and (world.tangled or type(event) in _TANGLING):
             world.tangled = False
             untangle(world)
         if cluster.mixed:

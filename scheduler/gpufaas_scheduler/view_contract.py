@@ -239,7 +239,10 @@ class QueueView(Protocol):
         """Up to *limit* other waiting calls of its function, in arrival order. O(limit)."""
 
     def set_aside(self, call: WaitingCall) -> None: ...
-    def is_aside(self, call: WaitingCall) -> bool: ...
+    @property
+    def aside(self) -> Collection[FunctionId]:
+        """The functions that are set aside."""
+
     def rewind(self) -> None: ...
 
 

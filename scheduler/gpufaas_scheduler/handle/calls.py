@@ -272,7 +272,7 @@ def finished(world: World, event: m.Finished) -> None:
                 costs.learn_service(event.service_s, call.size, world.rate)
             elif grant.open == grant.size:  # each call of a batch says the same
                 costs.learn_beside(event.service_s, grant.calls[0].size, grant.condition, world.rate)
-            if owner.adaptive and grant is not None and grant.open == grant.size:
+            if grant is not None and owner.adaptive and grant.open == grant.size:
                 need, size = owner.declared.need, grant.size
                 goal_s = need.latency_goal_s or 0.0
                 costs.batch = next_size(costs.batch, size, event.service_s, goal_s, need.batch_max)

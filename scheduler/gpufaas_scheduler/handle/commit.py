@@ -27,11 +27,11 @@ def try_start(world: World, action: contract.Start) -> str | None:
         others = batch[1:]
     victims: tuple[Copy, ...] = ()
     places: tuple[Place, ...] = ()
-    copy: Copy | None = None
-    if action.copy is not None:
-        found = world.cluster.copies.get(action.copy)
+    name, copy = action.copy, None
+    if name is not None:
+        found = world.cluster.copies.get(name)
         if found is None or found[1].owner is not owner:
-            return _no_copy(action.copy, call)
+            return _no_copy(name, call)
         device, copy = found
         if copy.running or copy.share or copy.split or world.cluster.mixed:
             refused = _why_not_beside(world, owner, device, copy)

@@ -61,8 +61,8 @@ def start(
         device.residency.touch(copy, now)
         cluster.asked = None
         device.hits += 1
-    copy.running = runs = copy.running + 1
-    if copy.limit != copy.memory and runs == 1:
+    copy.running += 1
+    if copy.limit != copy.memory and copy.running == 1:
         device.residency.hold(copy)
     call.state = after
     call.device = device
@@ -98,7 +98,7 @@ def start(
         if device.local:
             world.overdue.note(device)
     else:
-        device.direct[call] = None
+        device.direct[call.id] = call
         if owner.ready is not None:
             owner.ready.started(copy)
     said = m.Grant(
@@ -302,7 +302,7 @@ def end(world: World, call: Call) -> None:
         if copy.asked == ANSWERED:
             copy.asked = NOT_ASKED
     if grant is None:
-        del device.direct[call]
+        del device.direct[call.id]
         if owner.ready is not None:
             owner.ready.ended(copy)
     elif grant.alone:

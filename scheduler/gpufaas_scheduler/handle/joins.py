@@ -150,7 +150,7 @@ def _adopt_grants(
         else:
             for call in grant.calls:
                 call.grant, call.granted = 0, None
-                state.direct[call] = None
+                state.direct[call.id] = call
     queued.sort(key=lambda each: each[:3])
     for *_, told, grant, before in queued:
         copy = grant.copy

@@ -21,7 +21,8 @@ class Arrival:
                     queue.set_aside(call)
                 elif device.busy:
                     break
-            queue.rewind()
+            if queue.aside:
+                queue.rewind()
             if not queue.count:
                 break
 

@@ -67,7 +67,8 @@ class O3:
                     queue.set_aside(call)
                 elif device.busy:
                     started = call.number
-            queue.rewind()
+            if queue.aside:
+                queue.rewind()
             if not queue.count:
                 break
 

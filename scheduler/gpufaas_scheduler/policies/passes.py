@@ -39,7 +39,7 @@ class Passes:
         for call in queue.returned:
             if call.number >= before or (found is not None and call.number > found.number):
                 break
-            if call.note >= self.limit and not queue.is_aside(call):
+            if call.note >= self.limit and call.function not in queue.aside:
                 return call
         return found
 

@@ -272,9 +272,6 @@ class GlobalQueue(Generic[CallT]):
                 heads.pop()
                 heapify(heads)
 
-    def is_aside(self, call: WaitingCall) -> bool:
-        return call.function in self.aside
-
     def rewind(self) -> None:
         """End a pass through the queue: no function is set aside any more."""
         if self.aside:

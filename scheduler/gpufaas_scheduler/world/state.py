@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from gpufaas_cache_manager import residency
 from gpufaas_cache_manager.residency import Residency
 from gpufaas_core.constraints import satisfied
-from gpufaas_core.model import ALL_COMPUTE, Bytes, CopyId, Device, DeviceId, Function, FunctionId, Part, Seconds
+from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, CopyId, Device, DeviceId, Function, FunctionId, Part, Seconds
 from gpufaas_scheduler.fit import NO_COMPUTE, NO_PROFILE, NOT_ALLOWED, Reason
 from gpufaas_scheduler.world.backoff import Backoff
 from gpufaas_scheduler.world.call import Call
@@ -287,7 +287,7 @@ class DeviceState(Marked):
         """The running grants that hold compute."""
         self.beside: dict[Grant, None] = {}
         """The running grants that hold none."""
-        self.direct: dict[Call, None] = {}
+        self.direct: dict[CallId, Call] = {}
         """The running calls of direct functions, which need no grant of their own here."""
         self.others: list[Grant] = []
         """Grants that wait on the node for compute: gateways sent their calls while there was no scheduler."""
@@ -350,7 +350,7 @@ class DeviceState(Marked):
         Return the calls that run here, also on copies that were removed already because the call that they were loaded
         for was refused.
         """
-        return [*(call for each in self.grants() for call in each.calls if call.granted is each), *self.direct]
+        return [*(call for each in self.grants() for call in each.calls if call.granted is each), *self.direct.values()]
 
     def lacks(self, owner: FunctionState) -> int:
         """Return how much of the compute that a call or copy of *owner* takes is not spare; at most 0: nothing."""
