@@ -148,6 +148,7 @@ class Residency(Generic[OwnerT]):
         self.free += copy.memory
         self.unpromised += copy.limit
         self.shares -= copy.share
+        copy.limit = copy.memory  # nothing is lent to it any more, also while its last calls end
         return copy
 
     def touch(self, copy: Copy[OwnerT], now: Seconds) -> None:

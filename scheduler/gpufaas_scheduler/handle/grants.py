@@ -387,11 +387,7 @@ def next_local(world: World, device: DeviceState) -> None:
     A local queue goes back if copies that stay there hold the compute of its first call: no end of a grant starts it.
     """
     mixed = world.cluster.mixed
-    if (
-        (device.reserved >= device.compute and not (mixed and device.open))
-        or device.preload is not None
-        or device.gone
-    ):
+    if (device.reserved >= device.compute and not (mixed and device.open)) or device.preload is not None or device.gone:
         return
     while device.local:
         call = device.local[0]

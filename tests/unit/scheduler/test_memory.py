@@ -3,7 +3,7 @@
 from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import DeviceId, FunctionId
+from gpufaas_core.model import CallId, DeviceId, FunctionId
 from gpufaas_core.units import MiB
 
 
@@ -160,6 +160,24 @@ def test_idle_ones_leave_for_one_that_declares_nothing_and_ran_out() -> None:
     assert evicted == ["g"], "least recently used first, until it may have four times what it had"
     assert resizes(world) == [("f", 160)]
     assert world.on("a").used == 270 * MiB  # h and i have the rest of it
+
+
+def test_what_was_lent_to_a_copy_that_is_gone_is_given_back_once() -> None:
+    """The call that it was loaded for is refused, and another call on it ends later."""
+    world = World(learn=True)
+    world.device("a", 400 * MiB, "cpu")
+    world.deploy("f", size=100 * MiB, slots=2, elastic=True)
+    world.call("first", "f")
+    world.call("second", "f")
+    measured(world, "f", 100)
+    measured(world, "f", 20)
+    assert world.model("f", "a").limit > world.model("f", "a").memory, "it was lent what it needs no more"
+    world.refuse("first")
+
+    world.tell(m.Finished(CallId("second"), DeviceId("a"), 1.0))
+
+    residency = world.engine._world.devices[DeviceId("a")].residency
+    assert (residency.held, residency.free) == (0, 400 * MiB - sum(each.memory for each in residency))
 
 
 def test_nobody_leaves_for_one_that_declares_a_size() -> None:
