@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from math import inf
+from math import exp, inf
 from typing import cast
 
 from gpufaas_cache_manager.eviction import evictable
@@ -21,6 +21,7 @@ from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Cluster
+from gpufaas_scheduler.world.demand import DEMAND_S
 from gpufaas_scheduler.world.queue import Flow, GlobalQueue
 from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
 
@@ -145,6 +146,11 @@ class _Residency(_Fleet):
         cluster, owner = self._cluster, call.owner
         if not cluster.hits.asked:
             cluster.hits.ask(cluster.functions.values(), cluster.idle_devices, cluster.queue)
+        last = cluster.hits.last
+        if last is not None and last.id in owner.holders:
+            if not owner.idle_holders and not cluster.mixed:
+                return [last]
+            cluster.hits.list_all()
         found = owner.idle_holders
         if len(found) <= 1:
             ordered: Iterable[DeviceState] = found.values()
@@ -208,8 +214,10 @@ class _Costs(_Residency):
         return call.owner.estimate_s(kind, call.size)
 
     def rate(self, function: FunctionState) -> float:
-        cluster = self._cluster
-        return cluster.demand.rate(function, cluster.now)
+        now, demand = self._cluster.now, self._cluster.demand
+        if now != demand.observed_at:
+            demand.observe(now)
+        return function.called * exp((function.called_at - now) / DEMAND_S) / demand.observed
 
     def faded(self, since: Seconds) -> float:
         return self._cluster.demand.faded(since, self._cluster.now)
@@ -332,12 +340,21 @@ class ClusterView(_Plans):
         cluster = self._cluster
         if not cluster.hits.asked:
             cluster.hits.ask(cluster.functions.values(), cluster.idle_devices, cluster.queue)
+        if cluster.mixed or cluster.queue.returned:
+            cluster.hits.list_all()
         best = NEVER
         found: FunctionState | None = None
         for owner in cluster.hits.candidates():
             head = owner.flow.head
             if head < best and owner.id not in without and (not cluster.mixed or self._can_hit(owner)):
                 best, found = head, owner
+        last = cluster.hits.last
+        if last is not None:
+            for flow in last.flows.values():
+                if flow.head < best:
+                    owner = flow.calls[0].owner
+                    if owner.id not in without and last.id in owner.holders:
+                        best, found = flow.head, owner
         for call in cluster.queue.returned:
             if call.number > best:
                 break

@@ -19,7 +19,7 @@ _LEAST_OBSERVED_S: Final = 3.0
 class Demand:
     """The arrivals of all functions together. Those of one function are in `FunctionState.called`."""
 
-    __slots__ = ("_observed", "_observed_at", "first_call_at", "offered_at", "offered_s")
+    __slots__ = ("first_call_at", "observed", "observed_at", "offered_at", "offered_s")
 
     def __init__(
         self, first_call_at: Seconds | None = None, offered_s: Seconds = 0.0, offered_at: Seconds = 0.0
@@ -28,10 +28,10 @@ class Demand:
         self.offered_s = offered_s
         """Sum of the service times of the arrivals, weighted as `FunctionState.called`, as of `offered_at`."""
         self.offered_at = offered_at
-        self._observed: Seconds = _LEAST_OBSERVED_S
+        self.observed: Seconds = _LEAST_OBSERVED_S
         """The sum of the weights of one call per second since the first call."""
-        self._observed_at: Seconds = -inf
-        """The time of `_observed`: decisions need it many times at one instant."""
+        self.observed_at: Seconds = -inf
+        """The time of `observed`: decisions need it many times at one instant."""
 
     def note(self, owner: FunctionState, kinds: Iterable[str], now: Seconds) -> None:
         """
@@ -41,7 +41,7 @@ class Demand:
         """
         if self.first_call_at is None:
             self.first_call_at = owner.called_at = self.offered_at = now
-            self._observed_at = -inf
+            self.observed_at = -inf
         owner.called = owner.called * exp((owner.called_at - now) / DEMAND_S) + 1.0
         owner.called_at = now
         if not owner.queued:
@@ -62,28 +62,23 @@ class Demand:
             owner.called = max(0.0, owner.called * exp((owner.called_at - now) / DEMAND_S) + change)
             owner.called_at = now
 
-    def rate(self, owner: FunctionState, now: Seconds) -> float:
-        """Return the calls of *owner* per second."""
-        if now != self._observed_at:
-            self._observe(now)
-        return owner.called * exp((owner.called_at - now) / DEMAND_S) / self._observed
-
     def utilisation(self, devices: int, now: Seconds) -> float:
         """Return the share of their time that this many devices would serve."""
-        if now != self._observed_at:
-            self._observe(now)
+        if now != self.observed_at:
+            self.observe(now)
         offered_s = self.offered_s * exp((self.offered_at - now) / DEMAND_S)
-        return offered_s / self._observed / max(1, devices)
+        return offered_s / self.observed / max(1, devices)
 
     def faded(self, since: Seconds, now: Seconds) -> float:
         """Return by what factor the rate of a function has changed that had no call since then. At most 1."""
-        if now != self._observed_at:
-            self._observe(now)
-        return exp((since - now) / DEMAND_S) * self._observed_until(since) / self._observed
+        if now != self.observed_at:
+            self.observe(now)
+        return exp((since - now) / DEMAND_S) * self._observed_until(since) / self.observed
 
-    def _observe(self, now: Seconds) -> None:
-        self._observed_at = now
-        self._observed = self._observed_until(now)
+    def observe(self, now: Seconds) -> None:
+        """Let `observed` be that of *now*."""
+        self.observed_at = now
+        self.observed = self._observed_until(now)
 
     def _observed_until(self, now: Seconds) -> Seconds:
         since = 0.0 if self.first_call_at is None else now - self.first_call_at

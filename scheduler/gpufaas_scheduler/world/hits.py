@@ -4,6 +4,9 @@ An index of the calls that could be hits: which functions wait, and which idle d
 Most functions with waiting calls have busy holders only, so a decision does not examine all of them. The index has the
 idle holders of each function (`FunctionState.idle_holders`), and as candidates the functions of which a call began to
 wait, or a holder became idle. `View.oldest_hit` examines these, and drops those that cannot hit.
+
+A device that becomes idle nearly always gets a call at once. So the last one is not listed until another one is idle:
+its models are looked up where they are.
 """
 
 from collections.abc import Iterable
@@ -18,11 +21,13 @@ from gpufaas_scheduler.world.state import DeviceState, FunctionState, IdleKey
 class Hits:
     """It is kept from the first question on, since not every policy asks."""
 
-    __slots__ = ("_candidates", "asked")
+    __slots__ = ("_candidates", "asked", "last")
 
     def __init__(self) -> None:
         self.asked = False
         self._candidates: dict[FunctionId, FunctionState] = {}
+        self.last: DeviceState | None = None
+        """The idle device that is not listed yet."""
 
     def ask(self, functions: Iterable[FunctionState], idle: Iterable[IdleKey], queue: GlobalQueue[Call]) -> None:
         """A policy asks for the first time."""
@@ -30,7 +35,7 @@ class Hits:
         for owner in functions:
             owner.idle_holders.clear()
         for *_, device in idle:
-            self.note_idle(device)
+            self._list(device)
         for call in queue.firsts():
             self.note(call.owner)
 
@@ -40,21 +45,26 @@ class Hits:
             self._candidates[owner.id] = owner
 
     def note_idle(self, device: DeviceState) -> None:
-        name = device.id
-        for copy in device.residency.copies.values():
-            owner = copy.owner
-            if name in owner.holders:
-                owner.idle_holders[name] = device
-                if owner.flow.head != NEVER:
-                    self._candidates[owner.id] = owner
+        self.list_all()
+        self.last = device
 
     def note_busy(self, device: DeviceState) -> None:
-        name = device.id
-        for copy in device.residency.copies.values():
-            copy.owner.idle_holders.pop(name, None)
+        if device is self.last:
+            self.last = None
+        if device.listed:
+            device.listed = False
+            name = device.id
+            for copy in device.residency.copies.values():
+                copy.owner.idle_holders.pop(name, None)
+
+    def list_all(self) -> None:
+        """List the last one, too: a question needs complete lists."""
+        if self.last is not None:
+            self._list(self.last)
+            self.last = None
 
     def candidates(self) -> list[FunctionState]:
-        """Return all model functions that wait in the global queue and that an idle device holds."""
+        """Return all model functions that wait in the global queue and that a listed device holds."""
         candidates = self._candidates
         found = []
         for owner in list(candidates.values()):
@@ -63,3 +73,13 @@ class Hits:
             else:
                 del candidates[owner.id]
         return found
+
+    def _list(self, device: DeviceState) -> None:
+        name = device.id
+        device.listed = True
+        for copy in device.residency.copies.values():
+            owner = copy.owner
+            if name in owner.holders:
+                owner.idle_holders[name] = device
+                if owner.flow.head != NEVER:
+                    self._candidates[owner.id] = owner

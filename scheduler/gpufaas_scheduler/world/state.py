@@ -49,7 +49,7 @@ class FunctionState(Costed):
         self.holders: dict[DeviceId, DeviceState] = {}
         """The devices of the `active` copies of a model function, which has one copy per device."""
         self.idle_holders: dict[DeviceId, DeviceState] = {}
-        """Those of `holders` that are idle, in any order; see `hits`."""
+        """Those of `holders` that are idle and `listed`, in any order; see `hits`."""
         self.ready: ReadyCopies | None = None
         """The loaded ones of `active`, for a CPU function with several copies; else None."""
         self.number = 0
@@ -170,7 +170,7 @@ class FunctionState(Costed):
         self.copies = len(self.active)
         if self.queued:
             self.holders[device.id] = device
-            if device.idle_key is not None:
+            if device.listed:
                 self.idle_holders[device.id] = device
         elif self.ready is None:
             if self.copies > 1:
@@ -262,7 +262,8 @@ class DeviceState(Marked):
 
     __slots__ = (
         "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "direct", "evictions", "flows",
-        "free_at", "gone", "hits", "holding", "id", "idle_key", "kind", "local", "local_s", "misses", "noted_at",
+        "free_at", "gone", "hits", "holding", "id", "idle_key", "kind", "listed", "local", "local_s", "misses",
+        "noted_at",
         "order", "others", "part", "preload", "preloads", "reserved", "residency", "served", "shut", "starts",
     )  # fmt: skip
 
@@ -309,6 +310,8 @@ class DeviceState(Marked):
         self.starts = 0
         """The number of calls of model functions started here: the paper's frequency of use."""
         self.idle_key: IdleKey | None = None
+        self.listed = False
+        """It is idle, and among the `idle_holders` of its functions."""
         self.closed = False
         """It is drained: it takes no new calls, and does not count as idle."""
         self.shut = False

@@ -213,7 +213,11 @@ class ServiceTimes:
         """
         if self._seen != self.calls:
             self._refresh()
-        return self._left(ran * self._scale) / self._scale
+        scale = self._scale
+        ran *= scale
+        if self._cv < _POINT_CV and 0.0 < ran <= self._mean:  # the usual one of the answers of `_left`
+            return (self._mean - ran) / scale
+        return self._left(ran) / scale
 
     def _left(self, ran: float) -> float:
         if not ran > 0.0:

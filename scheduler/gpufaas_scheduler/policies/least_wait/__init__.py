@@ -85,7 +85,7 @@ class Relief:
         if refused:
             refused.clear()
         look_at = inf
-        while queue and view.idle_count:
+        while queue.count and view.idle_count:
             found = order.action()
             queue.rewind()
             if order.promises:

@@ -71,8 +71,14 @@ class Estimates:
         """
         if not self._fresh:
             self.refresh()
-        rate, service_s = self._view.rate(function), function.service_s(kind)
-        miss_s, own = self._miss_s(function, kind), rate * service_s
+        rate, figures = self._view.rate(function), function.costs[kind]
+        if figures is None:
+            service_s = miss_s = inf
+        else:
+            service_s, miss_s = figures.service_s, figures.load_s
+        if function.queued:
+            miss_s *= self.dearer
+        own = rate * service_s
         before_s = self._delay_s(function, copies, own, service_s, miss_s, self.demand)
         most = rate * before_s
         if HORIZON_S * most <= least_s:
@@ -133,7 +139,7 @@ class Estimates:
         wait for its models. The first wait below *enough_s* is the answer.
         """
         view, owner = self._view, call.owner
-        soonest = inf
+        copies, soonest = owner.copies, inf
         for device in islice(view.holders(call), HOLDERS):
             kind = device.kind
             wait_s = view.left_s(device)
@@ -142,7 +148,7 @@ class Estimates:
                 waiting = other.waiting
                 if waiting and other.queued and other.copies:
                     wait_s += waiting * other.service_s(kind) / other.copies
-            wait_s -= owner.service_s(kind) / owner.copies
+            wait_s -= owner.service_s(kind) / copies
             if wait_s < soonest:
                 soonest = wait_s
                 if soonest < enough_s:

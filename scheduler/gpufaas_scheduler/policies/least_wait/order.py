@@ -35,12 +35,24 @@ Found: TypeAlias = tuple[Start | Load, FunctionId]
 class Order:
     """Finds the next action."""
 
-    __slots__ = ("bound_s", "estimates", "look_at", "near_s", "now", "promises", "refused", "rooms", "view")
+    __slots__ = (
+        "_held_at_bound",
+        "bound_s",
+        "estimates",
+        "look_at",
+        "near_s",
+        "now",
+        "promises",
+        "refused",
+        "rooms",
+        "view",
+    )
 
     def __init__(self, view: View, bound_s: Seconds, rooms: Rooms) -> None:
         self.view = view
         self.now = view.now
         self.bound_s = bound_s
+        self._held_at_bound = Why(f"it had waited over {bound_s:g} s, and an idle device held its model")
         self.near_s = NEAR * bound_s
         self.refused: set[FunctionId] = set()
         """Functions that the engine refused an action for in this run."""
@@ -61,7 +73,7 @@ class Order:
         if oldest is None:
             return None
         if self._at_bound(oldest):
-            action = self._reserve()
+            action = self._reserve(oldest)
             if action is not None:
                 return action
         hit = self._hit()
@@ -80,19 +92,24 @@ class Order:
                 return action
         return None
 
-    def _reserve(self) -> Found | None:
+    def _reserve(self, oldest: WaitingCall) -> Found | None:
         """
         At the bound, return the start of the oldest call on an idle device that holds its model, or, for one call at a
         time, on one that loads it. The other devices are for the other calls.
         """
         view = self.view
+        if not self.refused:  # the first turn of the loop, without a walk through the queue
+            device = self.rooms.idle_holder(oldest)
+            if device is not None:
+                return start_on(device, oldest, self._held_at_bound), oldest.function
+            if view.reserved:
+                return None
         for call in self._heads():
             if not self._at_bound(call):
                 break
             device = self.rooms.idle_holder(call)
             if device is not None:
-                why = Why(f"it had waited over {self.bound_s:g} s, and an idle device held its model")
-                return start_on(device, call, why), call.function
+                return start_on(device, call, self._held_at_bound), call.function
             if view.reserved:
                 break
             device = self.rooms.anywhere(call)
@@ -134,10 +151,13 @@ class Order:
             if refused and call.function in refused:
                 continue
             owner = call.owner
-            load_s, relieved = owner.load_s(kind), float(owner.waiting)
+            figures = owner.costs[kind]
+            if figures is None:
+                continue
+            load_s, relieved = figures.load_s, float(owner.waiting)
             if owner.copies:
                 relieved *= REPLICA_SHARE / (owner.copies + 1)
-            relief, served_s = RELIEF_SHARE * relieved * pull(call), relieved * owner.service_s(kind)
+            relief, served_s = RELIEF_SHARE * relieved * pull(call), relieved * figures.service_s
             if relief < least * (load_s + served_s):
                 continue
             if best is not None and relief / (load_s + served_s) <= best[0]:
