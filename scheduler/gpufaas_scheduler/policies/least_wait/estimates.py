@@ -85,23 +85,30 @@ class Estimates:
             return most
         return rate * (before_s - self._delay_s(function, copies + 1, own, service_s, miss_s, self.demand))
 
-    def least_worth(self, function: FunctionView, kind: str, faded: float, demand: float, dearer: float) -> float:
+    def bounds(
+        self, function: FunctionView, kind: str, faded: float, demand: float, dearer: float
+    ) -> tuple[float, float]:
         """
-        Return a lower bound of `worth` for as long as the rate is not below *faded* times that of now, the demand is
-        within *demand* of that of now, and `dearer` within that share of it.
+        Return a lower bound of `worth`, and an upper bound of what one more copy saves, for as long as the rate is not
+        below *faded* times that of now, the demand is within *demand* of that of now, and `dearer` within that share
+        of it.
 
-        A wait never falls when the rate, the demand or the cost of a miss rises, so the wait with one copy less is at
-        least that with the lowest of each, and the wait with all copies at most that with the highest.
+        A wait never falls when the rate, the demand or the cost of a miss rises: so it is at least that with the lowest
+        of each, and at most that with the highest.
         """
         view, copies = self._view, function.copies
         rate, service_s = view.rate(function), function.service_s(kind)
         low, miss_s = rate * faded, self._miss_s(function, kind)
-        least_s = miss_s * (1.0 - dearer)
+        least_s, most_s = miss_s * (1.0 - dearer), miss_s * (1.0 + dearer)
+        now = most = inf
+        if copies:
+            now = self._delay_s(function, copies, rate * service_s, service_s, most_s, self.demand + demand)
+            more = self._delay_s(function, copies + 1, low * service_s, service_s, least_s, self.demand - demand)
+            most = rate * (now - more)
         if copies <= 1:
-            return min(WAITING_WORTH, low * least_s)
-        before_s = self._delay_s(function, copies - 1, low * service_s, service_s, least_s, self.demand - demand)
-        most, most_s = self.demand + demand, miss_s * (1.0 + dearer)
-        return low * (before_s - self._delay_s(function, copies, rate * service_s, service_s, most_s, most))
+            return min(WAITING_WORTH, low * least_s), most
+        less = self._delay_s(function, copies - 1, low * service_s, service_s, least_s, self.demand - demand)
+        return low * (less - now), most
 
     def _delay_s(
         self, function: FunctionView, copies: int, own: float, service_s: Seconds, miss_s: Seconds, demand: float

@@ -187,7 +187,9 @@ class Order:
         kind = least_used[0].kind
         load_s = owner.load_s(kind)
         price = LOAD_PRICE + estimates.demand + estimates.pressure
-        gain = estimates.saved(owner, owner.copies, kind, load_s * price)
+        gain = rooms.bounds.most(owner, kind)
+        if HORIZON_S * gain > load_s * price:
+            gain = estimates.saved(owner, owner.copies, kind, load_s * price)
         worthwhile = HORIZON_S * gain > load_s * price
         wait_s = 0.0 if worthwhile else estimates.wait_s(call, BEHIND * load_s)
         broken = call.promised_at is not None and self.now >= call.promised_at + load_s

@@ -7,6 +7,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from gpufaas_core.model import Bytes, CopyId, DeviceId, FunctionId
+from gpufaas_scheduler.policies.least_wait.bounds import Bounds
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.floor import Floor
 from gpufaas_scheduler.policies.least_wait.tuning import CANDIDATES, CROWDED, HOLDERS, HORIZON_S
@@ -32,12 +33,13 @@ _Model: TypeAlias = tuple[float, float, Bytes, CopyId, int]
 class Rooms:
     """Finds a device for a function or a call. What it knows is valid for one action, as its estimates are."""
 
-    __slots__ = ("_shelves", "estimates", "floor", "view")
+    __slots__ = ("_shelves", "bounds", "estimates", "floor", "view")
 
     def __init__(self, view: View, estimates: Estimates) -> None:
         self.view = view
         self.estimates = estimates
-        self.floor = Floor(view, estimates)
+        self.bounds = Bounds(view, estimates)
+        self.floor = Floor(view, estimates, self.bounds)
         self._shelves: dict[DeviceId, list[_Model]] = {}
         """What may be evicted from a device, least recently used first."""
 
@@ -45,6 +47,7 @@ class Rooms:
         """Something has changed."""
         self._shelves.clear()
         self.estimates.expire()
+        self.bounds.expire()
         self.floor.expire()
 
     def cheapest(self, function: FunctionView, candidates: int = CANDIDATES) -> Room | None:
