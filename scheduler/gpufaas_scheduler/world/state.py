@@ -401,7 +401,7 @@ class DeviceState(Marked):
         if holding:
             left = self._left_of(holding[0], now)
             if len(holding) > 1:
-                left = max(self._left_of(each, now) for each in holding)
+                left = max([self._left_of(each, now) for each in holding])
         elif self.preload is None:
             left = 0.0
         else:

@@ -252,14 +252,17 @@ class ServiceTimes:
 
     def _beyond(self, ran: float) -> tuple[float, float]:
         """Return the number of calls that took longer than *ran*, and the sum of their ratios."""
-        index = _bucket(ran)
-        if index < self._first:
+        index, first = _bucket(ran), self._first
+        if index < first:
             return self._above[0]
-        if index > self._last or ran >= _LOWS[index + 1]:
+        high = _LOWS[index + 1]
+        if index > self._last or ran >= high:
             return 0.0, 0.0
-        at = index - self._first
+        at = index - first
         calls, total = self._above[at + 1]
-        high, low = _LOWS[index + 1], max(ran, _LOWS[index])
+        low = _LOWS[index]
+        if ran > low:
+            low = ran
         per_log = self._mixed[at] / _LOG
         return calls + per_log * log(high / low), total + per_log * (high - low)
 

@@ -122,11 +122,16 @@ class Bounds:
 
     def most(self, function: FunctionView, kind: str) -> float:
         """Return an upper bound of what one more copy saves."""
-        self.refresh()
-        figures = function.costs[kind] if self._steady else None
-        if figures is None:
-            return inf
-        bound = self.of(function, figures)
+        if not self._fresh:
+            self.refresh()
+        if not self._steady:
+            return self._estimates.saved(function, function.copies, kind)
+        figures = function.costs[kind]
+        bound = self._known.get(function.id)
+        if bound is None or bound.figures is not figures or bound.function is not function:
+            if figures is None:
+                return inf
+            bound = self.of(function, figures)
         if bound.is_old():
             bound.renew(self._estimates, kind)
         return bound.most

@@ -155,7 +155,8 @@ class Estimates:
                 waiting = other.waiting
                 if waiting and other.queued and other.copies:
                     wait_s += waiting * other.service_s(kind) / other.copies
-            wait_s -= owner.service_s(kind) / copies
+            figures = owner.costs[kind]
+            wait_s -= inf if figures is None else figures.service_s / copies
             if wait_s < soonest:
                 soonest = wait_s
                 if soonest < enough_s:

@@ -1,6 +1,6 @@
 """What to do next: which call is served, by a hit or a load, and which calls wait for their holders."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import inf
 from typing import Final, TypeAlias
@@ -178,7 +178,7 @@ class Order:
     def _replica(self, call: WaitingCall) -> Found | None:
         """Return a load for *call*, which has busy holders, on an idle device without its model; None: it waits."""
         owner, estimates, rooms = call.owner, self.estimates, self.rooms
-        if call.function in self.refused or owner.copies == 0 or owner.copies >= estimates.devices:
+        if not 0 < owner.copies < estimates.devices or call.function in self.refused:
             return None
         # The cheap estimates first: nearly every such call is right to wait.
         least_used = self.view.least_used(owner, CANDIDATES)
@@ -187,22 +187,18 @@ class Order:
         kind = least_used[0].kind
         load_s = owner.load_s(kind)
         price = LOAD_PRICE + estimates.demand + estimates.pressure
-        gain = rooms.bounds.most(owner, kind)
-        if HORIZON_S * gain > load_s * price:
-            gain = estimates.saved(owner, owner.copies, kind, load_s * price)
+        broken = call.promised_at is not None and self.now >= call.promised_at + load_s
+        if not broken and self._has_to_wait(call, least_used, load_s, price):
+            self._wait(call, load_s)
+            return None
+        gain = estimates.saved(owner, owner.copies, kind, load_s * price)
         worthwhile = HORIZON_S * gain > load_s * price
         wait_s = 0.0 if worthwhile else estimates.wait_s(call, BEHIND * load_s)
-        broken = call.promised_at is not None and self.now >= call.promised_at + load_s
         if not (worthwhile or broken) and wait_s < BEHIND * load_s:
             self._wait(call, load_s)
             return None
         if not worthwhile:
             gain = estimates.saved(owner, owner.copies, kind)
-        if not broken:
-            floor = rooms.floor.below(owner, least_used)
-            if floor > 0.0 and not self._can_pay(call, floor, load_s, gain, price):
-                self._wait(call, load_s)
-                return None
         found = rooms.rooms(owner) or (rooms.rooms(owner, self.view.idle_count) if broken else [])
         if not found:
             self._wait(call, load_s)
@@ -229,6 +225,15 @@ class Order:
             return Load(owner.id, room.device.part, DEVICE, room.victims, why), owner.id
         self._wait(call, load_s)
         return None
+
+    def _has_to_wait(self, call: WaitingCall, devices: Sequence[DeviceView], load_s: Seconds, price: float) -> bool:
+        """Return whether a load for *call* would not pay even if it gained the most, and its victims were the least."""
+        owner, rooms = call.owner, self.rooms
+        gain = rooms.bounds.most(owner, devices[0].kind)
+        if HORIZON_S * gain > load_s * price:
+            floor = rooms.floor.below(owner, devices)
+            return floor > 0.0 and not self._can_pay(call, floor, load_s, gain, price)
+        return self.estimates.wait_s(call, BEHIND * load_s) < BEHIND * load_s
 
     def _can_pay(self, call: WaitingCall, worth: float, load_s: Seconds, gain: float, price: float) -> bool:
         """
