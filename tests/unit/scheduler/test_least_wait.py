@@ -331,13 +331,9 @@ def test_past_the_bound_one_device_at_a_time_is_for_the_oldest_call(
     calls = 80
     number = 0
     next_arrival = 0.0
-    while number < calls or world.running or world.status.queued:
-        loading = [
-            (each.function, device.device.id)
-            for device in world.status.devices
-            for each in device.resident
-            if each.loading and not each.running
-        ]
+    while number < calls or world.running or world.waiting:
+        serving = {(each.function, each.device) for each in world.running.values()}
+        loading = [each[:2] for each in world.loading() if each[:2] not in serving]
         coming = min(ends.values(), default=float("inf"))
         if number < calls and next_arrival <= coming and not loading:
             world.now = max(world.now, next_arrival)

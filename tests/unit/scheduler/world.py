@@ -1,12 +1,22 @@
 """Builder for tests of the engine: a `World` checks after every event that nothing impossible happened."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Function, FunctionId, Need, Profile
+from gpufaas_core.model import (
+    CallId,
+    Device,
+    DeviceId,
+    EngineStatus,
+    Function,
+    FunctionId,
+    Need,
+    Profile,
+    ResidentStatus,
+)
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import DEFAULT_POLICY, SchedulingPolicy, make_policy
 from gpufaas_scheduler.world.world import World as State
@@ -40,6 +50,8 @@ class World:
             partitions=partitions,
         )  # fmt: skip
         self.now = 0.0
+        self._status: tuple[list[m.Command], float, EngineStatus] | None = None
+        """The last answer of `status`, with the commands of the last event and the time."""
         self.redeployed = False
         """A function may declare something else now than when its copies were loaded."""
         self.dropped = False
@@ -137,7 +149,7 @@ class World:
         self.out = self.engine.handle(event, self.now)
         self.log += self.out
         self._follow(event)
-        check(self.engine.status(self.now), self)
+        check(self.status, self)
         for command in self.out:
             if isinstance(command, m.StartCall) and not command.grant.local:
                 place = where(command.grant)
@@ -145,9 +157,10 @@ class World:
         if isinstance(event, m.Arrived) and event.call in self.running:
             self._check_choice(self.running[event.call])
         if isinstance(event, m.Arrived | m.Finished | m.CallerLeft | m.Loaded | m.Measured | m.Woken | m.Scaled):
+            present = self.copies
             for function in self.functions.keys() - self.removed:  # a worker whose function is gone must be evicted
                 least = min(self.functions[function].min_copies, copies.get(function, 0))
-                assert self.copies.get(function, 0) >= least, f"{function} has fewer than its minimum"
+                assert present.get(function, 0) >= least, f"{function} has fewer than its minimum"
         return self.out
 
     def _check_choice(self, grant: m.Grant) -> None:
@@ -224,31 +237,32 @@ class World:
     @property
     def copies(self) -> dict[FunctionId, int]:
         """Of each function that has any, without those that drain."""
-        there = {(each.function, each.copy) for device in self.status.devices for each in device.resident
-                 if not each.draining}  # fmt: skip
+        there = {(each.function, each.copy) for _, each in self._residents() if not each.draining}
         return _counts(function for function, _ in there)
 
     @property
     def draining(self) -> set[tuple[str, str, int]]:
         """As `where` names them."""
-        return {
-            (each.function, device.device.id, each.copy)
-            for device in self.status.devices
-            for each in device.resident
-            if each.draining
-        }
+        return {(each.function, device, each.copy) for device, each in self._residents() if each.draining}
 
     def loading(self) -> list[tuple[FunctionId, DeviceId, int]]:
-        return [
-            (each.function, device.device.id, each.copy)
-            for device in self.status.devices
-            for each in device.resident
-            if each.loading
-        ]
+        return [(each.function, device, each.copy) for device, each in self._residents() if each.loading]
+
+    def _residents(self) -> Iterator[tuple[DeviceId, ResidentStatus]]:
+        """Those since the last event: time does not change them."""
+        found = self._status
+        known = found is not None and found[0] is state_of(self.engine).out
+        for device in (found[2] if known else self.status).devices:
+            for each in device.resident:
+                yield device.device.id, each
 
     @property
     def status(self) -> EngineStatus:
-        return self.engine.status(self.now)
+        """Of the engine now. It is asked for many times between two events, each of which makes a list of commands."""
+        last, found = state_of(self.engine).out, self._status
+        if found is None or found[0] is not last or found[1] != self.now:
+            self._status = found = last, self.now, self.engine.status(self.now)
+        return found[2]
 
     def on(self, device: str):  # type: ignore[no-untyped-def]
         return next(each for each in self.status.devices if each.device.id == device)

@@ -33,10 +33,11 @@ device is free, not in advance. The policy uses only past arrivals, the profiles
 
 *Cost* of a decision: O(models on the device + log of the waiting functions) for a hit; a load examines
 `tuning.CANDIDATES` idle devices with their models, and `tuning.RIVALS` functions. It does not depend on the number of
-waiting calls.
+waiting calls. Where calls wait beside idle devices, nearly every decision is that they go on waiting: `bounds` and
+`floor` keep from run to run what says so at once.
 
 `Relief` is the order, and `LeastMissed` the placement, which other orders can have, too. `order` finds what to do next,
-`placement` the device, `estimates` the figures for both; `tuning` has the constants.
+`placement` the device, `estimates` the figures for both, `bounds` and `floor` bounds of these; `tuning` has the constants.
 """
 
 from __future__ import annotations
