@@ -37,7 +37,7 @@ waiting calls. Where calls wait beside idle devices, nearly every decision is th
 `floor` keep from run to run what says so at once.
 
 `Relief` is the order, and `LeastMissed` the placement, which other orders can have, too. `order` finds what to do next,
-`placement` the device, `estimates` the figures for both, `bounds` and `floor` bounds of these; `tuning` has the constants.
+`placement` the device, `estimates` the figures for both, `bounds` and `floor` bounds of these; `tuning` has constants.
 """
 
 from __future__ import annotations
