@@ -47,7 +47,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         refusals=call.refusals,
         aborted=call.aborted,
         preempted=call.preempted,
-        estimate_s=call.estimate_s,
+        estimate_s=call.estimate_s if call.granted is None else call.granted.estimate_s,
         promised_in_s=None if call.promised_at is None else call.promised_at - now,
         patience_s=None if call.patience_s == inf else call.patience_s,
         copy=0 if copy is None else copy.number,

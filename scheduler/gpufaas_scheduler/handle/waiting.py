@@ -5,7 +5,7 @@ from typing import Final
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, wake
-from gpufaas_scheduler.handle.grants import take_local
+from gpufaas_scheduler.handle.grants import next_local, take_local
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import LOCAL
 from gpufaas_scheduler.world.state import FunctionState
@@ -54,10 +54,11 @@ def unqueue(world: World, call: Call) -> None:
 
 def give_up(world: World, call: Call) -> None:
     """End a waiting call, wherever it waits."""
-    owner = call.owner
-    if call.state == LOCAL:
-        world.freed = True  # perhaps it pinned the model
+    owner, device = call.owner, call.device if call.state == LOCAL else None
     unqueue(world, call)
+    if device is not None:
+        world.freed = True  # perhaps it pinned the model
+        next_local(world, device)  # the one behind it may need less compute
     if owner.removed:
         forget_if_done(world, owner)
 
