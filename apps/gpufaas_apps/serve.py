@@ -33,7 +33,7 @@ from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cache_manager.collect import collect
 from gpufaas_core import compiled
-from gpufaas_core.constraints import ENFORCED_BY, MEMORY, PLATFORM_LABELS
+from gpufaas_core.constraints import CORES, ENFORCED_BY, MEMORY, PLATFORM_LABELS
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId, Seconds
@@ -276,7 +276,8 @@ def greet(options: ServeOptions, credentials: Credentials | None, node: Node) ->
     lines.append(f"scheduler  {options.policy}{'' if form == 'Python' else f'; engine: {form}'}")
     for device in node.devices():
         how = ENFORCED_BY.get(device.labels.get(MEMORY, ""), "")
-        kind = f"CPU device, memory limit enforced {how}" if how else device.kind
+        cores = f"{device.labels[CORES]} cores, " if CORES in device.labels else ""
+        kind = f"CPU device, {cores}memory limit enforced {how}" if how else device.kind
         own = ", ".join(f"{key}={value}" for key, value in device.labels.items() if key not in PLATFORM_LABELS)
         lines.append(f"device     {device.id}  {format_bytes(device.memory)}  {kind}{'  ' * bool(own)}{own}")
     lines.append(f"data       {options.data}")

@@ -65,6 +65,8 @@ def one_by_one(handle_batch: HandleBatch) -> Callable[[Event, Context], Any]:
 
     def handle(event: Event, context: Context) -> Any:
         (answer,) = _checked(handle_batch([event], [context]), 1)
+        if isinstance(answer, KeyboardInterrupt):  # raised, it would end the worker
+            raise RuntimeError(f"{NAME}() returned a KeyboardInterrupt in place of an answer")
         if isinstance(answer, BaseException):
             raise answer
         if hasattr(_body_of(answer), "__next__"):

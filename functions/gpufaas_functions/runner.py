@@ -196,6 +196,11 @@ def import_handler(start: WorkerStart) -> Any:
                 f"calls itself: remove {batches.NAME}, or write def handle"
             )
         names = ("load",) if getattr(module, "handle", None) is None else names
+    elif start.batch > 1 and is_async(getattr(module, "handle", None)):
+        raise TypeError(
+            f"{start.handler}.py: handle() is async, and gathers its calls itself: remove gpufaas.batch-max, and set "
+            "gpufaas.slots"
+        )
     elif start.batch > 1:
         raise AttributeError(
             f"{start.handler}.py defines no function {batches.NAME}(), which gpufaas.batch-max {start.batch} needs"

@@ -378,7 +378,7 @@ class _Opening:
             raise InvalidSpec(f"--device {spec}: a CPU device needs a budget, for example {spec}=2GiB")
         text = options.get("cores", "")
         if text and not (_CORES.fullmatch(text) and float(text)):
-            raise InvalidSpec(f"--device {spec}: cores={text}: write a number above 0, for example cores=0.6")
+            raise InvalidSpec(f"--device {spec}: cores={text}: write a number from 0.001, for example cores=0.6")
         cores = float(text or 0)
         return CpuDevice(self._node, index, memory, labels, self._enforcement, cores, self._shares_by)
 

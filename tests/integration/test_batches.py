@@ -236,3 +236,16 @@ def test_what_cannot_run_batches_is_refused_at_deploy(platform: Platform, functi
         platform.deploy("both", f"{BOTH}\n    {made}\n", batch_max="8")
 
     assert says in str(refused.value)
+
+
+def test_an_async_handler_is_told_to_use_slots_instead_of_batches(platform: Platform) -> None:
+    handler = """
+    def load(device):
+        return None
+
+    async def handle(model, event, context):
+        return "one"
+"""
+
+    with pytest.raises(Refused, match=r"is async, and gathers its calls itself: remove gpufaas.batch-max, and set gpu"):
+        platform.deploy("gathers", handler, batch_max="8")

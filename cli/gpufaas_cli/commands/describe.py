@@ -110,7 +110,8 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
     if enforcement := ours.get("memoryEnforcement"):
         pairs.append(("Memory enforced", "; ".join(ENFORCED_BY.get(each, each) for each in enforcement)))
     if enforcement := ours.get("computeEnforcement"):
-        pairs.append(("Share enforced", "; ".join(CAPPED_BY.get(each, each) for each in enforcement)))
+        ways = "; ".join(CAPPED_BY.get(each, each) for each in enforcement)
+        pairs.append(("Share enforced", f"as the device does: {ways}" if len(enforcement) > 1 else ways))
     if ours.get("timeout"):
         pairs.append(("Timeout", f"{float(ours['timeout']):g} s"))
     return pairs + [

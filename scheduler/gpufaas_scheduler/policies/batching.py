@@ -1,10 +1,17 @@
 """Which calls start together."""
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.contract import Start, Wake
 from gpufaas_scheduler.view_contract import DeviceView, FunctionView, View, WaitingCall
+
+SPARE: Final = 1.25
+"""Before a goal or deadline, a batch is left so many times its mean time, as times vary."""
+UNDERWAY_S: Final[Seconds] = 0.02
+"""And this time, in which its grant gets to the worker, and the answers to the callers."""
 
 
 class Waiting:
@@ -33,7 +40,7 @@ def _starts_at(device: DeviceView, calls: list[WaitingCall]) -> Seconds:
     """Return when *calls* start at the latest, whether or not more come: each can still keep its goal and deadline."""
     owner: FunctionView = calls[0].owner
     at = min(each.arrived_at for each in calls) + owner.batch_wait_s
-    took_s = owner.grant_s(device.kind, min(len(calls) + 1, owner.batch_max))
+    took_s = SPARE * owner.grant_s(device.kind, min(len(calls) + 1, owner.batch_max)) + UNDERWAY_S
     for each in calls:
         if each.goal_s is not None:
             at = min(at, each.arrived_at + each.goal_s - took_s)

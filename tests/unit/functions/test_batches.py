@@ -92,6 +92,8 @@ def test_a_call_by_itself_is_a_batch_of_one() -> None:
     assert handle(event(b"x"), context("c7")) == ("x", "c7")
     with pytest.raises(KeyError, match="it"):
         handle(event(b"fail"), context())
+    with pytest.raises(RuntimeError, match="a KeyboardInterrupt in place of an answer"):
+        one_by_one(lambda *_: [KeyboardInterrupt()])(event(b""), context())  # as such it would end the worker
     with pytest.raises(BadBatch):
         one_by_one(lambda *_: [])(event(b""), context())
     for stream in (iter("ab"), {"body": iter("ab")}):

@@ -11,6 +11,7 @@ from tests.unit.scheduler.world import World, state_of
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_scheduler.policies import POLICIES
+from gpufaas_scheduler.policies.batching import SPARE, UNDERWAY_S
 from gpufaas_scheduler.world.batch_size import DECREASE, GOAL_SHARE, next_size
 
 
@@ -132,7 +133,14 @@ def test_a_load_is_not_held_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("goal_s", "deadline", "starts_at"), [(1.4, None, 10.4), (None, 11.3, 10.3), (0.9, None, 10.0)]
+    ("goal_s", "deadline", "starts_at"),
+    [
+        (1.7, None, 11.7 - SPARE - UNDERWAY_S),
+        (None, 11.6, 11.6 - SPARE - UNDERWAY_S),
+        (3.0, 13.0, 10.5),
+        (1.1, None, 10.0),
+        (0.9, None, 10.0),
+    ],
 )
 def test_a_call_waits_for_others_only_as_long_as_its_goal_and_its_deadline_allow(
     goal_s: float | None, deadline: float | None, starts_at: float
@@ -144,7 +152,7 @@ def test_a_call_waits_for_others_only_as_long_as_its_goal_and_its_deadline_allow
 
     if starts_at > 10.0:
         assert commands == []
-        assert world.engine.wake_at == pytest.approx(starts_at)
+        assert world.engine.wake_at == pytest.approx(starts_at), "it keeps them although it takes longer than the mean"
         world.now = starts_at
         commands = world.tell(m.Woken())
     assert batches(commands) == [("c",)]
