@@ -8,7 +8,7 @@ from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.commit import try_start
 from gpufaas_scheduler.handle.copies import send_off, serve_fifo
 from gpufaas_scheduler.handle.grants import return_local
-from gpufaas_scheduler.handle.settle import settle, start_nested
+from gpufaas_scheduler.handle.settle import settle, start_nested, untangle
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.clearing import PAUSE_S, held_by_late, in_the_way, is_drained, to_clear
@@ -33,6 +33,9 @@ def make_way(world: World) -> None:
     if world.freed:
         world.freed = False
         settle(world)
+    if world.tangled and world.nested:
+        world.tangled = False
+        untangle(world)
 
 
 def _clear(world: World, device: DeviceState, call: Call) -> None:

@@ -65,6 +65,7 @@ def send_off(world: World, device: DeviceState, copy: Copy) -> None:
         pass
     elif copy.pinned:
         owner.drain(copy)
+        world.tangled = True
         world.cluster.note_waiting(owner)
         if not owner.queued and owner.flow.calls and not owner.active:
             world.homeless[owner.id] = owner
@@ -138,6 +139,7 @@ def trim(world: World, owner: FunctionState) -> None:
             owner.excess -= 1
             if copy.pinned:
                 owner.drain(copy)
+                world.tangled = True
                 world.cluster.note_waiting(owner)
             else:
                 evict(world, owner.active[copy], copy)

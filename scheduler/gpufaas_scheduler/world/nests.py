@@ -203,7 +203,7 @@ def _lacks_compute(owner: FunctionState, device: DeviceState, held: set[Call], c
     name = device.copies.get(owner.id) if owner.queued else None
     own = None if name is None else device.residency.copies[name]
     if own is not None and copies[own]:
-        if copies[own] >= owner.slots:
+        if own in owner.draining or copies[own] >= (own.slots or owner.slots):
             return True
         if owner.shared_hold:
             return False  # one hold is for all grants of a copy

@@ -109,7 +109,7 @@ class World:
         self.nests = Nests(self.cluster)
         self.nested = self.nests.inner
         self.tangled = False
-        """A nested call has come."""
+        """A nested call has come, or a copy has begun to drain, which may be the only place of one."""
         self.grant = 0
         self.starts: deque[Started] = deque(maxlen=EXPLAINED)
         self.overdue = Overdue()

@@ -316,6 +316,31 @@ def test_the_calls_of_calls_start_on_a_share_that_was_to_go(make: Callable[..., 
     assert "large" in site.running
 
 
+def test_a_call_of_a_call_that_loses_its_last_place_to_the_clearing_is_refused(make: Callable[..., Site]) -> None:
+    """It waited for a slot of the share that has to go, on which its own caller runs: neither would ever end."""
+    site = make("d")
+    site.deploy("large share", Need(40, "share", slots=2))
+    site.call("a", "large share")
+    site.call("b", "large share")
+    site.tell(m.Scaled(FunctionId("large share"), 2))
+    (load,) = [each for each in site.log if isinstance(each, m.LoadCopy)]
+    site.tell(m.Loaded(load.function, load.device, 3.0, 10, load.copy))
+    site.call("c", "large share")
+    site.call("x", "large share")
+    assert site.running["c"].copy == site.running["x"].copy == load.copy
+    assert not site.inner("a1", "half", "a")
+    site.now += 10.0
+    assert not site.inner("b1", "half", "b")
+    assert not site.inner("c1", "large share", "c")
+    site.now += LATE - 10.0
+    site.tell(m.Woken())
+
+    assert [each.call for each in site.log if isinstance(each, m.Reject)] == ["c1"]
+    site.finish("x", "c")
+
+    assert "a1" in site.running
+
+
 @pytest.mark.parametrize("goes", ["call", "device", "drained"])
 def test_when_the_call_or_the_device_goes_the_others_start_at_once(make: Callable[..., Site], goes: str) -> None:
     site = make("d", "e")

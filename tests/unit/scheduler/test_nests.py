@@ -6,7 +6,7 @@ import pytest
 from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, DeviceId, FunctionId
+from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.policies import POLICIES
 
@@ -176,6 +176,25 @@ def test_calls_of_a_cpu_function_that_only_compute_are_waited_for(nest: Nest) ->
     assert nest.refused("z")
     nest.finish("c")
     assert "x" in nest.running
+
+
+def test_a_copy_that_drains_is_no_place_for_a_call_though_it_has_a_free_slot(nest: Nest) -> None:
+    nest.device("d1")
+    nest.tell(m.FunctionDeployed(Function(FunctionId("f"), "f", Need(slots=2), {"*": Profile(3.0, 1.0, 10)})))
+    nest.deploy("g")
+    nest.call("a", "f")
+    nest.device("d2")
+    nest.call("b", "g")
+    nest.tell(m.DeviceDrained(DeviceId("d1")))
+    nest.tell(m.DeviceDrained(DeviceId("d1"), drain=False))
+    nest.inner("b1", "f", "b")
+    assert not nest.refused("b1"), "a may end"
+
+    nest.inner("a1", "g", "a")
+
+    assert nest.refused("a1")
+    nest.finish("a")
+    assert nest.runs_on("b1") == "d1"
 
 
 def test_it_ends_with_its_outer_call() -> None:
