@@ -72,11 +72,15 @@ def _shut(world: World, device: DeviceState, leaving: Iterable[Copy]) -> None:
         cluster.asked = None
         if device.idle_key is not None:
             cluster.set_busy(device)
-        for each in list(device.local):
-            return_local(world, device, each)
-            world.freed = True
+        _return_all(world, device)
     for copy in leaving:
         send_off(world, device, copy)
+
+
+def _return_all(world: World, device: DeviceState) -> None:
+    for each in list(device.local):
+        return_local(world, device, each)
+        world.freed = True
 
 
 def _start(world: World, device: DeviceState, call: Call) -> bool:
@@ -108,6 +112,7 @@ def _start_inner(world: World, device: DeviceState) -> None:
     """Start calls that calls wait for, on *device* as well: one of the latter may run there."""
     cluster = world.cluster
     device.shut, cluster.asked = False, None
+    _return_all(world, device)  # what it has spare would be for them
     cluster.offer(device)
     for each in world.nests.waiting():
         if not each.owner.queued:

@@ -15,6 +15,7 @@ from gpufaas_scheduler.handle.grants import return_all, return_local, start
 from gpufaas_scheduler.handle.waiting import give_up
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import RUNNING, WAITING
+from gpufaas_scheduler.world.state import DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 _NESTED: Final = contract.Why("a call that holds a device waits for it, so it gets the first device that it can use")
@@ -119,13 +120,19 @@ def start_nested(world: World) -> None:
         if not owner.queued:
             if owner.active and call.state != RUNNING and world.nests.full_of_outers(owner):
                 _start_at_another_copy(world, call)
-        elif world.idle and call.state == WAITING:
-            device = world.cluster.idle_holder(call)
+        elif call.state == WAITING and (world.idle or owner.shared_hold):
+            device = world.cluster.idle_holder(call) or _open_holder(owner)
             if device is None and not world.nests.may_wait(owner):
                 room = world.cluster.room_for(owner, [key[2] for key in world.idle], starts=True)
                 device = None if room is None else room[0]
             if device is not None:
                 try_start(world, contract.start_on(device, call, _NESTED))
+
+
+def _open_holder(owner: FunctionState) -> DeviceState | None:
+    """Return the device where a call of *owner* can join others, whatever waits in its local queue."""
+    found = [each for each in owner.holders.values() if each.can_join(owner)]
+    return min(found, key=lambda each: each.order, default=None)
 
 
 def _start_at_another_copy(world: World, call: Call) -> None:

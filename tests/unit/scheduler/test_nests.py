@@ -197,6 +197,26 @@ def test_a_copy_that_drains_is_no_place_for_a_call_though_it_has_a_free_slot(nes
     assert nest.runs_on("b1") == "d1"
 
 
+def test_an_inner_call_joins_its_outer_one_though_others_wait_for_the_device(nest: Nest) -> None:
+    nest.device("d1")
+    nest.tell(m.FunctionDeployed(Function(FunctionId("f"), "f", Need(slots=3), {"*": Profile(3.0, 1.0, 10)})))
+    nest.deploy("g")
+    nest.warm("f", "d1")
+    nest.warm("g", "d1")
+    nest.call("a", "g")
+    for call, function in (("outer", "f"), ("b", "g"), ("x", "f")):
+        nest.call(call, function)
+    nest.finish("a")
+    assert "b" not in nest.running
+
+    nest.inner("c", "f", "outer")
+
+    assert nest.runs_on("c") == "d1"
+    nest.finish("c")
+    nest.finish("outer")
+    assert nest.running.keys() & {"b", "x"}
+
+
 def test_it_ends_with_its_outer_call() -> None:
     nest = Nest()
     for each in ("d1", "d2"):
