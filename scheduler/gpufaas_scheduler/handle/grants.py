@@ -130,12 +130,12 @@ def _start_beside(
         device.hold(compute, now, grant.free_at)
     else:
         device.beside[grant] = None
-    if device.reserved < device.compute or owner.shared_hold:
-        world.cluster.offer(device)
-    if copy.split:
-        hold_parts(world, grant, now)
     if others:
         _take_along(world, grant, device, others, names)
+    if device.reserved < device.compute or owner.shared_hold:
+        world.cluster.offer(device)  # now that all starts are counted
+    if copy.split:
+        hold_parts(world, grant, now)
 
 
 def _in_company(

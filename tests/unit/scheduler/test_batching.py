@@ -47,6 +47,21 @@ def test_what_waits_starts_together_by_every_policy(policy: str) -> None:
     assert batches(world.finish("c2")) == [("c4",)], "the device is free with the last of them"
 
 
+def test_all_calls_of_a_batch_count_for_the_place_of_their_device_among_those_with_spare_compute() -> None:
+    """A successor counts them all: otherwise it would consider the devices in another order."""
+    world = World("lb")
+    need = Need(30, "spatial", batch_max=3, batch_wait_s=0.5)
+    world.tell(m.FunctionDeployed(Function(FunctionId("f"), "f", need, {"*": Profile(3.0, 1.0, 10)})))
+    world.device("a")
+    world.warm("f", "a")
+    for call in ("c0", "c1", "c2"):
+        world.call(call, "f")
+    assert world.running.keys() == {"c0", "c1", "c2"}
+
+    (key,) = state_of(world.engine).cluster.idle_devices
+    assert (key[0], key[2].starts) == (-4, 4)
+
+
 def test_the_calls_of_a_local_queue_start_together_with_those_that_wait_for_any_device() -> None:
     world = World("lalb")
     deploy(world, load_s=10.0, batch_max=4)
