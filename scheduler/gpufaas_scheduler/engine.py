@@ -167,7 +167,7 @@ class Engine:
         if world.nested and (world.tangled or type(event) in _TANGLING):
             world.tangled = False
             untangle(world)
-        if cluster.mixed:
+        if cluster.mixed or cluster.clearing.call is not None:
             make_way(world)
         if world.lenders and (world.homeless or cluster.orphans.functions):
             out += world.lending.ask(world.homeless.values())

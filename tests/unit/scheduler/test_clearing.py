@@ -316,6 +316,21 @@ def test_the_calls_of_calls_start_on_a_share_that_was_to_go(make: Callable[..., 
     assert "large" in site.running
 
 
+def test_the_clearing_ends_when_no_function_is_left_that_takes_a_part_of_a_device(make: Callable[..., Site]) -> None:
+    site = make("d")
+    take_turns(site)
+    site.late()
+    for name, need in NEEDS.items():
+        if need.compute < 100:
+            site.tell(m.FunctionRemoved(FunctionId(name)))
+
+    site.finish("b", "a")
+
+    assert "large" in site.running
+    site.finish("large")
+    assert site.call("next", "timed")
+
+
 def test_a_call_of_a_call_that_loses_its_last_place_to_the_clearing_is_refused(make: Callable[..., Site]) -> None:
     """It waited for a slot of the share that has to go, on which its own caller runs: neither would ever end."""
     site = make("d")
