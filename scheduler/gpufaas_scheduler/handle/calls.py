@@ -57,7 +57,7 @@ def arrived(world: World, event: m.Arrived) -> None:
         world.out.append(m.Reject(event.call, "deadline", "the deadline had passed when the call arrived"))
         return
     if owner.desired is not None and owner.desired == 0:  # nearly always None: then it is not compared
-        wake(owner)
+        wake(world, owner)
     queue = world.queue
     call = Call(event.call, owner.id, owner, queue.next_number, now, deadline, event.size, event.endless, event.goal_s)
     if outer is not None:

@@ -31,7 +31,7 @@ def try_choose(world: World, action: contract.Choose) -> str | None:
     call.owner, call.function = after, after.id
     world.cluster.demand.move(before, after, call.arrived_at, world.cluster.now)
     if after.desired == 0:
-        wake(after)
+        wake(world, after)
     if came_back or (after.flow.calls and after.flow.calls[-1].number > call.number):
         world.queue.put_back(call)
     else:

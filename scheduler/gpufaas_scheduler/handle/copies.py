@@ -28,10 +28,10 @@ def is_held_back(world: World, owner: FunctionState) -> bool:
     return owner.backoff is not None and owner.backoff.retry_at > world.cluster.now
 
 
-def wake(owner: FunctionState) -> None:
+def wake(world: World, owner: FunctionState) -> None:
     """A call of a function that was scaled to zero came: its calls decide about its copies again."""
     owner.wake()
-    while owner.revive():
+    while world.cluster.revive(owner):
         pass
 
 
@@ -64,9 +64,8 @@ def send_off(world: World, device: DeviceState, copy: Copy) -> None:
     if copy in owner.draining:
         pass
     elif copy.pinned:
-        owner.drain(copy)
+        world.cluster.drain(owner, copy)
         world.tangled = True
-        world.cluster.note_waiting(owner)
         if not owner.queued and owner.flow.calls and not owner.active:
             world.homeless[owner.id] = owner
     else:
@@ -112,7 +111,7 @@ def serve_fifo(world: World, owner: FunctionState) -> None:
     """Start as many waiting calls of a CPU function as it has free slots; load it if it has no copy."""
     queue = owner.flow
     if not owner.active and queue.calls:
-        owner.revive()
+        world.cluster.revive(owner)
     if not owner.active and queue.calls:
         room = world.cluster.room_for(owner)
         if room is None:
@@ -138,9 +137,8 @@ def trim(world: World, owner: FunctionState) -> None:
         for copy in _dispensable(owner)[:surplus]:
             owner.excess -= 1
             if copy.pinned:
-                owner.drain(copy)
+                world.cluster.drain(owner, copy)
                 world.tangled = True
-                world.cluster.note_waiting(owner)
             else:
                 evict(world, owner.active[copy], copy)
     if not owner.surplus:
@@ -156,7 +154,7 @@ def load_copies(world: World, owner: FunctionState) -> None:
     if is_held_back(world, owner):
         note_lack(world, owner)
         return
-    while owner.copies < owner.target and owner.revive():
+    while owner.copies < owner.target and world.cluster.revive(owner):
         pass
     world.cluster.note_waiting(owner)
     while owner.copies < owner.target:

@@ -83,7 +83,7 @@ def place_again(world: World, call: Call, why: str) -> None:
         call.device = call.copy = None
         call.cold, call.victims = False, ()
         if owner.desired == 0:
-            wake(owner)
+            wake(world, owner)
         wait_again(world, call)
 
 

@@ -131,6 +131,20 @@ class Cluster:
         ):
             self.set_idle(device)
 
+    def drain(self, owner: FunctionState, copy: Copy) -> None:
+        """*copy* takes no more calls, and is evicted once it is idle."""
+        device = owner.drain(copy)
+        if owner.shared_hold and device.idle_key is not None and device.reserved >= device.compute and not device.open:
+            self.set_busy(device)  # there is no copy any more that calls could join
+        self.note_waiting(owner)
+
+    def revive(self, owner: FunctionState) -> bool:
+        """Let a draining copy take calls again; False: there is none that may."""
+        device = owner.revive()
+        if device is not None and owner.shared_hold:
+            self.offer(device)
+        return device is not None
+
     def set_idle(self, device: DeviceState) -> None:
         first = JOINED if device.reserved and device.reserved >= device.compute else -device.starts
         device.idle_key = key = (first, device.order, device)

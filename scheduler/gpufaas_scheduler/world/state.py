@@ -195,17 +195,18 @@ class FunctionState(Costed):
                 self.ready = None
         return device
 
-    def drain(self, copy: Copy) -> None:
-        """The copy takes no more calls, and is evicted once it is idle."""
-        self.draining[copy] = self.drop(copy)
+    def drain(self, copy: Copy) -> DeviceState:
+        """The copy takes no more calls, and is evicted once it is idle. Return its device."""
+        self.draining[copy] = device = self.drop(copy)
+        return device
 
-    def revive(self) -> bool:
-        """Let a draining copy take calls again; False: there is none that may."""
+    def revive(self) -> DeviceState | None:
+        """Let a draining copy take calls again, and return its device; None: there is none that may."""
         for copy, device in self.draining.items():
             if not device.shut and not copy.split:
                 self.add(copy, self.draining.pop(copy))
-                return True
-        return False
+                return device
+        return None
 
     def loaded(self, copy: Copy, device: DeviceState, now: Seconds) -> None:
         """*model* is ready."""

@@ -91,6 +91,30 @@ def test_all_that_fits_starts_when_a_device_becomes_free() -> None:
     assert started(finish(engine, "1", 4.0)) == ["2", "3"]
 
 
+def test_a_device_where_calls_could_join_others_is_first_again_once_it_is_idle() -> None:
+    engine = an_engine(("joined", Need(slots=2)), ("large", Need(100)), policy=make_policy("lb"))
+    arrive(engine, "1", "joined")
+    engine.handle(m.Loaded(FunctionId("joined"), A, 3.0, 10), 3.0)
+    engine.handle(m.DeviceJoined(Device(DeviceId("b"), "gpu", 100)), 3.0)
+    finish(engine, "1", 4.0)
+
+    (start,) = arrive(engine, "2", "large", 4.0)
+
+    assert isinstance(start, m.StartCall)
+    assert start.grant.device == A, "it has started more calls than b"
+
+
+def test_calls_join_those_on_a_copy_that_takes_calls_again() -> None:
+    engine = an_engine(("joined", Need(slots=2)), policy=make_policy("lb"))
+    arrive(engine, "1", "joined")
+    engine.handle(m.Loaded(FunctionId("joined"), A, 3.0, 10), 3.0)
+    engine.handle(m.Scaled(FunctionId("joined"), 1), 3.0)
+    engine.handle(m.Scaled(FunctionId("joined"), 0), 3.0)
+    assert engine.status(3.0).devices[0].resident[0].draining
+
+    assert started(arrive(engine, "2", "joined", 3.0)) == ["2"]
+
+
 def half_busy_with_a_local_queue() -> Engine:
     """On a, a call of f holds half of the compute, and one of large waits in the local queue. b is idle and small."""
     engine = an_engine(("f", HALF), ("g", HALF), ("large", Need(100)), policy=make_policy("lalb"))
