@@ -215,21 +215,17 @@ class ServiceTimes:
             self._refresh()
         scale = self._scale
         ran *= scale
-        if self._cv < _POINT_CV and 0.0 < ran <= self._mean:  # the usual one of the answers of `_left`
-            return (self._mean - ran) / scale
-        return self._left(ran) / scale
-
-    def _left(self, ran: float) -> float:
         if not ran > 0.0:
-            return self._mean
+            return self._mean / scale
         if ran == inf:
             return inf
         if self._cv < _POINT_CV:
             over = ran - self._mean
             # Once it is late, it grows to `SHARE` over about one bucket.
-            return -over if over <= 0.0 else min(SHARE * ran, over / (RATIO - 1.0))
+            return (-over if over <= 0.0 else min(SHARE * ran, over / (RATIO - 1.0))) / scale
         calls, total = self._beyond(ran)
-        return max(0.0, (total - calls * ran + _TAIL_CALLS * SHARE * ran) / (calls + _TAIL_CALLS))
+        left = (total - calls * ran + _TAIL_CALLS * SHARE * ran) / (calls + _TAIL_CALLS)
+        return left / scale if left > 0.0 else 0.0
 
     def quantile(self, share: float) -> float:
         """Return the ratio that *share* (0 to 1) of the calls do not exceed."""

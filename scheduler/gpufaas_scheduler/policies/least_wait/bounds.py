@@ -120,12 +120,12 @@ class Bounds:
             bound = self._known[function.id] = Bound(function, figures)
         return bound
 
-    def most(self, function: FunctionView, kind: str) -> float:
-        """Return an upper bound of what one more copy saves."""
+    def most(self, function: FunctionView, kind: str, least_s: Seconds) -> float:
+        """Return an upper bound of what one more copy saves. *least_s* is as for `Estimates.saved`."""
         if not self._fresh:
             self.refresh()
         if not self._steady:
-            return self._estimates.saved(function, function.copies, kind)
+            return self._estimates.saved(function, function.copies, kind, least_s)
         figures = function.costs[kind]
         bound = self._known.get(function.id)
         if bound is None or bound.figures is not figures or bound.function is not function:

@@ -229,7 +229,7 @@ class Order:
     def _has_to_wait(self, call: WaitingCall, devices: Sequence[DeviceView], load_s: Seconds, price: float) -> bool:
         """Return whether a load for *call* would not pay even if it gained the most, and its victims were the least."""
         owner, rooms = call.owner, self.rooms
-        gain = rooms.bounds.most(owner, devices[0].kind)
+        gain = rooms.bounds.most(owner, devices[0].kind, load_s * price)
         if HORIZON_S * gain > load_s * price:
             floor = rooms.floor.below(owner, devices)
             return floor > 0.0 and not self._can_pay(call, floor, load_s, gain, price)
