@@ -38,6 +38,7 @@ def exported() -> Exported:
     )
     stats = metrics.adopt(FunctionStats("echo.openfaas-fn"), scaling=ScalingRule())
     stats.observe(200, 0.1, hit=True)
+    stats.observe_batch(2)  # batch sizes are exported of functions that had a batch
     metrics._observe_request(("GET", "/system/info", "200"), 0.1)
     types: dict[str, str] = {}
     labels: dict[str, set[str]] = {}
