@@ -12,6 +12,7 @@ A call, seen from the node::
     → CALL (head, body inline)                          or  CALL with body_mode STREAM, BODY*, BODY_END
                                                         or  CALL with body_mode FILE: the body is the file `body_path`
     ← ANSWER (head, body inline)                        or  HEAD, CHUNK*, END
+    ← MEASURED after that, if the memory of the worker grew; always after its first call
     → CANCEL at any time: the caller is gone; the worker stops at its next chunk and still answers END
 
 Before all calls, once, on slot 0: ← READY or FAILED. Before the CALL of a slot whose call is the first of a batch:
@@ -48,6 +49,7 @@ class Kind:
     HEAD: Final = 19
     CHUNK: Final = 20
     END: Final = 21
+    MEASURED: Final = 22
 
 
 KINDS: Final = frozenset(value for name, value in vars(Kind).items() if name.isupper())
@@ -88,7 +90,7 @@ class AnswerHead(msgspec.Struct, array_like=True, frozen=True):
     headers: list[tuple[bytes, bytes]]
     run_s: Seconds = 0.0
     peak: Bytes = 0
-    """The worker's peak occupation if it grew during this call, else 0."""
+    """The worker's peak occupation if the call ran out of memory, else 0: MEASURED says it."""
     out_of_memory: bool = False
     failed: bool = False
     """The handler raised, and the answer shows its exception."""
@@ -104,6 +106,12 @@ class EndHead(msgspec.Struct, array_like=True, frozen=True):
     peak: Bytes = 0
     error: str = ""
     out_of_memory: bool = False
+
+
+class MeasuredHead(msgspec.Struct, array_like=True, frozen=True):
+    """`peak` is the worker's peak occupation, which grew during the call before this frame."""
+
+    peak: Bytes
 
 
 class ReadyHead(msgspec.Struct, array_like=True, frozen=True):

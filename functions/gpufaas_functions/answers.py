@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from gpufaas_core.frames import CHUNK_BYTES, FILE, AnswerHead, CallHead, Kind, encode_frame
+from gpufaas_core.frames import CHUNK_BYTES, FILE, AnswerHead, CallHead, Kind, MeasuredHead, encode_frame
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
 from gpufaas_functions.emulated import EmulatedMemory
 from gpufaas_functions.memory import CpuMemory, CudaMemory, is_out_of_memory
@@ -47,6 +47,16 @@ def whole_frame(
         length = declared if declared >= 0 else len(body) or -1
     head = AnswerHead(answer.status, answer.headers, run_s, peak, out_of_memory, failed, length)
     return encode_frame(Kind.ANSWER, head, body)
+
+
+def growth_frame(memory: Memory) -> bytes:
+    """
+    Measure *memory*, and return the frame that says its new peak; empty: it did not grow.
+
+    Send it after the answer: to measure a large worker takes longer than many a call.
+    """
+    peak = memory.grown()
+    return encode_frame(Kind.MEASURED, MeasuredHead(peak)) if peak else b""
 
 
 def failure(exc: BaseException, memory: Memory) -> HandlerAnswer:

@@ -34,6 +34,7 @@ from gpufaas_functions.answers import (
     declared_length,
     event_of,
     failure,
+    growth_frame,
     in_one_line,
     pieces_of,
     whole_frame,
@@ -178,11 +179,13 @@ class AsyncSlot(asyncio.Protocol):
             answer, out_of_memory, failed = self._failed(exc), is_out_of_memory(exc), True
         if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
             run_s = time.perf_counter() - began
-            peak = server.memory.grown()
+            peak = server.memory.grown() if out_of_memory else 0
             frame = whole_frame(answer, head.method, run_s, peak, out_of_memory, failed)
             self._transport.write(frame)
-            return
-        await self._stream(answer, pieces, began, head.method)
+        else:
+            await self._stream(answer, pieces, began, head.method)
+        if grown := growth_frame(server.memory):
+            self._transport.write(grown)
 
     def _failed(self, exc: BaseException) -> HandlerAnswer:
         """Return the answer of a call that ends with *exc*. Nobody reads that of a caller who is gone."""
@@ -209,7 +212,8 @@ class AsyncSlot(asyncio.Protocol):
             error, out_of_memory = "cancelled" if gone else in_one_line(exc), is_out_of_memory(exc)
         finally:
             await closed(source)
-        end = EndHead(time.perf_counter() - began, self._server.memory.grown(), error, out_of_memory)
+        peak = self._server.memory.grown() if out_of_memory else 0
+        end = EndHead(time.perf_counter() - began, peak, error, out_of_memory)
         self._transport.write(encode_frame(Kind.END, end))
 
 

@@ -34,7 +34,7 @@ class BatchServer:
         contexts = [place.context(head) for place, head, _ in calls]
         began = time.perf_counter()
         results = run_batch(self._handle_batch, events, contexts)
-        run_s, peak = time.perf_counter() - began, places[0].memory.grown()
+        run_s = time.perf_counter() - began
         large = []
         shown: dict[int, str] = {}
         for (place, head, _), result in zip(calls, results, strict=True):
@@ -45,10 +45,10 @@ class BatchServer:
             if len(answer.body) > CHUNK_BYTES:
                 large.append((place, answer, head.method))
                 continue
-            place.send_whole(answer, head.method, run_s, peak, out_of_memory=out_of_memory, failed=failed)
-            peak = 0  # it is said once
+            place.send_whole(answer, head.method, run_s, out_of_memory=out_of_memory, failed=failed)
         for place, answer, method in large:  # after the others: their callers may read slowly
             place.stream_answer(answer, began, None, method)
+        places[0].say_growth()
 
 
 def _failure(place: SlotServer, call: str, exc: BaseException, shown: dict[int, str]) -> HandlerAnswer:

@@ -43,6 +43,7 @@ from gpufaas_functions.answers import (
     exactly,
     failure,
     from_the_author,
+    growth_frame,
     in_one_line,
     pieces_of,
     utf8,
@@ -279,19 +280,26 @@ class SlotServer:
             stream.drain()
         if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
             run_s = time.perf_counter() - began
-            frame = whole_frame(answer, head.method, run_s, self.memory.grown(), out_of_memory, failed)
-            self._sock.sendall(frame)
+            self.send_whole(answer, head.method, run_s, out_of_memory=out_of_memory, failed=failed)
+            self.say_growth()
             return
         self.stream_answer(answer, began, stream, head.method)
+        self.say_growth()
 
     def context(self, head: CallHead) -> Context:
         return Context(head.call, self._function, self._device)
 
     def send_whole(
-        self, answer: HandlerAnswer, method: str, run_s: float, peak: int, *, out_of_memory: bool, failed: bool
+        self, answer: HandlerAnswer, method: str, run_s: float, *, out_of_memory: bool, failed: bool
     ) -> None:
         """Send a small answer."""
+        peak = self.memory.grown() if out_of_memory else 0
         self._sock.sendall(whole_frame(answer, method, run_s, peak, out_of_memory, failed))
+
+    def say_growth(self) -> None:
+        """Measure memory after a call, and say a new peak."""
+        if frame := growth_frame(self.memory):
+            self._send(frame)
 
     def next_call(self) -> tuple[CallHead, bytes]:
         """Return the next call, which is one of a batch."""
@@ -333,8 +341,8 @@ class SlotServer:
                     close()
         if stream is not None:
             stream.drain()
-        end = EndHead(time.perf_counter() - began, self.memory.grown(), error, out_of_memory)
-        self._send(encode_frame(Kind.END, end))
+        peak = self.memory.grown() if out_of_memory else 0
+        self._send(encode_frame(Kind.END, EndHead(time.perf_counter() - began, peak, error, out_of_memory)))
 
     def _send(self, piece: bytes | memoryview) -> None:
         """Send a part of a stream. An OSError would look like an error of the author's generator: raise `Closed`."""

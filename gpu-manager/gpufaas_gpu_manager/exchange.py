@@ -25,6 +25,7 @@ from gpufaas_core.frames import (
     FailedHead,
     FrameReader,
     Kind,
+    MeasuredHead,
     ReadyHead,
     encode_frame,
     encode_prefix,
@@ -38,6 +39,7 @@ HeadT = TypeVar("HeadT")
 _decode_answer: Final = msgspec.msgpack.Decoder(AnswerHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
 _decode_ready: Final = msgspec.msgpack.Decoder(ReadyHead).decode
+_decode_measured: Final = msgspec.msgpack.Decoder(MeasuredHead).decode
 _decode_failed: Final = msgspec.msgpack.Decoder(FailedHead).decode
 
 MODEL_BUFFER: Final[Bytes] = 8 * 1024 * 1024
@@ -238,6 +240,8 @@ class SlotProtocol(asyncio.Protocol):
         """READY or FAILED has come."""
         self._answering = False
         """HEAD has come, END has not."""
+        self._grew = False
+        """A call has ended, and MEASURED may follow."""
         self._left = -1
         """Bytes that are left of the declared Content-Length; -1: none was declared."""
         self._bodiless = False
@@ -330,6 +334,7 @@ class SlotProtocol(asyncio.Protocol):
             head = _decoded(_decode_answer, header)
             _check_figures(head.run_s, head.peak)
             self._exchange = None
+            self._grew = True
             wrong = why_no_answer(head.status, head.headers)
             ran_out = self._worker.ran_out(body) if head.out_of_memory else None
             # The engine first: it may have the next call for this slot. Then the caller.
@@ -343,6 +348,11 @@ class SlotProtocol(asyncio.Protocol):
                 exchange.on_answer(head, body)
         elif kind == Kind.READY or kind == Kind.FAILED:
             self._on_spoken(kind, header)
+        elif kind == Kind.MEASURED and self._grew and not self._answering:
+            self._grew = False
+            peak = _decoded(_decode_measured, header).peak
+            _check_figures(0.0, peak)
+            self._worker.on_measured(peak)
         elif exchange is None:
             raise BrokenFrame(f"a frame of kind {kind}, while it had no call")
         elif kind == Kind.CHUNK and self._answering:
@@ -363,6 +373,7 @@ class SlotProtocol(asyncio.Protocol):
                 raise BrokenFrame("an answer that is shorter than its Content-Length")
             self._exchange = None
             self._answering = False
+            self._grew = True
             self._worker.on_done(self, exchange, end.run_s, end.peak, end.out_of_memory, not end.error)
             exchange.on_end(end)
         else:
@@ -431,4 +442,5 @@ class SlotOwner:
     on_slot_closed: Callable[[], None]
     watch_abandoned: Callable[[], None]
     on_done: Callable[[Slot, Exchange, float, int, bool, bool], None]
+    on_measured: Callable[[Bytes], None]
     ran_out: Callable[[bytes], GpufaasError]

@@ -29,6 +29,8 @@ from gpufaas_gpu_manager.worker_fetch import WorkerFetch
 from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
 
 _LAST_WORDS_S: Final = 0.25
+_MEASURED_S: Final = 0.25
+"""A victim that is just measuring its memory for the first time gets so long: else it might never be known."""
 _TOLD_WITHIN_S: Final = 0.25
 """Within this a scheduler says what a worker that has just loaded may use; while no scheduler leads, none does."""
 
@@ -240,7 +242,15 @@ class Worker(SlotOwner):
             self.on_exited("it was not needed any more")  # it had no process, so it is GONE
         elif self._fetch.goes_on:
             self._fetch.cancel()  # there is no process yet: `_begin` concludes
+        elif self.calls.is_measured:
+            self.run.end()
         else:
+            self.timers.later("measured", _MEASURED_S, self.run.end)
+
+    def on_measured(self, peak: Bytes) -> None:
+        self.calls.on_measured(peak)
+        if self.state is WorkerState.ENDING:
+            self.timers.cancel("measured")
             self.run.end()
 
     def kill(self, reason: str) -> None:

@@ -81,6 +81,9 @@ class CallsHost(Protocol):
     report: Callable[[Event], None]
     """Sends a fact to the scheduler."""
 
+    measured: set[tuple[str, str]]
+    """Bundles of which a worker's memory was measured, with the kind of its device."""
+
     over: Callable[[Exchange], None]
     """Called with an exchange that has no worker any more."""
 
@@ -121,6 +124,10 @@ class WorkerCalls:
         self._free: list[Slot] = []
         self._seats: Seats | None = None
         """None: its calls do not run together."""
+        self._measured = worker.spec.kind == "server" or bool(worker.spec.image)
+        """Its memory was measured, or never is by itself."""
+        self._served = False
+        """A call has ended."""
         self._ran_out = 0
         """The number of the grant whose call ran out of memory last."""
         self._buffer = MODEL_BUFFER if worker.spec.need.compute else STREAM_BUFFER
@@ -201,16 +208,32 @@ class WorkerCalls:
         self.exchanges.pop(call, None)
         host.over(exchange)
         worker.outgrown = out_of_memory
+        self._served = True
         if peak or (out_of_memory and number != self._ran_out):  # of a batch, that is said once
             if out_of_memory and number > 0:
                 self._ran_out = number
-            host.report(Measured(worker.spec.function, worker.device.id, peak, worker.copy, out_of_memory))
+            self.on_measured(peak, out_of_memory)
         if self.stopped and (why := self.stopped.pop(exchange, None)) is not None:
             self.refuse(exchange, why)
         else:
             host.report(Finished(call, worker.device.id, run_s, ok and not exchange.abandoned))
         if self.unbound and self._free and self._worker.takes_calls:
             self.bind(self.unbound.popleft())
+
+    def on_measured(self, peak: Bytes, out_of_memory: bool = False) -> None:
+        worker, host = self._worker, self._host
+        self._measured = True
+        if peak:
+            host.measured.add(self._kind())
+        host.report(Measured(worker.spec.function, worker.device.id, peak, worker.copy, out_of_memory))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the need of its function is known here, or no measurement of it is under way."""
+        return self._measured or not self._served or self._kind() in self._host.measured
+
+    def _kind(self) -> tuple[str, str]:
+        return self._worker.spec.digest, self._worker.device.source.device.kind
 
     def watch_abandoned(self) -> None:
         """Kill the worker if all calls that it runs are abandoned and do not end by themselves in time."""

@@ -174,6 +174,83 @@ async def test_a_miss_loads_and_a_hit_finds_the_worker(rig: Rig) -> None:
     assert 60 * MiB <= loaded.occupation <= 80 * MiB
 
 
+SLOWLY = """
+    import asyncio, time
+    from gpufaas_functions.memory import CpuMemory
+
+    grown = CpuMemory.grown
+
+    def slowly(self):
+        if not self._called:
+            time.sleep(%s)
+        return grown(self)
+
+    CpuMemory.grown = slowly
+
+    def load(device):
+        return bytearray(60 * 1024 * 1024)
+
+    %s
+"""
+ANSWERS = {
+    "whole": "def handle(model, event, context): return 'done'",
+    "large": "def handle(model, event, context): return 'done' * 100_000",
+    "streamed": """def handle(model, event, context):
+        yield 'do'
+        yield 'ne'""",
+    "async": "async def handle(model, event, context): return 'done'",
+    "async streamed": """async def handle(model, event, context):
+        yield 'done'""",
+    "batch": "def handle_batch(model, events, contexts): return ['done'] * len(events)",
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+async def test_the_answer_does_not_wait_until_memory_is_measured(rig: Rig, kind: str) -> None:
+    function = await rig.function("big", SLOWLY % (0.5, ANSWERS[kind]))
+
+    answer = await rig.call(rig.grant(function, cold=True))
+
+    assert answer[0] == 200
+    assert answer[1].startswith(b"done")
+    assert rig.facts_of(Measured) == []
+    await eventually(lambda: bool(rig.facts_of(Measured)))
+    (measured,) = rig.facts_of(Measured)
+    assert isinstance(measured, Measured)
+    assert 60 * MiB <= measured.occupation <= 80 * MiB
+    assert not measured.out_of_memory
+    order = [type(each) for each in rig.facts]
+    assert order.index(Finished) < order.index(Measured)
+    assert (await rig.call(rig.grant(function)))[0] == 200  # on the same slot, once it has measured
+    assert len(rig.facts_of(Finished)) == 2
+
+
+async def test_a_victim_says_first_what_it_needed_if_nobody_knows(rig: Rig) -> None:
+    """Called in turn, each is evicted right after its answer: no call would ever have been measured."""
+    function = await rig.function("one", SLOWLY % (0.1, ANSWERS["whole"]))
+    for known in (False, True):
+        await rig.call(rig.grant(function, cold=True))
+        ends = rig.node.workers()[0]
+        assert rig.facts_of(Measured) == []
+
+        rig.node.evict(function, DEVICE)
+        await eventually(lambda ends=ends: ends not in rig.node.workers())
+
+        assert len(rig.facts_of(Measured)) == (not known)
+        rig.facts.clear()
+
+
+async def test_a_victim_that_never_says_what_it_needed_ends_all_the_same(rig: Rig) -> None:
+    function = await rig.function("one", SLOWLY % (60, ANSWERS["whole"]))
+    await rig.call(rig.grant(function, cold=True))
+    ends = rig.node.workers()[0]
+
+    rig.node.evict(function, DEVICE)
+
+    await eventually(lambda: ends not in rig.node.workers())
+    assert rig.facts_of(Measured) == []
+
+
 async def test_what_a_device_adds_for_a_share_is_in_the_workers_environment(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,7 +168,10 @@ def _after_loss(world: World, device: DeviceState, owner: FunctionState) -> None
 
 def measured(world: World, event: m.Measured) -> None:
     found = _resident(world, event)
-    if found is None or not is_size(event.occupation):
+    if found is None:
+        _measured_late(world, event)
+        return
+    if not is_size(event.occupation):
         world.ignored["Measured"] += 1
         return
     device, copy = found
@@ -194,6 +197,18 @@ def measured(world: World, event: m.Measured) -> None:
         world.out += world.lending.lend(device, copy)
     if (copy.memory, copy.limit) != (charged, limit):
         world.cluster.asked = None
+        world.freed = True
+
+
+def _measured_late(world: World, event: m.Measured) -> None:
+    """The copy was evicted while its memory was measured, after its answer. Its need is known for the next one."""
+    owner, state = world.functions.get(event.function), world.devices.get(event.device)
+    costs = None if owner is None or state is None else owner.costs[state.kind]
+    told = event.occupation > 0 and is_size(event.occupation)
+    if owner is None or state is None or costs is None or not told or not world.learn:
+        world.ignored["Measured"] += 1
+    elif costs.learn_size(min(memory.reservation(event.occupation), state.device.memory)):
+        _profile_changed(world, owner, state.kind)
         world.freed = True
 
 

@@ -11,13 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufaas_core.errors import BadAnswer
-from gpufaas_core.frames import KINDS, AnswerHead, CallHead, EndHead, FailedHead, Kind, ReadyHead, encode_frame
+from gpufaas_core.frames import (
+    KINDS,
+    AnswerHead,
+    CallHead,
+    EndHead,
+    FailedHead,
+    Kind,
+    MeasuredHead,
+    ReadyHead,
+    encode_frame,
+)
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_gpu_manager.exchange import Exchange, SlotProtocol
 
 OK = AnswerHead(200, [(b"content-type", b"text/plain")], 0.1)
 READY = encode_frame(Kind.READY, ReadyHead(0, []))
+MEASURED = encode_frame(Kind.MEASURED, MeasuredHead(7))
 
 
 class Transport:
@@ -44,6 +55,8 @@ class Owner:
 
     def __init__(self) -> None:
         self.done: list[tuple[float, int, bool]] = []
+        self.measured: list[int] = []
+        self.on_measured = self.measured.append
         self.broken = ""
         self.spoken: list[ReadyHead | FailedHead] = []
         self.watched = 0
@@ -171,6 +184,36 @@ def test_frames_that_our_runner_never_sends_end_the_worker(
     assert rig.owner.done == []
 
 
+def test_what_a_call_needed_comes_once_and_after_its_answer(loop: asyncio.AbstractEventLoop) -> None:
+    whole = Rig(loop).say(encode_frame(Kind.ANSWER, OK), MEASURED)
+    streamed = Rig(loop).say(encode_frame(Kind.HEAD, OK), encode_frame(Kind.END, EndHead(0.1)), MEASURED)
+
+    for rig in (whole, streamed):
+        assert len(rig.owner.done) == 1
+        assert (rig.owner.measured, rig.owner.broken) == ([7], "")
+        assert rig.say(MEASURED).owner.broken
+        assert rig.owner.measured == [7]
+
+
+@pytest.mark.parametrize("before", [(), (encode_frame(Kind.HEAD, OK),)])
+def test_what_a_call_needed_does_not_come_before_its_end(
+    loop: asyncio.AbstractEventLoop, before: tuple[bytes, ...]
+) -> None:
+    rig = Rig(loop).say(*before, MEASURED)
+
+    assert rig.owner.broken
+    assert rig.owner.measured == []
+
+
+@pytest.mark.parametrize("peak", [-1, 1 << 62, None])
+def test_an_impossible_need_ends_the_worker(loop: asyncio.AbstractEventLoop, peak: int | None) -> None:
+    head = None if peak is None else MeasuredHead(peak)
+    rig = Rig(loop).say(encode_frame(Kind.ANSWER, OK), encode_frame(Kind.MEASURED, head))
+
+    assert rig.owner.broken
+    assert rig.owner.measured == []
+
+
 def test_only_the_first_slot_says_how_the_load_went_and_once(loop: asyncio.AbstractEventLoop) -> None:
     assert Rig(loop, index=1, ready=False).say(READY).owner.broken
     assert Rig(loop, ready=False).say(encode_frame(Kind.ANSWER, OK)).owner.broken
@@ -224,6 +267,7 @@ HEADS = (
     st.builds(AnswerHead, INTS, HEADERS, FLOATS, INTS, st.booleans(), st.booleans(), INTS)
     | st.builds(EndHead, FLOATS, INTS, st.text(max_size=5), st.booleans())
     | st.builds(ReadyHead, INTS, st.lists(st.tuples(st.text(max_size=5), FLOATS), max_size=3), INTS)
+    | st.builds(MeasuredHead, INTS)
     | st.builds(FailedHead, st.text(max_size=5), st.text(max_size=5), st.booleans())
     | st.none() | st.just(OK) | INTS | st.text(max_size=3)
 )  # fmt: skip
@@ -262,6 +306,7 @@ def test_no_bytes_raise_or_are_believed(
         assert isfinite(run_s)
         assert run_s >= 0
         assert peak >= 0
+    assert all(peak >= 0 for peak in rig.owner.measured)
     if rig.owner.broken:
         assert rig.transport.closed, "its worker is ended, and with it the call"
     first = rig.exchange.take()

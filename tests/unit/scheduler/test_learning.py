@@ -26,6 +26,27 @@ def test_a_measured_peak_becomes_the_reservation_with_headroom() -> None:
     assert world.engine.take_learnt() == []
 
 
+def test_what_a_copy_needed_is_learnt_though_it_was_evicted_while_it_measured() -> None:
+    world = World(learn=True)
+    world.deploy("f", size=1000 * MiB)
+    world.deploy("g", size=1000 * MiB)
+    world.device("a", 1500 * MiB)
+    world.warm("f", "a")
+    world.call("c", "g")
+    assert world.models("a") == ["g"]
+    world.engine.take_learnt()
+
+    world.tell(m.Measured(FunctionId("f"), DeviceId("a"), 500 * MiB, 0))
+
+    (learnt,) = world.engine.take_learnt()
+    assert (learnt.function, learnt.profile.occupation) == ("f", 566 * MiB)
+    assert "Measured" not in world.engine.ignored
+    for unknown in ("x", "f"):
+        world.tell(m.Measured(FunctionId(unknown), DeviceId("a" if unknown == "x" else "z"), 900 * MiB, 0))
+    assert world.engine.take_learnt() == []
+    assert world.engine.ignored["Measured"] == 2
+
+
 def test_a_reservation_grows_only_into_free_memory_but_the_profile_knows_the_need() -> None:
     world = World(learn=True)
     world.deploy("f", size=100 * MiB)
