@@ -1,8 +1,8 @@
 """
 Serves an ``async def handle``: one event loop for all slots of a worker, and one task for each call.
 
-A slot's socket carries one call at a time, as for threads (`runner`). A CANCEL cancels the task of the call, so the
-author's code gets ``CancelledError`` at its next await. A body that streams is read to its end before the handler
+A slot's socket carries one call at a time, as for threads (`slot_server`). A CANCEL cancels the task of the call, so
+the author's code gets ``CancelledError`` at its next await. A body that streams is read to its end before the handler
 begins, since the event's methods do not await.
 """
 

@@ -1,11 +1,8 @@
 """Serves batches: each call of one comes on a socket of its own, and is answered there."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpufaas_core.frames import CHUNK_BYTES
 from gpufaas_functions import call_lines
@@ -13,9 +10,7 @@ from gpufaas_functions.answers import answer_of, event_of, failure
 from gpufaas_functions.author import HandlerAnswer
 from gpufaas_functions.batches import HandleBatch, run_batch
 from gpufaas_functions.memory import is_out_of_memory
-
-if TYPE_CHECKING:
-    from gpufaas_functions.runner import SlotServer
+from gpufaas_functions.slot_server import SlotServer
 
 
 class BatchServer:

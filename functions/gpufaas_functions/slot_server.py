@@ -1,0 +1,281 @@
+"""Serves the calls of one slot of a worker: one socket, one thread, one call at a time."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from gpufaas_core.frames import (
+    CHUNK_BYTES,
+    FILE,
+    PREFIX,
+    STREAM,
+    AnswerHead,
+    BatchHead,
+    CallHead,
+    EndHead,
+    Kind,
+    encode_frame,
+    encode_prefix,
+)
+from gpufaas_functions import call_lines
+from gpufaas_functions.answers import (
+    Handle,
+    Memory,
+    declared_length,
+    event_of,
+    exactly,
+    failure,
+    growth_frame,
+    in_one_line,
+    pieces_of,
+    whole_frame,
+)
+from gpufaas_functions.author import Context, Event, HandlerAnswer, to_answer
+from gpufaas_functions.memory import is_out_of_memory
+
+_decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
+_decode_batch: Final = msgspec.msgpack.Decoder(BatchHead).decode
+
+
+class Closed(Exception):
+    """The manager closed the slot."""
+
+
+class Cancel(BaseException):
+    """The caller is gone. Raised in the loop over a generator, never in the author's own code."""
+
+
+class SlotServer:
+    """Serves the calls of one slot: one socket, one thread, one call at a time."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        handle: Handle,
+        function: str,
+        device: str,
+        memory: Memory,
+        *,
+        alone: bool,
+    ) -> None:
+        """:param alone: the worker has no other slot"""
+        self._sock = sock
+        self._handle = handle
+        self._function = function
+        self._device = device
+        self.memory = memory
+        self._alone = alone
+        self.serve_batch: Callable[[int], None] | None = None
+        """Answers a batch of that many calls; None: none comes."""
+        self._buffer = bytearray(64 * 1024)
+        self._view = memoryview(self._buffer)
+        self._at = 0
+        self._filled = 0
+
+    def serve(self) -> None:
+        """Answer calls until the manager closes the socket."""
+        try:
+            while True:
+                kind, header, body = self._read()
+                if kind == Kind.CALL:
+                    head = _decode_call(header)
+                    call_lines.begin(head.call, self._alone)
+                    try:
+                        self._call(head, body)
+                    finally:
+                        call_lines.end(head.call, self._alone)
+                elif kind == Kind.BATCH and self.serve_batch is not None:
+                    self.serve_batch(_decode_batch(header).calls)
+                # A CANCEL, BODY or BODY_END that comes here belongs to a call that has ended.
+        except (Closed, OSError):
+            return
+
+    def _call(self, head: CallHead, body: bytes) -> None:
+        stream: _BodyStream | None = None
+        if head.body_mode == STREAM:
+            stream = _BodyStream(self, body)
+            event = Event(head.method, head.path, head.query, head.headers, None, stream.chunks)
+        elif head.body_mode == FILE:
+            event = event_of(head, body)
+        else:
+            event = Event(head.method, head.path, head.query, head.headers, body)
+        context = Context(head.call, self._function, self._device)
+        failed = out_of_memory = False
+        began = time.perf_counter()
+        try:
+            answer = to_answer(self._handle(event, context))
+        except BaseException as exc:
+            if isinstance(exc, (Closed, KeyboardInterrupt)):
+                raise
+            answer, out_of_memory, failed = failure(exc, self.memory), is_out_of_memory(exc), True
+            exc = None  # type: ignore[assignment]
+        if stream is not None and answer.body is not None:
+            stream.drain()
+        if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
+            run_s = time.perf_counter() - began
+            self.send_whole(answer, head.method, run_s, out_of_memory=out_of_memory, failed=failed)
+            self.say_growth()
+            return
+        self.stream_answer(answer, began, stream, head.method)
+        self.say_growth()
+
+    def context(self, head: CallHead) -> Context:
+        return Context(head.call, self._function, self._device)
+
+    def send_whole(
+        self, answer: HandlerAnswer, method: str, run_s: float, *, out_of_memory: bool, failed: bool
+    ) -> None:
+        """Send a small answer."""
+        peak = self.memory.grown() if out_of_memory else 0
+        self._sock.sendall(whole_frame(answer, method, run_s, peak, out_of_memory, failed))
+
+    def say_growth(self) -> None:
+        """Measure memory after a call, and say a new peak."""
+        if frame := growth_frame(self.memory):
+            self._send(frame)
+
+    def next_call(self) -> tuple[CallHead, bytes]:
+        """Return the next call, which is one of a batch."""
+        while True:
+            kind, header, body = self._read()
+            if kind == Kind.CALL:
+                return _decode_call(header), body
+
+    def stream_answer(self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None", method: str) -> None:
+        error, out_of_memory = "", False
+        length = declared_length(answer.headers) if answer.body is None else len(answer.body)
+        self._send(encode_frame(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length)))
+        chunks: Iterator[bytes | memoryview] | None = answer.chunks
+        if answer.body is not None:
+            chunks = iter(pieces_of(answer.body))
+        assert chunks is not None
+        if length >= 0 and method != "HEAD":
+            chunks = exactly(length, chunks)
+        try:
+            for chunk in chunks:
+                # While the body still comes, its reader reads a CANCEL too.
+                if (stream is None or stream.ended) and self._cancelled():
+                    raise Cancel
+                for piece in pieces_of(chunk) if len(chunk) > CHUNK_BYTES else (chunk,):
+                    if piece:
+                        self._send(encode_prefix(Kind.CHUNK, None, len(piece)))
+                        self._send(piece)
+        except Cancel:
+            error = "cancelled"
+        except Closed:
+            raise
+        except BaseException as exc:
+            failure(exc, self.memory)
+            error, out_of_memory = in_one_line(exc), is_out_of_memory(exc)
+        finally:
+            close = getattr(chunks, "close", None)
+            if close is not None:
+                with contextlib.suppress(Exception):
+                    close()
+        if stream is not None:
+            stream.drain()
+        peak = self.memory.grown() if out_of_memory else 0
+        self._send(encode_frame(Kind.END, EndHead(time.perf_counter() - began, peak, error, out_of_memory)))
+
+    def _send(self, piece: bytes | memoryview) -> None:
+        """Send a part of a stream. An OSError would look like an error of the author's generator: raise `Closed`."""
+        try:
+            self._sock.sendall(piece)
+        except OSError:
+            raise Closed from None
+
+    def _cancelled(self) -> bool:
+        """Whether a CANCEL has come. Asked between chunks, to stop an answer that never ends."""
+        if self._filled == self._at:
+            try:
+                if not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                    raise Closed
+            except BlockingIOError:
+                return False
+            except OSError:
+                raise Closed from None
+        kind, _, _ = self._read()
+        return bool(kind == Kind.CANCEL)
+
+    # Reading: one recv for a small frame; a large body is received into its own buffer.
+
+    def _read(self) -> tuple[int, bytes, bytes]:
+        self._need(16)
+        kind, _, _, header_bytes, body_bytes = PREFIX.unpack_from(self._buffer, self._at)
+        header_at = self._at + 16
+        body_at = header_at + header_bytes
+        self._at = body_at + body_bytes
+        if self._at <= self._filled:  # nearly always: all of the frame is here
+            return kind, bytes(self._view[header_at:body_at]), bytes(self._view[body_at : self._at])
+        self._at = header_at
+        return kind, self._take(header_bytes), self._take(body_bytes)
+
+    def _need(self, size: int) -> None:
+        """Receive until *size* bytes, at most those of the buffer, are ready at `_at`."""
+        ready = self._filled - self._at
+        if ready >= size:
+            return
+        if not ready:
+            self._at = self._filled = 0
+        elif self._at:
+            self._buffer[:ready] = self._buffer[self._at : self._filled]
+            self._at, self._filled = 0, ready
+        while self._filled < size:
+            self._filled += self._receive(self._view[self._filled :])
+
+    def _take(self, size: int) -> bytes:
+        ready = self._filled - self._at
+        if size <= ready:
+            taken = bytes(self._view[self._at : self._at + size])
+            self._at += size
+            return taken
+        whole = bytearray(size)
+        whole[:ready] = self._view[self._at : self._filled]
+        self._at = self._filled = 0
+        view = memoryview(whole)
+        while ready < size:
+            ready += self._receive(view[ready:])
+        return bytes(whole)
+
+    def _receive(self, view: memoryview) -> int:
+        count = self._sock.recv_into(view)
+        if not count:
+            raise Closed
+        return count
+
+
+class _BodyStream:
+    """
+    The body of a call that streams: what came with the CALL, then BODY frames until BODY_END.
+
+    Reading it raises ConnectionAbortedError if the caller goes away before the end.
+    """
+
+    def __init__(self, slot: SlotServer, first: bytes) -> None:
+        self._slot = slot
+        self._first = first
+        self.ended = False
+
+    def chunks(self) -> Iterator[bytes]:
+        first, self._first = self._first, b""
+        if first:
+            yield first
+        while not self.ended:
+            kind, _, body = self._slot._read()
+            if kind == Kind.BODY:
+                yield body
+            elif kind == Kind.CANCEL:
+                self.ended = True
+                raise ConnectionAbortedError("the caller went away before its body was whole")
+            else:
+                self.ended = True
+
+    def drain(self) -> None:
+        """Read what the handler did not, so that the next frame is a CALL."""
+        with contextlib.suppress(ConnectionAbortedError):
+            for _ in self.chunks():
+                pass
