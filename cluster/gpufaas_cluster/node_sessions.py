@@ -180,10 +180,10 @@ class NodeSessions:
         for worker in self._workers.values():
             node.link.send(control.DefineFunction(worker))
         self.by_id[node.id] = node
-        devices = _decode_snapshot(joining.snapshot).devices
-        node.devices = [each.device for each in devices]
+        snapshot = _decode_snapshot(joining.snapshot)
+        node.devices = [each.device for each in snapshot.devices]
         self._on_change(True)  # before any grant of it is made, gateways know where it is
-        self._service.join(node, devices)
+        self._service.join(node, snapshot.devices, snapshot.staged)
         if node.id in self._drained:
             self.drain(node.id, True)
         log.info("node.joined id=%s address=%s devices=%d", node.id, node.address, len(node.devices))

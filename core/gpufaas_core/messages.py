@@ -26,7 +26,7 @@ from gpufaas_core.model import (
     PlacementPlan,
     Profile,
 )
-from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
+from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc, StagedWeights
 
 
 class Grant(Struct, frozen=True, gc=False):
@@ -99,6 +99,8 @@ class DeviceJoined(Struct, frozen=True, tag=True):
 
     device: Device
     snapshot: DeviceSnapshot | None = None
+    staged: tuple[StagedWeights, ...] | None = None
+    """All that its node has in its host tier, or brings there; None: nothing new is known of it."""
 
 
 class DeviceLeft(Struct, frozen=True, tag=True):
@@ -177,6 +179,12 @@ class Loaded(Struct, frozen=True, tag=True):
     occupation: Bytes
     """In bytes, measured after the load."""
     copy: int = 0
+    tier: str = "disk"
+    """Where its weights came from: ``parked``, ``host``, ``peer``, ``disk`` or ``store``. ``disk``, too, if it has no
+    weights of its own."""
+    read_s: Seconds = 0.0
+    """The part of `load_s` in which weights were read or fetched, which a load from the host tier saves; 0.0: not
+    known."""
 
 
 class CopyFailed(Struct, frozen=True, tag="LoadFailed"):
@@ -253,6 +261,30 @@ class NodeRefused(Struct, frozen=True, tag="Refused"):
         return NodeRefused(grant.call, grant.device, reason, opened, grant.epoch, grant.number)
 
 
+class Staged(Struct, frozen=True, tag=True):
+    """
+    The weights of a function are in the host tier of a node now, because of a `Stage` or of the node's own accord. A
+    node that has them says so, too, when the function is deployed or deployed again.
+    """
+
+    node: NodeId
+    function: FunctionId
+    size: Bytes = 0
+    """Of the weights; functions with the same weights share them."""
+
+
+class Unstaged(Struct, frozen=True, tag=True):
+    """
+    The weights of a function are not in the host tier of a node any more; or a `Stage` failed, or the node has no room
+    for them.
+    """
+
+    node: NodeId
+    function: FunctionId
+    reason: str = ""
+    """Why a `Stage` has not done it; empty: they gave way to others."""
+
+
 class Woken(Struct, frozen=True, tag=True):
     """`Engine.wake_at` has come."""
 
@@ -292,8 +324,8 @@ class Serving(Struct, frozen=True, tag=True):
 
 Event = (
     DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | CallerLeft
-    | Loaded | CopyFailed | Finished | Measured | Resized | WorkerExited | NodeRefused | Woken | Planned | Offered
-    | Restored | Serving
+    | Loaded | CopyFailed | Finished | Measured | Resized | WorkerExited | NodeRefused | Staged | Unstaged | Woken
+    | Planned | Offered | Restored | Serving
 )  # fmt: skip
 
 
@@ -343,8 +375,6 @@ class LoadCopy(Struct, frozen=True, tag="Load"):
     parts: tuple[Part, ...]
     victims: tuple[CopyId, ...] = ()
     copy: int = 0
-    tier: str = "device"
-    """Where it is loaded to; ``host``: its weights only, into the memory of the node."""
 
     @property
     def device(self) -> DeviceId:
@@ -404,6 +434,16 @@ class Fetch(Struct, frozen=True, tag=True):
     """The parts of the weights that are wanted, as (first, end) in bytes; none: all of them."""
 
 
+class Stage(Struct, frozen=True, tag=True):
+    """
+    Bring the weights of a function into the host tier of a node, ahead of a load there. The node answers with `Staged`
+    or `Unstaged`, and decides itself what gives way to them.
+    """
+
+    function: FunctionId
+    node: NodeId
+
+
 class Procure(Struct, frozen=True, tag=True):
     """Order *n* nodes of an offered kind. Their devices join later."""
 
@@ -417,7 +457,7 @@ class Release(Struct, frozen=True, tag=True):
     node: NodeId
 
 
-Command = StartCall | Reject | Abort | LoadCopy | Evict | Resize | SetLimit | Fetch | Procure | Release
+Command = StartCall | Reject | Abort | LoadCopy | Evict | Resize | SetLimit | Fetch | Stage | Procure | Release
 
 
 class Learnt(Struct, frozen=True):

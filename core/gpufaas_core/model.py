@@ -143,6 +143,7 @@ class Profile(Struct, frozen=True):
     """What a function costs on one kind of device: typical times to load and to serve, and peak memory."""
 
     load_s: Seconds
+    """Of a load from disk."""
     service_s: Seconds
     occupation: Bytes
     measured: bool = False
@@ -153,6 +154,10 @@ class Profile(Struct, frozen=True):
     """Of a measured profile: which of ``load``, ``call`` and ``memory`` are not measured yet."""
     ratios: tuple[RatioDoc, ...] = ()
     """How service times depend on batches, shares and neighbours."""
+    loads: dict[str, Seconds] = {}
+    """Load times from other tiers than ``disk``, by tier (`messages.Loaded.tier`)."""
+    read_s: Seconds = 0.0
+    """The part of `load_s` in which weights are read; 0.0: not known."""
 
 
 SHARINGS: Final = ("exclusive", "time", "spatial", "share", "auto")

@@ -77,12 +77,24 @@ class DeviceSnapshot(Struct, frozen=True):
     each gateway sends calls to models that it knows to be ready."""
 
 
+class StagedWeights(Struct, frozen=True):
+    """Weights in the host tier of a node: in its memory, apart from all workers."""
+
+    function: FunctionId
+    size: Bytes = 0
+    """Functions with the same weights share them."""
+    staging: bool = False
+    """They are on their way there."""
+
+
 class NodeSnapshot(Struct, frozen=True):
     """What a node reports when it joins or comes back."""
 
     devices: tuple[DeviceSnapshot, ...]
     epoch: int = 0
     """The highest that it has obeyed. A scheduler of a lower epoch has been replaced."""
+    staged: tuple[StagedWeights, ...] = ()
+    """All that is in its host tier, least recently used first."""
 
 
 # --- what the scheduler keeps -----------------------------------------------------------------------------------------
@@ -230,6 +242,10 @@ class CostsDoc(Struct, frozen=True):
     """How they depend on batches, shares and neighbours."""
     batch: float = 1.0
     """Of a function whose batches adapt: how many calls start together, see `world.batch_size`."""
+    loads: dict[str, Seconds] = {}
+    """Load times from other tiers than ``disk``, by tier."""
+    read_s: Seconds = 0.0
+    """The part of a load from disk in which weights are read."""
 
 
 class FunctionDoc(Struct, frozen=True):

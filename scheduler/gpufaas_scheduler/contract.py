@@ -105,6 +105,9 @@ class Load(Struct, frozen=True):
     """
     Load a model function on an idle device without a call: a replica or a prefetch. The device is busy until the load
     ends, as with a miss. The engine refuses it after a failed load, until a call has loaded the function.
+
+    With `tier` `HOST`, only its weights are brought, into the host tier of the node of the first part. No device is
+    busy for it, and the node decides what gives way there.
     """
 
     function: FunctionId
@@ -231,7 +234,7 @@ ARRIVAL: Final = 1
 FINISH: Final = 2
 """A call ended, was refused by its node, or its caller left."""
 LOADED: Final = 4
-"""A load ended, a worker did, or its memory changed."""
+"""A load ended, a worker did, or its memory changed; or the host tier of a node did."""
 FLEET: Final = 8
 """Devices, functions or offers came, went or changed."""
 WAKE: Final = 16

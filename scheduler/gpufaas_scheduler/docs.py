@@ -223,14 +223,16 @@ def restore_function(owner: FunctionState, doc: FunctionDoc, since: Seconds) -> 
 
 def costs_doc(costs: Costs) -> CostsDoc:
     return CostsDoc(
-        costs.load_s, costs.service_s, max(costs.size, costs.least), costs.loaded, costs.served, costs.sized,
+        costs.disk_s, costs.service_s, max(costs.size, costs.least), costs.loaded, costs.served, costs.sized,
         costs.measured, costs.least, costs.times_doc(), costs.conditions.docs(),
-        costs.batch,
+        costs.batch, dict(costs.loads), costs.read_s,
     )  # fmt: skip
 
 
 def restore_costs(costs: Costs, doc: CostsDoc) -> None:
-    costs.load_s, costs.service_s = doc.load_s, doc.service_s
+    costs.disk_s, costs.service_s = doc.load_s, doc.service_s
+    costs.loads, costs.read_s = dict(doc.loads), doc.read_s
+    costs.expect()
     costs.size, costs.least = doc.occupation, doc.least
     costs.occupation = max(costs.size, costs.least, costs.floor)
     costs.loaded, costs.served, costs.sized, costs.measured = doc.loaded, doc.served, doc.sized, doc.measured

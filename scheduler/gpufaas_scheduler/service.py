@@ -37,7 +37,7 @@ from gpufaas_core.model import (
     gateway_of,
     node_of,
 )
-from gpufaas_core.snapshot import DeviceSnapshot
+from gpufaas_core.snapshot import DeviceSnapshot, StagedWeights
 from gpufaas_scheduler.driver import EngineDriver, JournalPort
 from gpufaas_scheduler.engine import Engine
 
@@ -167,12 +167,17 @@ class SchedulerService:
 
     # --- nodes ---
 
-    def join(self, node: NodeCommands, devices: Iterable[Device | DeviceSnapshot]) -> None:
-        """*node* has these devices now: empty ones, or with what their snapshots say."""
+    def join(
+        self,
+        node: NodeCommands,
+        devices: Iterable[Device | DeviceSnapshot],
+        staged: tuple[StagedWeights, ...] | None = None,
+    ) -> None:
+        """*node* has these devices now: empty ones, or with what their snapshots say; and *staged* in its host tier."""
         for each in devices:
             device, snapshot = (each, None) if isinstance(each, Device) else (each.device, each)
             self._nodes[device.id] = node
-            self.handle(m.DeviceJoined(device, snapshot))
+            self.handle(m.DeviceJoined(device, snapshot, staged))
 
     def part(self, node: NodeCommands) -> None:
         """*node* is gone. Its devices have left before."""
@@ -222,7 +227,7 @@ class SchedulerService:
             if self.provider is not None:
                 self.provider.execute(command)
             return
-        elif isinstance(command, m.Fetch):
+        elif isinstance(command, m.Fetch | m.Stage):
             nodes = (each for device, each in self._nodes.items() if node_of(device) == command.node)
             for each in islice(nodes, 1):
                 each.execute(command)

@@ -204,7 +204,7 @@ class _Costs(_Residency):
     __slots__ = ()
 
     def load_s(self, device: DeviceState, call: Call) -> Seconds:
-        return call.owner.load_s(device.kind)
+        return call.owner.load_on(device)
 
     def service_s(self, device: DeviceState, call: Call) -> Seconds:
         costs = call.owner.costs[device.kind]

@@ -7,6 +7,7 @@ from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.handle.batches import batch_of
 from gpufaas_scheduler.handle.grants import Place, full_part, obtain, reserve, reserve_parts, start
 from gpufaas_scheduler.handle.parts import places_for
+from gpufaas_scheduler.handle.staging import try_stage
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState, parts_of
@@ -142,10 +143,12 @@ def try_load(world: World, action: contract.Load) -> str | None:
     owner = world.functions.get(action.function)
     if owner is None or owner.removed or not owner.queued:
         return f"no model function {action.function} is deployed"
-    if action.tier != contract.DEVICE:
+    if action.tier not in (contract.DEVICE, contract.HOST):
         return f"there is no tier {action.tier}"
     if owner.backoff is not None:
         return f"the last load of {owner.id} failed: a call has to try it first"
+    if action.tier == contract.HOST:
+        return try_stage(world, owner, action)
     if owner.max_copies and owner.copies >= owner.max_copies:
         return f"{owner.id} has {owner.copies} copies, and may have {owner.max_copies}"
     if len(action.parts) > 1:

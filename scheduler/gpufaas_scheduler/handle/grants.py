@@ -180,7 +180,7 @@ def reserve(
     costs = owner.costs[device.kind]
     assert costs is not None
     world.out += world.lending.take_back(device, costs.occupation)
-    copy = world.cluster.insert(device, owner, costs.occupation, costs.load_s)
+    copy = world.cluster.insert(device, owner, costs.occupation, owner.load_on(device))
     if owner.copies >= owner.target:
         world.short.pop(owner.id, None)
     return copy, tuple([each.id for each in victims])
@@ -193,7 +193,7 @@ def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...])
     for device, part, leaving in places:
         leave_for_others(world, device, leaving)
         world.out += world.lending.take_back(device, part.memory)
-        load_s = max(load_s, owner.load_s(device.kind) * part.memory / whole)
+        load_s = max(load_s, owner.load_on(device) * part.memory / whole)
     device, part, _ = places[0]
     copy = cluster.insert(device, owner, part.memory, load_s)
     if part.share:

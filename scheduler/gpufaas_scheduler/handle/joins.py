@@ -32,19 +32,27 @@ _MAX_ADOPTED: Final = 1 << 40
 def device_joined(world: World, event: m.DeviceJoined) -> None:
     known = world.devices.get(event.device.id)
     if event.snapshot is not None:
-        _device_came_back(world, event.device, event.snapshot, known)
+        _device_came_back(world, event, event.snapshot, known)
     else:
         if known is not None:
             # Its node restarted before its absence was noticed: it holds nothing any more.
             forget_removed(world, leave(world, known))
+        tell_staged(world, event)
         world.cluster.set_idle(world.cluster.attach(event.device))
     node_joined(world, event.device)
     world.freed = True
 
 
-def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, known: DeviceState | None) -> None:
+def tell_staged(world: World, event: m.DeviceJoined) -> None:
+    """The node of a device that joins tells what is in its host tier."""
+    if event.staged is not None:
+        hosts = world.cluster.hosts
+        hosts.tell(hosts.of(event.device), event.staged)
+
+
+def _device_came_back(world: World, event: m.DeviceJoined, snapshot: DeviceSnapshot, known: DeviceState | None) -> None:
     """A node tells what its device has. *known* is the device's state, if it was not taken for gone yet."""
-    now = world.cluster.now
+    now, device = world.cluster.now, event.device
     doc: DeviceDoc | None = None
     calls: dict[CallId, Call] = {}
     local: list[Call] = []
@@ -59,6 +67,7 @@ def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, kn
             calls[call.id] = call
         held = leave(world, known)
     waiting: dict[CallId, Call] = {}
+    tell_staged(world, event)
     adopt(world, device, snapshot, now, doc, now, calls, local, waiting)
     for call in waiting.values():
         wait_again(world, call)
@@ -253,7 +262,7 @@ def _adopt_residents(
         costs = owner.costs[state.kind]
         assert costs is not None
         charged = min(each.memory, costs.occupation if before is None else before.memory)
-        copy = residency.Copy(owner, charged, at - each.idle_s, at - each.load_age_s + costs.load_s, each.copy)
+        copy = residency.Copy(owner, charged, at - each.idle_s, at - each.load_age_s + owner.load_on(state), each.copy)
         copy.limit = each.memory
         copy.loading = each.loading
         copy.running = running[key]

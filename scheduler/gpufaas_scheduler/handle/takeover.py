@@ -14,7 +14,7 @@ from gpufaas_scheduler.handle.calls import arrived
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, note_lack
 from gpufaas_scheduler.handle.fleet import function_deployed
 from gpufaas_scheduler.handle.grants import next_local
-from gpufaas_scheduler.handle.joins import adopt, join_parts, whole_copies
+from gpufaas_scheduler.handle.joins import adopt, join_parts, tell_staged, whole_copies
 from gpufaas_scheduler.handle.waiting import wait_again
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import RUNNING
@@ -180,6 +180,7 @@ def _restore_devices(world: World, left: Left, waiting: dict[CallId, Call]) -> b
                     world.remembered[each.call] = (each, since)
             local = [waiting.pop(each.call) for each in doc.local if each.call in waiting]
         snapshot = event.snapshot or DeviceSnapshot(event.device)
+        tell_staged(world, event)
         changed |= adopt(world, event.device, snapshot, at, doc, since, calls, local, waiting)
     join_parts(world)
     for name, doc in known.items():

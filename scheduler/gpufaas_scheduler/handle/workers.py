@@ -49,7 +49,8 @@ def loaded(world: World, event: m.Loaded) -> None:
         world.freed = True
     costs = owner.costs[device.kind]
     if costs is not None and world.learn and is_time(event.load_s) and not copy.split:
-        costs.learn_load(event.load_s, LEARNING_RATE)
+        read_s = event.read_s if is_time(event.read_s) else 0.0
+        costs.learn_load(event.load_s, LEARNING_RATE, event.tier, read_s)
         world.learnt[(owner.id, device.kind)] = None
     if costs is not None:
         for grant in device.holding:

@@ -20,6 +20,8 @@ CAUSE: Final[Mapping[type[m.Event], int]] = {
     m.Measured: LOADED,
     m.Resized: LOADED,
     m.WorkerExited: LOADED,
+    m.Staged: LOADED,
+    m.Unstaged: LOADED,
     m.DeviceJoined: FLEET,
     m.DeviceLeft: FLEET,
     m.DeviceDrained: FLEET,

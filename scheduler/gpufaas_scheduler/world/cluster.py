@@ -19,6 +19,7 @@ from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.demand import Demand
 from gpufaas_scheduler.world.hits import Hits
+from gpufaas_scheduler.world.hosts import Hosts
 from gpufaas_scheduler.world.orphans import Orphans
 from gpufaas_scheduler.world.queue import GlobalQueue
 from gpufaas_scheduler.world.state import JOINED, Clearing, Copy, DeviceState, FunctionState, IdleKey
@@ -35,6 +36,7 @@ class Cluster:
         """All calls that wait or run, once there is a book of them."""
         self.devices: dict[DeviceId, DeviceState] = {}
         self.functions: dict[FunctionId, FunctionState] = {}
+        self.hosts = Hosts(self.functions)
         self.copies: dict[CopyId, tuple[DeviceState, Copy]] = {}
         self.largest: dict[str, Bytes] = {}
         """Memory of the largest device, by kind."""
@@ -91,7 +93,7 @@ class Cluster:
         if order is None:
             order = self.joined
         self.joined = max(self.joined, order + 1)
-        state = DeviceState(device, order, self.changes)
+        state = DeviceState(device, order, self.changes, self.hosts.of(device))
         state.mark()
         self.devices[device.id] = state
         self.largest[device.kind] = max(device.memory, self.largest.get(device.kind, 0))
@@ -109,6 +111,7 @@ class Cluster:
         del self.devices[device.id]
         device.gone = True
         device.forget()
+        self.hosts.leave(device.host, device.id)
         self.largest = {}
         self.least_compute = min([ALL_COMPUTE, *(each.compute for each in self.devices.values())])
         for each in self.devices.values():

@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from math import exp, inf, log1p, sqrt
 from typing import Final
 
-from gpufaas_core.model import Bytes, Function, Profile, Seconds, ServiceEstimate, TimesDoc
+from gpufaas_core.model import Bytes, Function, NodeId, Profile, Seconds, ServiceEstimate, TimesDoc
 from gpufaas_scheduler.world.changes import Marked
 from gpufaas_scheduler.world.conditions import Condition, Conditions
 from gpufaas_scheduler.world.times import ON_GRID, SHARE, BySize, ServiceTimes, on_grid
+
+HOST: Final = "host"
+DISK: Final = "disk"
+_FAR: Final = ("peer", "store")
+"""Where weights come from: see `messages.Loaded.tier`."""
 
 _THREE_OF_FOUR: Final = 0.674
 """Quantile of the standard normal distribution."""
@@ -22,15 +27,26 @@ class Costs:
     The first measurement of each figure replaces what was declared or guessed. Then times follow slowly; the more the
     service time varies, the slower. Its spread is learnt, too. The occupation is a peak and only grows: a worker that
     was started after small calls needs room for large ones.
+
+    Loads are learnt by where the weights came from. A load from the host tier that was never measured is taken for one
+    from disk without the time of reading; while that is not known either, for one from disk.
     """
 
     __slots__ = (
-        "batch", "conditions", "floor", "least", "load_s", "loaded", "measured", "noted", "occupation", "served",
-        "service_s", "size", "sized", "sizes", "times",
+        "batch", "conditions", "disk_s", "floor", "host_s", "least", "load_s", "loaded", "loads", "measured", "noted",
+        "occupation", "read_s", "served", "service_s", "size", "sized", "sizes", "staged", "times",
     )  # fmt: skip
 
-    def __init__(self, profile: Profile, floor: Bytes = 0) -> None:
-        self.load_s = profile.load_s
+    def __init__(self, profile: Profile, floor: Bytes = 0, staged: bool = False) -> None:
+        self.disk_s = profile.load_s
+        """The time of a load on a node that does not have the weights in its host tier."""
+        self.read_s = profile.read_s
+        """The part of it in which weights are read; 0.0: not known."""
+        self.loads = dict(profile.loads)
+        """Times of loads from other tiers, as far as they are known."""
+        self.staged = staged
+        """The host tier of some node has the weights."""
+        self.expect()
         self.service_s = profile.service_s
         self.size = profile.occupation
         """Guessed, then measured."""
@@ -56,9 +72,28 @@ class Costs:
         self.batch = 1.0
         """See `batch_size`."""
 
-    def learn_load(self, load_s: Seconds, rate: float) -> None:
-        self.load_s = self.load_s + rate * (load_s - self.load_s) if self.loaded else load_s
-        self.loaded = self.measured = True
+    def expect(self) -> None:
+        """Set the expected times of loads anew."""
+        self.host_s = host_s = self.loads.get(HOST, max(0.0, self.disk_s - self.read_s))
+        """The time of a load from the host tier of a node."""
+        self.load_s = host_s if self.staged else self.disk_s
+        """The time of a load where it is shortest now."""
+
+    def learn_load(self, load_s: Seconds, rate: float, tier: str = DISK, read_s: Seconds = 0.0) -> None:
+        """:param read_s: the part of it in which weights were read; 0.0: not known"""
+        if tier == DISK:
+            self.disk_s = self.disk_s + rate * (load_s - self.disk_s) if self.loaded else load_s
+            if read_s > 0.0:
+                read_s = min(read_s, load_s)
+                self.read_s = self.read_s + rate * (read_s - self.read_s) if self.read_s else read_s
+            self.loaded = True
+        else:
+            before = self.loads.get(tier)
+            self.loads[tier] = load_s if before is None else before + rate * (load_s - before)
+            if not self.loaded and tier in _FAR:
+                self.disk_s = load_s  # longer than from disk, but no guess
+        self.measured = True
+        self.expect()
 
     def learn_service(self, service_s: Seconds, size: float, rate: float) -> None:
         """:param rate: weight of this time in the mean; 0: the mean is given, and only the spread is learnt"""
@@ -139,26 +174,36 @@ class Costs:
         known = (("load", self.loaded), ("call", self.served), ("memory", self.sized))
         estimated = tuple(name for name, measured in known if self.measured and not measured)
         return Profile(
-            self.load_s, self.service_s, occupation, self.measured, self.times_doc(), estimated, self.conditions.docs()
-        )
+            self.disk_s, self.service_s, occupation, self.measured, self.times_doc(), estimated,
+            self.conditions.docs(), dict(self.loads), self.read_s,
+        )  # fmt: skip
 
 
 class CostsByKind(dict[str, Costs | None]):
     """By kind of device, made on first use; None: the function has no profile for it, and cannot run there."""
 
-    __slots__ = ("_function",)
+    __slots__ = ("_function", "staged")
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, staged: bool = False) -> None:
         super().__init__()
         self._function = function
+        self.staged = staged
+        """The host tier of some node has the weights."""
 
     def __missing__(self, kind: str) -> Costs | None:
         try:
-            costs = Costs(self._function.profile(kind), self._function.floor)
+            costs = Costs(self._function.profile(kind), self._function.floor, self.staged)
         except KeyError:
             costs = None
         self[kind] = costs
         return costs
+
+    def stage(self, staged: bool) -> None:
+        """The first host tier has the weights, or none does any more."""
+        self.staged = staged
+        for _, costs in self.known():
+            costs.staged = staged
+            costs.expect()
 
     def known(self) -> Iterator[tuple[str, Costs]]:
         """Yield the costs that exist so far."""
@@ -174,6 +219,19 @@ class Costed(Marked):
     batch_max: int
     adaptive: bool
     """Its batches adapt to its latency goal."""
+    staged: dict[NodeId, None]
+    """The nodes that have its weights in their host tiers."""
+
+    def stage(self, node: NodeId) -> None:
+        """The host tier of *node* has its weights."""
+        self.staged[node] = None
+        if not self.costs.staged:
+            self.costs.stage(True)
+
+    def unstage(self, node: NodeId) -> None:
+        self.staged.pop(node, None)
+        if not self.staged:
+            self.costs.stage(False)
 
     def load_s(self, kind: str) -> Seconds:
         costs = self.costs[kind]

@@ -16,6 +16,7 @@ from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.changes import Changes, Marked, device_key, function_key
 from gpufaas_scheduler.world.costs import Costed, CostsByKind
 from gpufaas_scheduler.world.grant import Grant
+from gpufaas_scheduler.world.hosts import HostTier
 from gpufaas_scheduler.world.queue import Flow
 from gpufaas_scheduler.world.ready import ReadyCopies
 from gpufaas_scheduler.world.times import SHARE
@@ -28,8 +29,8 @@ class FunctionState(Costed):
         "active", "adaptive", "backoff", "batch_max", "batch_wait_s", "called", "called_at", "constraints", "copies",
         "costs", "declared", "desired", "digest", "draining", "eager", "excess", "fits", "fits_as_of", "flow",
         "holders", "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number", "queued",
-        "ready", "removed", "reserves", "running", "share", "shared_hold", "slots", "starved", "target", "waiting",
-        "wanted", "whole",
+        "ready", "removed", "reserves", "running", "share", "shared_hold", "slots", "staged", "starved", "target",
+        "waiting", "wanted", "whole",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -69,6 +70,7 @@ class FunctionState(Costed):
         for others: otherwise two functions could evict each other in turns."""
         self.excess = 0
         """Of a model function: copies that scaling has asked for, asks for no more, and that are still there."""
+        self.staged = {}
         self.deploy(function)
 
     def deploy(self, function: Function) -> None:
@@ -95,7 +97,7 @@ class FunctionState(Costed):
         self.max_queue = function.max_queue
         self.declared = function
         """The function as it was deployed."""
-        self.costs = CostsByKind(function)
+        self.costs = CostsByKind(function, bool(self.staged))
         self.starved: str | None = None
         """Why no device has enough memory for its load; set when a load runs out of memory."""
         self.backoff: Backoff | None = None
@@ -159,6 +161,15 @@ class FunctionState(Costed):
             return Reason(NO_COMPUTE, compute=self.wanted, spare=device.compute)
         costs = self.costs[device.kind]
         return NO_PROFILE if costs is None else costs.occupation
+
+    def load_on(self, device: DeviceState) -> Seconds:
+        """Return how long a load takes on *device*; infinite where it cannot run."""
+        costs = self.costs[device.kind]
+        if costs is None:
+            return inf
+        if not self.staged:
+            return costs.load_s
+        return costs.host_s if device.host.node in self.staged else costs.disk_s
 
     def add(self, copy: Copy, device: DeviceState) -> None:
         """The copy takes calls from now on: it begins to load, or does not drain any more."""
@@ -263,14 +274,17 @@ class DeviceState(Marked):
 
     __slots__ = (
         "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "direct", "evictions", "flows",
-        "free_at", "gone", "hits", "holding", "id", "idle_key", "kind", "listed", "local", "local_s", "misses",
+        "free_at", "gone", "hits", "holding", "host", "id", "idle_key", "kind", "listed", "local", "local_s", "misses",
         "noted_at",
         "order", "others", "part", "preload", "preloads", "reserved", "residency", "served", "shut", "starts",
     )  # fmt: skip
 
-    def __init__(self, device: Device, order: int, changes: Changes) -> None:
+    def __init__(self, device: Device, order: int, changes: Changes, host: HostTier) -> None:
         super().__init__(device_key(device.id), changes)
         self.device = device
+        self.host = host
+        """Of its node."""
+        host.devices.add(device.id)
         self.id = device.id
         self.kind = device.kind
         self.order = order

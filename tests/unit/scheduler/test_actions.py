@@ -76,7 +76,10 @@ class Site:
         return self.out
 
     def deploy(self, name: str, need: Need = Need(), **options: object) -> None:  # noqa: B008
-        profiles = {"*": Profile(3.0, 1.0, 10)}
+        self.deploy_with(name, Profile(3.0, 1.0, 10), need, **options)
+
+    def deploy_with(self, name: str, profile: Profile, need: Need = Need(), **options: object) -> None:  # noqa: B008
+        profiles = {"*": profile}
         self.tell(m.FunctionDeployed(Function(FunctionId(name), name, need, profiles, **options)))  # type: ignore[arg-type]
 
     def call(self, name: str, function: str) -> list[m.Command]:

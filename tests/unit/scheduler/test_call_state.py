@@ -5,7 +5,7 @@ from tests.unit.scheduler.world import World, state_of
 
 from gpufaas_cache_manager.residency import Copy
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.steps import IllegalStep
 from gpufaas_scheduler.engine import Engine
@@ -27,6 +27,7 @@ from gpufaas_scheduler.world.call_state import (
 )
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.changes import Changes
+from gpufaas_scheduler.world.hosts import HostTier
 from gpufaas_scheduler.world.state import DeviceState, FunctionState
 
 STEPS = {
@@ -68,7 +69,10 @@ def test_an_illegal_step_in_the_book_changes_nothing() -> None:
             step(call)
     with pytest.raises(IllegalStep):
         book.adopt(
-            call, DeviceState(Device(DeviceId("a"), "gpu", 1), 0, Changes()), Copy(owner, 1, 0.0, 0.0), twin=False
+            call,
+            DeviceState(Device(DeviceId("a"), "gpu", 1), 0, Changes(), HostTier(NodeId(""))),
+            Copy(owner, 1, 0.0, 0.0),
+            twin=False,
         )
     assert (list(book), book.waiting, owner.waiting, owner.running, call.state) == ([call], 1, 1, 0, WAITING)
 

@@ -55,7 +55,7 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, header: str) ->
     path.write_text(f"{header}\n")
     version = msgspec.json.decode(header)["version"]
 
-    with pytest.raises(InvalidSpec, match=f"version {version}, this program reads version 4: replay it with the rel"):
+    with pytest.raises(InvalidSpec, match=f"version {version}, this program reads version 5: replay it with the rel"):
         list(replay(path))
 
 

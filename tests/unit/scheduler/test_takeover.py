@@ -18,7 +18,7 @@ from tests.unit.scheduler.world import limited, state_of
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Part, Profile, copy_id
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, NodeId, Part, Profile, copy_id
 from gpufaas_core.snapshot import (
     DeviceDoc,
     DeviceSnapshot,
@@ -27,6 +27,7 @@ from gpufaas_core.snapshot import (
     NodeSnapshot,
     ResidentSnapshot,
     RunningCall,
+    StagedWeights,
 )
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
@@ -76,6 +77,8 @@ class Nodes:
     devices: dict[DeviceId, Device] = field(default_factory=dict)
     workers: dict[DeviceId, dict[str, Worker]] = field(default_factory=dict)
     running: dict[DeviceId, dict[CallId, Running]] = field(default_factory=dict)
+    staged: dict[FunctionId, bool] = field(default_factory=dict)
+    """The host tier of their one node; true: the weights are on their way there."""
 
     def join(self, device: Device) -> None:
         self.devices[device.id], self.workers[device.id], self.running[device.id] = device, {}, {}
@@ -99,6 +102,9 @@ class Nodes:
                 self.workers[device][copy_id(function, copy)].memory = memory
             case m.Abort(call, device):
                 self.running[device][call].abandoned = True
+            case m.Stage(function):
+                assert function not in self.staged
+                self.staged[function] = True
 
     def memory_of(self, command: m.Resize) -> int:
         return self.workers[command.device][copy_id(command.function, command.copy)].memory
@@ -115,6 +121,9 @@ class Nodes:
             calls = self.running[device]
             for call in [name for name, each in calls.items() if copy_id(each.grant.function, each.grant.copy) == key]:
                 del calls[call]
+
+    def all_staged(self) -> tuple[StagedWeights, ...]:
+        return tuple(StagedWeights(each, 1, staging) for each, staging in self.staged.items())
 
     def snapshot(self, device: DeviceId, now: float) -> DeviceSnapshot:
         workers, running = self.workers[device], self.running[device]
@@ -142,9 +151,17 @@ class Site:
     """An engine and its nodes, under random events; and what the engine wrote behind, as JSON."""
 
     def __init__(
-        self, policy: str, replacement: str, learn: bool, rng: random.Random, needs: tuple[Need, ...] = NEEDS
+        self,
+        policy: str,
+        replacement: str,
+        learn: bool,
+        rng: random.Random,
+        needs: tuple[Need, ...] = NEEDS,
+        host: int = 0,
     ) -> None:
+        """:param host: the size of their node's host tier; without one, nothing is staged"""
         self.rng = rng
+        self.host = host
         self.needs = needs
         self.models: dict[FunctionId, Need] = {}
         self.how = (policy, replacement, learn)
@@ -207,9 +224,12 @@ class Site:
         engine.handle(left(self.store, self.now, queued=queued), now)
         names = list(self.nodes.devices)
         self.rng.shuffle(names)
-        snapshot = NodeSnapshot(tuple(self.nodes.snapshot(each, self.now) for each in names), 1)
-        for each in msgspec.json.decode(msgspec.json.encode(snapshot), type=NodeSnapshot).devices:
-            assert engine.handle(m.DeviceJoined(each.device, each), now) == []
+        snapshot = NodeSnapshot(
+            tuple(self.nodes.snapshot(each, self.now) for each in names), 1, self.nodes.all_staged()
+        )
+        told = msgspec.json.decode(msgspec.json.encode(snapshot), type=NodeSnapshot)
+        for each in told.devices:
+            assert engine.handle(m.DeviceJoined(each.device, each, told.staged), now) == []
         if not queued:
             calls = list(self.waiting.items())
             self.rng.shuffle(calls)
@@ -231,6 +251,8 @@ class Site:
         self.now += rng.choice([0.0, 0.25, 1.0])
         if (wake_at := self.engine.wake_at) is not None and wake_at <= self.now:
             self.tell(m.Woken())
+        if self.host and choice % 5 == 0:
+            self.stage(choice // 5)
         running = [each for calls in self.nodes.running.values() for each in calls.values()]
         workers = [(device, each) for device, held in self.nodes.workers.items() for each in held.values()]
         loading = [(device, each) for device, each in workers if each.loading]
@@ -277,7 +299,25 @@ class Site:
 
     def loaded(self, device: DeviceId, worker: Worker) -> None:
         worker.loading = False
-        self.tell(m.Loaded(worker.function, device, self.rng.randint(4, 40) / 8, 0, worker.copy))
+        load_s, tier, read_s = self.rng.randint(4, 40) / 8, "disk", 0.0
+        if self.host:
+            tier, read_s = "disk" if self.nodes.staged.get(worker.function, True) else "host", load_s / 2
+        self.tell(m.Loaded(worker.function, device, load_s, 0, worker.copy, tier, read_s))
+
+    def stage(self, pick: int) -> None:
+        """The node does what it was asked, or not; or it keeps or drops weights of its own accord."""
+        node, staged = NodeId("n"), self.nodes.staged
+        asked = [each for each, staging in staged.items() if staging]
+        function = asked[0] if asked else FunctionId(f"f{pick % 8}")
+        if asked and pick % 3 == 0:
+            del staged[function]
+            self.tell(m.Unstaged(node, function, "it had no room"))
+        elif asked or (function not in staged and function in self.functions):
+            staged[function] = False
+            self.tell(m.Staged(node, function, 1))
+        elif function in staged:
+            del staged[function]
+            self.tell(m.Unstaged(node, function))
 
     def refuse(self, running: Running) -> None:
         """Not the first of several calls on a worker that never came; see the ADR for calls of CPU functions."""
@@ -305,16 +345,23 @@ class Site:
             self.tell(m.DeviceLeft(name, "gone"))
         elif names and pick % 3 == 1:
             name = names[pick % len(names)]
-            self.tell(m.DeviceJoined(self.nodes.devices[name], self.nodes.snapshot(name, self.now)))
+            self.tell(m.DeviceJoined(self.nodes.devices[name], self.nodes.snapshot(name, self.now), self.all_staged()))
         else:
-            device = Device(DeviceId(f"n/d{pick % 5}"), ("cpu", "kind1")[pick % 2], self.rng.randint(20, 60) << 20)
-            self.nodes.join(device)
-            self.tell(m.DeviceJoined(device))
+            self.join(f"n/d{pick % 5}", ("cpu", "kind1")[pick % 2], self.rng.randint(20, 60) << 20)
+
+    def join(self, name: str, kind: str, memory: int) -> None:
+        device = Device(DeviceId(name), kind, memory, host_memory=self.host)
+        self.nodes.join(device)
+        self.tell(m.DeviceJoined(device, None, self.all_staged()))
+
+    def all_staged(self) -> tuple[StagedWeights, ...] | None:
+        return self.nodes.all_staged() if self.host else None
 
     def deploy_or_remove(self, pick: int) -> None:
         name = FunctionId(f"f{pick % 8}")
         if pick % 3 == 0 and name in self.functions:
             del self.functions[name]
+            self.nodes.staged.pop(name, None)
             self.tell(m.FunctionRemoved(name, drain=pick % 2 == 0))
         elif name in self.functions:
             self.deploy(name, slots=None if self.functions[name].need.compute else 3)
@@ -386,13 +433,21 @@ def test_a_successor_decides_as_its_predecessor_would_have(
     succeed(policy, replacement, learn, queued, seed, before, after)
 
 
-def succeed(policy: str, replacement: str, learn: bool, queued: bool, seed: int, before: int, after: int) -> None:
+@examples(100)
+@given(POLICY, st.booleans(), st.booleans(), SEED, STEPS, STEPS)
+def test_a_successor_knows_what_is_staged(
+    policy: str, learn: bool, queued: bool, seed: int, before: int, after: int
+) -> None:
+    succeed(policy, "cost-aware", learn, queued, seed, before, after, host=100)
+
+
+def succeed(
+    policy: str, replacement: str, learn: bool, queued: bool, seed: int, before: int, after: int, host: int = 0
+) -> None:
     rng = random.Random(seed)
-    site = Site(policy, replacement, learn, rng)
+    site = Site(policy, replacement, learn, rng, host=host)
     for number in range(rng.randint(1, 4)):
-        device = Device(DeviceId(f"n/d{number}"), ("cpu", "kind1")[number % 2], rng.randint(20, 60) << 20)
-        site.nodes.join(device)
-        site.tell(m.DeviceJoined(device))
+        site.join(f"n/d{number}", ("cpu", "kind1")[number % 2], rng.randint(20, 60) << 20)
     for number in range(8):
         site.deploy(FunctionId(f"f{number}"), rng.choice([None, None, 1, 3]))
     for _ in range(before):
@@ -419,9 +474,7 @@ def start_from_stale_docs(policy: str, gone: bool, seed: int, before: int) -> No
     rng = random.Random(seed)
     site = Site(policy, "lru", True, rng)
     for number in range(3):
-        device = Device(DeviceId(f"n/d{number}"), "cpu", 60 << 20)
-        site.nodes.join(device)
-        site.tell(m.DeviceJoined(device))
+        site.join(f"n/d{number}", "cpu", 60 << 20)
     for number in range(8):
         site.deploy(FunctionId(f"f{number}"), rng.choice([None, None, 1, 3]))
     for _ in range(before):
@@ -801,9 +854,7 @@ def test_each_doc_that_an_event_changes_is_named(policy: str, learn: bool, seed:
     )
     site.engine = cast(Engine, Watched(engine))
     for number in range(3):
-        device = Device(DeviceId(f"n/d{number}"), ("cpu", "kind1")[number % 2], rng.randint(20, 60) << 20)
-        site.nodes.join(device)
-        site.tell(m.DeviceJoined(device))
+        site.join(f"n/d{number}", ("cpu", "kind1")[number % 2], rng.randint(20, 60) << 20)
     for number in range(8):
         site.deploy(FunctionId(f"f{number}"), rng.choice([None, None, 1, 3]))
     for _ in range(steps):
@@ -817,9 +868,7 @@ def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: i
     rng = random.Random(seed)
     site = Site("lb", "lru", False, rng, (Need(),))
     for number in range(4):
-        device = Device(DeviceId(f"n/d{number}"), "cpu", 40 << 20)
-        site.nodes.join(device)
-        site.tell(m.DeviceJoined(device))
+        site.join(f"n/d{number}", "cpu", 40 << 20)
     for number in range(8):
         site.deploy(FunctionId(f"f{number}"), None)
     for _ in range(steps):

@@ -1,0 +1,38 @@
+"""Weights in the host tiers of nodes: the nodes tell of them, and policies ask for some."""
+
+from gpufaas_core import messages as m
+from gpufaas_scheduler import contract
+from gpufaas_scheduler.world.state import FunctionState
+from gpufaas_scheduler.world.world import World
+
+
+def staged(world: World, event: m.Staged) -> None:
+    host = world.cluster.hosts.by_node.get(event.node)
+    if host is None:
+        world.ignored["Staged"] += 1
+        return
+    world.cluster.hosts.stage(host, event.function, event.size)
+    world.freed = True  # a load is shorter now than a wait may be
+
+
+def unstaged(world: World, event: m.Unstaged) -> None:
+    host = world.cluster.hosts.by_node.get(event.node)
+    if host is None or not (event.function in host.staged or event.function in host.staging):
+        world.ignored["Unstaged"] += 1
+        return
+    if event.function in host.staging:
+        host.declined[event.function] = world.cluster.now
+    world.cluster.hosts.unstage(host, event.function)
+
+
+def try_stage(world: World, owner: FunctionState, action: contract.Load) -> str | None:
+    """Do *action*, a load into the host tier of a node, or return why not."""
+    device = world.devices.get(action.parts[0].device) if action.parts else None
+    if device is None:
+        return f"there is no device {action.parts[0].device}" if action.parts else "a load says a device of its node"
+    host = device.host
+    refusal = host.refusal(owner.id, world.cluster.now)
+    if refusal is None:
+        host.staging[owner.id] = None
+        world.out.append(m.Stage(owner.id, host.node))
+    return refusal
