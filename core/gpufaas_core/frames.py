@@ -14,6 +14,7 @@ A call, seen from the node::
     ← ANSWER (head, body inline)                        or  HEAD, CHUNK*, END
     ← MEASURED after that, if the memory of the worker grew; always after its first call
     → CANCEL at any time: the caller is gone; the worker stops at its next chunk and still answers END
+    → PING at any time, if READY says that the worker has an event loop   ← PONG, from the loop itself
 
 Before all calls, once, on slot 0: ← READY or FAILED. Before the CALL of a slot whose call is the first of a batch:
 → BATCH; the other calls are on the first of its seats.
@@ -43,6 +44,7 @@ class Kind:
     BODY_END: Final = 3
     CANCEL: Final = 4
     BATCH: Final = 5
+    PING: Final = 6
     READY: Final = 16
     FAILED: Final = 17
     ANSWER: Final = 18
@@ -50,6 +52,7 @@ class Kind:
     CHUNK: Final = 20
     END: Final = 21
     MEASURED: Final = 22
+    PONG: Final = 23
 
 
 KINDS: Final = frozenset(value for name, value in vars(Kind).items() if name.isupper())
@@ -121,6 +124,8 @@ class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
     phases: list[tuple[str, Seconds]]
     data_base: Bytes = 0
     """Private writable memory at the fork point. A limit is this plus the reservation."""
+    loop: bool = False
+    """One event loop runs all calls, and answers PING."""
 
 
 class FailedHead(msgspec.Struct, array_like=True, frozen=True):

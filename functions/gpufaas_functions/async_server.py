@@ -2,8 +2,8 @@
 Serves an ``async def handle``: one event loop for all slots of a worker, and one task for each call.
 
 A slot's socket carries one call at a time, as for threads (`slot_server`). A CANCEL cancels the task of the call, so
-the author's code gets ``CancelledError`` at its next await. A body that streams is read to its end before the handler
-begins, since the event's methods do not await.
+the author's code gets ``CancelledError`` at its next await. A PING is answered at once: the loop lives. A body that
+streams is read to its end before the handler begins, since the event's methods do not await.
 """
 
 import asyncio
@@ -127,6 +127,8 @@ class AsyncSlot(asyncio.Protocol):
                     self._begin(head, body)
             elif kind == Kind.CANCEL:
                 self._cancel()
+            elif kind == Kind.PING:
+                self._transport.write(encode_frame(Kind.PONG))
             elif self._head is not None:
                 if kind == Kind.BODY:
                     self._body.append(body)

@@ -142,7 +142,7 @@ def _serve_async(
     from gpufaas_functions.async_server import AsyncServer  # only where it is needed
 
     server = AsyncServer(start.function, start.device, handle, memory, alone=len(slots) == 1)
-    server.serve(slots, encode_frame(Kind.READY, ReadyHead(memory.peak(), phases, fork_point().data)))
+    server.serve(slots, encode_frame(Kind.READY, ReadyHead(memory.peak(), phases, fork_point().data, loop=True)))
 
 
 def _memory_of(start: WorkerStart, slots: int) -> Memory:

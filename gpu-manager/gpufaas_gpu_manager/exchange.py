@@ -75,6 +75,13 @@ class BatchSlot(Slot, Protocol):
         """The call that begins next is the first of a batch of so many; the others began on its seats (`batches`)."""
 
 
+class PingSlot(Slot, Protocol):
+    """A slot of a worker whose event loop answers pings."""
+
+    def ping(self) -> None:
+        """Ask for a sign of life: the slot's owner gets `on_pong`."""
+
+
 class Exchange(AnswerBuffer):
     """See module."""
 
@@ -245,7 +252,11 @@ class SlotProtocol(asyncio.Protocol):
         self._left = -1
         """Bytes that are left of the declared Content-Length; -1: none was declared."""
         self._bodiless = False
+        self._whole = False
+        """Its call begins when its frame was read completely."""
         self._broken = False
+        self._pings = 0
+        """Those that are not answered yet."""
         self._writable: asyncio.Future[None] | None = None
         self._full = False
         self._closed = False
@@ -263,6 +274,7 @@ class SlotProtocol(asyncio.Protocol):
                 exchange.state = states.HOLD[exchange.state]
             return  # the worker has died, or will be killed for this: then its calls are failed or placed again
         self._bodiless = head.method == "HEAD"
+        self._whole = head.body_mode != STREAM
         frame = encode_prefix(Kind.CALL, head, len(body))
         if len(body) <= 16 * 1024:
             self._transport.write(frame + body)
@@ -275,6 +287,12 @@ class SlotProtocol(asyncio.Protocol):
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(encode_frame(Kind.BATCH, BatchHead(calls)))
+
+    def ping(self) -> None:
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._pings += 1
+            self._transport.write(encode_frame(Kind.PING))
 
     def cancel(self) -> None:
         """Tell the worker that nobody waits for this call. Its frames are dropped, its END still counts."""
@@ -353,6 +371,9 @@ class SlotProtocol(asyncio.Protocol):
             peak = _decoded(_decode_measured, header).peak
             _check_figures(0.0, peak)
             self._worker.on_measured(peak)
+        elif kind == Kind.PONG and self._pings:
+            self._pings -= 1
+            self._worker.on_pong()
         elif exchange is None:
             raise BrokenFrame(f"a frame of kind {kind}, while it had no call")
         elif kind == Kind.CHUNK and self._answering:
@@ -405,8 +426,13 @@ class SlotProtocol(asyncio.Protocol):
     def eof_received(self) -> bool:
         return False
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
+    def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        exchange = self._exchange
+        # The kernel says so if the worker closed it, or died, before it had read all.
+        unread = isinstance(exc, (ConnectionResetError, BrokenPipeError)) and self._whole and not self._answering
+        if unread and exchange is not None and exchange.state == states.RUNNING:
+            exchange.state = states.HOLD[exchange.state]
         self.resume_writing()
         self._worker.on_slot_lost()
         if not self._closed:
@@ -440,6 +466,7 @@ class SlotOwner:
     on_broken: Callable[[str], None]
     on_slot_lost: Callable[[], None]
     on_slot_closed: Callable[[], None]
+    on_pong: Callable[[], None]
     watch_abandoned: Callable[[], None]
     on_done: Callable[[Slot, Exchange, float, int, bool, bool], None]
     on_measured: Callable[[Bytes], None]

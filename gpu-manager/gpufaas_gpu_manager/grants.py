@@ -152,7 +152,7 @@ class Grants:
         exchange.fail(Preempted(f"{reason}: call again") if reason else removed)
         if exchange.slot is not None:
             exchange.slot.cancel()
-            worker.calls.watch_abandoned()
+            worker.calls.abandoned.watch()
             return
         self._take_back(exchange)
         self._revoke(call, exchange.grant.number)
@@ -177,7 +177,7 @@ class Grants:
             exchange.state = states.ABANDON[exchange.state]
             exchange.worker.calls.stopped[exchange] = reason
             exchange.slot.cancel()
-            exchange.worker.calls.watch_abandoned()
+            exchange.worker.calls.abandoned.watch()
 
     def _take_back(self, exchange: Exchange) -> None:
         """End an exchange that no slot has. Its worker may go on loading, for the next call."""

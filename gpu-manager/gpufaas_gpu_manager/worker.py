@@ -124,7 +124,8 @@ class Worker(SlotOwner):
         self.timers = Timers()
         self.calls = calls = WorkerCalls(self, host)
         self.on_slots, self.on_done, self.on_call_lost = calls.on_slots, calls.on_done, calls.on_call_lost
-        self.watch_abandoned, self.ran_out = calls.watch_abandoned, calls.ran_out
+        self.watch_abandoned, self.on_pong = calls.abandoned.watch, calls.abandoned.on_pong
+        self.ran_out = calls.ran_out
         self.on_broken = self.kill
         self._starting: asyncio.Task[None] | None = None
         self._fetch = WorkerFetch(spec)
@@ -163,6 +164,7 @@ class Worker(SlotOwner):
         self.timers.cancel("progress")
         self.timers.cancel("thrashing")
         self.ready_head = head
+        self.calls.abandoned.pings = head.loop
         if self.scratch:
             if not self.checked.done():
                 self.checked.set_result(None)

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol, cast
 
 from gpufaas_core.bundle import WorkerSpec
@@ -11,6 +11,7 @@ from gpufaas_core.errors import GpufaasError, GrantRefused, OutOfMemory, WorkerC
 from gpufaas_core.messages import Event, Finished, Measured, NodeRefused
 from gpufaas_core.model import Bytes, CallId, DeviceId, Seconds
 from gpufaas_core.units import format_bytes
+from gpufaas_gpu_manager.abandoned import AbandonedCalls
 from gpufaas_gpu_manager.batches import Batches, Seats
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.exchange import MODEL_BUFFER, STREAM_BUFFER, BatchSlot, Exchange, Slot
@@ -119,6 +120,7 @@ class WorkerCalls:
         self.stopped: dict[Exchange, str] = {}
         """Those that the policy has stopped and that run again elsewhere once their worker has let go; and why."""
         self.batches = Batches(worker.timers, self._begin_together)
+        self.abandoned = AbandonedCalls(worker.timers, host.settings.abort_grace_s, self._bound, worker.kill)
         self._worker = worker
         self._host = host
         self._free: list[Slot] = []
@@ -235,16 +237,8 @@ class WorkerCalls:
     def _kind(self) -> tuple[str, str]:
         return self._worker.spec.digest, self._worker.device.source.device.kind
 
-    def watch_abandoned(self) -> None:
-        """Kill the worker if all calls that it runs are abandoned and do not end by themselves in time."""
-        self._worker.timers.later("abandoned", self._host.settings.abort_grace_s, self._end_abandoned)
-
-    def _end_abandoned(self) -> None:
-        bound = [each for each in self.exchanges.values() if each.slot is not None]
-        if bound and all(each.abandoned for each in bound):
-            self._worker.kill(f"a call that nobody waits for ran on for {self._host.settings.abort_grace_s:g} s")
-        elif any(each.abandoned for each in bound):
-            self.watch_abandoned()
+    def _bound(self) -> Iterator[Exchange]:
+        return (each for each in self.exchanges.values() if each.slot is not None)
 
     def on_call_lost(self, slot: Slot, exchange: Exchange, reason: str) -> None:
         """

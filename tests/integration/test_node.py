@@ -103,7 +103,7 @@ class Rig:
     ) -> FunctionId:
         self.bundles.write(name, source, kind)
         function = FunctionId(f"{name}.ns@1")
-        need = Need() if kind == "model" else Need(0, slots=slots)
+        need = Need(100 if kind == "model" else 0, slots=slots)
         await self.node.functions.define(
             WorkerSpec(function, name, "ns", name, kind, need, stall_s=stall_s)  # type: ignore[arg-type]
         )
@@ -828,6 +828,71 @@ async def test_a_call_that_runs_on_for_nobody_is_killed_after_its_grace(rig: Rig
 
     await eventually(lambda: rig.facts_of(WorkerExited))
     assert rig.node.workers() == []
+
+
+BLOCKS = """
+    import asyncio, os, time
+    def load(device): return {"begun": []}
+    async def handle(model, event, context):
+        model["begun"].append(context.call_id)
+        match event.text:
+            case "wait":
+                await asyncio.sleep(60)
+            case "block":
+                while len(model["begun"]) < 2:
+                    await asyncio.sleep(0.01)
+                print("it blocks", flush=True)
+                time.sleep(60)
+            case "endless":
+                while True:
+                    try:
+                        await asyncio.sleep(60)
+                    except asyncio.CancelledError:
+                        print("it goes on", flush=True)
+        return str(os.getpid())
+"""
+
+
+async def test_a_loop_that_stands_still_is_ended_and_calls_that_it_had_not_begun_are_placed_again(rig: Rig) -> None:
+    function = await rig.function("blocks", BLOCKS, slots=4)
+    grants = [rig.grant(function, cold=True), *(rig.grant(function) for _ in range(3))]
+    bodies = (b"wait", b"block", b"one", b"two")
+    begun = [
+        rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), body)
+        for grant, body in zip(grants[:2], bodies, strict=False)
+    ]
+    await eventually(lambda: "it blocks" in rig.logs.lines)
+    unread = [
+        rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), body)
+        for grant, body in zip(grants[2:], bodies[2:], strict=True)
+    ]
+
+    rig.node.grants.abort(grants[1].call, DEVICE)  # the caller of the call that blocks
+
+    with pytest.raises(WorkerCrashed, match=r"its event loop stood still for 0\.5 s, while a call ran that nobody w"):
+        await begun[0].answer()
+    for each in unread:
+        with pytest.raises(GrantRefused):
+            await each.answer()
+    assert {each.call for each in rig.facts_of(NodeRefused)} == {each.call for each in grants[2:]}
+    assert len(rig.facts_of(WorkerExited)) == 1
+    assert rig.node.workers() == []
+
+
+async def test_a_call_that_goes_on_for_nobody_on_a_loop_that_lives_costs_nothing(rig: Rig) -> None:
+    function = await rig.function("blocks", BLOCKS, slots=4)
+    endless, waits = rig.grant(function, cold=True), rig.grant(function)
+    for grant, body in ((endless, b"endless"), (waits, b"wait")):
+        rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), body)
+    first = await rig.call(rig.grant(function))
+
+    rig.node.grants.abort(endless.call, DEVICE)
+    await eventually(lambda: "it goes on" in rig.logs.lines)
+    await asyncio.sleep(1.2)  # more than twice the grace
+
+    assert await rig.call(rig.grant(function)) == first, "in the same process"
+    rig.node.grants.abort(waits.call, DEVICE)
+    await eventually(lambda: rig.facts_of(WorkerExited))  # from now on nobody waits for any of its calls
 
 
 async def test_cpu_functions_run_as_many_calls_at_once_as_they_have_slots(rig: Rig) -> None:

@@ -172,6 +172,29 @@ def test_a_handler_that_blocks_the_loop_blocks_only_its_worker(platform: Platfor
     assert blocks.result().text == "it has slept"
 
 
+@pytest.mark.long
+def test_a_loop_that_is_blocked_for_good_is_ended_while_calls_keep_coming_and_they_are_answered(
+    platform: Platform,
+) -> None:
+    path = platform.deploy("loop", LOOP, slots="4")
+    first = platform.call(f"{path}/json", b"1").json()["pid"]
+    begun = platform.begin(f"{path}/wait")
+    until(lambda: "it waits" in platform.log("loop"))
+    with platform.socket() as connection:
+        connection.sendall(f"POST {path}/block HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n60".encode())
+        until(lambda: platform.running() == 2)
+        time.sleep(0.5)
+    began = time.monotonic()
+    late = [platform.call(f"{path}/json", b"1", headers={"X-Timeout": "2s"}) for _ in range(2)]
+    last = platform.begin(f"{path}/json", b"1")
+
+    assert [each.status_code for each in late] == [504, 504]
+    assert last.result().json()["pid"] != first, "it was not begun on the old worker, and so runs on another"
+    assert 9 < time.monotonic() - began < 14
+    assert begun.result().status_code == 502
+    assert "its event loop stood still for 10 s" in begun.result().text
+
+
 def test_what_an_async_handler_prints_belongs_to_its_call(platform: Platform) -> None:
     source = """
         import asyncio

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from gpufaas_core.errors import BadAnswer
 from gpufaas_core.frames import (
+    FILE,
+    INLINE,
     KINDS,
+    STREAM,
     AnswerHead,
     CallHead,
     EndHead,
@@ -59,7 +62,7 @@ class Owner:
         self.on_measured = self.measured.append
         self.broken = ""
         self.spoken: list[ReadyHead | FailedHead] = []
-        self.watched = 0
+        self.watched = self.pongs = 0
         self.closed = 0
         self.on_ready = self.on_failed = self.spoken.append
 
@@ -72,6 +75,9 @@ class Owner:
 
     def on_slot_lost(self) -> None: ...
 
+    def on_pong(self) -> None:
+        self.pongs += 1
+
     def on_slot_closed(self) -> None:
         self.closed += 1
 
@@ -83,7 +89,13 @@ class Rig:
     """A slot whose worker is ready, with one call."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, *, index: int = 0, ready: bool = True, method: str = "POST"
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        index: int = 0,
+        ready: bool = True,
+        method: str = "POST",
+        body_mode: int = INLINE,
     ) -> None:
         self.owner, self.transport = Owner(), Transport()
         self.slot = SlotProtocol(cast(Any, self.owner), index)
@@ -92,7 +104,7 @@ class Rig:
             self.slot.data_received(READY)
         grant = Grant(1, 1, (CallId("c"),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
         self.exchange = Exchange(grant, self.owner, loop, 0.0)
-        self.exchange.arrive(CallHead("c", method, "/", b"", []), b"")
+        self.exchange.arrive(CallHead("c", method, "/", b"", [], body_mode), b"")
         if ready:
             self.exchange.bind(self.slot, 0.0, True)
 
@@ -256,6 +268,44 @@ def test_a_slot_says_that_its_other_end_is_closed_but_not_when_we_closed_it(loop
         each.slot.connection_lost(None)
 
     assert (theirs.owner.closed, ours.owner.closed) == (1, 0)
+
+
+@pytest.mark.parametrize("body_mode", [INLINE, FILE])
+def test_a_call_whose_worker_died_before_it_had_read_it_can_be_placed_again(
+    loop: asyncio.AbstractEventLoop, body_mode: int
+) -> None:
+    unread, read, answering = (Rig(loop, body_mode=body_mode) for _ in range(3))
+    answering.say(encode_frame(Kind.HEAD, OK))
+
+    unread.slot.connection_lost(ConnectionResetError())
+    read.slot.connection_lost(None)
+    answering.slot.connection_lost(ConnectionResetError())  # a CANCEL that it did not read
+
+    assert (unread.exchange.untouched, read.exchange.untouched, answering.exchange.untouched) == (True, False, False)
+
+
+def test_a_call_with_a_body_that_streams_may_have_begun_though_not_all_was_read(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    rig = Rig(loop, body_mode=STREAM)
+
+    rig.slot.connection_lost(ConnectionResetError())
+
+    assert not rig.exchange.untouched
+
+
+def test_a_sign_of_life_comes_only_when_it_is_asked_for(loop: asyncio.AbstractEventLoop) -> None:
+    asked, unasked = Rig(loop), Rig(loop)
+    asked.slot.ping()
+    assert asked.transport.written.endswith(encode_frame(Kind.PING))
+
+    for each in (asked, unasked):
+        each.say(encode_frame(Kind.PONG))
+
+    assert (asked.owner.pongs, asked.owner.broken) == (1, "")
+    assert (unasked.owner.pongs, bool(unasked.owner.broken)) == (0, True)
+    asked.say(encode_frame(Kind.ANSWER, OK, b"hello"))
+    assert asked.exchange.take() == (OK, b"hello", True), "its call went on"
 
 
 # --- whatever comes ---
