@@ -5,12 +5,16 @@ same model in a bare loop.
     python benchmarks/batching.py [--seconds 5] [--rounds 3] [--callers 32] [--json]
 
 Each round runs all four in turn, so that all meet the same machine; medians of the rounds are shown. The model uses one
-thread; callers and gateway need another processor. The first bar holds where the bare loop itself gives that much.
+thread; callers and gateway need another processor: wrk makes the calls, if it is there. The first bar holds where the
+bare loop itself gives that much. The time between the end of a batch and the begin of the next is measured in the
+handler: it says more than calls/s where others use the machine, too.
 """
 
 import argparse
 import asyncio
 import json
+import re
+import shutil
 import statistics
 import struct
 import subprocess
@@ -18,8 +22,9 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx
 import psutil
 from _platform import gpufaas, platform
 from rich.console import Console
@@ -30,6 +35,8 @@ MORE_CALLS, OF_BARE = 1.5, 0.9
 """The bars: calls/s in batches against call by call, and against the bare loop."""
 BODY = struct.pack("<3072f", *((n % 255) / 255 for n in range(3072)))
 HANDLER = '''
+import statistics, time
+
 import torch
 from torch import nn
 
@@ -54,16 +61,57 @@ def load(device):
     return Cnn().to(device).eval()
 
 
+ended, idle_s, took_s, sizes = 0.0, [], [], []
+
+
 def handle(model, event, context):
+    if not event.body:  # what was measured since it was asked last
+        found = [statistics.median(each or [0]) * 1e3 for each in (idle_s, took_s)], statistics.fmean(sizes or [0])
+        for each in (idle_s, took_s, sizes):
+            each.clear()
+        return found
     return handle_batch(model, [event], [context])[0]
 
 
 def handle_batch(model, events, contexts):
+    global ended
+    began = time.perf_counter()
+    answers = classes(model, events)
+    idle_s.append(began - ended)
+    sizes.append(len(events))
+    ended = time.perf_counter()
+    took_s.append(ended - began)
+    return answers
+
+
+def classes(model, events):
     images = [torch.frombuffer(bytearray(each.body), dtype=torch.float32).view(3, 32, 32) for each in events]
     with torch.inference_mode():
         best = model(torch.stack(images)).argmax(1).tolist()
     return [{"class": each} for each in best]
 '''
+
+
+LUA = """
+wrk.method = "POST"
+wrk.body = io.open("%s", "rb"):read("*a")
+done = function(summary, latency, requests)
+    io.write(string.format("RESULT %%d %%d %%d\\n", summary.requests, summary.duration,
+        summary.errors.status + summary.errors.connect + summary.errors.read + summary.errors.write
+            + summary.errors.timeout))
+end
+"""
+
+
+class Seen(NamedTuple):
+    """What a handler saw."""
+
+    idle_ms: float
+    """Median time between the end of a batch, or call, and the begin of the next."""
+    run_ms: float
+    """Median time of a batch, or call."""
+    size: float
+    """Calls in a batch."""
 
 
 def bare(size: int, seconds: float) -> None:
@@ -93,29 +141,47 @@ def cpu_s(process: psutil.Process) -> float:
     return sum(each.cpu_times().user + each.cpu_times().system for each in workers)
 
 
-async def saturate(url: str, function: str, callers: int, seconds: float) -> tuple[float, float]:
-    """Call *function* from so many connections at once; return calls/s, and calls in a batch."""
+def saturate(url: str, function: str, callers: int, seconds: float, home: Path) -> tuple[float, Seen]:
+    """Call *function* from so many connections at once; return calls/s, and what the handler saw."""
+    target = f"{url}/function/{function}"
+    httpx.post(target).raise_for_status()  # what it has seen until now does not count
+    if shutil.which("wrk"):
+        script = home / "post.lua"
+        (home / "body").write_bytes(BODY)
+        script.write_text(LUA % (home / "body"))
+        command = ["wrk", "-t1", f"-c{callers}", f"-d{seconds:g}s", "-s", str(script), target]
+        found = re.search(r"RESULT (\d+) (\d+) (\d+)", subprocess.run(command, capture_output=True, text=True).stdout)
+        assert found is not None
+        calls, micros, failed = map(int, found.groups())
+        assert not failed, f"{failed} of {calls} calls failed"
+        per_s = calls / (micros / 1e6)
+    else:
+        per_s = asyncio.run(call(url, function, callers, seconds))
+    (idle_ms, run_ms), size = httpx.post(target).raise_for_status().json()
+    return per_s, Seen(idle_ms, run_ms, size)
+
+
+async def call(url: str, function: str, callers: int, seconds: float) -> float:
+    """As `saturate`, without wrk; return calls/s."""
     host, port = url.removeprefix("http://").split(":")
     head = f"POST /function/{function} HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(BODY)}\r\n\r\n"
     request = head.encode() + BODY
-    until, calls, grants = time.perf_counter() + seconds, 0, 0.0
+    until, calls = time.perf_counter() + seconds, 0
 
     async def caller() -> None:
-        nonlocal calls, grants
+        nonlocal calls
         reader, writer = await asyncio.open_connection(host, int(port))
         while time.perf_counter() < until:
             writer.write(request)
             answer = (await reader.readuntil(b"\r\n\r\n")).lower()
             assert answer.startswith(b"http/1.1 200"), answer
             await reader.readexactly(int(answer.partition(b"content-length: ")[2].split(b"\r\n", 1)[0]))
-            size = answer.partition(b"x-gpufaas-batch: ")[2].split(b"\r\n", 1)[0]
             calls += 1
-            grants += 1 / int(size or 1)
         writer.close()
 
     begun = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(callers)))
-    return calls / (time.perf_counter() - begun), calls / grants
+    return calls / (time.perf_counter() - begun)
 
 
 def deploy(url: str, home: Path) -> None:
@@ -132,24 +198,31 @@ def deploy(url: str, home: Path) -> None:
 
 
 def measure(seconds: float, rounds: int, callers: int) -> dict[str, float]:
-    names = ("bare_1", "alone", "bare_8", "batched", "batch_size", "bare_ms", "worker_ms")
+    names = (
+        "bare_1", "alone", "bare_8", "batched", "batch_size", "bare_ms", "worker_ms", "idle_1_ms", "run_1_ms",
+        "idle_8_ms", "run_8_ms",
+    )  # fmt: skip
     rows: dict[str, list[float]] = {name: [] for name in names}
+
+    def note(**found: float) -> None:
+        for name, each in found.items():
+            rows[name].append(each)
+
     with platform("--device", "cpu:0=2GiB") as (url, child, home):
         deploy(url, home)
         for function in ("alone", "batched"):
-            asyncio.run(saturate(url, function, callers, 1.0))  # loads it
+            saturate(url, function, callers, 1.0, home)  # loads it
         for _ in range(rounds):
-            rows["bare_1"].append(bare_loop(1, seconds)[0])
-            rows["alone"].append(asyncio.run(saturate(url, "alone", callers, seconds))[0])
+            note(bare_1=bare_loop(1, seconds)[0])
+            per_s, seen = saturate(url, "alone", callers, seconds, home)
+            note(alone=per_s, idle_1_ms=seen.idle_ms, run_1_ms=seen.run_ms)
             per_s, ms = bare_loop(SIZE, seconds)
-            rows["bare_8"].append(per_s)
-            rows["bare_ms"].append(ms)
+            note(bare_8=per_s, bare_ms=ms)
             before_s, begun = cpu_s(psutil.Process(child.pid)), time.perf_counter()
-            per_s, size = asyncio.run(saturate(url, "batched", callers, seconds))
+            per_s, seen = saturate(url, "batched", callers, seconds, home)
             calls = per_s * (time.perf_counter() - begun)
-            rows["worker_ms"].append((cpu_s(psutil.Process(child.pid)) - before_s) * 1e3 / calls)
-            rows["batched"].append(per_s)
-            rows["batch_size"].append(size)
+            worker_ms = (cpu_s(psutil.Process(child.pid)) - before_s) * 1e3 / calls
+            note(batched=per_s, batch_size=seen.size, idle_8_ms=seen.idle_ms, run_8_ms=seen.run_ms, worker_ms=worker_ms)
     found = {name: statistics.median(each) for name, each in rows.items()}
     for name, one, other in (
         ("gain", "batched", "alone"), ("bare_gain", "bare_8", "bare_1"), ("of_bare", "batched", "bare_8"),
@@ -175,10 +248,13 @@ def main() -> int:
         print(json.dumps(found))
     else:
         table = Table(title="A CNN on one CPU device, one thread, medians of the rounds")
-        for column in ("", "calls/s in a bare loop", "calls/s served"):
+        for column in ("", "calls/s in a bare loop", "calls/s served", "runs, ms", "device idle between, ms"):
             table.add_column(column, justify="right" if column else "left")
-        table.add_row("call by call", f"{found['bare_1']:.0f}", f"{found['alone']:.0f}")
-        table.add_row(f"{SIZE} at a time", f"{found['bare_8']:.0f}", f"{found['batched']:.0f}")
+        for what, bare_per_s, per_s, size in (
+            ("call by call", "bare_1", "alone", 1), (f"{SIZE} at a time", "bare_8", "batched", SIZE),
+        ):  # fmt: skip
+            runs, idle = found[f"run_{size}_ms"], found[f"idle_{size}_ms"]
+            table.add_row(what, f"{found[bare_per_s]:.0f}", f"{found[per_s]:.0f}", f"{runs:.2f}", f"{idle:.2f}")
         Console().print(table)
         print(f"batches of {found['batch_size']:.1f} calls: {found['gain']:.2f} times the calls of call by call (at "
               f"least {MORE_CALLS:g}, where the bare loop has {found['bare_gain']:.2f}), {found['of_bare']:.2f} of the "

@@ -1,9 +1,8 @@
 """
 The frames on the unix socket between a node and a slot of a worker. No IO here.
 
-A slot has one socket, which carries one call at a time. So nothing is multiplexed, the socket gives back-pressure, and
-a worker thread can block on it. The calls of a batch have a socket each: that of a slot, and of its seats, which carry
-calls of batches only. A frame is a 16-byte prefix, a msgpack header and a raw body::
+A slot has one socket, which carries one call, or batch, at a time. So nothing is multiplexed, the socket gives
+back-pressure, and a worker thread can block on it. A frame is a 16-byte prefix, a msgpack header and a raw body::
 
     kind u8 · flags u8 · 0 u16 · header bytes u32 · body bytes u64   (little endian)
 
@@ -16,8 +15,14 @@ A call, seen from the node::
     → CANCEL at any time: the caller is gone; the worker stops at its next chunk and still answers END
     → PING at any time, if READY says that the worker has an event loop   ← PONG, from the loop itself
 
-Before all calls, once, on slot 0: ← READY or FAILED. Before the CALL of a slot whose call is the first of a batch:
-→ BATCH; the other calls are on the first of its seats.
+A batch::
+
+    → BATCH, then CALL for each of its calls; their place is their number in this order, from 0
+    ← ANSWERS: small answers, each with the place of its call; as often as needed
+    ← HEAD, CHUNK*, END for each call that ANSWERS left out, in their order
+    ← MEASURED, as above
+
+Before all calls, once, on slot 0: ← READY or FAILED.
 """
 
 import struct
@@ -53,6 +58,7 @@ class Kind:
     END: Final = 21
     MEASURED: Final = 22
     PONG: Final = 23
+    ANSWERS: Final = 24
 
 
 KINDS: Final = frozenset(value for name, value in vars(Kind).items() if name.isupper())
@@ -81,9 +87,15 @@ class CallHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BatchHead(msgspec.Struct, array_like=True, frozen=True):
-    """So many calls run together: the next one of this slot, and one of each of the first seats."""
+    """So many calls run together: the next ones."""
 
     calls: int
+
+
+class CancelHead(msgspec.Struct, array_like=True, frozen=True):
+    """The caller of the call at `place` is gone: its place in its batch, else 0."""
+
+    place: int
 
 
 class AnswerHead(msgspec.Struct, array_like=True, frozen=True):
@@ -100,6 +112,13 @@ class AnswerHead(msgspec.Struct, array_like=True, frozen=True):
     length: int = -1
     """Content-Length of a body that streams, or that an answer to HEAD leaves out. -1: the function did not declare
     it."""
+
+
+class AnswersHead(msgspec.Struct, array_like=True, frozen=True):
+    """Of ANSWERS, whose body is the bodies of all of them."""
+
+    answers: list[tuple[int, Bytes, AnswerHead]]
+    """For each: the place of its call, and the length of its body."""
 
 
 class EndHead(msgspec.Struct, array_like=True, frozen=True):

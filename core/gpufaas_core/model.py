@@ -191,11 +191,6 @@ class Need(Struct, frozen=True):
     """Its batches grow and shrink with their measured times, within `batch_max` and `latency_goal_s`."""
 
     @property
-    def sockets(self) -> int:
-        """How many calls a worker has at once: a batch in each slot."""
-        return self.slots * self.batch_max
-
-    @property
     def held(self) -> int:
         """What a copy holds of its device's compute as long as it is there."""
         return self.compute if self.sharing == "share" else 0

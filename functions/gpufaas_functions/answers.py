@@ -35,18 +35,25 @@ def event_of(head: CallHead, body: bytes) -> Event:
     return Event(head.method, head.path, head.query, head.headers, body)
 
 
-def whole_frame(
+def whole_head(
     answer: HandlerAnswer, method: str, run_s: float, peak: int, out_of_memory: bool, failed: bool
-) -> bytes:
-    """Return the frame of a small answer."""
+) -> AnswerHead:
+    """Return the head of a small answer."""
     length, body = -1, answer.body
     assert body is not None
     if method == "HEAD":
         # The body is left out: its length is what the handler declares, or that of the body it returned.
         declared = declared_length(answer.headers)
         length = declared if declared >= 0 else len(body) or -1
-    head = AnswerHead(answer.status, answer.headers, run_s, peak, out_of_memory, failed, length)
-    return encode_frame(Kind.ANSWER, head, body)
+    return AnswerHead(answer.status, answer.headers, run_s, peak, out_of_memory, failed, length)
+
+
+def whole_frame(
+    answer: HandlerAnswer, method: str, run_s: float, peak: int, out_of_memory: bool, failed: bool
+) -> bytes:
+    """Return the frame of a small answer."""
+    assert answer.body is not None
+    return encode_frame(Kind.ANSWER, whole_head(answer, method, run_s, peak, out_of_memory, failed), answer.body)
 
 
 def growth_frame(memory: Memory) -> bytes:

@@ -1,58 +1,87 @@
-"""Serves batches: each call of one comes on a socket of its own, and is answered there."""
+"""Serves batches: the calls of one come together on the socket of their slot, and small answers go together."""
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
-from gpufaas_core.frames import CHUNK_BYTES
+from gpufaas_core.frames import CHUNK_BYTES, AnswerHead, AnswersHead, Kind, encode_frame
+from gpufaas_core.model import Bytes
 from gpufaas_functions import call_lines
-from gpufaas_functions.answers import answer_of, event_of, failure
+from gpufaas_functions.answers import Memory, answer_of, event_of, failure, whole_head
 from gpufaas_functions.author import HandlerAnswer
 from gpufaas_functions.batches import HandleBatch, run_batch
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.slot_server import SlotServer
 
+_Small: TypeAlias = "tuple[int, AnswerHead, bytes | memoryview]"
+"""An answer for ANSWERS: the place of its call, head and body."""
+
 
 class BatchServer:
     """The batches of one slot, in its thread."""
 
-    def __init__(self, slot: SlotServer, seats: Sequence[SlotServer], handle_batch: HandleBatch) -> None:
-        """:param seats: where the further calls of a batch come"""
-        self._places = (slot, *seats)
+    def __init__(self, slot: SlotServer, handle_batch: HandleBatch) -> None:
+        self._slot = slot
         self._handle_batch = handle_batch
 
     def serve(self, size: int) -> None:
         """Answer a batch of *size* calls. What is printed meanwhile belongs to none of them."""
-        places = self._places[:size]
-        calls = [(place, *place.next_call()) for place in places]
-        events = [event_of(head, body) for place, head, body in calls]
-        contexts = [place.context(head) for place, head, _ in calls]
+        slot, memory = self._slot, self._slot.memory
+        calls = [slot.next_call() for _ in range(size)]
+        events = [event_of(head, body) for head, body in calls]
+        contexts = [slot.context(head) for head, _ in calls]
         began = time.perf_counter()
         results = run_batch(self._handle_batch, events, contexts)
         run_s = time.perf_counter() - began
-        large = []
+        small: list[_Small] = []
+        large: list[tuple[int, HandlerAnswer, str]] = []
         shown: dict[int, str] = {}
-        for (place, head, _), result in zip(calls, results, strict=True):
+        for place, ((head, _), result) in enumerate(zip(calls, results, strict=True)):
             failed = isinstance(result, BaseException)
             out_of_memory = isinstance(result, BaseException) and is_out_of_memory(result)
-            answer = _failure(place, head.call, result, shown) if isinstance(result, BaseException) else result
+            answer = _failure(memory, head.call, result, shown) if isinstance(result, BaseException) else result
             assert answer.body is not None
             if len(answer.body) > CHUNK_BYTES:
                 large.append((place, answer, head.method))
                 continue
-            place.send_whole(answer, head.method, run_s, out_of_memory=out_of_memory, failed=failed)
+            peak = memory.grown() if out_of_memory else 0
+            small.append((place, whole_head(answer, head.method, run_s, peak, out_of_memory, failed), answer.body))
+        for frame in _frames(small):
+            slot.send(frame)
         for place, answer, method in large:  # after the others: their callers may read slowly
-            place.stream_answer(answer, began, None, method)
-        places[0].say_growth()
+            slot.stream_answer(answer, began, None, method, place)
+        slot.say_growth()
 
 
-def _failure(place: SlotServer, call: str, exc: BaseException, shown: dict[int, str]) -> HandlerAnswer:
+def _frames(answers: Iterable[_Small]) -> Iterator[bytes]:
+    """Yield ANSWERS with all of *answers*, in as few frames as their sizes allow."""
+    taken: list[_Small] = []
+    size = 0
+    for each in answers:
+        _, head, body = each
+        one = len(body) + sum(len(name) + len(value) for name, value in head.headers)
+        if taken and size + one > CHUNK_BYTES:
+            yield _frame(taken)
+            taken, size = [], 0
+        taken.append(each)
+        size += one
+    if taken:
+        yield _frame(taken)
+
+
+def _frame(answers: list[_Small]) -> bytes:
+    heads: list[tuple[int, Bytes, AnswerHead]] = [(place, len(body), head) for place, head, body in answers]
+    return encode_frame(Kind.ANSWERS, AnswersHead(heads), b"".join([body for _, _, body in answers]))
+
+
+def _failure(memory: Memory, call: str, exc: BaseException, shown: dict[int, str]) -> HandlerAnswer:
     """Return the answer of a *call* that failed. The traceback of an exception that several have is logged once."""
     call_lines.begin(call, alone=False)
     try:
         first = shown.setdefault(id(exc), call)
         if first == call:
-            return failure(exc, place.memory)
+            return failure(exc, memory)
         print(f"{type(exc).__name__} in one batch with call {first}, which has the traceback", file=sys.stderr)
         return answer_of(exc)
     finally:

@@ -66,17 +66,16 @@ class WorkerStart(msgspec.Struct, frozen=True):
     emulated: Emulated | None = None
     """On an emulated device: the author's handler is not run."""
     batch: int = 1
-    """Calls that one ``handle_batch`` gets at most. Above 1, each slot has a socket for each of them."""
+    """Calls that one ``handle_batch`` gets at most."""
 
 
 def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
     """
     Serve until the sockets close; return the exit status.
 
-    :param sockets: of the slots, then of their seats (`batch_server`); on an emulated device, clocks follow
+    :param sockets: of the slots; on an emulated device, clocks follow
     """
-    calls = 1 if start.check else start.slots * start.batch
-    slots, clocks = sockets[:calls], sockets[calls:]
+    slots, clocks = sockets[: start.slots], sockets[start.slots :]
     memory = _memory_of(start, start.slots)
     control = slots[0]
     handle_batch: HandleBatch | None = None
@@ -127,11 +126,10 @@ def _serve_in_threads(
     ready = encode_frame(Kind.READY, ReadyHead(memory.peak(), phases, fork_point().data))
     servers = [SlotServer(each, handle, function, device, memory, alone=alone) for each in slots]
     if handle_batch is not None and start.batch > 1:
-        for index in range(start.slots):
-            seats = servers[start.slots + index * (start.batch - 1) :][: start.batch - 1]
-            servers[index].serve_batch = BatchServer(servers[index], seats, handle_batch).serve
-    for index in range(1, start.slots):
-        threading.Thread(target=servers[index].serve, name=f"slot-{index}", daemon=True).start()
+        for each in servers:
+            each.serve_batch = BatchServer(each, handle_batch).serve
+    for index, each in enumerate(servers[1:], start=1):
+        threading.Thread(target=each.serve, name=f"slot-{index}", daemon=True).start()
     slots[0].sendall(ready)
     servers[0].serve()
 

@@ -1,4 +1,4 @@
-"""Serves the calls of one slot of a worker: one socket, one thread, one call at a time."""
+"""Serves the calls of one slot of a worker: one socket, one thread, one call or batch at a time."""
 
 import contextlib
 import socket
@@ -16,6 +16,7 @@ from gpufaas_core.frames import (
     AnswerHead,
     BatchHead,
     CallHead,
+    CancelHead,
     EndHead,
     Kind,
     encode_frame,
@@ -39,6 +40,7 @@ from gpufaas_functions.memory import is_out_of_memory
 
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 _decode_batch: Final = msgspec.msgpack.Decoder(BatchHead).decode
+_decode_cancel: Final = msgspec.msgpack.Decoder(CancelHead).decode
 
 
 class Closed(Exception):
@@ -50,7 +52,7 @@ class Cancel(BaseException):
 
 
 class SlotServer:
-    """Serves the calls of one slot: one socket, one thread, one call at a time."""
+    """Serves the calls of one slot: one socket, one thread, one call or batch at a time."""
 
     def __init__(
         self,
@@ -117,7 +119,8 @@ class SlotServer:
             stream.drain()
         if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
             run_s = time.perf_counter() - began
-            self.send_whole(answer, head.method, run_s, out_of_memory=out_of_memory, failed=failed)
+            peak = self.memory.grown() if out_of_memory else 0
+            self._sock.sendall(whole_frame(answer, head.method, run_s, peak, out_of_memory, failed))
             self.say_growth()
             return
         self.stream_answer(answer, began, stream, head.method)
@@ -126,17 +129,10 @@ class SlotServer:
     def context(self, head: CallHead) -> Context:
         return Context(head.call, self._function, self._device)
 
-    def send_whole(
-        self, answer: HandlerAnswer, method: str, run_s: float, *, out_of_memory: bool, failed: bool
-    ) -> None:
-        """Send a small answer."""
-        peak = self.memory.grown() if out_of_memory else 0
-        self._sock.sendall(whole_frame(answer, method, run_s, peak, out_of_memory, failed))
-
     def say_growth(self) -> None:
         """Measure memory after a call, and say a new peak."""
         if frame := growth_frame(self.memory):
-            self._send(frame)
+            self.send(frame)
 
     def next_call(self) -> tuple[CallHead, bytes]:
         """Return the next call, which is one of a batch."""
@@ -145,10 +141,13 @@ class SlotServer:
             if kind == Kind.CALL:
                 return _decode_call(header), body
 
-    def stream_answer(self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None", method: str) -> None:
+    def stream_answer(
+        self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None", method: str, place: int = 0
+    ) -> None:
+        """:param place: of its call in its batch"""
         error, out_of_memory = "", False
         length = declared_length(answer.headers) if answer.body is None else len(answer.body)
-        self._send(encode_frame(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length)))
+        self.send(encode_frame(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length)))
         chunks: Iterator[bytes | memoryview] | None = answer.chunks
         if answer.body is not None:
             chunks = iter(pieces_of(answer.body))
@@ -158,12 +157,12 @@ class SlotServer:
         try:
             for chunk in chunks:
                 # While the body still comes, its reader reads a CANCEL too.
-                if (stream is None or stream.ended) and self._cancelled():
+                if (stream is None or stream.ended) and self._cancelled(place):
                     raise Cancel
                 for piece in pieces_of(chunk) if len(chunk) > CHUNK_BYTES else (chunk,):
                     if piece:
-                        self._send(encode_prefix(Kind.CHUNK, None, len(piece)))
-                        self._send(piece)
+                        self.send(encode_prefix(Kind.CHUNK, None, len(piece)))
+                        self.send(piece)
         except Cancel:
             error = "cancelled"
         except Closed:
@@ -179,17 +178,17 @@ class SlotServer:
         if stream is not None:
             stream.drain()
         peak = self.memory.grown() if out_of_memory else 0
-        self._send(encode_frame(Kind.END, EndHead(time.perf_counter() - began, peak, error, out_of_memory)))
+        self.send(encode_frame(Kind.END, EndHead(time.perf_counter() - began, peak, error, out_of_memory)))
 
-    def _send(self, piece: bytes | memoryview) -> None:
-        """Send a part of a stream. An OSError would look like an error of the author's generator: raise `Closed`."""
+    def send(self, piece: bytes | memoryview) -> None:
+        """Send frames of an answer. An OSError would look like an error of the author's generator: raise `Closed`."""
         try:
             self._sock.sendall(piece)
         except OSError:
             raise Closed from None
 
-    def _cancelled(self) -> bool:
-        """Whether a CANCEL has come. Asked between chunks, to stop an answer that never ends."""
+    def _cancelled(self, place: int) -> bool:
+        """Whether a CANCEL of this call has come. Asked between chunks, to stop an answer that never ends."""
         if self._filled == self._at:
             try:
                 if not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
@@ -198,8 +197,8 @@ class SlotServer:
                 return False
             except OSError:
                 raise Closed from None
-        kind, _, _ = self._read()
-        return bool(kind == Kind.CANCEL)
+        kind, header, _ = self._read()
+        return kind == Kind.CANCEL and _decode_cancel(header).place == place
 
     # Reading: one recv for a small frame; a large body is received into its own buffer.
 

@@ -238,9 +238,9 @@ def _need_of_model(options: Options) -> Need:
             f"annotation gpufaas.batch-max: with gpufaas.sharing {sharing} a call starts at once, and waits for no "
             "others: remove one of the two, or set gpufaas.sharing to spatial"
         )
-    if need.batch_max > 1 and need.sockets > MOST_FORKED:
+    if need.batch_max > 1 and (most := need.slots * need.batch_max) > MOST_FORKED:
         raise InvalidSpec(
-            f"annotation gpufaas.batch-max: {need.sockets} calls in one process are over its limit of {MOST_FORKED}"
+            f"annotation gpufaas.batch-max: {most} calls in one process are over its limit of {MOST_FORKED}"
         )
     return need
 

@@ -2,15 +2,14 @@
 The batches of one worker: the calls of a grant begin together once all of them are there.
 
 Each call comes from its own gateway. A batch that is not complete begins without the calls that are late; these run by
-themselves afterwards. The first call of a batch goes over a slot, the others over the *seats* of that slot: sockets
-that the same thread of the worker reads.
+themselves afterwards.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from gpufaas_core.model import Seconds
-from gpufaas_gpu_manager.exchange import Exchange, Slot
+from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.timers import Timers
 
 LATE_S: Final[Seconds] = 0.25
@@ -80,14 +79,14 @@ class Batches:
             for each in exchanges:
                 self._together[each] = exchanges
 
-    def take(self, exchange: Exchange) -> list[Exchange]:
-        """Return the calls that begin now with *exchange*, and itself."""
+    def take(self, exchange: Exchange) -> list[Exchange] | None:
+        """Return the calls that begin now with *exchange*, and itself; None: it begins alone."""
         together = self._together.get(exchange)
         if together is None:
-            return [exchange]
+            return None
         for each in together:
             del self._together[each]
-        return together
+        return together if len(together) > 1 else None
 
     def hand_over(self, to: "Batches") -> None:
         """The calls that wait for a slot are *to*'s from now on; those of a batch that is not complete stay."""
@@ -104,30 +103,6 @@ class Batches:
         found = self._gathering.pop(number)
         if found.there:
             self._begin(found.there)
-
-
-class Seats:
-    """The sockets of a worker that runs batches: which belong to a slot, and which slots are in use."""
-
-    def __init__(self, slots: Sequence[Slot], lanes: int) -> None:
-        """:param lanes: so many of *slots*, the first ones, take calls; the others are divided between them as seats"""
-        each = (len(slots) - lanes) // lanes
-        self._of = {
-            slot: list(slots[lanes + at * each : lanes + (at + 1) * each]) for at, slot in enumerate(slots[:lanes])
-        }
-        self._slot = {seat: slot for slot, seats in self._of.items() for seat in (slot, *seats)}
-        self._open = dict.fromkeys(self._of, 0)
-
-    def use(self, slot: Slot, calls: int) -> list[Slot]:
-        """Return the sockets for so many calls: *slot*, and seats of it."""
-        self._open[slot] = calls
-        return [slot, *self._of[slot][: calls - 1]]
-
-    def done(self, socket: Slot) -> Slot | None:
-        """A call over *socket* has ended. Return the slot if it is free now."""
-        slot = self._slot[socket]
-        self._open[slot] -= 1
-        return None if self._open[slot] else slot
 
 
 def _timer(number: int) -> str:

@@ -18,9 +18,11 @@ from gpufaas_core.frames import (
     CHUNK_BYTES,
     STREAM,
     AnswerHead,
+    AnswersHead,
     BatchHead,
     BrokenFrame,
     CallHead,
+    CancelHead,
     EndHead,
     FailedHead,
     FrameReader,
@@ -37,6 +39,7 @@ from gpufaas_gpu_manager import exchange_state as states
 
 HeadT = TypeVar("HeadT")
 _decode_answer: Final = msgspec.msgpack.Decoder(AnswerHead).decode
+_decode_answers: Final = msgspec.msgpack.Decoder(AnswersHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
 _decode_ready: Final = msgspec.msgpack.Decoder(ReadyHead).decode
 _decode_measured: Final = msgspec.msgpack.Decoder(MeasuredHead).decode
@@ -54,8 +57,8 @@ class Slot(Protocol):
     def begin(self, exchange: "Exchange", head: CallHead, body: bytes | memoryview) -> None:
         """Send the call. Its answer or failure goes first to the slot's owner (`on_done`), then to the exchange."""
 
-    def cancel(self) -> None:
-        """Stop the call, as far as that is possible: nobody waits for its answer."""
+    def cancel(self, exchange: "Exchange") -> None:
+        """Stop a call that it has, as far as that is possible: nobody waits for its answer."""
 
     async def send_body(self, piece: bytes) -> None:
         """Send a piece of a streamed body; returns when there is room for another."""
@@ -72,7 +75,7 @@ class BatchSlot(Slot, Protocol):
     """A slot that carries batches, too."""
 
     def begin_batch(self, calls: int) -> None:
-        """The call that begins next is the first of a batch of so many; the others began on its seats (`batches`)."""
+        """The so many calls that begin next, at once, are a batch."""
 
 
 class PingSlot(Slot, Protocol):
@@ -243,6 +246,13 @@ class SlotProtocol(asyncio.Protocol):
         self._reader = FrameReader(CHUNK_BYTES)
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
+        """The call that it has; of a batch, that whose answer streams now."""
+        self._place = 0
+        """The place of `_exchange` in its batch."""
+        self._batch: dict[int, tuple[Exchange, bool]] = {}
+        """The calls of a batch that are not answered, by their place; and whether their answers have no body."""
+        self._beginning = 0
+        """So many calls of a batch begin next."""
         self._spoke = False
         """READY or FAILED has come."""
         self._answering = False
@@ -267,13 +277,17 @@ class SlotProtocol(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
 
     def begin(self, exchange: Exchange, head: CallHead, body: bytes | memoryview) -> None:
-        self._exchange = exchange
+        if self._beginning:
+            self._beginning -= 1
+            self._batch[len(self._batch)] = exchange, head.method == "HEAD"
+        else:
+            self._exchange = exchange
+            self._bodiless = head.method == "HEAD"
         assert self._transport is not None
         if self._transport.is_closing():
             if head.body_mode != STREAM:
                 exchange.state = states.HOLD[exchange.state]
             return  # the worker has died, or will be killed for this: then its calls are failed or placed again
-        self._bodiless = head.method == "HEAD"
         self._whole = head.body_mode != STREAM
         frame = encode_prefix(Kind.CALL, head, len(body))
         if len(body) <= 16 * 1024:
@@ -284,6 +298,7 @@ class SlotProtocol(asyncio.Protocol):
             self._transport.write(body)
 
     def begin_batch(self, calls: int) -> None:
+        self._beginning = calls
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(encode_frame(Kind.BATCH, BatchHead(calls)))
@@ -294,10 +309,15 @@ class SlotProtocol(asyncio.Protocol):
             self._pings += 1
             self._transport.write(encode_frame(Kind.PING))
 
-    def cancel(self) -> None:
-        """Tell the worker that nobody waits for this call. Its frames are dropped, its END still counts."""
-        if self._exchange is not None and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_frame(Kind.CANCEL))
+    def cancel(self, exchange: Exchange) -> None:
+        """
+        Tell the worker that nobody waits for this call. Its frames are dropped, its END still counts.
+
+        The handler goes on with a batch, and what is small of its answers comes at once: of its calls, the worker is
+        told only of that whose answer streams.
+        """
+        if self._exchange is exchange and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(Kind.CANCEL, CancelHead(self._place)))
             self.resume()
 
     async def send_body(self, piece: bytes) -> None:
@@ -353,17 +373,16 @@ class SlotProtocol(asyncio.Protocol):
             _check_figures(head.run_s, head.peak)
             self._exchange = None
             self._grew = True
-            wrong = why_no_answer(head.status, head.headers)
-            ran_out = self._worker.ran_out(body) if head.out_of_memory else None
+            error = self._why_none(head, body)
             # The engine first: it may have the next call for this slot. Then the caller.
-            ok = not head.failed and not wrong
+            ok = not head.failed and error is None
             self._worker.on_done(self, exchange, head.run_s, head.peak, head.out_of_memory, ok)
-            if wrong:
-                exchange.fail(BadAnswer(f"the function's answer was no answer: {wrong}"))
-            elif ran_out is not None:
-                exchange.fail(ran_out)
+            if error is not None:
+                exchange.fail(error)
             else:
                 exchange.on_answer(head, body)
+        elif kind == Kind.ANSWERS and exchange is None:
+            self._on_answers(_decoded(_decode_answers, header), body)
         elif kind == Kind.READY or kind == Kind.FAILED:
             self._on_spoken(kind, header)
         elif kind == Kind.MEASURED and self._grew and not self._answering:
@@ -375,7 +394,9 @@ class SlotProtocol(asyncio.Protocol):
             self._pings -= 1
             self._worker.on_pong()
         elif exchange is None:
-            raise BrokenFrame(f"a frame of kind {kind}, while it had no call")
+            if kind != Kind.HEAD or not self._batch:
+                raise BrokenFrame(f"a frame of kind {kind}, while it had no call")
+            self._stream_next(_decoded(_decode_answer, header))
         elif kind == Kind.CHUNK and self._answering:
             if not body:  # empty pieces fill no buffer, so nothing would slow them down
                 raise BrokenFrame("an empty piece of an answer")
@@ -393,6 +414,7 @@ class SlotProtocol(asyncio.Protocol):
             if self._left > 0 and not end.error:
                 raise BrokenFrame("an answer that is shorter than its Content-Length")
             self._exchange = None
+            self._place = 0
             self._answering = False
             self._grew = True
             self._worker.on_done(self, exchange, end.run_s, end.peak, end.out_of_memory, not end.error)
@@ -400,13 +422,53 @@ class SlotProtocol(asyncio.Protocol):
         else:
             raise BrokenFrame(f"a frame of kind {kind} {'in the middle of' if self._answering else 'before'} an answer")
 
+    def _why_none(self, head: AnswerHead, body: bytes) -> GpufaasError | None:
+        """Return what the caller gets in place of this answer; None: the answer."""
+        if wrong := why_no_answer(head.status, head.headers):
+            return _no_answer(wrong)
+        return self._worker.ran_out(body) if head.out_of_memory else None
+
+    def _on_answers(self, said: AnswersHead, bodies: bytes) -> None:
+        """Small answers of a batch have come."""
+        found: list[tuple[Exchange, AnswerHead, bytes]] = []
+        at = 0
+        for place, size, head in said.answers:
+            _check_figures(head.run_s, head.peak)
+            exchange, _ = self._batch.pop(place, _NOBODY)
+            if exchange is None or not 0 <= size <= len(bodies) - at:
+                raise BrokenFrame(f"an answer of {size} bytes for call {place} of its batch")
+            found.append((exchange, head, bodies[at : at + size]))
+            at += size
+        if at < len(bodies):
+            raise BrokenFrame("bytes of no answer")
+        self._grew = True
+        errors = [self._why_none(head, body) for _, head, body in found]
+        # The engine first, as it may have the next batch for this slot. Then the callers.
+        for (exchange, head, _), error in zip(found, errors, strict=True):
+            ok = not head.failed and error is None
+            self._worker.on_done(self, exchange, head.run_s, head.peak, head.out_of_memory, ok)
+        for (exchange, head, body), error in zip(found, errors, strict=True):
+            if error is not None:
+                exchange.fail(error)
+            else:
+                exchange.on_answer(head, body)
+
+    def _stream_next(self, head: AnswerHead) -> None:
+        """The first answer of a batch begins to stream that was too large for ANSWERS."""
+        self._answering = True
+        self._place = place = next(iter(self._batch))
+        self._exchange, self._bodiless = exchange, _ = self._batch.pop(place)
+        self._on_head(exchange, head)
+        if exchange.abandoned:
+            self.cancel(exchange)
+
     def _on_head(self, exchange: Exchange, head: AnswerHead) -> None:
         self._left = -1 if self._bodiless else head.length
         if wrong := why_no_answer(head.status, head.headers):
             self._left = -1
             exchange.state = states.ABANDON[exchange.state]  # drop the rest of it, until END
-            exchange.fail(BadAnswer(f"the function's answer was no answer: {wrong}"))
-            self.cancel()
+            exchange.fail(_no_answer(wrong))
+            self.cancel(exchange)
             self._worker.watch_abandoned()
         else:
             exchange.on_head(head)
@@ -442,6 +504,13 @@ class SlotProtocol(asyncio.Protocol):
         self._closed = True
         if self._transport is not None:
             self._transport.abort()
+
+
+_NOBODY: Final[tuple[None, bool]] = (None, False)
+
+
+def _no_answer(wrong: str) -> BadAnswer:
+    return BadAnswer(f"the function's answer was no answer: {wrong}")
 
 
 def _decoded(decode: Callable[[bytes], HeadT], header: bytes) -> HeadT:

@@ -151,7 +151,7 @@ class Grants:
         removed = UnknownFunction(f"{worker.spec.name} was removed while the call ran")
         exchange.fail(Preempted(f"{reason}: call again") if reason else removed)
         if exchange.slot is not None:
-            exchange.slot.cancel()
+            exchange.slot.cancel(exchange)
             worker.calls.abandoned.watch()
             return
         self._take_back(exchange)
@@ -176,7 +176,7 @@ class Grants:
         else:
             exchange.state = states.ABANDON[exchange.state]
             exchange.worker.calls.stopped[exchange] = reason
-            exchange.slot.cancel()
+            exchange.slot.cancel(exchange)
             exchange.worker.calls.abandoned.watch()
 
     def _take_back(self, exchange: Exchange) -> None:

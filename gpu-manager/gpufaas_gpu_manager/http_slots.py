@@ -86,10 +86,9 @@ class HttpSlot:
                 exchange.state = states.HOLD[exchange.state]  # the worker may die before the connection is there
             self._task = self.loop.create_task(self._connect(head, body))
 
-    def cancel(self) -> None:
+    def cancel(self, exchange: Exchange) -> None:
         """No caller waits any more: close the connection, by which the server knows."""
-        exchange = self._exchange
-        if exchange is not None:
+        if exchange is self._exchange:
             self.close()
             self._over(exchange, ok=False)
 

@@ -144,7 +144,7 @@ class Worker(SlotOwner):
                 self.device.source.emulation.check(self.spec)
             if self.host.fetch is not None and not self.spec.image:
                 await self._fetch.run(self.host.fetch, lambda: self._cause.killed_for)
-            self.host.open_files.take(self.number, 1 if self.scratch else self.spec.need.sockets)
+            self.host.open_files.take(self.number, 1 if self.scratch else self.spec.need.slots)
             await self.run.start()
         except (GpufaasError, OSError) as exc:
             self._cause.no_files = is_lack(exc)

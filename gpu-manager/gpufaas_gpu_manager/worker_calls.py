@@ -12,7 +12,7 @@ from gpufaas_core.messages import Event, Finished, Measured, NodeRefused
 from gpufaas_core.model import Bytes, CallId, DeviceId, Seconds
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.abandoned import AbandonedCalls
-from gpufaas_gpu_manager.batches import Batches, Seats
+from gpufaas_gpu_manager.batches import Batches
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.exchange import MODEL_BUFFER, STREAM_BUFFER, BatchSlot, Exchange, Slot
 from gpufaas_gpu_manager.ledger import MemoryLedger
@@ -124,8 +124,8 @@ class WorkerCalls:
         self._worker = worker
         self._host = host
         self._free: list[Slot] = []
-        self._seats: Seats | None = None
-        """None: its calls do not run together."""
+        self._open: dict[Slot, int] = {}
+        """Of slots that run a batch: how many of its calls have not ended."""
         self._measured = worker.spec.kind == "server" or bool(worker.spec.image)
         """Its memory was measured, or never is by itself."""
         self._served = False
@@ -151,32 +151,24 @@ class WorkerCalls:
 
     def on_slots(self, slots: Sequence[Slot]) -> None:
         """Use *slots* for calls, once the worker is ready."""
-        lanes = self._worker.spec.need.slots
-        if len(slots) > lanes:
-            self._seats = Seats(slots, lanes)
-        self._free = list(slots[:lanes][::-1])  # slot 0, the main thread, is taken first
+        self._free = list(slots[::-1])  # slot 0, the main thread, is taken first
 
     def bind(self, exchange: Exchange) -> None:
         """Give the call to a free slot; the engine makes no more grants than there are slots."""
         if not self._free:
             self.unbound.append(exchange)
             return
-        if self._seats is not None:
-            self._bind_together(self._seats, self.batches.take(exchange))
-            return
-        exchange.bind(self._free.pop(), time.monotonic(), self._buffer)
-
-    def _bind_together(self, seats: Seats, exchanges: list[Exchange]) -> None:
         slot, now = self._free.pop(), time.monotonic()
-        sockets = seats.use(slot, len(exchanges))
+        exchanges = self.batches.take(exchange)
+        if exchanges is None:
+            exchange.bind(slot, now, self._buffer)
+            return
+        self._open[slot] = len(exchanges)
+        cast(BatchSlot, slot).begin_batch(len(exchanges))
         for each in exchanges:
             with contextlib.suppress(ValueError):
                 self.unbound.remove(each)
-        for socket, each in zip(sockets[1:], exchanges[1:], strict=True):
-            each.bind(socket, now, self._buffer)
-        if len(exchanges) > 1:
-            cast(BatchSlot, slot).begin_batch(len(exchanges))
-        exchanges[0].bind(slot, now, self._buffer)  # the last: its frame wakes the worker
+            each.bind(slot, now, self._buffer)
 
     def _begin_together(self, exchanges: list[Exchange]) -> None:
         """The calls of a batch are there: give them to a slot, or let them wait for one."""
@@ -203,9 +195,11 @@ class WorkerCalls:
 
     def on_done(self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:
         worker, host = self._worker, self._host
-        free = slot if self._seats is None else self._seats.done(slot)
-        if free is not None:
-            self._free.append(free)
+        open_calls = self._open.pop(slot, 1) - 1
+        if open_calls:
+            self._open[slot] = open_calls
+        else:
+            self._free.append(slot)
         call, number = exchange.grant.call, exchange.grant.number
         self.exchanges.pop(call, None)
         host.over(exchange)

@@ -35,7 +35,7 @@ class ForkedProcess:
         worker, loop = self._worker, asyncio.get_running_loop()
         start = await asyncio.to_thread(self._recipes.start, worker)
         limits = worker.limits = self._recipes.limits(worker)
-        pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.need.sockets)]
+        pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.need.slots)]
         theirs = [theirs for _, theirs in pairs]
         try:
             for index, (ours, _) in enumerate(pairs):

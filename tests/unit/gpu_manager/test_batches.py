@@ -1,4 +1,4 @@
-"""The calls of a grant begin together: when, with whom, and over which sockets."""
+"""The calls of a grant begin together: when, and with whom."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from tests.examples import examples
 
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
-from gpufaas_gpu_manager.batches import LATE_S, Batches, Seats
+from gpufaas_gpu_manager.batches import LATE_S, Batches
 
 
 class ManualTimers:
@@ -85,8 +85,7 @@ def test_calls_that_wait_for_a_slot_begin_together_without_those_that_left() -> 
     made.left(two)
 
     assert made.take(one) == [one, three]
-    alone = Call(9, 8)
-    assert made.take(alone) == [alone]
+    assert made.take(Call(9, 8)) is None, "it begins alone"
 
 
 @given(
@@ -117,16 +116,6 @@ def test_each_call_that_came_and_stayed_begins_once(calls: int, steps: list[tupl
     assert timers.set == {}
 
 
-def test_a_slot_is_free_again_when_all_calls_of_its_batch_have_ended() -> None:
-    sockets: list[Any] = [f"s{number}" for number in range(6)]
-    seats = Seats(sockets, 2)
-
-    assert seats.use(sockets[0], 3) == ["s0", "s2", "s3"]
-    assert seats.use(sockets[1], 1) == ["s1"]
-    assert [seats.done(each) for each in ("s1", "s0", "s3", "s2")] == ["s1", None, None, "s0"]  # type: ignore[arg-type]
-    assert seats.use(sockets[1], 3) == ["s1", "s4", "s5"]
-
-
 def test_calls_that_wait_together_are_handed_over_together() -> None:
     made, _, _, (one, two) = batches(2)
     other, _, _, _ = batches(1)
@@ -135,4 +124,4 @@ def test_calls_that_wait_together_are_handed_over_together() -> None:
     made.hand_over(other)
 
     assert other.take(two) == [one, two]
-    assert made.take(one) == [one], "they are no batch of the old worker any more"
+    assert made.take(one) is None, "they are no batch of the old worker any more"

@@ -10,16 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufaas_core.errors import BadAnswer
+from gpufaas_core.errors import BadAnswer, OutOfMemory
 from gpufaas_core.frames import (
     FILE,
     INLINE,
     KINDS,
     STREAM,
     AnswerHead,
+    AnswersHead,
     CallHead,
+    CancelHead,
     EndHead,
     FailedHead,
+    FrameReader,
     Kind,
     MeasuredHead,
     ReadyHead,
@@ -27,6 +30,7 @@ from gpufaas_core.frames import (
 )
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
+from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange, SlotProtocol
 
 OK = AnswerHead(200, [(b"content-type", b"text/plain")], 0.1)
@@ -69,6 +73,9 @@ class Owner:
     def on_done(self, _: Any, __: Any, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:  # noqa: ARG002
         self.done.append((run_s, peak, ok))
 
+    def ran_out(self, said: bytes) -> OutOfMemory:
+        return OutOfMemory(said.decode())
+
     def on_broken(self, reason: str) -> None:
         assert not self.broken, "told once"
         self.broken = reason
@@ -83,6 +90,10 @@ class Owner:
 
     def watch_abandoned(self) -> None:
         self.watched += 1
+
+
+def grant(call: str) -> Grant:
+    return Grant(1, 1, (CallId(call),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
 
 
 class Rig:
@@ -102,8 +113,7 @@ class Rig:
         self.slot.connection_made(cast(Any, self.transport))
         if ready:
             self.slot.data_received(READY)
-        grant = Grant(1, 1, (CallId("c"),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
-        self.exchange = Exchange(grant, self.owner, loop, 0.0)
+        self.exchange = Exchange(grant("c"), self.owner, loop, 0.0)
         self.exchange.arrive(CallHead("c", method, "/", b"", [], body_mode), b"")
         if ready:
             self.exchange.bind(self.slot, 0.0, True)
@@ -230,6 +240,120 @@ def test_only_the_first_slot_says_how_the_load_went_and_once(loop: asyncio.Abstr
     assert Rig(loop, index=1, ready=False).say(READY).owner.broken
     assert Rig(loop, ready=False).say(encode_frame(Kind.ANSWER, OK)).owner.broken
     assert Rig(loop, ready=False).say(encode_frame(Kind.READY, ReadyHead(-1, []))).owner.spoken == []
+
+
+class Batch(Rig):
+    """A slot with a batch of three calls."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *methods: str) -> None:
+        super().__init__(loop)
+        self.say(encode_frame(Kind.ANSWER, OK))
+        self.owner.done.clear()
+        self.transport.written = b""
+        self.calls = [Exchange(grant(f"c{place}"), self.owner, loop, 0.0) for place in range(3)]
+        self.slot.begin_batch(3)
+        for place, each in enumerate(self.calls):
+            each.arrive(CallHead(f"c{place}", (*methods, "", "", "")[place] or "POST", "/", b"", []), b"%d" % place)
+            each.bind(self.slot, 0.0, True)
+
+
+def answers(*given: tuple[int, int, AnswerHead], body: bytes = b"") -> bytes:
+    return encode_frame(Kind.ANSWERS, AnswersHead(list(given)), body)
+
+
+def test_a_batch_goes_out_in_the_order_of_its_calls(loop: asyncio.AbstractEventLoop) -> None:
+    sent = list(FrameReader().feed(Batch(loop).transport.written))
+
+    assert [kind for kind, _, _ in sent] == [Kind.BATCH, Kind.CALL, Kind.CALL, Kind.CALL]
+    assert [body for _, _, body in sent[1:]] == [b"0", b"1", b"2"]
+
+
+def test_each_call_of_a_batch_gets_its_answer_after_all_are_reported(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Batch(loop)
+    heads = [AnswerHead(200 + place, [], 0.1, failed=place == 1) for place in range(3)]
+    reported: list[int] = []
+    for each in rig.calls:
+        each.watcher = lambda: reported.append(len(rig.owner.done))
+
+    rig.say(answers((2, 3, heads[2]), (0, 0, heads[0]), body=b"two"), answers((1, 3, heads[1]), body=b"one"))
+
+    assert [each.take() for each in rig.calls] == [(heads[0], b"", True), (heads[1], b"one", True),
+                                                   (heads[2], b"two", True)]  # fmt: skip
+    assert [ok for _, _, ok in rig.owner.done] == [True, True, False]
+    assert reported == [2, 2, 3], "the engine has the next calls before a caller is answered"
+    assert rig.owner.broken == ""
+
+
+def test_large_answers_of_a_batch_stream_after_the_small_ones(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Batch(loop, "", "HEAD")
+    head = AnswerHead(200, [], length=5)
+
+    rig.say(answers((0, 1, OK), body=b"x"), encode_frame(Kind.HEAD, head), encode_frame(Kind.END, EndHead(0.1)))
+    rig.say(encode_frame(Kind.HEAD, head), encode_frame(Kind.CHUNK, None, b"hello"))
+    assert len(rig.owner.done) == 2, "it holds its slot until its end"
+    rig.say(encode_frame(Kind.END, EndHead(0.1)), encode_frame(Kind.MEASURED, MeasuredHead(7)))
+
+    assert (len(rig.owner.done), rig.owner.measured, rig.owner.broken) == (3, [7], "")
+    assert rig.calls[1].take() == (head, b"", False)
+    assert rig.calls[2].take() == (head, b"", False)
+    assert rig.calls[2].take() == b"hello"
+
+
+def test_of_a_batch_only_an_answer_that_streams_is_cancelled(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Batch(loop)
+    rig.transport.written = b""
+    for each in (rig.calls[0], rig.calls[2]):
+        each.state = states.ABANDON[each.state]
+        rig.slot.cancel(each)
+    assert rig.transport.written == b"", "the handler goes on, for the others"
+
+    rig.say(answers((0, 1, OK), (1, 1, OK), body=b"xy"), encode_frame(Kind.HEAD, OK))
+
+    assert rig.transport.written == encode_frame(Kind.CANCEL, CancelHead(2))
+    assert [each.take() for each in rig.calls] == [None, (OK, b"y", True), None]
+
+
+def test_what_is_no_answer_costs_its_call_and_not_the_batch(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Batch(loop).say(
+        answers((0, 0, AnswerHead(99, [])), (1, 0, AnswerHead(500, [], 0.1, 0, True, True)), (2, 0, OK))
+    )
+
+    assert isinstance(rig.calls[0].error, BadAnswer)
+    assert isinstance(rig.calls[1].error, OutOfMemory)
+    assert rig.calls[2].take() == (OK, b"", True)
+    assert [ok for _, _, ok in rig.owner.done] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [answers((3, 0, OK))],
+        [answers((-1, 0, OK))],
+        [answers((0, 0, OK), (0, 0, OK))],
+        [answers((0, 0, OK)), answers((0, 0, OK))],
+        [answers((0, 2, OK), body=b"x")],
+        [answers((0, -1, OK), (1, 2, OK), body=b"x")],
+        [answers((0, 1, OK), body=b"xy")],
+        [answers((0, 0, AnswerHead(200, [], nan)))],
+        [encode_frame(Kind.ANSWERS, OK)],
+        [encode_frame(Kind.ANSWER, OK)],
+        [encode_frame(Kind.CHUNK, None, b"x")],
+        [encode_frame(Kind.HEAD, OK), answers((1, 0, OK))],
+        [answers(*((place, 0, OK) for place in range(3))), encode_frame(Kind.HEAD, OK)],
+    ],
+)
+def test_answers_that_are_not_those_of_the_batch_end_the_worker(
+    loop: asyncio.AbstractEventLoop, frames: list[bytes]
+) -> None:
+    rig = Batch(loop).say(*frames)
+
+    assert rig.owner.broken.startswith("it sent what it must not: ")
+    assert rig.transport.closed
+    assert len(rig.owner.done) in (0, 1, 3)
+
+
+def test_a_call_alone_has_no_answers_of_a_batch(loop: asyncio.AbstractEventLoop) -> None:
+    assert Rig(loop).say(answers((0, 0, OK))).owner.broken
 
 
 FIVE = encode_frame(Kind.HEAD, AnswerHead(200, [], length=5))
