@@ -1,12 +1,15 @@
-"""Which calls start together with one that starts. Asked only about functions whose calls may form batches."""
+"""Which calls start together with one that starts, and how many. Only of functions whose calls may form batches."""
 
 from itertools import islice
 
-from gpufaas_core.model import CallId
+from gpufaas_core.model import CallId, Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.world.agenda import batch_key
+from gpufaas_scheduler.world.batch_size import Behind, next_size
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import LOCAL, WAITING
+from gpufaas_scheduler.world.costs import Costs
+from gpufaas_scheduler.world.grant import Grant
 from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
@@ -52,6 +55,18 @@ def joining(world: World, device: DeviceState, call: Call, copy: Copy) -> list[C
     names = tuple(local) if isinstance(extended, contract.Wake) else extended.calls[: owner.batch_max]
     found = (local.get(name) or world.calls.by_id.get(name) for name in names if name != call.id)
     return [each for each in found if each is not None and each.owner is owner and _waits(each, copy)]
+
+
+def adapt(world: World, grant: Grant, device: DeviceState, costs: Costs, took_s: Seconds) -> None:
+    """Set the size of the next batches of a function that wants this, after *grant* has taken *took_s*."""
+    owner, size = grant.copy.owner, grant.size
+    need, goal_s = owner.declared.need, owner.goal_s or 0.0
+    behind = None
+    firsts = [*islice(owner.flow.calls, 1), *islice((each for each in device.local if each.owner is owner), 1)]
+    if firsts and world.cluster.now + took_s > min(each.arrived_at for each in firsts) + goal_s:
+        larger = grant.condition._replace(batch=size + 1)
+        behind = Behind(costs.grant_s(0.0, grant.condition._replace(batch=1)), costs.grant_s(0.0, larger))
+    costs.batch = next_size(costs.batch, size, took_s, goal_s, need.batch_max, behind)
 
 
 def _waits(call: Call, copy: Copy) -> bool:

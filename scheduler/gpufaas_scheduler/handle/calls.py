@@ -11,12 +11,12 @@ from gpufaas_core.plausible import MAX_S
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.contract import ARRIVAL, NEVER
 from gpufaas_scheduler.fit import Reason, in_the_way
+from gpufaas_scheduler.handle.batches import adapt
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
 from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, join_queue, place_again, refuse_failing
 from gpufaas_scheduler.world import backoff
-from gpufaas_scheduler.world.batch_size import next_size
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.state import FunctionState
@@ -273,9 +273,7 @@ def finished(world: World, event: m.Finished) -> None:
             elif grant.open == grant.size:  # each call of a batch says the same
                 costs.learn_beside(event.service_s, grant.calls[0].size, grant.condition, world.rate)
             if grant is not None and owner.adaptive and grant.open == grant.size:
-                need, size = owner.declared.need, grant.size
-                goal_s = need.latency_goal_s or 0.0
-                costs.batch = next_size(costs.batch, size, event.service_s, goal_s, need.batch_max)
+                adapt(world, grant, device, costs, event.service_s)
             if not costs.noted and world.learn:
                 costs.noted = True
                 world.learnt[(owner.id, device.kind)] = None

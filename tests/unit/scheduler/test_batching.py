@@ -12,7 +12,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_scheduler.policies import POLICIES
 from gpufaas_scheduler.policies.batching import SPARE, UNDERWAY_S
-from gpufaas_scheduler.world.batch_size import DECREASE, GOAL_SHARE, next_size
+from gpufaas_scheduler.world.batch_size import DECREASE, GOAL_SHARE, Behind, next_size
 
 
 def deploy(world: World, name: str = "f", *, load_s: float = 3.0, service_s: float = 1.0, **need: object) -> None:
@@ -186,42 +186,86 @@ def test_a_copy_may_be_limited_to_smaller_batches() -> None:
 # --- adaptive sizes ---------------------------------------------------------------------------------------------------
 
 
-def test_batches_adapt_to_the_latency_goal() -> None:
-    """A batch of n takes 0.1 s + 0.05 s x n; half of the goal, 0.5 s, is enough for eight."""
-    world = warm("lb", batch_max=32, latency_goal_s=1.0, batch_adaptive=True)
+def sizes_of(fixed_s: float, each_s: float, goal_s: float, waiting: list[int]) -> list[int]:
+    """
+    Return the sizes of batches of which one of n takes fixed_s + each_s x n.
+
+    :param waiting: so many calls wait at the end of each of them
+    """
+    world = warm("lb", batch_max=32, latency_goal_s=goal_s, batch_adaptive=True, service_s=fixed_s + each_s)
+    world.call("first", "f")
     number, sizes = 0, []
-    for _ in range(60):
-        while len(world.waiting) < 40:
-            world.call(f"c{number}", "f")
-            number += 1
+    for most in waiting:
         names = list(world.running)
         sizes.append(len(names))
-        world.now += 0.1 + 0.05 * len(names)
+        took_s = fixed_s + each_s * len(names)
+        world.now += took_s
+        while len(world.waiting) < most:
+            world.call(f"c{number}", "f")
+            number += 1
         for name in names:
-            world.finish(name, 0.1 + 0.05 * len(names))
+            world.finish(name, took_s)
+    return sizes
+
+
+def test_batches_adapt_to_the_latency_goal() -> None:
+    """Half of the goal is enough for eight."""
+    sizes = sizes_of(0.1, 0.05, 1.02, [9] * 60)
 
     assert sizes[:4] == [1, 2, 3, 4]
     assert max(sizes) == 9
     assert set(sizes[20:]) == {8, 9}
 
 
+def test_batches_grow_beyond_half_of_the_goal_while_the_queue_breaks_it() -> None:
+    """One call alone takes more than half of the goal, and a batch of six takes all of it."""
+    quiet, busy = sizes_of(0.5, 0.05, 0.81, [1] * 20), sizes_of(0.5, 0.05, 0.81, [40] * 30 + [1] * 30)
+
+    assert set(quiet) == {1}
+    assert busy[:6] == [1, 1, 2, 3, 4, 5], "at the end of the first batch no call has waited yet"
+    assert max(busy) == 7
+    assert set(busy[10:30]) == {6}, "larger ones are not tried again and again"
+    assert set(busy[-5:]) == {1}, "the queue is short again"
+
+
+def test_batches_do_not_grow_where_a_call_costs_the_same_in_a_larger_one() -> None:
+    short, long = sizes_of(0.0, 0.3, 1.0, [40] * 60), sizes_of(0.0, 0.6, 1.0, [40] * 60)
+
+    assert max(short) == 2, "two take little more than half of the goal"
+    assert (max(long), long.count(2)) == (2, 1), "one try"
+
+
+def test_a_goal_that_one_call_breaks_alone_does_not_keep_batches_small() -> None:
+    """They grow as long as that pays: a call in a batch of eight takes a sixth of the time."""
+    sizes = sizes_of(1.0, 0.05, 0.5, [40] * 60)
+
+    assert set(sizes_of(1.0, 0.05, 0.5, [1] * 20)) == {1}
+    assert min(sizes[30:]) >= 12
+
+
+BEHIND = st.none() | st.builds(Behind, st.floats(0.0, 2.0), st.floats(0.0, 2.0))
+
+
 @given(
     st.integers(1, 64),
-    st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(1, 64)), max_size=50),
+    st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(1, 64), BEHIND), max_size=50),
 )
 @examples(100)
-def test_a_size_stays_within_its_bounds_and_moves_towards_its_goal(most: int, seen: list[tuple[float, int]]) -> None:
+def test_a_size_stays_within_its_bounds_and_moves_towards_its_goal(
+    most: int, seen: list[tuple[float, int, Behind | None]]
+) -> None:
     size = 1.0
-    for took_s, calls in seen:
+    for took_s, calls, behind in seen:
         before, ran = size, min(calls, int(size))
-        size = next_size(before, ran, took_s, 1.0, most)
+        size = next_size(before, ran, took_s, 1.0, most, behind)
         assert 1.0 <= size <= most
-        if took_s > GOAL_SHARE:
+        if took_s <= GOAL_SHARE or (behind is not None and size > before):
+            larger = min(most, before + 1.0)
+            assert size == (larger if ran == int(before) else before), "one that was not full says nothing"
+        elif behind is None or took_s > 1.0 >= behind.alone_s or (ran > 1 and took_s > behind.alone_s * ran):
             assert size == max(1.0, min(before, ran) * DECREASE)
-        elif ran == int(before):
-            assert size == min(most, before + 1.0)
         else:
-            assert size == before, "a batch that was not full says nothing about larger ones"
+            assert size in (before, max(1.0, min(before, ran) * DECREASE))
 
 
 # --- whatever happens -------------------------------------------------------------------------------------------------
