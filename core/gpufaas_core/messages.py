@@ -55,6 +55,8 @@ class Grant(Struct, frozen=True, gc=False):
     within_s: Seconds | None = None
     """The calls have to end within this time of the grant, since the call that made them ends then. None: no such
     limit."""
+    held_s: Seconds = 0.0
+    """Its first call could have started so long ago, and was held back for others of the batch."""
 
     @property
     def call(self) -> CallId:

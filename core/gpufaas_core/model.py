@@ -293,6 +293,7 @@ class ResidentStatus(Struct, frozen=True):
     function: FunctionId
     memory: Bytes
     running: int
+    """Calls; those of a batch count one by one."""
     loading: bool
     pinned: bool
     last_used: Seconds

@@ -344,7 +344,7 @@ class Calls:
             headers = [pair for pair in headers if pair[0] != b"access-control-allow-origin"]
         headers += call.ours
         headers += placement_headers(exchange.grant)
-        headers.append(timing(call.queue_s, call.load_s, call.run_s, exchange.phases))
+        headers.append(timing(call.queue_s, call.load_s, call.run_s, exchange.phases, exchange.grant.held_s))
         return headers
 
     def _refused(self, call: "_Call", exc: GpufaasError | asyncio.CancelledError) -> Answer:
@@ -384,8 +384,8 @@ class Calls:
             hit = None if call.grant is None else not call.grant.cold
             seconds = time.perf_counter() - call.began
             call.deployed.stats.observe(call.status, seconds, hit, call.queue_s, call.load_s, call.run_s)
-            if call.grant is not None and len(call.grant.calls) > 1:
-                call.deployed.stats.observe_batch(len(call.grant.calls))
+            if (grant := call.grant) is not None and (len(grant.calls) > 1 or grant.held_s):
+                call.deployed.stats.observe_batch(len(grant.calls), min(grant.held_s, call.queue_s))
 
     def _sweep(self) -> None:
         """Watch the calls that began before the last sweep."""

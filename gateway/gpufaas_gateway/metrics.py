@@ -150,6 +150,7 @@ class _Families(Collector):
         yield from _calls(functions)
         yield from families(_OF_FUNCTION, "function_name", ((each.name, each) for each in functions))
         yield _batch_sizes(functions)
+        yield _batch_waits(functions)
         yield from _services(self._metrics.rules, status)
         yield family(
             GAUGE,
@@ -226,6 +227,22 @@ def _batch_sizes(functions: list[FunctionStats]) -> Metric:
             every = sum(by_size.values())
             sizes.add_metric([each.name], [*bounds, ("+Inf", every)], sum(size * n for size, n in by_size.items()))
     return sizes
+
+
+def _batch_waits(functions: list[FunctionStats]) -> Metric:
+    """Return how long calls were held back for others of their batch, of functions that had batches."""
+    waits = HistogramMetricFamily(
+        "gpufaas_function_batch_wait_seconds", "Time that calls were held back for others of their batch",
+        labels=_FUNCTION,
+    )  # fmt: skip
+    for each in functions:
+        if each.batches or each.batch_waits:
+            counts = each.batch_waits or [0.0] * (BUCKETS + 1)
+            at_once = each.hits + each.misses - sum(counts[:BUCKETS])
+            by_bound = accumulate((at_once + counts[0], *counts[1:BUCKETS]))
+            bounds = zip((*map(str, BOUNDS), "+Inf"), by_bound, strict=True)
+            waits.add_metric([each.name], list(bounds), counts[SUM])
+    return waits
 
 
 def _services(rules: Mapping[str, tuple[int, ScalingRule | None]], status: EngineStatus) -> Iterator[Metric]:

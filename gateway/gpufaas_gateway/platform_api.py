@@ -178,6 +178,8 @@ def _whole_status(status: EngineStatus, catalogue: Catalogue) -> dict[str, Any]:
             "kind": each.spec.kind,
             "invocations": each.invocations,
             **{name: getattr(each.stats, name) for name in counts},
+            "batch_max": each.function.need.batch_max,
+            "grants": round(each.stats.grants, 3),
             "unavailable": each.unavailable,
         }
         for each in catalogue.everywhere()

@@ -17,8 +17,8 @@ class FunctionStats:
     """The counts of one function, over all its revisions. The event loop that serves calls owns it."""
 
     __slots__ = (
-        "batches", "begun", "by_code", "finished", "hits", "load_s", "misses", "name", "queue_s", "run_s", "saved",
-        "saved_before",
+        "batch_waits", "batches", "begun", "by_code", "finished", "hits", "load_s", "misses", "name", "queue_s",
+        "run_s", "saved", "saved_before",
     )  # fmt: skip
 
     def __init__(self, name: str, saved_before: int = 0) -> None:
@@ -30,6 +30,8 @@ class FunctionStats:
         """By status: the count of each bucket (not cumulative), then the sum of seconds."""
         self.batches: dict[int, int] = {}
         """Calls that ran together with others, by the number of these and itself."""
+        self.batch_waits: list[float] = []
+        """As one of `by_code`: how long calls were held back for others of their batch. Empty: none was."""
         self.hits = 0
         self.misses = 0
         self.queue_s: Seconds = 0.0
@@ -72,9 +74,14 @@ class FunctionStats:
         self.load_s += load_s
         self.run_s += run_s
 
-    def observe_batch(self, size: int) -> None:
-        """Count a call that ran in a batch of *size*, which `observe` has counted, too."""
-        self.batches[size] = self.batches.get(size, 0) + 1
+    def observe_batch(self, size: int, held_s: Seconds = 0.0) -> None:
+        """Count a call that was held back for *held_s*, or ran in a batch of *size*. `observe` has counted it, too."""
+        if size > 1:
+            self.batches[size] = self.batches.get(size, 0) + 1
+        if held_s:
+            self.batch_waits = self.batch_waits or [0.0] * (BUCKETS + 1)
+            self.batch_waits[bisect_left(BOUNDS, held_s)] += 1
+            self.batch_waits[SUM] += held_s
 
     @property
     def grants(self) -> float:

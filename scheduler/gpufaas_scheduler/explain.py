@@ -18,7 +18,7 @@ from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world.agenda import batch_key
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import RUNNING, WAITING
-from gpufaas_scheduler.world.state import DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 _DEVICES: Final = 3
@@ -164,6 +164,13 @@ def _no_room(world: World, owner: FunctionState) -> str:
     return "; ".join(reasons[:_DEVICES]) + more if reasons else "other functions keep their copies"
 
 
+def _running(device: DeviceState, copy: Copy) -> int:
+    """Return the calls that run on *copy*, which counts a batch once."""
+    if copy.owner.batch_max < 2:
+        return copy.running
+    return sum(each.open for each in device.grants() if each.copy.id == copy.id)
+
+
 def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
     return DeviceStatus(
         device=device.device,
@@ -173,7 +180,7 @@ def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
             ResidentStatus(
                 function=each.owner.id,
                 memory=each.memory,
-                running=each.running,
+                running=_running(device, each),
                 loading=each.loading,
                 pinned=each.pinned or each.owner.copies <= each.owner.min_copies,
                 last_used=each.last_used,

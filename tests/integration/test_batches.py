@@ -1,5 +1,6 @@
 """Calls that run together in one `handle_batch`: each has its own answer, its own errors and its own caller."""
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -204,6 +205,12 @@ def test_a_call_waits_for_others_beside_an_idle_device_and_not_longer_than_it_ma
     alone = platform.call(path)
     assert alone.json()["size"] == 1
     assert 2.0 <= alone.elapsed.total_seconds() < 4.0
+    waited = re.search(r"queue;dur=([\d.]+), .*queue-batch;dur=([\d.]+)", alone.headers["server-timing"])
+    assert waited is not None
+    assert 2000 <= float(waited[2]) <= float(waited[1]), "why it waited is said"
+    metrics = platform.http.get("/metrics").text
+    assert 'gpufaas_function_batch_wait_seconds_bucket{function_name="together.openfaas-fn",le="1.0"} 4.0' in metrics
+    assert 'gpufaas_function_batch_wait_seconds_bucket{function_name="together.openfaas-fn",le="+Inf"} 5.0' in metrics
 
 
 BOTH = """

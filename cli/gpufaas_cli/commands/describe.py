@@ -126,7 +126,7 @@ def _batches(ours: Mapping[str, Any]) -> str:
     if ours.get("batchAdaptive"):
         text += ", fewer to keep the latency goal"
     mean = ours.get("batchMean")
-    return text if mean is None else f"{text}; {mean:.1f} so far"
+    return text if mean is None else f"{text}; {mean:.1f} so far ({mean / ours['batchMax']:.0%} full)"
 
 
 def _cost(profile: Mapping[str, Any]) -> str:

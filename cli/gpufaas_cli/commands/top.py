@@ -86,7 +86,8 @@ def render(status: Mapping[str, Any], gateway: str) -> "Group":
         f"{gateway} · policy {status['policy']} · {calls} running · {waiting} queued · {served} served{share}",
         style="bold",
     )
-    parts: list[RenderableType] = [head, Text(), _devices(devices), Text(), _residents(devices, queued, running)]
+    residents = _residents(devices, queued, running, status.get("functions") or {})
+    parts: list[RenderableType] = [head, Text(), _devices(devices), Text(), residents]
     elsewhere = {name: count for name, count in queued.items() if name not in _resident_ids(devices)}
     if elsewhere:
         told = ", ".join(f"{_name(function)} {count}" for function, count in sorted(elsewhere.items()))
@@ -129,9 +130,18 @@ def _own_labels(each: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in labels.items() if key not in PLATFORM_LABELS)
 
 
-def _residents(devices: list[dict[str, Any]], queued: Mapping[str, int], running: Mapping[str, int]) -> "Table":
+def _residents(
+    devices: list[dict[str, Any]],
+    queued: Mapping[str, int],
+    running: Mapping[str, int],
+    functions: Mapping[str, Mapping[str, Any]],
+) -> "Table":
     shares = any(map(_has_shares, devices))
-    table = _table("COPY", "DEVICE", ">MEMORY", *([">SHARE"] * shares), "STATE", ">RUNNING", ">QUEUED")
+    batched = {name: _batch(counts) for name, counts in functions.items() if counts.get("batch_max", 1) > 1}
+    batches = any(_name(each) in batched for each in _resident_ids(devices))
+    table = _table(
+        "COPY", "DEVICE", ">MEMORY", *([">SHARE"] * shares), "STATE", ">RUNNING", *([">BATCH"] * batches), ">QUEUED"
+    )
     copies = Counter(resident["function"] for each in devices for resident in each["resident"])
     shown: Counter[str] = Counter()
     for each in devices:
@@ -148,11 +158,21 @@ def _residents(devices: list[dict[str, Any]], queued: Mapping[str, int], running
                 *([f"{resident['share']} %" if resident.get("share") else "-"] * shares),
                 state + (", draining" if resident.get("draining") else ", pinned" if resident["pinned"] else ""),
                 str(resident["running"]),
+                *([batched.get(_name(function), "-")] * batches),
                 str(queued.get(function, 0)) if shown[function] == 1 else "-",  # they wait for any of its copies
             )
     if not table.row_count:
         table.add_row("nothing: the next call of any function loads it", "", "", "", str(sum(running.values())), "")
     return table
+
+
+def _batch(counts: Mapping[str, Any]) -> str:
+    """Return the mean size of a function's batches since the gateway started, the most calls, and how full that is."""
+    most, grants = int(counts["batch_max"]), float(counts["grants"])
+    if not grants:
+        return f"up to {most}"
+    mean = (counts["hits"] + counts["misses"]) / grants
+    return f"{mean:.1f}/{most} {mean / most:.0%}"
 
 
 def _table(*headings: str) -> "Table":

@@ -2,6 +2,9 @@
 
 from itertools import islice
 
+from msgspec.structs import replace
+
+from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.world.agenda import batch_key
@@ -23,6 +26,8 @@ def batch_of(world: World, action: contract.Start, call: Call) -> tuple[Call, ..
     if isinstance(extended, contract.Wake):
         if extended.at > world.cluster.now and call.outer is None:
             wakes[batch_key(owner.id)] = extended.at
+            if owner.held is None or owner.held[0] is not call:
+                owner.held = call, world.cluster.now
             return f"call {call.id} waits for others of its batch"
         extended = action
     wakes.pop(batch_key(owner.id), None)
@@ -43,6 +48,18 @@ def _named(world: World, owner: FunctionState, names: tuple[CallId, ...]) -> tup
             return f"call {name} of {owner.id} does not wait in the global queue"
         calls.append(call)
     return tuple(calls)
+
+
+def tell_held(world: World, call: Call) -> None:
+    """The grant of *call*, the command that was added last, says how long it was held back for others."""
+    owner = call.owner
+    if owner.held is None:
+        return
+    held, since = owner.held
+    owner.held = None
+    said = world.out[-1]
+    if held is call and isinstance(said, m.StartCall):
+        world.out[-1] = m.StartCall(replace(said.grant, held_s=world.cluster.now - since))
 
 
 def joining(world: World, device: DeviceState, call: Call, copy: Copy) -> list[Call]:

@@ -4,7 +4,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, Part
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
-from gpufaas_scheduler.handle.batches import batch_of
+from gpufaas_scheduler.handle.batches import batch_of, tell_held
 from gpufaas_scheduler.handle.grants import Place, full_part, obtain, reserve, reserve_parts, start
 from gpufaas_scheduler.handle.parts import places_for
 from gpufaas_scheduler.handle.staging import try_stage
@@ -68,6 +68,8 @@ def try_start(world: World, action: contract.Start) -> str | None:
     if action.reserved_s:
         world.cluster.reserved_until = world.cluster.now + action.reserved_s
     start(world, call, device, copy, victims, others, places)
+    if owner.batch_max > 1:
+        tell_held(world, call)
     return None
 
 

@@ -28,9 +28,9 @@ class FunctionState(Costed):
     __slots__ = (
         "active", "adaptive", "backoff", "batch_max", "batch_wait_s", "called", "called_at", "constraints", "copies",
         "costs", "declared", "desired", "digest", "draining", "eager", "excess", "fits", "fits_as_of", "flow",
-        "holders", "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number", "queued",
-        "ready", "removed", "reserves", "running", "share", "shared_hold", "slots", "staged", "starved", "target",
-        "waiting", "wanted", "whole",
+        "held", "holders", "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number",
+        "queued", "ready", "removed", "reserves", "running", "share", "shared_hold", "slots", "staged", "starved",
+        "target", "waiting", "wanted", "whole",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -71,6 +71,8 @@ class FunctionState(Costed):
         self.excess = 0
         """Of a model function: copies that scaling has asked for, asks for no more, and that are still there."""
         self.staged = {}
+        self.held: tuple[Call, Seconds] | None = None
+        """The call that was held back last for others of its batch, and since when."""
         self.deploy(function)
 
     def deploy(self, function: Function) -> None:

@@ -619,7 +619,7 @@ def test_describe_says_which_batches_there_may_be_and_were(gateway: Gateway) -> 
         if size > 1:
             stats.observe_batch(size)
 
-    assert re.search(rf"{batches}; 2.5 so far\n", run("describe", "a").stdout)
+    assert re.search(rf"{batches}; 2.5 so far \(31% full\)\n", run("describe", "a").stdout)
 
 
 def test_describe_shows_state_settings_and_platform(gateway: Gateway) -> None:
@@ -821,6 +821,25 @@ def test_top_shows_the_shares_of_copies_and_how_much_of_a_device_is_held(gateway
     without = rows(plain)
     assert "COMPUTE" not in without["DEVICE"]
     assert "SHARE" not in without["COPY"]
+
+
+def test_top_shows_how_large_and_full_batches_were(gateway: Gateway) -> None:
+    stack_of("a", "b", "c")
+    run("up", "--filter", "b")
+    run("up", "--filter", "[ac]", "--annotation", "gpufaas.batch-max=8")
+    functions = {each.name: each for each in gateway.catalogue.all("openfaas-fn")}
+    copies = tuple(
+        ResidentStatus(functions[name].function_id, MiB, 0, loading=False, pinned=False, last_used=1.0)
+        for name in "abc"
+    )
+    gateway.scheduler.now = EngineStatus("lalb", (DeviceStatus(DEVICE, 0, False, copies, 0, 0, 0, 0, 0, 0.0),), {}, {})
+    for size in (1, 4, 4, 4, 4):
+        functions["a"].stats.observe(200, 0.1, hit=True)
+        functions["a"].stats.observe_batch(size)
+
+    rows = [line.split() for line in run("top", "--once").stdout.splitlines() if "openfaas-fn" in line]
+
+    assert [row[6:] for row in rows] == [["up", "to", "8", "0"], ["-", "0"], ["2.5/8", "31%", "0"]]
 
 
 def test_top_shows_each_copy_of_a_function_and_its_queue_once(gateway: Gateway) -> None:

@@ -64,6 +64,24 @@ def test_the_histogram_has_openfaas_buckets_and_is_cumulative() -> None:
     assert value(metrics, "gateway_functions_seconds_count", code="200", **ECHO) == 4
 
 
+def test_what_calls_waited_for_their_batch_is_told_of_functions_that_have_batches() -> None:
+    metrics = Metrics(lambda: NOTHING)
+    stats = metrics.adopt(FunctionStats("echo.openfaas-fn"))
+    stats.observe(200, 0.1, hit=True)
+    assert "gpufaas_function_batch_wait_seconds_count" not in {name for name, _ in samples(metrics)}
+
+    for size, held_s in ((2, 0.02), (2, 0.004), (1, 0.25)):
+        stats.observe(200, 0.3, hit=True, queue_s=held_s)
+        stats.observe_batch(size, held_s)
+
+    waited = "gpufaas_function_batch_wait_seconds"
+    found = {bound: value(metrics, f"{waited}_bucket", le=bound, **ECHO) for bound in ("0.005", "0.025", "+Inf")}
+    assert found == {"0.005": 2, "0.025": 3, "+Inf": 4}, "the first call waited for no other"
+    assert value(metrics, f"{waited}_sum", **ECHO) == pytest.approx(0.274)
+    assert value(metrics, "gpufaas_function_batch_size_bucket", le="1", **ECHO) == 2
+    assert value(metrics, "gpufaas_function_batch_size_count", **ECHO) == 4
+
+
 def test_a_call_that_got_no_worker_is_neither_hit_nor_miss() -> None:
     metrics = Metrics(lambda: NOTHING)
     stats = metrics.adopt(FunctionStats("echo.openfaas-fn"))

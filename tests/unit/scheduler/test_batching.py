@@ -25,6 +25,14 @@ def batches(commands: list[m.Command]) -> list[tuple[str, ...]]:
     return [each.grant.calls for each in commands if isinstance(each, m.StartCall)]
 
 
+def running(world: World, device: str) -> dict[str, int]:
+    return {each.function: each.running for each in world.on(device).resident if each.running}
+
+
+def held(commands: list[m.Command]) -> list[float]:
+    return [each.grant.held_s for each in commands if isinstance(each, m.StartCall)]
+
+
 def warm(policy: str = "lalb-o3", **need: object) -> World:
     """One idle device that holds f, at time 10."""
     world = World(policy)
@@ -79,8 +87,10 @@ def test_the_calls_of_a_local_queue_start_together_with_those_that_wait_for_any_
     world.call("occupies", "g")
     world.now = 1.0
     world.call("c5", "f")
+    assert running(world, "a") == {"f": 4}
     for call in ("c0", "c1", "c2"):
         world.finish(call)
+    assert running(world, "a") == {"f": 1}, "each of a batch counts"
 
     assert batches(world.finish("c3")) == [("c4", "c5")], "c4 from the local queue, c5 from the global one"
 
@@ -96,7 +106,9 @@ def test_a_call_waits_for_others_and_an_idle_device_with_it() -> None:
     assert explained.rule == "an idle device waits up to 0.300 s for more calls of its batch"
 
     world.now = 10.5
-    assert batches(world.tell(m.Woken())) == [("c0", "c1")]
+    commands = world.tell(m.Woken())
+    assert batches(commands) == [("c0", "c1")]
+    assert held(commands) == [0.5]
     assert world.engine.wake_at is None
     explained = world.engine.explain(CallId("c1"), world.now)
     assert explained is not None
@@ -108,8 +120,27 @@ def test_a_full_batch_does_not_wait() -> None:
     world.call("c0", "f")
     world.call("c1", "f")
 
-    assert batches(world.call("c2", "f")) == [("c0", "c1", "c2")]
+    world.now = 10.2
+    commands = world.call("c2", "f")
+    assert batches(commands) == [("c0", "c1", "c2")]
+    assert held(commands) == [pytest.approx(0.2)]
     assert world.engine.wake_at is None
+
+
+def test_a_batch_after_one_that_was_held_back_does_not_say_so() -> None:
+    world = warm(batch_max=2, batch_wait_s=0.5)
+    world.call("c0", "f")
+    world.tell(m.CallerLeft(CallId("c0")))
+    world.now = 11.0
+    world.call("c1", "f")
+    world.now = 11.1
+    assert held(world.call("c2", "f")) == [pytest.approx(0.1)]
+    world.call("c3", "f")
+    world.call("c4", "f")
+    world.now = 12.0
+    world.finish("c1")
+
+    assert held(world.finish("c2")) == [0.0]
 
 
 def test_the_time_in_the_queue_counts_as_waiting_for_others() -> None:

@@ -396,12 +396,13 @@ def later(event: m.Event) -> m.Event:
 
 
 def comparable(commands: list[m.Command]) -> list[object]:
-    """Without the epoch; what ends several calls at once names them in any order."""
+    """Without the epoch, and how long a batch was held back: that is not written. What ends several calls at once names
+    them in any order."""
     ended = sorted(repr(each) for each in commands if isinstance(each, m.Abort | m.Reject))
     others: list[object] = []
     for each in commands:
         if isinstance(each, m.StartCall):
-            others.append(msgspec.structs.replace(each.grant, epoch=0))
+            others.append(msgspec.structs.replace(each.grant, epoch=0, held_s=0.0))
         elif isinstance(each, m.LoadCopy):
             others.append(msgspec.structs.replace(each, epoch=0))
         elif not isinstance(each, m.Abort | m.Reject):
@@ -510,8 +511,8 @@ def start_from_stale_docs(policy: str, gone: bool, seed: int, before: int) -> No
     for device in engine.status(site.now).devices:
         held = {copy_id(each.function, each.copy): each.running for each in device.resident}
         assert held == {
-            key: len({id(each.grant) for each in nodes.running[device.device.id].values()
-                      if copy_id(each.grant.function, each.grant.copy) == key})
+            key: sum(copy_id(each.grant.function, each.grant.copy) == key
+                     for each in nodes.running[device.device.id].values())
             for key in nodes.workers[device.device.id]
         }  # fmt: skip
         limits = sum(each.limit for each in device.resident)

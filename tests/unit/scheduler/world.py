@@ -320,7 +320,9 @@ def check(status: EngineStatus, world: World) -> None:
     """What holds after every event, whatever the policy."""
     reserving: dict[str, int] = {}
     running: dict[tuple[str, str, int], int] = {}
-    grants = {grant.number: grant for call, grant in world.running.items() if call not in world.orphans}
+    granted = [grant for call, grant in world.running.items() if call not in world.orphans]
+    calls = _counts((grant.function, part.device, grant.copy) for grant in granted for part in grant.parts)
+    grants = {grant.number: grant for grant in granted}
     for grant in grants.values():
         for part in grant.parts:
             place = (grant.function, part.device, grant.copy)
@@ -343,8 +345,9 @@ def check(status: EngineStatus, world: World) -> None:
         queued = [each.function for each in device.resident if world.functions[each.function].need.compute]
         assert len(set(queued)) == len(queued), f"two copies of a model function on {name}"
         for model in device.resident:
-            assert model.running == running.pop((model.function, name, model.copy), 0)
-            assert model.running <= world.functions[model.function].need.slots
+            place = (model.function, name, model.copy)
+            assert model.running == calls.get(place, 0)
+            assert running.pop(place, 0) <= world.functions[model.function].need.slots
             assert model.limit >= model.memory
             floor = min(world.functions[model.function].floor, device.device.memory)
             assert model.memory >= floor or world.redeployed, f"{model.function} has less than it declares"
