@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated reproduce reproduce-gpu chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated reproduce reproduce-gpu chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
@@ -21,6 +21,7 @@ help:
 	@echo "make soak    twenty minutes of everything at once on one platform, with a checker (SOAK_SECONDS=60, JSON=FILE)"
 	@echo "make chaos   what a cluster's users see when its parts die, stop and are cut off: a table of faults (JSON=FILE)"
 	@echo "make bench   the engine's cost, the overhead of a warm call (needs wrk), cold starts"
+	@echo "make bench-swap    a swap storm: 20 models, room for 8: what a miss adds, misses beside an ideal LRU list's"
 	@echo "make bench-paper   the published evaluation in the simulator: writes docs/evaluation.md (TRACE=FILE adds the Azure trace)"
 	@echo "make bench-policy  least-wait against lalb-o3 where service times are uncertain, judged by bars (TRACE=FILE adds the Azure trace)"
 	@echo "make bench-live    the same calls live and simulated: writes its part of docs/evaluation.md"
@@ -99,6 +100,9 @@ bench-gateway: setup
 
 bench-coldstart: setup
 	$(BIN)/python benchmarks/coldstart.py
+
+bench-swap: setup
+	$(BIN)/python benchmarks/swap.py
 
 bench-async: setup
 	$(BIN)/python benchmarks/async_accept.py

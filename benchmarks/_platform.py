@@ -18,6 +18,17 @@ ROOT = Path(__file__).resolve().parent.parent
 GPUFAAS = (sys.executable, "-m", "gpufaas_cli")
 
 
+def command_of(tree: Path) -> tuple[str, ...]:
+    """Return how `gpufaas` of the working tree *tree* is run: this one's Python, or that in its ``.venv``."""
+    return GPUFAAS if tree == ROOT else (str(tree / ".venv" / "bin" / "python"), "-m", "gpufaas_cli")
+
+
+def serves_with(tree: Path, option: str) -> bool:
+    """Return whether `gpufaas serve` of *tree* has *option*."""
+    shown = subprocess.run([*command_of(tree), "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    return f" {option} " in " ".join(shown.split())
+
+
 def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -50,12 +61,12 @@ def process(
 
 
 @contextlib.contextmanager
-def platform(*options: str) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
-    """Serve from a fresh data directory; give URL, process and a working directory with the examples' stack file."""
+def platform(*options: str, tree: Path = ROOT) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
+    """Serve from a fresh data directory; give URL, process and a working directory. *tree*: whose platform it is."""
     home = Path(tempfile.mkdtemp(prefix="gpufaas-bench-"))
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [*GPUFAAS, "serve", "--port", str(port), "--data", str(home / "data"), *options]
+    command = [*command_of(tree), "serve", "--port", str(port), "--data", str(home / "data"), *options]
     try:
         with process(command, f"{url}/healthz", stdout=subprocess.DEVNULL) as child:
             yield url, child, home
@@ -63,10 +74,10 @@ def platform(*options: str) -> Iterator[tuple[str, subprocess.Popen[bytes], Path
         shutil.rmtree(home, ignore_errors=True)
 
 
-def gpufaas(url: str, *arguments: str, cwd: Path | None = None) -> str:
-    """Run the CLI against *url*; its output, or the end of this program with what it said."""
+def gpufaas(url: str, *arguments: str, cwd: Path | None = None, tree: Path = ROOT) -> str:
+    """Run the CLI of *tree* against *url*; its output, or the end of this program with what it said."""
     done = subprocess.run(
-        [*GPUFAAS, *arguments],
+        [*command_of(tree), *arguments],
         env={**os.environ, "OPENFAAS_URL": url},
         cwd=cwd,
         capture_output=True,

@@ -1,140 +1,272 @@
 """
-Cold starts on a CPU device, weights in the page cache: what the platform adds to loading a model by hand.
+Cold starts on a CPU device by tier and phase: what the platform adds to loading a model by hand.
+
+    python benchmarks/coldstart.py [--rounds 5] [--threads 1] [--model NAME]... [--base TREE] [--json] [--write]
 
 By hand: a process that has torch imported maps the same safetensors, builds the model on meta, assigns the weights and
 runs the first inference (a fresh fork of that process each time). The platform: one HTTP request for a model that is
-resident nowhere, until its answer; the two models take turns on a device that holds one of them, so the time includes
-the eviction of the other. Rounds of by hand, platform, in one run; medians, and the difference round by round.
+not in the device's memory, until its answer. Before each, a call of `filler`, which takes the whole device, evicts it:
+the request evicts that, and the filler's own ``room`` phase is how long the model's memory took to be free.
 
-    .venv/bin/python benchmarks/coldstart.py [--rounds 7] [--json]
+Each round starts each model by hand and on each platform, with its weights in the page cache and after
+posix_fadvise(DONTNEED) on all their files, and calls it once more (a hit). The tier is what the platform says. Beside
+the platform as it is: without standby workers and without a host tier, where it has them; --base: the platform of
+another working tree (with a .venv), in the same rounds. --write puts the table into README.md and docs/performance.md.
 """
 
 import argparse
+import contextlib
 import json
-import os
-import re
 import shutil
 import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
-from _platform import ROOT, gpufaas, platform
+from _document import table, write_part
+from _platform import ROOT, gpufaas, platform, serves_with
+from _starts import (
+    BODY,
+    ByHand,
+    MiB,
+    beyond_load_and_run,
+    by_hand,
+    into_page_cache,
+    out_of_page_cache,
+    phases,
+    write_layers,
+)
 from rich.console import Console
 from rich.table import Table
 
-MODELS = ("resnet50", "vgg16")
-BODY = b'{"seed": 7}'
-GOAL_S = 0.3
-PHASES = ("queue", "load-room", "load-fork", "load-import", "load-load", "run")
-BY_HAND = """
-import json, os, sys, time
-import torch, safetensors.torch
-sys.path.insert(0, sys.argv[1])
-for line in sys.stdin:
-    arch, weights = line.split()
-    pid = os.fork()
-    if pid == 0:
-        torch.set_num_threads(int(sys.argv[2]))
-        began = time.perf_counter()
-        from common import architectures
-        model = architectures.load(arch, weights, "cpu")
-        loaded = time.perf_counter()
-        answer = architectures.answer(arch, model, b'{"seed": 7}')
-        print(json.dumps({"load": loaded - began, "all": time.perf_counter() - began, "answer": answer}), flush=True)
-        os._exit(0)
-    os.waitpid(pid, 0)
+MODELS: Final = ("resnet50", "vgg16", "layers-1gib")
+DEVICE_MIB, FILLER_MIB = 1700, 1600
+SETTLE_S = 0.5
+"""Between the filler's call and the start: what is done off the path (staging, standby workers) is done by then."""
+FILLER: Final = f"""
+import mmap
+
+
+def load(device):
+    return mmap.mmap(-1, {(FILLER_MIB - 60) * MiB}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def handle(model, event, context):
+    return "full"
 """
+VARIANTS: Final = (("without standby", "--standby"), ("without host tier", "--host-cache"))
+Times = dict[str, float]
 
 
-def timings(response: httpx.Response) -> dict[str, float]:
-    """Return the phases of Server-Timing in seconds."""
-    return {
-        name: float(ms) / 1e3 for name, ms in re.findall(r"([\w-]+);dur=([\d.]+)", response.headers["server-timing"])
-    }
+@dataclass(frozen=True)
+class Served:
+    """One platform."""
+
+    name: str
+    client: httpx.Client
+    home: Path
+
+    def weights(self, folder: Path) -> list[Path]:
+        """Return the files that the platform may read the weights in *folder* from."""
+        size = (folder / "weights.safetensors").stat().st_size
+        files = [each for each in (self.home / "data").rglob("*") if each.is_file() and each.stat().st_size == size]
+        return [*files, folder / "weights.safetensors"]
 
 
-def deploy(url: str, examples: Path) -> None:
-    """Build and deploy copies of the examples in *examples*, on a platform whose device holds one of the models."""
-    shutil.copytree(ROOT / "functions" / "examples", examples, ignore=shutil.ignore_patterns("build"))
-    # What vgg16 needs is measured at its first call; the estimate from its weights alone would not fit here.
-    stack = examples / "stack.yaml"
-    stack.write_text(stack.read_text().replace("  vgg16:\n", "  vgg16:\n    annotations: {gpufaas.memory: 780Mi}\n"))
-    for model in MODELS:
-        gpufaas(url, "up", "-f", str(stack), "--filter", model, cwd=examples)
+def write_functions(home: Path, models: tuple[str, ...], threads: int) -> None:
+    shutil.copytree(ROOT / "functions" / "examples", home / "src", ignore=shutil.ignore_patterns("build"))
+    functions: dict[str, Any] = {}
+    for name, memory in (*((model, DEVICE_MIB - 100) for model in models), ("filler", FILLER_MIB)):
+        functions[name] = {
+            "lang": "python3-torch", "handler": f"./{name}", "image": f"{name}:latest",
+            "annotations": {"gpufaas.memory": f"{memory}MiB"},
+        }  # fmt: skip
+    (home / "src" / "filler").mkdir()
+    (home / "src" / "filler" / "handler.py").write_text(FILLER)
+    if MODELS[2] in models:
+        write_layers(home / "src" / MODELS[2], 1024, width=4096)
+    for model in models:
+        handler = home / "src" / model / "handler.py"
+        handler.write_text(f"import torch\n\ntorch.set_num_threads({threads})\n" + handler.read_text())
+    stack = {
+        "version": "1.0", "provider": {"name": "openfaas"}, "configuration": {"copy": ["./common"]},
+        "functions": functions,
+    }  # fmt: skip
+    (home / "src" / "stack.yaml").write_text(json.dumps(stack))
 
 
-def by_hand(child: subprocess.Popen[str], model: str, examples: Path) -> dict[str, Any]:
-    """Have *child*, which runs `BY_HAND`, load *model* and answer once; return its times in seconds and its answer."""
-    assert child.stdin
-    assert child.stdout
-    weights = next((examples / "build" / model).rglob("weights.safetensors"))
-    child.stdin.write(f"{model} {weights}\n")
-    child.stdin.flush()
-    found: dict[str, Any] = json.loads(child.stdout.readline())
-    return found
+@contextlib.contextmanager
+def serve(name: str, tree: Path, options: list[str], models: tuple[str, ...], threads: int) -> Iterator[Served]:
+    with (
+        platform("--device", f"cpu:0={DEVICE_MIB}MiB", *options, tree=tree) as (url, _, home),
+        httpx.Client(base_url=url, timeout=120) as client,
+    ):
+        write_functions(home, models, threads)
+        gpufaas(url, "up", cwd=home / "src", tree=tree)
+        yield Served(name, client, home)
 
 
-def cold_start(client: httpx.Client, model: str, expected: object) -> dict[str, float]:
-    """Call *model*, which is not resident, through the platform; return the times in seconds, in all and by phase."""
+def called(served: Served, model: str, expected: object) -> tuple[Times, str]:
+    """Call *model*; return its times in seconds, and how the platform says that it was started."""
     began = time.perf_counter()
-    response = client.post(f"/function/{model}", content=BODY)
+    response = served.client.post(f"/function/{model}", content=BODY)
     took = time.perf_counter() - began
     assert response.status_code == 200, response.text
-    assert response.headers["x-gpufaas-start"] == "miss", "the model was still resident"
     assert response.json() == expected, "the answers differ"
-    return {"platform": took, **timings(response)}
+    by_phase = phases(response)
+    times = {"took": took, "beyond": beyond_load_and_run(took, by_phase), **by_phase}
+    return times, response.headers["x-gpufaas-start"]
 
 
-def measure(client: httpx.Client, examples: Path, rounds: int, console: Console) -> dict[str, list[dict[str, float]]]:
-    """Return the times of each round in seconds, by model; a round before the first warms profiles and page cache."""
-    found: dict[str, list[dict[str, float]]] = {model: [] for model in MODELS}
-    arguments = [sys.executable, "-c", BY_HAND, str(examples), str(len(os.sched_getaffinity(0)))]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        for turn in range(rounds + 1):
-            for model in MODELS:
-                with console.status(f"{model}, round {turn} of {rounds}"):
-                    reference = by_hand(child, model, examples)
-                    times = cold_start(client, model, reference["answer"])
-                if turn:
-                    found[model].append({**times, "by hand": reference["all"], "by hand load": reference["load"]})
-    return found
+def evict(served: Served) -> float:
+    """Fill the device; return the seconds until the memory of what was there was free."""
+    response = served.client.post("/function/filler", content=b"")
+    assert response.status_code == 200, response.text
+    time.sleep(SETTLE_S)
+    return phases(response).get("room", 0.0)
 
 
-def show(results: dict[str, dict[str, float]]) -> None:
-    table = Table(title="cold start on a CPU device, ms (medians)", title_justify="left")
-    for name in ("model", "request to answer", *PHASES, "by hand", "added", "goal"):
-        table.add_column(name, justify="left" if name == "model" else "right")
-    for model, each in results.items():
-        cells = (each["platform"], *(each[name] for name in PHASES), each["by hand"], each["added"])
-        table.add_row(model, *(f"{1e3 * cell:.0f}" for cell in cells), f"{1e3 * GOAL_S:.0f}")
-    Console(width=max(Console().width, 120)).print(table)
+class Rounds:
+    """What was measured: the times of each round, by model, platform and case."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str, str], list[Times]] = {}
+        self.tiers: dict[tuple[str, str, str], str] = {}
+        self.still_cached = 0.0
+
+    def add(self, model: str, name: str, case: str, times: Times, tier: str) -> None:
+        self.rows.setdefault((model, name, case), []).append(times)
+        self.tiers[model, name, case] = tier
+
+    def one(self, hand: ByHand, platforms: list[Served], model: str, *, keep: bool = True) -> None:
+        """Start *model* by hand and on each platform, with its weights in the page cache and without."""
+        folder = next(
+            each.parent for each in (platforms[0].home / "src" / "build" / model).rglob("weights.safetensors")
+        )
+        into_page_cache([folder / "weights.safetensors"])
+        quick, expected = hand.start(folder)
+        self._drop([folder / "weights.safetensors"])
+        slow = hand.start(folder)[0]
+        for served in platforms:
+            for case, reference in (("page cache", quick), ("no page cache", slow)):
+                freed = evict(served)
+                if case == "no page cache":
+                    self._drop(served.weights(folder))
+                else:
+                    into_page_cache(served.weights(folder))
+                times, tier = called(served, model, expected)
+                assert tier != "hit", f"{model} was still there"
+                if keep:
+                    more = {"by hand": quick["all"], "ratio": times["took"] / quick["all"], "freed": freed}
+                    self.add(model, served.name, case, {**times, **more, "by hand so": reference["all"]}, tier)
+            times, tier = called(served, model, expected)
+            if keep:
+                warm = {"by hand": quick["again"], "by hand so": quick["again"], "freed": 0.0}
+                self.add(model, served.name, "warm", {**times, **warm, "ratio": times["took"] / quick["again"]}, tier)
+
+    def _drop(self, files: list[Path]) -> None:
+        self.still_cached = max(self.still_cached, out_of_page_cache(files))
+
+    def medians(self) -> list[dict[str, Any]]:
+        found = []
+        for (model, name, case), times in self.rows.items():
+            keys = {key for each in times for key in each}
+            row = {key: statistics.median(each.get(key, 0.0) for each in times) for key in sorted(keys)}
+            found.append({
+                "model": model, "platform": name, "case": case, "tier": self.tiers[model, name, case], **row,
+                "each": [each["took"] for each in times],
+            })  # fmt: skip
+        return found
+
+
+NOT_PHASES: Final = frozenset(
+    ("model", "platform", "case", "tier", "each", "took", "beyond", "ratio", "freed", "by hand", "by hand so", "queue")
+)
+
+
+def rendered(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells, in ms."""
+    names = list(dict.fromkeys(name for row in rows for name in ("room", "fork", *row) if name not in NOT_PHASES))
+    found = [name for name in names if any(row.get(name, 0) >= 5e-5 for row in rows)]
+    headings = ["model", "platform", "weights", "tier", "answer", *found, "beyond load + run", "freed", "by hand"]
+    cells = [
+        [
+            row["model"], row["platform"], row["case"], row["tier"],
+            *(f"{1e3 * row.get(name, 0):.1f}" for name in ("took", *found, "beyond", "freed")),
+            f"{1e3 * row['by hand so']:.1f}", f"{row['ratio']:.2f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return [*headings, "times by hand"], cells
+
+
+def write(rows: list[dict[str, Any]], rounds: int) -> None:
+    """Put the tables into the documents: all of it, and what a reader of README.md needs."""
+    headings, cells = rendered(rows)
+    told = (
+        f"Milliseconds, medians of {rounds} rounds on a CPU device; *times by hand*: against mapping the same weights\n"
+        "from the page cache and running once, in a process that has torch. *beyond*: all but queue, load and run;\n"
+        "*freed*: how long the memory of the evicted model took to be free."
+    )
+    command = "```console\n$ python benchmarks/coldstart.py --write\n```"
+    write_part(
+        ROOT / "docs" / "performance.md", "benchmarks/coldstart.py", f"{command}\n\n{told}\n\n{table(headings, cells)}"
+    )
+    short = [row for row in rows if row["platform"] == "as it is"]
+    lines = [
+        [
+            row["model"], f"{row['tier']} ({row['case']})" if row["tier"] != "hit" else "hit",
+            f"{1e3 * row['took']:.0f}", f"{1e3 * row['by hand so']:.0f}",
+        ]
+        for row in short
+    ]  # fmt: skip
+    text = table(["model", "start", "answer, ms", "by hand, ms"], lines)
+    write_part(ROOT / "README.md", "benchmarks/coldstart.py", text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="of torch, in each start; they wait for each other")
+    parser.add_argument("--model", action="append", choices=MODELS, help="repeatable; default: all")
+    parser.add_argument("--base", type=Path, metavar="TREE", help="another working tree, to compare with")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write", action="store_true", help="put the tables into README.md and docs/performance.md")
     options = parser.parse_args()
+    models = tuple(options.model or MODELS)
     console = Console(stderr=True)
-    with platform("--device", "cpu:0=800MiB") as (url, _, home), httpx.Client(base_url=url, timeout=120) as client:
+    rounds = Rounds()
+    with contextlib.ExitStack() as stack:
+        wanted = [("as it is", ROOT, [])]
+        wanted += [(name, ROOT, [flag, "0"]) for name, flag in VARIANTS if serves_with(ROOT, flag)]
+        wanted += [("base", options.base.resolve(), [])] if options.base else []
         with console.status("building and deploying"):
-            deploy(url, home / "examples")
-        rounds = measure(client, home / "examples", options.rounds, console)
-    results = {
-        model: {
-            **{key: statistics.median(each[key] for each in of_model) for key in of_model[0]},
-            "added": statistics.median(each["platform"] - each["by hand"] for each in of_model),
-        }
-        for model, of_model in rounds.items()
-    }
+            platforms = [stack.enter_context(serve(*each, models, options.threads)) for each in wanted]
+            hand = stack.enter_context(by_hand(options.threads))
+        for turn in range(options.rounds + 1):
+            for model in models:
+                with console.status(f"{model}, round {turn} of {options.rounds}"):
+                    rounds.one(hand, platforms, model, keep=turn > 0)  # the first warms profiles and page cache
+    rows = rounds.medians()
+    if rounds.still_cached > 0.01:
+        told = f"{rounds.still_cached:.0%} of the weights' pages stayed in the page cache"
+        print(f"posix_fadvise does not empty the page cache here: {told}", file=sys.stderr)
     if options.json:
-        print(json.dumps(results, indent=2))
+        print(json.dumps({"rounds": options.rounds, "still_cached": rounds.still_cached, "rows": rows}, indent=1))
     else:
-        show(results)
+        headings, cells = rendered(rows)
+        shown = Table(title=f"starts on a CPU device, ms (medians of {options.rounds} rounds)", title_justify="left")
+        for place, heading in enumerate(headings):
+            shown.add_column(heading, justify="left" if place < 4 else "right")
+        for each in cells:
+            shown.add_row(*each)
+        Console(width=max(Console().width, 150)).print(shown)
+    if options.write:
+        write(rows, options.rounds)
 
 
 if __name__ == "__main__":
