@@ -263,7 +263,7 @@ class SlotProtocol(asyncio.Protocol):
         """Bytes that are left of the declared Content-Length; -1: none was declared."""
         self._bodiless = False
         self._whole = False
-        """Its call begins when its frame was read completely."""
+        """Its calls begin when all that was sent is read, and none of them has been answered."""
         self._broken = False
         self._pings = 0
         """Those that are not answered yet."""
@@ -441,7 +441,7 @@ class SlotProtocol(asyncio.Protocol):
             at += size
         if at < len(bodies):
             raise BrokenFrame("bytes of no answer")
-        self._grew = True
+        self._grew, self._whole = True, False
         errors = [self._why_none(head, body) for _, head, body in found]
         # The engine first, as it may have the next batch for this slot. Then the callers.
         for (exchange, head, _), error in zip(found, errors, strict=True):
@@ -455,7 +455,7 @@ class SlotProtocol(asyncio.Protocol):
 
     def _stream_next(self, head: AnswerHead) -> None:
         """The first answer of a batch begins to stream that was too large for ANSWERS."""
-        self._answering = True
+        self._answering, self._whole = True, False
         self._place = place = next(iter(self._batch))
         self._exchange, self._bodiless = exchange, _ = self._batch.pop(place)
         self._on_head(exchange, head)
@@ -490,11 +490,11 @@ class SlotProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
-        exchange = self._exchange
         # The kernel says so if the worker closed it, or died, before it had read all.
         unread = isinstance(exc, (ConnectionResetError, BrokenPipeError)) and self._whole and not self._answering
-        if unread and exchange is not None and exchange.state == states.RUNNING:
-            exchange.state = states.HOLD[exchange.state]
+        for exchange in (self._exchange, *(each for each, _ in self._batch.values())) if unread else ():
+            if exchange is not None and exchange.state == states.RUNNING:
+                exchange.state = states.HOLD[exchange.state]
         self.resume_writing()
         self._worker.on_slot_lost()
         if not self._closed:

@@ -10,11 +10,14 @@ from typing import Final, Protocol
 
 from gpufaas_core.log_marks import lines_in, new_secret
 from gpufaas_core.logs import Printed
+from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.line_limit import Allowance, LineLimit
 
 STREAMS: Final = ("stdout", "stderr")
 _TAIL: Final = 2000
 """Characters of a worker's last lines that go into an error."""
+_KEPT: Final = 100
+"""Lines: those of other calls may come between those of one."""
 _READ: Final = 65536
 """Bytes of one read: as much as a pipe holds, unless its writer enlarges it, to 1 MiB at most."""
 _LAST_READS: Final = 16
@@ -36,7 +39,8 @@ class Output:
         self._function = function
         self._instance = instance
         self._pipes: list[_Pipe] = []
-        self._tail: deque[str] = deque(maxlen=40)
+        self._tail: deque[tuple[Seconds, str, str]] = deque(maxlen=_KEPT)
+        """When a line was read, the call that wrote it (empty: of none), and its text."""
 
     @contextlib.contextmanager
     def piped(self) -> Iterator[list[int]]:
@@ -64,17 +68,26 @@ class Output:
     def extend(self, lines: Sequence[str], stream: str = "") -> None:
         """Add *lines* to the log, which came through *stream* (empty: unknown)."""
         printed = [Printed(text, stream, call) for line in lines for call, text in lines_in(line, self.secret)]
-        self._tail.extend(each.text for each in printed)
+        self._keep_all((each.call, each.text) for each in printed)
         self._logs.extend(self._function, self._instance, printed)
 
     def _keep(self, left_out: Iterable[bytes]) -> None:
         """Keep lines that are not in the log: they may be the reason for what happens next."""
         for each in left_out:
-            self._tail.extend(text for _, text in lines_in(each.decode(errors="replace"), self.secret))
+            self._keep_all(lines_in(each.decode(errors="replace"), self.secret))
 
-    def tail(self) -> str:
-        """Return its last lines, as they go into an error; empty: it printed nothing."""
-        text = "\n".join(self._tail)[-_TAIL:]
+    def _keep_all(self, lines: Iterable[tuple[str, str]]) -> None:
+        now = time.monotonic()
+        self._tail.extend((now, call, text[-_TAIL:]) for call, text in lines)
+
+    def tail(self, call: str = "", since: Seconds = 0.0) -> str:
+        """
+        Return its last lines, as they go into an error; empty: there are none.
+
+        :param call: only its lines, and those of no call that came *since*; empty: all
+        """
+        lines = [text for at, of, text in self._tail if not call or of == call or (not of and at >= since)]
+        text = "\n".join(lines)[-_TAIL:]
         return f"\n--- last lines of its output ---\n{text}" if text else ""
 
     def close(self) -> None:

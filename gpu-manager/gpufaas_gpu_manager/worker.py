@@ -300,7 +300,7 @@ class Worker(SlotOwner):
         self.close()
         end = end_of(
             self.spec, self.device.id, self.copy, before, how, self._cause,
-            self.memory, self.device.ledger.capacity, self.output.tail(),
+            self.memory, self.device.ledger.capacity,
         )  # fmt: skip
         if self.scratch:
             self.broken_check = end.blameless
@@ -310,10 +310,10 @@ class Worker(SlotOwner):
         self.host.gone(self)
         if self.replaced or self.standby:
             # Its copy lives on: only its calls are over.
-            self.calls.conclude(end.error, again=False, was_ready=False, ended=True)
+            self.calls.conclude(end, again=False, was_ready=False, ended=True)
             return
         refused = self.calls.conclude(
-            end.error, again=end.place_again, was_ready=before is WorkerState.READY, ended=end.asked_for
+            end, again=end.place_again, was_ready=before is WorkerState.READY, ended=end.asked_for
         )
         for fact in end.facts:
             self.host.report(fact)

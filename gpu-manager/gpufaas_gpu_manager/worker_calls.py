@@ -4,10 +4,11 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Final, Protocol, cast
 
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import GpufaasError, GrantRefused, OutOfMemory, WorkerCrashed
+from gpufaas_core.errors import GrantRefused, OutOfMemory, WorkerCrashed
 from gpufaas_core.messages import Event, Finished, Measured, NodeRefused
 from gpufaas_core.model import Bytes, CallId, DeviceId, Seconds
 from gpufaas_core.units import format_bytes
@@ -19,6 +20,7 @@ from gpufaas_gpu_manager.ledger import MemoryLedger
 from gpufaas_gpu_manager.output import Output
 from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.timers import Timers
+from gpufaas_gpu_manager.worker_end import WorkerEnd
 
 _SAID: Final[Bytes] = 2000
 """Bytes of an exception's text in an error."""
@@ -130,6 +132,8 @@ class WorkerCalls:
         """Its memory was measured, or never is by itself."""
         self._served = False
         """A call has ended."""
+        self._others_until = 0.0
+        """When a call ended last while others were there."""
         self._ran_out = 0
         """The number of the grant whose call ran out of memory last."""
         self._buffer = MODEL_BUFFER if worker.spec.need.compute else STREAM_BUFFER
@@ -209,6 +213,8 @@ class WorkerCalls:
             if out_of_memory and number > 0:
                 self._ran_out = number
             self.on_measured(peak, out_of_memory)
+        if self.exchanges:
+            self._others_until = time.monotonic()
         if self.stopped and (why := self.stopped.pop(exchange, None)) is not None:
             self.refuse(exchange, why)
         else:
@@ -253,11 +259,22 @@ class WorkerCalls:
                 self._host.over(exchange)
                 self.refuse(exchange, reason)
             else:
+                lines = self._last_lines(exchange, len(list(self._bound())))
                 self.on_done(slot, exchange, 0.0, 0, False, False)
                 name = f"{self._worker.spec.name}.{self._worker.spec.namespace}"
-                exchange.fail(WorkerCrashed(f"{name} gave no answer: {reason}{self._worker.output.tail()}"))
+                exchange.fail(WorkerCrashed(f"{name} gave no answer: {reason}{lines}"))
 
         self._worker.timers.later(timer, self._worker.run.death_known_s, fail)
+
+    def _last_lines(self, exchange: Exchange, running: int) -> str:
+        """
+        Return the last lines of the worker that the caller of *exchange* may see. Those of other calls are not for
+        them, and a line that no call is known to have written may be of any that ran then.
+
+        :param running: the number of calls that ran when the worker died
+        """
+        since = max(exchange.bound_at, self._others_until) if exchange.slot is not None and running == 1 else inf
+        return self._worker.output.tail(exchange.grant.call, since)
 
     def refuse(self, exchange: Exchange, reason: str) -> None:
         """Have the call, of which the worker took nothing, placed again."""
@@ -276,14 +293,15 @@ class WorkerCalls:
             f"deployed with {format_bytes(spec.memory)})"
         )
 
-    def conclude(self, error: GpufaasError, *, again: bool, was_ready: bool, ended: bool) -> list[Exchange]:
+    def conclude(self, end: WorkerEnd, *, again: bool, was_ready: bool, ended: bool) -> list[Exchange]:
         """
-        The worker is gone: fail its calls with *error*. Return the calls to `refuse`, which can be placed again.
+        The worker is gone: fail its calls. Return the calls to `refuse`, which can be placed again.
 
         :param again: neither the calls nor their function are at fault: all can be placed again
         :param was_ready: calls that the worker has not touched can be placed again
         :param ended: the worker was told to end, so the engine expects no calls on it: report them as finished
         """
+        running = len(list(self._bound()))
         exchanges, self.exchanges = self.exchanges, {}
         self.unbound.clear()
         self.batches.clear()
@@ -295,7 +313,8 @@ class WorkerCalls:
             if stopped or (not exchange.abandoned and ((untouched and was_ready) or again)):
                 refused.append(exchange)
             else:
-                exchange.fail(error)
+                said = self._worker.output.tail() if end.loading else self._last_lines(exchange, running)
+                exchange.fail(end.error(said))
         if ended:
             for call in exchanges:
                 self._host.report(Finished(call, self._worker.device.id, 0.0, ok=False))

@@ -50,20 +50,26 @@ class WorkerEnd:
     """The engine had it end, and knows."""
     place_again: bool
     """Its calls may run elsewhere, or here with more memory."""
-    error: GpufaasError
-    """What its calls get."""
+    loading: bool
+    """It had not been ready: no call has run on it."""
     facts: tuple[Event, ...]
     """What the scheduler is told."""
+    kind: type[GpufaasError]
+    text: str
+    shows_output: bool
+
+    def error(self, last_lines: str) -> GpufaasError:
+        """Return what one of its calls gets. :param last_lines: of the worker's output, as far as that call may see"""
+        return self.kind(self.text + (last_lines if self.shows_output else ""))
 
 
 def end_of(
     spec: WorkerSpec, device: DeviceId, copy: int, before: WorkerState, how: str, cause: Cause,
-    memory: Bytes, capacity: Bytes, last_lines: str,
+    memory: Bytes, capacity: Bytes,
 ) -> WorkerEnd:  # fmt: skip
     """
     :param how: its process or container ended, in words
     :param memory: its reservation; *capacity* is its device's
-    :param last_lines: what it printed last
     """
     failure, killed_for = cause.failure, cause.killed_for
     loading = before in (WorkerState.STARTING, WorkerState.WAITING)
@@ -81,16 +87,17 @@ def end_of(
     facts: tuple[Event, ...] = ()
     if loading:
         kind: type[GpufaasError] = OutOfMemory if ran_out else LoadFailed
-        text = f"{spec.name}.{spec.namespace} did not load on {device}: {reason}{'' if failure else last_lines}"
+        text = f"{spec.name}.{spec.namespace} did not load on {device}: {reason}"
         facts = (CopyFailed(spec.function, device, reason, again_with_more, copy, cause.no_files),)
     else:
         kind = OutOfMemory if ran_out or how.startswith(_KILLED_FOR_MEMORY) else WorkerCrashed
-        text = f"the worker of {spec.name}.{spec.namespace} died: {reason}{last_lines}"
+        text = f"the worker of {spec.name}.{spec.namespace} died: {reason}"
         if not asked_for:
             facts = (WorkerExited(spec.function, device, reason, copy),)
             if ran_out:
                 facts = (Measured(spec.function, device, 0, copy, out_of_memory=True), *facts)
     return WorkerEnd(
         summary=summary, reason=reason, blameless=cause.no_files or (not failure and not killed_for and how in _KILLED),
-        asked_for=asked_for, place_again=again_with_more or cause.no_files, error=kind(text), facts=facts,
+        asked_for=asked_for, place_again=again_with_more or cause.no_files, loading=loading, facts=facts,
+        kind=kind, text=text, shows_output=not (loading and failure),
     )  # fmt: skip

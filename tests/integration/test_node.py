@@ -895,6 +895,46 @@ async def test_a_call_that_goes_on_for_nobody_on_a_loop_that_lives_costs_nothing
     await eventually(lambda: rig.facts_of(WorkerExited))  # from now on nobody waits for any of its calls
 
 
+async def test_a_crash_shows_no_lines_of_other_callers_calls(rig: Rig) -> None:
+    function = await rig.function(
+        "dies",
+        """
+        import os, threading
+        both = threading.Barrier(2)
+        def handle(event, context):
+            print("printed for", event.text)
+            os.write(1, b"written for " + event.body + b"\\n")
+            if event.text != "first":
+                both.wait(30)
+                if event.text == "third":
+                    os._exit(3)
+                threading.Event().wait(30)
+        """,
+        kind="http",
+        slots=2,
+    )
+    await rig.call(rig.grant(function, cold=True), b"first")
+    exchanges = {}
+    for body in (b"second", b"third"):
+        grant = rig.grant(function)
+        exchanges[body] = rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), body)
+
+    for body, exchange in exchanges.items():
+        with pytest.raises(WorkerCrashed) as crashed:
+            await exchange.answer()
+        text = str(crashed.value)
+        assert "it ended with exit status 3" in text
+        assert text.splitlines()[2:] == [f"printed for {body.decode()}"]
+
+
+async def test_a_crash_of_the_only_call_shows_what_was_written_without_a_mark(rig: Rig) -> None:
+    source = "import os\ndef handle(event, context):\n    os.write(2, b'written')\n    os._exit(3)"
+    function = await rig.function("dies", source, kind="http", slots=2)
+
+    with pytest.raises(WorkerCrashed, match=r"(?s)exit status 3.*\nwritten$"):
+        await rig.call(rig.grant(function, cold=True))
+
+
 async def test_cpu_functions_run_as_many_calls_at_once_as_they_have_slots(rig: Rig) -> None:
     function = await rig.function(
         "meet",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
 import time
@@ -120,6 +121,19 @@ async def test_a_line_has_its_stream_and_the_call_of_its_mark() -> None:
         Printed("\x1esecrettwo\x1fforged", "stderr"),
     ]
     assert output.tail().endswith("half a line\nand one of Python\nfailed\n\x1esecrettwo\x1fforged")
+
+
+async def test_the_last_lines_for_a_caller_are_those_of_its_call_and_later_ones_of_no_call() -> None:
+    output = Output(Lines(), "f.openfaas-fn", "cpu:0-1")
+    output.extend(
+        ["old", mark(output.secret, "one").decode() + "of one", mark(output.secret, "two").decode() + "of two"]
+    )
+    began = time.monotonic()
+    output.extend(["new", mark(output.secret, "one").decode() + "of one again"])
+
+    assert output.tail("one", began).splitlines()[2:] == ["of one", "new", "of one again"]
+    assert output.tail("two", math.inf).splitlines()[2:] == ["of two"]
+    assert output.tail("three", math.inf) == ""
 
 
 async def test_what_two_streams_print_has_the_bounds_of_one() -> None:

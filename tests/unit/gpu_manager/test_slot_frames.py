@@ -313,6 +313,17 @@ def test_of_a_batch_only_an_answer_that_streams_is_cancelled(loop: asyncio.Abstr
     assert [each.take() for each in rig.calls] == [None, (OK, b"y", True), None]
 
 
+def test_a_batch_whose_worker_died_before_it_had_read_it_can_be_placed_again(loop: asyncio.AbstractEventLoop) -> None:
+    unread, read, begun = Batch(loop), Batch(loop), Batch(loop).say(answers((0, 1, OK), body=b"x"))
+
+    unread.slot.connection_lost(ConnectionResetError())
+    read.slot.connection_lost(None)
+    begun.slot.connection_lost(ConnectionResetError())  # a CANCEL that it did not read
+
+    assert [each.untouched for each in unread.calls] == [True, True, True]
+    assert not any(each.untouched for each in (*read.calls, *begun.calls))
+
+
 def test_what_is_no_answer_costs_its_call_and_not_the_batch(loop: asyncio.AbstractEventLoop) -> None:
     rig = Batch(loop).say(
         answers((0, 0, AnswerHead(99, [])), (1, 0, AnswerHead(500, [], 0.1, 0, True, True)), (2, 0, OK))

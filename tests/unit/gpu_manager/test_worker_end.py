@@ -20,14 +20,14 @@ def ended(
     before: WorkerState, how: str = "it ended with exit status 1", memory_limit: int = 0, **known: object
 ) -> WorkerEnd:
     spec = WorkerSpec(FUNCTION, "f", "ns", "", "http", memory_limit=memory_limit)
-    return end_of(spec, DEVICE, 0, before, how, Cause(**known), 128 * MiB, GiB, "\nits last words")  # type: ignore[arg-type]
+    return end_of(spec, DEVICE, 0, before, how, Cause(**known), 128 * MiB, GiB)  # type: ignore[arg-type]
 
 
 def test_a_crash_is_told_with_the_last_words_and_is_not_placed_again() -> None:
     end = ended(WorkerState.READY)
 
-    assert isinstance(end.error, WorkerCrashed)
-    assert str(end.error) == "the worker of f.ns died: it ended with exit status 1\nits last words"
+    assert issubclass(end.kind, WorkerCrashed)
+    assert str(end.error("\nits last words")) == "the worker of f.ns died: it ended with exit status 1\nits last words"
     assert end.facts == (WorkerExited(FUNCTION, DEVICE, "it ended with exit status 1", 0),)
     assert not end.place_again
 
@@ -41,8 +41,8 @@ def test_one_that_was_told_to_end_is_no_news_to_the_scheduler() -> None:
 def test_a_load_that_failed_says_what_it_said_itself_without_its_last_words() -> None:
     end = ended(WorkerState.STARTING, failure=FailedHead("ImportError: no x", ""))
 
-    assert isinstance(end.error, LoadFailed)
-    assert str(end.error) == "f.ns did not load on n/cpu:0: ImportError: no x"
+    assert issubclass(end.kind, LoadFailed)
+    assert str(end.error("\nits last words")) == "f.ns did not load on n/cpu:0: ImportError: no x"
     assert end.facts == (CopyFailed(FUNCTION, DEVICE, "ImportError: no x", False, 0, False),)
 
 
@@ -50,7 +50,7 @@ def test_a_load_that_failed_says_what_it_said_itself_without_its_last_words() ->
 def test_a_load_that_ran_out_of_memory_gets_more_unless_its_limit_is_fixed(memory_limit: int, again: bool) -> None:
     end = ended(WorkerState.STARTING, memory_limit=memory_limit, failure=RAN_OUT)
 
-    assert isinstance(end.error, OutOfMemory)
+    assert issubclass(end.kind, OutOfMemory)
     assert "at its limit of 128 MiB (the device has 1.0 GiB; the annotation gpufaas.memory" in end.reason
     assert end.place_again is again
 
@@ -59,11 +59,11 @@ def test_a_ready_one_that_ran_out_of_memory_is_measured_too() -> None:
     end = ended(WorkerState.READY, failure=RAN_OUT)
 
     assert [type(each) for each in end.facts] == [Measured, WorkerExited]
-    assert isinstance(end.error, OutOfMemory)
+    assert issubclass(end.kind, OutOfMemory)
 
 
 def test_a_container_that_was_killed_for_memory_is_out_of_memory() -> None:
-    assert isinstance(ended(WorkerState.READY, how=killed_for_memory(64 * MiB)).error, OutOfMemory)
+    assert issubclass(ended(WorkerState.READY, how=killed_for_memory(64 * MiB)).kind, OutOfMemory)
 
 
 def test_what_others_killed_and_what_had_no_files_are_not_the_functions_fault() -> None:
