@@ -15,13 +15,14 @@ from gpufaas_cache_manager.residency import NOT_ASKED
 from gpufaas_core.model import CallId, DeviceId, Seconds
 from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
 from gpufaas_scheduler.contract import Stateful
+from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.backoff import restored
-from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
+from gpufaas_scheduler.world.cluster import Clearing
 from gpufaas_scheduler.world.conditions import Conditions
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.ready import ReadyCopies
-from gpufaas_scheduler.world.state import Clearing, Copy, DeviceState, FunctionState, parts_of
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
 from gpufaas_scheduler.world.world import World
 
 WAITING_KEPT: Final = 1000
@@ -72,7 +73,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
         device=device.device,
         closed=device.closed,
         status="busy" if device.holding else "loading" if device.preload is not None else "idle",
-        finish_s=device.left_s(now),
+        finish_s=finish.left_s(device, now),
         residents=tuple(
             ResidentDoc(
                 function=each.owner.id,

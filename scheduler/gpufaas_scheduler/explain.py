@@ -15,10 +15,10 @@ from gpufaas_core.model import (
 )
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
+from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.agenda import batch_key
-from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import RUNNING, WAITING
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 _DEVICES: Final = 3
@@ -196,7 +196,7 @@ def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
         hits=device.hits,
         misses=device.misses,
         evictions=device.evictions,
-        estimated_finish_s=device.left_s(now),
+        estimated_finish_s=finish.left_s(device, now),
         busy_s=device.busy_s + (now - device.busy_since if device.busy else 0.0),
         reserved=device.reserved + device.residency.shares,
     )

@@ -18,12 +18,12 @@ from gpufaas_core.model import Bytes, CallId, CopyId, FunctionId, NodeId, Offer,
 from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.fit import Fit, Reason
 from gpufaas_scheduler.view_contract import View
-from gpufaas_scheduler.world.call import Call
+from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.demand import DEMAND_S
 from gpufaas_scheduler.world.queue import Flow, GlobalQueue
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 
 
 class _Fleet:
@@ -228,13 +228,13 @@ class _Costs(_Residency):
         return cluster.demand.utilisation(len(cluster.devices), cluster.now)
 
     def finish_s(self, device: DeviceState) -> Seconds:
-        return device.finish_s(self._cluster.now)
+        return finish.finish_s(device, self._cluster.now)
 
     def left_s(self, device: DeviceState) -> Seconds:
-        return device.left_s(self._cluster.now)
+        return finish.left_s(device, self._cluster.now)
 
     def overrun_s(self, device: DeviceState) -> Seconds:
-        return device.overrun_s(self._cluster.now)
+        return finish.overrun_s(device, self._cluster.now)
 
     def soonest_holder(self, call: Call, late_s: Seconds = inf) -> tuple[DeviceState, Seconds] | None:
         best: DeviceState | None = None
@@ -243,7 +243,7 @@ class _Costs(_Residency):
         avoid = call.avoid
         # `finish_s` inlined: with hundreds of copies, this loop is the cost of the decision.
         for device in owner.holders.values():
-            left = (device.free_for(owner) if mixed else device.free_at) - now
+            left = (finish.free_for(device, owner) if mixed else device.free_at) - now
             if left > best_s:
                 continue  # its local queue makes it only later
             if not device.reserved or device.free_at + late_s <= now or (avoid and device.id in avoid):
@@ -258,7 +258,7 @@ class _Costs(_Residency):
         busy = [each for each in call.owner.holders.values() if each.busy and each.id not in avoid]
         if not busy:
             return None
-        left_s, _, best = min((each.left_s(self._cluster.now), each.order, each) for each in busy)
+        left_s, _, best = min((finish.left_s(each, self._cluster.now), each.order, each) for each in busy)
         return best, left_s
 
 

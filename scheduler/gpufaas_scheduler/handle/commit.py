@@ -8,9 +8,8 @@ from gpufaas_scheduler.handle.batches import batch_of, tell_held
 from gpufaas_scheduler.handle.grants import Place, full_part, obtain, reserve, reserve_parts, start
 from gpufaas_scheduler.handle.parts import places_for
 from gpufaas_scheduler.handle.staging import try_stage
-from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState, parts_of
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
 from gpufaas_scheduler.world.world import World
 
 

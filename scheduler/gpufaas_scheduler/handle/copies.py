@@ -7,8 +7,7 @@ from typing import Final
 
 from gpufaas_core import messages as m
 from gpufaas_scheduler.handle.grants import next_local, reserve, return_local, start
-from gpufaas_scheduler.world.call import Call
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState, parts_of
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
 from gpufaas_scheduler.world.world import World
 
 MAX_LOADING: Final = 4

@@ -9,11 +9,9 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, Part, Seconds, copy_id
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.batches import joining
-from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.costs import Costs
-from gpufaas_scheduler.world.grant import Grant
-from gpufaas_scheduler.world.state import JOINED, Copy, DeviceState, FunctionState, parts_of
+from gpufaas_scheduler.world.state import JOINED, Call, Copy, DeviceState, FunctionState, Grant, parts_of
 from gpufaas_scheduler.world.world import World
 
 TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of it")

@@ -18,11 +18,9 @@ from gpufaas_scheduler.handle.copies import balance, serve_fifo
 from gpufaas_scheduler.handle.fleet import forget_removed, leave
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, hold_parts, next_local
 from gpufaas_scheduler.handle.waiting import unqueue, wait_again
-from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.calls import runs_on
-from gpufaas_scheduler.world.grant import Grant
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, Grant
 from gpufaas_scheduler.world.world import World
 
 # Calls that were started before this engine knew of them have numbers below all others.

@@ -10,9 +10,8 @@ from gpufaas_scheduler.handle.copies import drop, forget_if_done, note_lack, ser
 from gpufaas_scheduler.handle.grants import end, estimate, evictions, leave_for_others, next_local
 from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
 from gpufaas_scheduler.world import backoff, memory
-from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.calls import runs_on
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import LEARNING_RATE, World
 
 # A grant reaches its node within moments, or its caller gives up: this many are for bursts and for dead gateways.

@@ -1,7 +1,8 @@
 """
 The state of the engine: plain data with indexes. Nothing here makes decisions.
 
-`world` holds the rest: `state` (a call, a function, a device), `calls` (all calls by id, the steps of their states,
+`world` holds the rest: `state` (a call, a grant, a function, a device), `deployed` (what was deployed of a function),
+`finish` (when a device should be free), `calls` (all calls by id, the steps of their states,
 their deadlines), `cluster` (all functions and devices, who is idle, who holds what), `hits` (what could hit),
 `queue` (who waits, in which order), `demand`, `costs` and `times` (what is learnt), `memory` (what is lent), `nests`
 (calls made by calls), `overdue` (local queues that are late), `backoff` (loads that fail), `changes` (docs that have

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from gpufaas_core.model import CallId, DeviceId, Seconds
-from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import ADOPT, ENQUEUE, LEAVE, LOCAL, RETURN, WAIT
-from gpufaas_scheduler.world.state import Copy, DeviceState
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState
 
 
 class CallBook:

@@ -16,10 +16,10 @@ from typing import Final
 
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_scheduler.fit import Reason
-from gpufaas_scheduler.world.call import Call
+from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.nests import Nests
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 
 WAIT_S: Final[Seconds] = 20.0
 """A device is cleared for a call that has waited so long: a third of the usual timeout of calls, so that there is time
@@ -146,7 +146,7 @@ def _soonest(cluster: Cluster, nests: Nests, call: Call) -> DeviceState | None:
         if leaving is None or held_by_late(nests, device, call, now):
             continue
         crowded = crowded or _is_crowded(device, owner)
-        left_s = max([device.left_s(now) - device.local_s, *_times(device, leaving)])
+        left_s = max([finish.left_s(device, now) - device.local_s, *_times(device, leaving)])
         load_s = 0.0 if owner.queued and device.id in owner.holders else owner.load_s(device.kind)
         key = (nests.held_by(device, now, call), left_s + load_s, device.order)
         if best is None or key < best[:3]:

@@ -15,14 +15,25 @@ from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds
 from gpufaas_scheduler.fit import NOT_ALLOWED, SHUT, Fit, Reason, fits
 from gpufaas_scheduler.world.agenda import Agenda
-from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.demand import Demand
 from gpufaas_scheduler.world.hits import Hits
 from gpufaas_scheduler.world.hosts import Hosts
 from gpufaas_scheduler.world.orphans import Orphans
 from gpufaas_scheduler.world.queue import GlobalQueue
-from gpufaas_scheduler.world.state import JOINED, Clearing, Copy, DeviceState, FunctionState, IdleKey
+from gpufaas_scheduler.world.state import JOINED, Call, Copy, DeviceState, FunctionState, IdleKey
+
+
+class Clearing:
+    """The device that takes no calls until it has room for one that has waited long: see `clearing`."""
+
+    __slots__ = ("call", "device", "pauses_until")
+
+    def __init__(self) -> None:
+        self.device: DeviceState | None = None
+        self.call: Call | None = None
+        self.pauses_until: Seconds = 0.0
+        """No device is looked for before."""
 
 
 class Cluster:

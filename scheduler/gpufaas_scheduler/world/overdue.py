@@ -11,6 +11,7 @@ from math import inf
 from typing import Final
 
 from gpufaas_core.model import Seconds
+from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.state import DeviceState
 
 _SLACK: Final = 1000
@@ -32,7 +33,7 @@ class Overdue:
 
     def note(self, device: DeviceState) -> None:
         """The first call of the local queue of *device* changed, or the device's estimated end."""
-        at = device.overdue_at
+        at = finish.overdue_at(device)
         if at >= device.noted_at:
             return
         device.noted_at = at
@@ -48,7 +49,7 @@ class Overdue:
         entries = self.entries
         while entries:
             noted_at, order, device = entries[0]
-            at = device.overdue_at
+            at = finish.overdue_at(device)
             if noted_at != device.noted_at:
                 heappop(entries)
             elif at == noted_at:

@@ -1,4 +1,4 @@
-"""The state of a function and of a device. They refer to each other, so they are in one module."""
+"""Calls, grants, functions and devices: their state. They refer to each other, so they are in one module."""
 
 from __future__ import annotations
 
@@ -9,36 +9,181 @@ from typing import Final, TypeAlias
 from gpufaas_cache_manager import residency
 from gpufaas_cache_manager.residency import Residency
 from gpufaas_core.constraints import satisfied
-from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, CopyId, Device, DeviceId, Function, FunctionId, Part, Seconds
+from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, Function, FunctionId, Part, Seconds
+from gpufaas_scheduler.contract import Why
 from gpufaas_scheduler.fit import NO_COMPUTE, NO_PROFILE, NOT_ALLOWED, Reason
-from gpufaas_scheduler.world.backoff import Backoff
-from gpufaas_scheduler.world.call import Call
-from gpufaas_scheduler.world.changes import Changes, Marked, device_key, function_key
-from gpufaas_scheduler.world.costs import Costed, CostsByKind
-from gpufaas_scheduler.world.grant import Grant
+from gpufaas_scheduler.world.call_state import NEW
+from gpufaas_scheduler.world.changes import Changes, Marked, device_key
+from gpufaas_scheduler.world.conditions import Condition
+from gpufaas_scheduler.world.deployed import Deployed
 from gpufaas_scheduler.world.hosts import HostTier
+from gpufaas_scheduler.world.light import Light
 from gpufaas_scheduler.world.queue import Flow
 from gpufaas_scheduler.world.ready import ReadyCopies
-from gpufaas_scheduler.world.times import SHARE
+
+_NOWHERE: Final[frozenset[DeviceId]] = frozenset()
 
 
-class FunctionState(Costed):
-    """A deployed revision: its limits and costs, its copies, and its calls."""
+class Call:
+    """
+    One call, from its arrival to its end.
+
+    A struct would be made sooner, but it costs more to set its fields, and many are set. It comes to the same, and such
+    a class can be compiled (docs/adr/0045).
+    """
 
     __slots__ = (
-        "active", "adaptive", "backoff", "batch_max", "batch_wait_s", "called", "called_at", "constraints", "copies",
-        "costs", "declared", "desired", "digest", "draining", "eager", "excess", "fits", "fits_as_of", "flow",
-        "held", "holders", "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number",
-        "queued", "ready", "removed", "reserves", "running", "share", "shared_hold", "slots", "staged", "starved",
-        "target", "waiting", "wanted", "whole",
+        "__dict__", "arrived_at", "cold", "copy", "deadline", "device", "ends", "estimate_s", "function", "grant",
+        "granted", "id", "left", "note", "number", "owner", "patience_s", "promised_at", "size", "state", "victims",
+        "why",
+    )  # fmt: skip
+    """What few calls have is in `__dict__`, and costs the others nothing."""
+
+    # Described here, not where they are set: each text there is a step of each call.
+    id: CallId
+    function: FunctionId
+    owner: FunctionState
+    number: int
+    """Arrival number. It orders the queue, and a call that comes back keeps it."""
+    arrived_at: Seconds
+    deadline: Seconds | None
+    size: float
+    """Of its request; 0.0: not known."""
+    endless: bool = False
+    """Its deadline is for its start only."""
+    own_goal_s: Seconds | None = None
+    """As `Arrived.goal_s`."""
+    left: bool
+    """See `view_contract.WaitingCall.left`; so is `note`."""
+    note: int
+    state: int
+    """See `call_state`."""
+    refusals: int = 0
+    grant: int
+    """The number of its grant; 0: none yet, or one of an older scheduler."""
+    # The following are set when it is placed; `device` also in a local queue.
+    device: DeviceState | None
+    copy: Copy | None
+    granted: Grant | None
+    """While it runs, if its function is queued."""
+    cold: bool
+    victims: tuple[tuple[FunctionId, int], ...]
+    """The copies that were evicted for it."""
+    promised_at: Seconds | None
+    """See `contract.Promise`."""
+    patience_s: Seconds
+    """See `contract.Assign`."""
+    estimate_s: Seconds
+    """Its service time, estimated when it was put into a local queue or started."""
+    aborted: bool = False
+    preempted: bool = False
+    """The policy has stopped it, and it waits again once its node has ended it."""
+    outer: Call | None = None
+    """The call that made it, and waits for it."""
+    avoid: frozenset[DeviceId] = _NOWHERE
+    """Devices that are held by calls that wait for this one."""
+    ends: Seconds | None
+    """Its deadline, if that comes from its outer call."""
+    why: Why | None
+    """What the policy said when it was placed."""
+
+    def __init__(
+        self,
+        name: CallId,
+        function: FunctionId,
+        owner: FunctionState,
+        number: int,
+        arrived_at: Seconds,
+        deadline: Seconds | None,
+        size: float = 0.0,
+        endless: bool = False,
+        own_goal_s: Seconds | None = None,
+    ) -> None:
+        self.id = name
+        self.function = function
+        self.owner = owner
+        self.number = number
+        self.arrived_at = arrived_at
+        self.deadline = deadline
+        self.size = size
+        if endless:
+            self.endless = True
+        if own_goal_s is not None:
+            self.own_goal_s = own_goal_s
+        self.left = False
+        self.note = 0
+        self.state = NEW
+        self.grant = 0
+        self.device = None
+        self.copy = None
+        self.granted = None
+        self.cold = False
+        self.victims = ()
+        self.promised_at = None
+        self.patience_s = inf
+        self.estimate_s = 0.0
+        self.ends = None
+        self.why = None
+
+    def __lt__(self, other: Call) -> bool:
+        # In a heap of (time, number, call): a call that waited elsewhere may share its number with the one behind it.
+        return self.id < other.id
+
+    def __hash__(self) -> int:
+        return id(self)  # a compiled class with an order has no hash of its own
+
+    @property
+    def goal_s(self) -> Seconds | None:
+        """It should be answered within this time of its arrival; None: no goal."""
+        return self.own_goal_s if self.own_goal_s is not None else self.owner.declared.need.latency_goal_s
+
+
+class Grant(Light):
+    """
+    The right of one or several calls of a queued function to run on a copy, from the decision until the last of them
+    has ended.
+    """
+
+    number: int
+    calls: tuple[Call, ...]
+    copy: Copy
+    compute: int
+    """What it holds of the device's compute; 0: nothing, or another grant of its copy holds it for both."""
+    estimate_s: Seconds = 0.0
+    """Its service time, estimated when it began."""
+    free_at: Seconds = 0.0
+    """When it should end, with the load before it."""
+    alone: bool = False
+    """Certainly: it is of one call, and holds all compute of the one device of its copy."""
+    open: int = 1
+    """The number of its calls that have not ended."""
+    neighbours: int = 0
+    """The most grants that held compute of the device beside it."""
+    adopted: bool = False
+    """An older engine made it, or nobody: its number is not one of this engine's."""
+    ended: int = 0
+    """The number of its calls that had ended before it was adopted."""
+
+    @property
+    def size(self) -> int:
+        """The number of calls that it was made for."""
+        return len(self.calls) + self.ended
+
+    @property
+    def condition(self) -> Condition:
+        return Condition(self.size, self.copy.share, self.neighbours)
+
+
+class FunctionState(Deployed):
+    """A deployed revision with its copies and its calls."""
+
+    __slots__ = (
+        "active", "called", "called_at", "copies", "draining", "eager", "excess", "flow", "held", "holders",
+        "idle_holders", "loading", "number", "ready", "running", "waiting",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
-        super().__init__(function_key(function.id), changes)
-        self.id = function.id
-        self.queued = function.need.reserved > 0
-        """Its calls reserve compute, and the policy places them. False: they start on a copy with a free slot."""
-        self.constraints = function.constraints
+        super().__init__(function, changes)
         self.flow: Flow[Call] = Flow()
         """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
         self.active: dict[Copy, DeviceState] = {}
@@ -63,67 +208,13 @@ class FunctionState(Costed):
         self.called = 0.0
         """Its arrivals, each weighted by e^-(age / `demand.DEMAND_S`), as of `called_at`."""
         self.called_at: Seconds = 0.0
-        self.desired: int | None = None
-        """The number of copies that `Scaled` set; None: its calls decide."""
         self.eager = False
         """Missing copies beyond the minimum may evict idle copies of others. It ends when one of its copies is evicted
         for others: otherwise two functions could evict each other in turns."""
         self.excess = 0
         """Of a model function: copies that scaling has asked for, asks for no more, and that are still there."""
-        self.staged = {}
         self.held: tuple[Call, Seconds] | None = None
         """The call that was held back last for others of its batch, and since when."""
-        self.deploy(function)
-
-    def deploy(self, function: Function) -> None:
-        """Take limits and profiles from *function*, and forget its past failures."""
-        self.digest = function.digest
-        need = function.need
-        self.reserves = need.reserved
-        """What its calls reserve of a device's compute while they run."""
-        self.share = need.held
-        """What each of its copies holds of a device's compute."""
-        self.wanted = self.reserves or self.share
-        """The compute that a device must have for it."""
-        self.slots = 1 if need.sharing == "time" else max(1, need.slots)
-        self.batch_max = max(1, need.batch_max)
-        self.batch_wait_s = need.batch_wait_s
-        self.adaptive = need.batch_adaptive and self.batch_max > 1 and need.latency_goal_s is not None
-        self.shared_hold = self.slots > 1 and need.reserved > 0 and need.sharing != "spatial"
-        """One hold of the compute is for all grants of a copy."""
-        self.whole = 0 if self.shared_hold else self.reserves
-        """`reserves`, if each grant has a hold of its own."""
-        self.min_copies = function.min_copies
-        self.max_copies = function.max_copies
-        self.scale(self.desired)
-        self.max_queue = function.max_queue
-        self.declared = function
-        """The function as it was deployed."""
-        self.costs = CostsByKind(function, bool(self.staged))
-        self.starved: str | None = None
-        """Why no device has enough memory for its load; set when a load runs out of memory."""
-        self.backoff: Backoff | None = None
-        """None: none of its loads failed recently."""
-        self.removed = False
-        self.fits = False
-        """Whether some device was large enough for it when `Cluster.fleet` was `fits_as_of`."""
-        self.fits_as_of = -1
-
-    def remove(self) -> None:
-        """It takes no new calls, and is forgotten once its calls have ended."""
-        self.removed = True
-        self.min_copies = 0
-        self.scale(None)
-
-    def scale(self, desired: int | None) -> None:
-        """Let it have *desired* copies, within its bounds; None: its calls decide."""
-        self.desired = desired
-        wanted = desired or 0
-        if self.max_copies:
-            wanted = min(wanted, self.max_copies)
-        self.target = max(self.min_copies, wanted)
-        """The number of copies that are loaded without a call, if there is room."""
-        self.mark()
 
     def ask(self, copies: int) -> None:
         """It should have this number of copies; 0 has no effect while calls wait."""
@@ -136,20 +227,6 @@ class FunctionState(Costed):
         """A call came while it was scaled to zero: its calls decide about its copies again."""
         self.scale(None)
         self.excess = 0
-
-    def load_failed(self, now: Seconds) -> bool:
-        """Count a failed load. Return whether the next one has to wait."""
-        self.mark()
-        self.backoff = self.backoff or Backoff()
-        return self.backoff.failed(now)
-
-    @property
-    def compute(self) -> int:
-        return self.declared.need.compute
-
-    @property
-    def goal_s(self) -> Seconds | None:
-        return self.declared.need.latency_goal_s
 
     def allows(self, device: DeviceState) -> bool:
         """Whether *device* satisfies its constraints, and is not being drained."""
@@ -242,11 +319,6 @@ class FunctionState(Costed):
             self.mark()
         else:
             self.add(copy, device)
-
-    @property
-    def mixed(self) -> bool:
-        """Whether its calls may run beside others on a device, or its copies hold compute."""
-        return 0 < self.wanted < ALL_COMPUTE or self.shared_hold
 
     def free_copy(self) -> Copy | None:
         """
@@ -397,70 +469,6 @@ class DeviceState(Marked):
     def end_preload(self, now: Seconds) -> None:
         self.preload = None
         self.let_go(self.preloads, now)
-
-    def finish_s(self, now: Seconds) -> Seconds:
-        """Return the estimated seconds until it has nothing to do: what is left of the grants, plus `local`."""
-        left = self.free_at - now if self.busy else 0.0
-        return (left if left > 0.0 else 0.0) + self.local_s
-
-    @property
-    def overdue_at(self) -> Seconds:
-        """When its local queue goes back to the global queue, if nothing changes; infinite: never."""
-        return self.free_at + self.local[0].patience_s if self.local and self.busy else inf
-
-    def overrun_s(self, now: Seconds) -> Seconds:
-        """Return how long ago the call or load should have ended; 0.0 if it is not late, or idle."""
-        return max(0.0, now - self.free_at) if self.busy else 0.0
-
-    def left_s(self, now: Seconds) -> Seconds:
-        """Return `finish_s`, but with the time left that calls had on average after they had run for this long."""
-        holding = self.holding
-        if holding:
-            left = self._left_of(holding[0], now)
-            if len(holding) > 1:
-                left = max([self._left_of(each, now) for each in holding])
-        elif self.preload is None:
-            left = 0.0
-        else:
-            left = self.free_at - now
-            if left < 0.0:
-                left = -SHARE * left
-        return left + self.local_s
-
-    def _left_of(self, grant: Grant, now: Seconds) -> Seconds:
-        began_at = grant.free_at - grant.estimate_s
-        costs = grant.copy.owner.costs[self.kind]
-        if costs is None or now <= began_at:
-            return max(0.0, grant.free_at - now)
-        if grant.copy.loading:
-            return grant.estimate_s + SHARE * (now - began_at)  # its load takes longer than estimated
-        return costs.left_s(now - began_at, grant.estimate_s)
-
-    def free_for(self, owner: FunctionState) -> Seconds:
-        """Return when the next call of *owner*, which a copy here holds, should be able to begin."""
-        if owner.shared_hold:  # when the first of its slots is free
-            return min([each.free_at for each in self.grants() if each.copy.owner is owner], default=self.free_at)
-        compute = owner.reserves
-        lacking = self.reserved + compute - self.compute
-        if lacking <= 0 or len(self.holding) < 2:
-            return self.free_at
-        for each in sorted(self.holding, key=lambda each: each.free_at):
-            lacking -= each.compute
-            if lacking <= 0:
-                return each.free_at
-        return self.free_at
-
-
-class Clearing:
-    """The device that takes no calls until it has room for one that has waited long: see `clearing`."""
-
-    __slots__ = ("call", "device", "pauses_until")
-
-    def __init__(self) -> None:
-        self.device: DeviceState | None = None
-        self.call: Call | None = None
-        self.pauses_until: Seconds = 0.0
-        """No device is looked for before."""
 
 
 Copy: TypeAlias = residency.Copy[FunctionState]

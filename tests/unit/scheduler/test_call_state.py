@@ -10,7 +10,6 @@ from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.steps import IllegalStep
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.handle.grants import end, start
-from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import (
     ADOPT,
     END,
@@ -28,7 +27,7 @@ from gpufaas_scheduler.world.call_state import (
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.hosts import HostTier
-from gpufaas_scheduler.world.state import DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 
 STEPS = {
     "WAIT": (WAIT, {NEW: WAITING, ENDED: WAITING}),

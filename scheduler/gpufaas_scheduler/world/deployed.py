@@ -1,0 +1,98 @@
+"""What was deployed of a function: its limits, its need of devices, its costs, and how many copies it should have."""
+
+from __future__ import annotations
+
+from gpufaas_core.model import ALL_COMPUTE, Function, Seconds
+from gpufaas_scheduler.world.backoff import Backoff
+from gpufaas_scheduler.world.changes import Changes, function_key
+from gpufaas_scheduler.world.costs import Costed, CostsByKind
+
+
+class Deployed(Costed):
+    """A deployed revision, apart from its copies and calls."""
+
+    __slots__ = (
+        "adaptive", "backoff", "batch_max", "batch_wait_s", "constraints", "costs", "declared", "desired", "digest",
+        "fits", "fits_as_of", "id", "max_copies", "max_queue", "min_copies", "queued", "removed", "reserves", "share",
+        "shared_hold", "slots", "staged", "starved", "target", "wanted", "whole",
+    )  # fmt: skip
+
+    def __init__(self, function: Function, changes: Changes) -> None:
+        super().__init__(function_key(function.id), changes)
+        self.id = function.id
+        self.queued = function.need.reserved > 0
+        """Its calls reserve compute, and the policy places them. False: they start on a copy with a free slot."""
+        self.constraints = function.constraints
+        self.desired: int | None = None
+        """The number of copies that `Scaled` set; None: its calls decide."""
+        self.staged = {}
+        self.deploy(function)
+
+    def deploy(self, function: Function) -> None:
+        """Take limits and profiles from *function*, and forget its past failures."""
+        self.digest = function.digest
+        need = function.need
+        self.reserves = need.reserved
+        """What its calls reserve of a device's compute while they run."""
+        self.share = need.held
+        """What each of its copies holds of a device's compute."""
+        self.wanted = self.reserves or self.share
+        """The compute that a device must have for it."""
+        self.slots = 1 if need.sharing == "time" else max(1, need.slots)
+        self.batch_max = max(1, need.batch_max)
+        self.batch_wait_s = need.batch_wait_s
+        self.adaptive = need.batch_adaptive and self.batch_max > 1 and need.latency_goal_s is not None
+        self.shared_hold = self.slots > 1 and need.reserved > 0 and need.sharing != "spatial"
+        """One hold of the compute is for all grants of a copy."""
+        self.whole = 0 if self.shared_hold else self.reserves
+        """`reserves`, if each grant has a hold of its own."""
+        self.min_copies = function.min_copies
+        self.max_copies = function.max_copies
+        self.scale(self.desired)
+        self.max_queue = function.max_queue
+        self.declared = function
+        """The function as it was deployed."""
+        self.costs = CostsByKind(function, bool(self.staged))
+        self.starved: str | None = None
+        """Why no device has enough memory for its load; set when a load runs out of memory."""
+        self.backoff: Backoff | None = None
+        """None: none of its loads failed recently."""
+        self.removed = False
+        self.fits = False
+        """Whether some device was large enough for it when `Cluster.fleet` was `fits_as_of`."""
+        self.fits_as_of = -1
+
+    def remove(self) -> None:
+        """It takes no new calls, and is forgotten once its calls have ended."""
+        self.removed = True
+        self.min_copies = 0
+        self.scale(None)
+
+    def scale(self, desired: int | None) -> None:
+        """Let it have *desired* copies, within its bounds; None: its calls decide."""
+        self.desired = desired
+        wanted = desired or 0
+        if self.max_copies:
+            wanted = min(wanted, self.max_copies)
+        self.target = max(self.min_copies, wanted)
+        """The number of copies that are loaded without a call, if there is room."""
+        self.mark()
+
+    def load_failed(self, now: Seconds) -> bool:
+        """Count a failed load. Return whether the next one has to wait."""
+        self.mark()
+        self.backoff = self.backoff or Backoff()
+        return self.backoff.failed(now)
+
+    @property
+    def compute(self) -> int:
+        return self.declared.need.compute
+
+    @property
+    def goal_s(self) -> Seconds | None:
+        return self.declared.need.latency_goal_s
+
+    @property
+    def mixed(self) -> bool:
+        """Whether its calls may run beside others on a device, or its copies hold compute."""
+        return 0 < self.wanted < ALL_COMPUTE or self.shared_hold
