@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpufaas_core.errors import InvalidSpec, LoadFailed
+from gpufaas_functions import transfer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,6 +88,8 @@ def _load_safetensors(path: Path, device: str) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    if device.startswith("cuda"):
+        return transfer.to_cuda(path, device)
     try:
         return load_file(path, device=device)
     except SafetensorError as exc:
