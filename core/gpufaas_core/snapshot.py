@@ -246,6 +246,8 @@ class CostsDoc(Struct, frozen=True):
     """Load times from other tiers than ``disk``, by tier."""
     read_s: Seconds = 0.0
     """The part of a load from disk in which weights are read."""
+    room: tuple[int, int, int] | None = None
+    """`world.batch_size.Room`: of a function whose batch ran out of memory."""
 
 
 class FunctionDoc(Struct, frozen=True):

@@ -286,11 +286,13 @@ class WorkerCalls:
         """Return the error of a call that hit the memory limit; *said* is the text of its exception."""
         worker, spec = self._worker, self._worker.spec
         ledger = worker.device.ledger
+        several = spec.need.batch_max > 1
+        less = "Its batches are smaller for a while: call again, send less" if several else "Send less at once"
         return OutOfMemory(
             f"{spec.name}.{spec.namespace} ran out of memory ({said[:_SAID].decode(errors='replace')}): it may use "
             f"{format_bytes(worker.memory)} on {worker.device.id}, which has {format_bytes(ledger.capacity)}, of that "
-            f"{format_bytes(ledger.free)} free. Send less at once, or deploy it with a larger gpufaas.memory (it was "
-            f"deployed with {format_bytes(spec.memory)})"
+            f"{format_bytes(ledger.free)} free. {less}, or deploy it with a larger gpufaas.memory (it was deployed "
+            f"with {format_bytes(spec.memory)})"
         )
 
     def conclude(self, end: WorkerEnd, *, again: bool, was_ready: bool, ended: bool) -> list[Exchange]:

@@ -17,6 +17,7 @@ from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, Funct
 from gpufaas_scheduler.contract import Stateful
 from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.backoff import restored
+from gpufaas_scheduler.world.batch_size import Room
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Clearing
 from gpufaas_scheduler.world.conditions import Conditions
@@ -227,6 +228,7 @@ def costs_doc(costs: Costs) -> CostsDoc:
         costs.disk_s, costs.service_s, max(costs.size, costs.least), costs.loaded, costs.served, costs.sized,
         costs.measured, costs.least, costs.times_doc(), costs.conditions.docs(),
         costs.batch, dict(costs.loads), costs.read_s,
+        None if costs.room is None else (costs.room.calls, costs.room.good, costs.room.tries),
     )  # fmt: skip
 
 
@@ -240,6 +242,7 @@ def restore_costs(costs: Costs, doc: CostsDoc) -> None:
     costs.restore_times(doc.times)
     costs.conditions = Conditions(doc.ratios)
     costs.batch = doc.batch
+    costs.room = None if doc.room is None else Room(*doc.room)
 
 
 def restore_order(owner: FunctionState, doc: FunctionDoc) -> None:

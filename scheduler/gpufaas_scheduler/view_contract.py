@@ -70,7 +70,7 @@ class FunctionView(Protocol):
         """How long its calls may wait for others of their batch while a device is idle."""
 
     def batch_size(self, kind: str) -> int:
-        """How many of its calls should start together on such devices: `batch_max`, or fewer to keep its goal."""
+        """How many of its calls should start together on such devices: `batch_max`, or what keeps its goal and fits."""
 
     @property
     def compute(self) -> int:

@@ -36,6 +36,8 @@ TOGETHER = """
                 return object()
             case "fail all":
                 raise RuntimeError(f"all {size} fail")
+            case "memory":
+                raise MemoryError
             case "exit":
                 os._exit(3)
             case "too few":
@@ -159,6 +161,23 @@ def test_an_error_of_the_whole_batch_is_that_of_each_call(platform: Platform, do
         assert "\n" not in answer.text
     assert platform.call(path).json()["size"] == 1
     assert platform.log("together").count("Traceback") == 1
+
+
+def test_a_batch_that_runs_out_of_memory_is_answered_with_one_text_and_the_next_is_smaller(platform: Platform) -> None:
+    path = platform.deploy("together", TOGETHER, batch_max="4")
+    with held(platform, path) as calls:
+        for do in ("", "", "memory", ""):
+            calls.begin(x_do=do)
+    answers = calls.answers()
+    with held(platform, path) as following:
+        for _ in range(4):
+            following.begin()
+
+    assert [each.status_code for each in answers] == [507] * 4
+    assert len({each.text for each in answers}) == 1
+    assert "ran out of memory (MemoryError)" in answers[0].text
+    assert "Its batches are smaller for a while" in answers[0].text
+    assert [each.json()["size"] for each in following.answers()] == [2, 2, 2, 2]
 
 
 def test_a_caller_who_hangs_up_takes_only_its_own_call_along(platform: Platform) -> None:

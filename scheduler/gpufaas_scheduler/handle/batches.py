@@ -8,7 +8,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.world.agenda import batch_key
-from gpufaas_scheduler.world.batch_size import Behind, next_size
+from gpufaas_scheduler.world.batch_size import Behind, Room, next_size
 from gpufaas_scheduler.world.call_state import LOCAL, WAITING
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, Grant
@@ -32,6 +32,10 @@ def batch_of(world: World, action: contract.Start, call: Call) -> tuple[Call, ..
     found = _named(world, owner, extended.calls)
     if extended is not action and (isinstance(found, str) or found[0] is not call):
         return _named(world, owner, action.calls)
+    if action.parts and not isinstance(found, str):  # a new copy, of which a policy does not know how many fit
+        device = world.devices.get(action.parts[0].device)
+        costs = None if device is None else owner.costs[device.kind]
+        return found if costs is None or costs.room is None else found[: costs.room.calls]
     return found
 
 
@@ -73,8 +77,14 @@ def joining(world: World, device: DeviceState, call: Call, copy: Copy) -> list[C
 
 
 def adapt(world: World, grant: Grant, device: DeviceState, costs: Costs, took_s: Seconds) -> None:
-    """Set the size of the next batches of a function that wants this, after *grant* has taken *took_s*."""
+    """Set the size of the next batches, after *grant* has taken *took_s*."""
     owner, size = grant.copy.owner, grant.size
+    if costs.room is not None:
+        costs.room.fitted(size)
+        if costs.room.calls >= owner.batch_max:
+            costs.room = None
+    if not owner.adaptive:
+        return
     need, goal_s = owner.declared.need, owner.goal_s or 0.0
     behind = None
     firsts = [*islice(owner.flow.calls, 1), *islice((each for each in device.local if each.owner is owner), 1)]
@@ -82,6 +92,14 @@ def adapt(world: World, grant: Grant, device: DeviceState, costs: Costs, took_s:
         larger = grant.condition._replace(batch=size + 1)
         behind = Behind(costs.grant_s(0.0, grant.condition._replace(batch=1)), costs.grant_s(0.0, larger))
     costs.batch = next_size(costs.batch, size, took_s, goal_s, need.batch_max, behind)
+
+
+def ran_out(copy: Copy, device: DeviceState, costs: Costs) -> None:
+    """A call of *copy* ran out of memory. If it ran in a batch, let the next ones be smaller."""
+    size = max((each.size for each in device.grants() if each.copy is copy), default=1)
+    if size > 1:
+        costs.room = Room.after(size, costs.room)
+        copy.owner.mark()
 
 
 def _waits(call: Call, copy: Copy) -> bool:

@@ -271,7 +271,7 @@ def finished(world: World, event: m.Finished) -> None:
                 costs.learn_service(event.service_s, call.size, world.rate)
             elif grant.open == grant.size:  # each call of a batch says the same
                 costs.learn_beside(event.service_s, grant.calls[0].size, grant.condition, world.rate)
-            if grant is not None and owner.adaptive and grant.open == grant.size:
+            if grant is not None and owner.batch_max > 1 and grant.open == grant.size:
                 adapt(world, grant, device, costs, event.service_s)
             if not costs.noted and world.learn:
                 costs.noted = True

@@ -6,6 +6,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import copy_id
 from gpufaas_core.plausible import is_size, is_time
 from gpufaas_core.units import format_bytes
+from gpufaas_scheduler.handle.batches import ran_out
 from gpufaas_scheduler.handle.copies import drop, forget_if_done, note_lack, serve_fifo
 from gpufaas_scheduler.handle.grants import end, estimate, evictions, leave_for_others, next_local
 from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
@@ -177,6 +178,8 @@ def measured(world: World, event: m.Measured) -> None:
     device, copy = found
     costs = copy.owner.costs[device.kind]
     peak, charged, limit = event.occupation, copy.memory, copy.limit
+    if event.out_of_memory and costs is not None and world.learn:
+        ran_out(copy, device, costs)
     if event.out_of_memory and costs is not None and limit <= costs.occupation:
         peak = max(peak, limit)  # it needs more than it had; with lent memory, nothing follows
     if peak:

@@ -11,6 +11,8 @@ than that), and grows above the half as long as each call costs less in a larger
 
 from typing import Final, NamedTuple
 
+from msgspec import Struct
+
 from gpufaas_core.model import Seconds
 
 GOAL_SHARE: Final = 0.5
@@ -43,3 +45,32 @@ def next_size(
             pays = behind.larger_s * calls <= PAYS * took_s * (calls + 1)
             return min(float(most), size + INCREASE) if full and pays and behind.larger_s <= limit_s else size
     return max(1.0, min(size, float(calls)) * DECREASE)
+
+
+FIRST_TRIES: Final = 16
+MOST_TRIES: Final = 1024
+
+
+class Room(Struct):
+    """
+    How many calls of a batch fit into memory, after one ran out of it. Half of that one, and one more after so many
+    batches of the size that is known to fit. The calls of each batch that runs out fail, so this number doubles each
+    time.
+    """
+
+    calls: int
+    good: int = 0
+    """Batches of that size since it was set."""
+    tries: int = FIRST_TRIES
+
+    @classmethod
+    def after(cls, calls: int, before: "Room | None") -> "Room":
+        """A batch of *calls* ran out of memory."""
+        return cls(max(1, calls // 2), 0, FIRST_TRIES if before is None else min(MOST_TRIES, before.tries * 2))
+
+    def fitted(self, calls: int) -> None:
+        """A batch of *calls* did not run out of memory. A larger one had begun before."""
+        if calls == self.calls:
+            self.good += 1
+            if self.good >= self.tries:
+                self.calls, self.good = self.calls + 1, 0

@@ -7,6 +7,7 @@ from math import exp, inf, log1p, sqrt
 from typing import Final
 
 from gpufaas_core.model import Bytes, Function, NodeId, Profile, Seconds, ServiceEstimate, TimesDoc
+from gpufaas_scheduler.world.batch_size import Room
 from gpufaas_scheduler.world.changes import Marked
 from gpufaas_scheduler.world.conditions import Condition, Conditions
 from gpufaas_scheduler.world.times import ON_GRID, SHARE, BySize, ServiceTimes, on_grid
@@ -34,7 +35,7 @@ class Costs:
 
     __slots__ = (
         "batch", "conditions", "disk_s", "floor", "host_s", "least", "load_s", "loaded", "loads", "measured", "noted",
-        "occupation", "read_s", "served", "service_s", "size", "sized", "sizes", "staged", "times",
+        "occupation", "read_s", "room", "served", "service_s", "size", "sized", "sizes", "staged", "times",
     )  # fmt: skip
 
     def __init__(self, profile: Profile, floor: Bytes = 0, staged: bool = False) -> None:
@@ -71,6 +72,8 @@ class Costs:
         """Service times of grants that do not run alone."""
         self.batch = 1.0
         """See `batch_size`."""
+        self.room: Room | None = None
+        """How many calls of a batch fit into memory; None: no batch has run out of it lately."""
 
     def expect(self) -> None:
         """Set the expected times of loads anew."""
@@ -263,8 +266,11 @@ class Costed(Marked):
 
     def batch_size(self, kind: str) -> int:
         """Return how many of its calls should start together on such devices."""
-        costs = self.costs[kind] if self.adaptive else None
-        return self.batch_max if costs is None else min(self.batch_max, int(costs.batch))
+        costs = self.costs[kind]
+        if costs is None:
+            return self.batch_max
+        most = self.batch_max if costs.room is None else min(self.batch_max, costs.room.calls)
+        return min(most, int(costs.batch)) if self.adaptive else most
 
     def service_cv(self, kind: str) -> float:
         costs = self.costs[kind]

@@ -1,6 +1,7 @@
 """Calls that start together: which ones, how long they wait for others, and how many fit the latency goal."""
 
 from heapq import heappop, heappush
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,13 @@ from tests.unit.scheduler.world import World, state_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Need, Profile
+from gpufaas_scheduler.docs import costs_doc, restore_costs
 from gpufaas_scheduler.policies import POLICIES
 from gpufaas_scheduler.policies.batching import SPARE, UNDERWAY_S
-from gpufaas_scheduler.world.batch_size import DECREASE, GOAL_SHARE, Behind, next_size
+from gpufaas_scheduler.world.batch_size import DECREASE, FIRST_TRIES, GOAL_SHARE, Behind, Room, next_size
+from gpufaas_scheduler.world.costs import Costs
+
+NUMBERS = count(1_000)
 
 
 def deploy(world: World, name: str = "f", *, load_s: float = 3.0, service_s: float = 1.0, **need: object) -> None:
@@ -33,9 +38,9 @@ def held(commands: list[m.Command]) -> list[float]:
     return [each.grant.held_s for each in commands if isinstance(each, m.StartCall)]
 
 
-def warm(policy: str = "lalb-o3", **need: object) -> World:
+def warm(policy: str = "lalb-o3", *, learn: bool = False, **need: object) -> World:
     """One idle device that holds f, at time 10."""
-    world = World(policy)
+    world = World(policy, learn=learn)
     deploy(world, **need)
     world.device("a")
     world.warm("f", "a")
@@ -297,6 +302,81 @@ def test_a_size_stays_within_its_bounds_and_moves_towards_its_goal(
             assert size == max(1.0, min(before, ran) * DECREASE)
         else:
             assert size in (before, max(1.0, min(before, ran) * DECREASE))
+
+
+# --- what fits into memory --------------------------------------------------------------------------------------------
+
+
+def ran_out(world: World, device: str = "a") -> None:
+    world.tell(m.Measured(FunctionId("f"), DeviceId(device), 0, 0, out_of_memory=True))
+
+
+def run_batches(world: World, ends: int) -> list[int]:
+    """End so many batches, while calls keep waiting; return the sizes of those that follow."""
+    sizes = []
+    for _ in range(ends):
+        while len(world.waiting) < 20:
+            world.call(f"c{next(NUMBERS)}", "f")
+        names = list(world.running)
+        world.now += 1.0
+        for name in names:
+            world.finish(name, 1.0)
+        sizes.append(len(world.running))
+    return sizes
+
+
+def test_after_a_batch_that_ran_out_of_memory_the_next_ones_are_half_as_large_for_a_while() -> None:
+    world = warm("lb", learn=True, batch_max=8)
+    world.call("first", "f")
+    assert run_batches(world, 2) == [8, 8]
+
+    ran_out(world)
+
+    sizes = run_batches(world, 4 * FIRST_TRIES + 8)
+    assert sizes[:FIRST_TRIES] == [4] * FIRST_TRIES
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == 8
+
+
+def test_each_further_batch_that_runs_out_is_tried_again_later() -> None:
+    world = warm("lb", learn=True, batch_max=8)
+    world.call("first", "f")
+    run_batches(world, 1)
+    ran_out(world)
+    assert run_batches(world, FIRST_TRIES + 1)[-1] == 5
+
+    ran_out(world)
+
+    assert run_batches(world, 2 * FIRST_TRIES + 1) == [2] * 2 * FIRST_TRIES + [3]
+
+
+def test_a_successor_knows_how_many_fit() -> None:
+    world = warm("lb", learn=True, batch_max=8)
+    world.call("first", "f")
+    run_batches(world, 1)
+    ran_out(world)
+    run_batches(world, 3)
+    costs = state_of(world.engine).functions[FunctionId("f")].costs["gpu"]
+    assert costs is not None
+
+    successor = Costs(Profile(3.0, 1.0, 10))
+    restore_costs(successor, costs_doc(costs))
+
+    assert (successor.room, costs.room) == (Room(4, 2, FIRST_TRIES),) * 2
+
+
+def test_a_new_copy_starts_with_no_more_calls_than_fit_and_one_call_that_ran_out_says_nothing_of_batches() -> None:
+    world = warm("lb", learn=True, batch_max=8)
+    world.call("first", "f")
+    ran_out(world)
+    assert run_batches(world, 1) == [8]
+    ran_out(world)
+
+    world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "killed", 0))
+
+    assert len(world.running) == 4
+    (grant,) = state_of(world.engine).devices[DeviceId("a")].grants()
+    assert grant.copy.loading
 
 
 # --- whatever happens -------------------------------------------------------------------------------------------------
