@@ -19,7 +19,8 @@ from gpufaas_core.constraints import AFFINITY, CGROUP_V1, CGROUP_V2, CPU_QUOTA, 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import ALL_COMPUTE
 from gpufaas_core.units import Bytes, MiB, format_bytes
-from gpufaas_gpu_manager.cgroups import Cgroups, Group, find
+from gpufaas_gpu_manager.cgroup_ports import Cgroups, Group
+from gpufaas_gpu_manager.cgroups import find
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Confine, may
 from gpufaas_gpu_manager.cores import CpuShare, Pinned, Pinning
 from gpufaas_gpu_manager.memory_watch import MemoryWatch, used_by

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas_gpu_manager import cgroups
-from gpufaas_gpu_manager.cgroups import Cgroups, CgroupsV2, Group, GroupV2, find
+from gpufaas_gpu_manager import cgroups_v2
+from gpufaas_gpu_manager.cgroup_ports import Cgroups, Group
+from gpufaas_gpu_manager.cgroups import find
+from gpufaas_gpu_manager.cgroups_v2 import CgroupsV2, GroupV2
 from gpufaas_gpu_manager.proc import cpu_seconds, started_at
 
 MiB = 1024 * 1024
@@ -448,14 +450,14 @@ def test_where_there_are_none_it_says_why(tmp_path: Path, cgroup: str, mounts: s
 
 def test_a_group_with_processes_of_others_is_not_taken(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a login session's is: version 2 gives no controllers to groups below one that has processes."""
-    write = cgroups._write
+    write = cgroups_v2.write
 
     def busy(path: Path, text: str) -> None:
         if path == directory.root / "cgroup.subtree_control" and path.with_name("cgroup.procs").read_text().strip():
             raise OSError(16, "Device or resource busy")
         write(path, text)
 
-    monkeypatch.setattr(cgroups, "_write", busy)
+    monkeypatch.setattr(cgroups_v2, "write", busy)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         (directory.root / "cgroup.procs").write_text(f"{os.getpid()}\n{other.pid}\n")

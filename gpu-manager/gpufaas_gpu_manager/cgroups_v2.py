@@ -1,0 +1,158 @@
+"""Control groups of version 2: one tree of directories."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from gpufaas_core.units import Bytes
+from gpufaas_gpu_manager.cgroup_files import (
+    clear,
+    cpu_quota,
+    field,
+    held_in,
+    kill_all,
+    make_group,
+    pids_in,
+    remove_group,
+    stale_groups,
+    words_in,
+    write,
+)
+from gpufaas_gpu_manager.proc import parent_of
+
+_PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
+
+
+class GroupV2:
+    """One directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.entries: tuple[str, ...] = (str(directory / "cgroup.procs"),)
+
+    def limit_memory(self, size: Bytes | None) -> None:
+        for name, text in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
+            with contextlib.suppress(OSError):  # a kernel without swap, or before 4.19
+                write(self._directory / name, text)
+        write(self._directory / "memory.max", "max" if size is None else str(size))
+
+    def limit_pids(self, count: int | None) -> None:
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # that controller was not given to us
+            write(self._directory / "pids.max", "max" if count is None else str(count))
+
+    def limit_cpu(self, cores: float | None) -> None:
+        quota, period = cpu_quota(cores)
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            write(self._directory / "cpu.max", f"{'max' if quota is None else quota} {period}")
+
+    def held(self) -> Bytes:
+        return held_in(self._directory / "memory.stat")
+
+    def read_again(self) -> Bytes:
+        return field(self._directory / "memory.stat", "workingset_refault_file") * _PAGE
+
+    def oom_kills(self) -> int:
+        return field(self._directory / "memory.events", "oom_kill")
+
+    def oom_event(self) -> int:
+        return -1  # memory.oom.group
+
+    def pids(self) -> list[int]:
+        return pids_in([self._directory])
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):  # before Linux 5.14
+            if (self._directory / "cgroup.kill").exists():
+                write(self._directory / "cgroup.kill", "1")
+                return
+        kill_all(self)
+
+    def remove(self) -> bool:
+        return remove_group(self._directory)
+
+
+class CgroupsV2:
+    """See module."""
+
+    version = "v2"
+
+    def __init__(self, parent: Path, name: str) -> None:
+        """:raises OSError: *parent* is not delegated to us, or has other processes"""
+        _delegate(parent, name)
+        for stale in stale_groups(parent):
+            clear(stale, GroupV2)
+        self._home = parent / name
+        make_group(self._home)
+        _enable(self._home)
+
+    @property
+    def limits_cpu(self) -> bool:
+        return "cpu" in words_in(self._home / "cgroup.controllers")
+
+    def make(self, name: str, within: str = "", cores: float = 0.0) -> GroupV2:
+        home = self._home
+        if within:
+            home = self._home / within
+            if not home.exists():
+                make_group(home)
+                _enable(home)
+                GroupV2(home).limit_cpu(cores)
+        make_group(home / name)
+        return GroupV2(home / name)
+
+    def close(self) -> None:
+        clear(self._home, GroupV2)
+
+
+def _enable(directory: Path) -> None:
+    """Enable the available controllers for groups below; memory must be one."""
+    there = (directory / "cgroup.controllers").read_text().split() if _is_kernels(directory) else ["memory"]
+    for controller in ("memory", "pids", "cpu"):
+        if controller in there or controller == "memory":
+            try:
+                write(directory / "cgroup.subtree_control", f"+{controller}")
+            except OSError:
+                if controller == "memory":
+                    raise
+
+
+def _is_kernels(directory: Path) -> bool:
+    return (directory / "cgroup.controllers").exists()
+
+
+def _delegate(parent: Path, name: str) -> None:
+    """
+    Enable the controllers of *parent* for groups below it.
+
+    In version 2 a group with processes gives no controllers to groups below. Where all its processes are this one and
+    its ancestors, they move to a group beside those of the workers.
+    """
+    try:
+        _enable(parent)
+        return
+    except OSError as exc:
+        if exc.errno != errno.EBUSY:
+            raise
+    inside = pids_in([parent])
+    related = {os.getpid(), *_ancestors(os.getpid())}
+    others = [pid for pid in inside if pid not in related]
+    if others:
+        raise OSError(
+            errno.EBUSY,
+            f"it has other processes (such as {others[0]}): start the platform in a group of its own, with "
+            "systemd-run --user --scope -p Delegate=yes",
+        )
+    beside = parent / f"{name}-platform"
+    make_group(beside)
+    for pid in inside:
+        write(beside / "cgroup.procs", str(pid))
+    _enable(parent)
+
+
+def _ancestors(pid: int) -> Iterable[int]:
+    while pid > 1:
+        pid = parent_of(pid)
+        yield pid
