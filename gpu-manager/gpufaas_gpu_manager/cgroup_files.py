@@ -24,7 +24,7 @@ _ROUNDS: Final = 50
 _ROUND_S: Final = 0.002
 
 
-def stale_groups(parent: Path) -> list[Path]:
+def stale(parent: Path) -> list[Path]:
     """Return the groups below *parent* of platforms of this PID namespace that are dead."""
     namespace = os.stat("/proc/self/ns/pid").st_ino
     found = []
@@ -42,13 +42,13 @@ def clear(home: Path, group: Callable[[Path], Group]) -> None:
             if directory != str(home):
                 group(Path(directory)).kill()
                 for _ in range(_ROUNDS):
-                    if remove_group(Path(directory)):
+                    if remove(Path(directory)):
                         break
                     time.sleep(_ROUND_S)
-    remove_group(home)
+    remove(home)
 
 
-def cpu_quota(cores: float | None) -> tuple[int | None, int]:
+def quota(cores: float | None) -> tuple[int | None, int]:
     """Return the microseconds of CPU time in each period, and the period, for so many cores; None: no limit."""
     if cores is None:
         return None, _CPU_PERIOD_US
@@ -58,11 +58,11 @@ def cpu_quota(cores: float | None) -> tuple[int | None, int]:
 
 def kill_once(group: Group) -> bool:
     """Send SIGKILL to what is in *group* now. Return whether there was something."""
-    pids = group.pids()
-    for pid in pids:
+    found = group.pids()
+    for pid in found:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    return bool(pids)
+    return bool(found)
 
 
 def kill_all(group: Group) -> None:
@@ -72,7 +72,7 @@ def kill_all(group: Group) -> None:
             return
 
 
-def pids_in(directories: Iterable[Path]) -> list[int]:
+def pids(directories: Iterable[Path]) -> list[int]:
     found: set[int] = set()
     for each in directories:
         with contextlib.suppress(OSError):
@@ -80,11 +80,11 @@ def pids_in(directories: Iterable[Path]) -> list[int]:
     return sorted(found - {0})  # 0: in a PID namespace that we do not see
 
 
-def make_group(directory: Path) -> None:
+def make(directory: Path) -> None:
     directory.mkdir(exist_ok=True)
 
 
-def remove_group(directory: Path) -> bool:
+def remove(directory: Path) -> bool:
     """Return whether the group is gone; False: processes are left in it."""
     try:
         directory.rmdir()
@@ -103,7 +103,7 @@ def write(path: Path, text: str) -> None:
         os.close(fd)
 
 
-def words_in(path: Path) -> list[str]:
+def words(path: Path) -> list[str]:
     """Return the words of a file; none: it cannot be read."""
     try:
         return path.read_text().split()
@@ -111,25 +111,25 @@ def words_in(path: Path) -> list[str]:
         return []
 
 
-def number_in(path: Path) -> int | None:
+def number(path: Path) -> int | None:
     """Return the first word of a file as a number; None: it is none, such as ``max``."""
-    words = words_in(path)
-    return int(words[0]) if words and words[0].isdigit() else None
+    found = words(path)
+    return int(found[0]) if found and found[0].isdigit() else None
 
 
-def held_in(path: Path, prefix: str = "") -> Bytes:
+def held(path: Path, prefix: str = "") -> Bytes:
     """
     Return the private and shared memory that a `memory.stat` says.
 
     Shared memory is on the lists of anonymous pages, as it can go to swap only; locked memory has its own list.
     """
-    words = words_in(path)
-    numbers = dict(zip(words[::2], words[1::2], strict=False))
+    found = words(path)
+    numbers = dict(zip(found[::2], found[1::2], strict=False))
     names = ("inactive_anon", "active_anon", "unevictable")
     return sum(int(numbers.get(prefix + each, 0)) for each in names)
 
 
 def field(path: Path, name: str) -> int:
     """Return the number after *name*; 0: it is not there."""
-    words = words_in(path)
-    return int(words[words.index(name) + 1]) if name in words else 0
+    found = words(path)
+    return int(found[found.index(name) + 1]) if name in found else 0

@@ -1,11 +1,11 @@
 """
 Control groups: processes whose memory, CPU and number the kernel limits together.
 
-One port, `Group` (`cgroup_ports`), and two back-ends: version 1 (a tree of directories for each controller) and version 2
-(one tree).
-`find` returns the one that can be used here. Groups are made below this process's own group, so that the limits of the
-platform itself hold for them, too: ``OWN/gpufaas-PLATFORM/NAME``, or one level deeper where groups share a limit on CPU
-time. PLATFORM names the process that made them, so that the next platform recognises those that a killed one left.
+One port, `Group` (`cgroup_ports`), and two back-ends: version 1 (a tree of directories for each controller) and version
+2 (one tree). `find` returns the one that can be used here. Groups are made below this process's own group, so that the
+limits of the platform itself hold for them, too: ``OWN/gpufaas-PLATFORM/NAME``, or one level deeper where groups share
+a limit on CPU time. PLATFORM names the process that made them, so that the next platform recognises those that a killed
+one left.
 
 Memory is everything that the kernel charges to the group: private, shared (MAP_SHARED, memfd, files in a tmpfs), page
 tables and kernel stacks. Page cache is charged, too, but the kernel takes it back before the group is out of memory.
@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from gpufaas_gpu_manager.cgroup_files import words_in
+from gpufaas_gpu_manager import cgroup_files as files
 from gpufaas_gpu_manager.cgroup_mounts import own_groups
 from gpufaas_gpu_manager.cgroup_ports import Cgroups
 from gpufaas_gpu_manager.cgroups_v1 import CgroupsV1
@@ -43,7 +43,7 @@ def find(version: str = "", process: Path = Path("/proc/self")) -> Cgroups:
         parent = parents.pop("", None)
         if parent is None:
             reasons.append("v2 is not mounted")
-        elif "memory" not in words_in(parent / "cgroup.controllers"):
+        elif "memory" not in files.words(parent / "cgroup.controllers"):
             reasons.append(f"v2 has no memory controller for {parent}")
         else:
             try:

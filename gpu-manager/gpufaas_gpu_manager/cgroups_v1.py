@@ -7,20 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from gpufaas_core.units import Bytes
-from gpufaas_gpu_manager.cgroup_files import (
-    clear,
-    cpu_quota,
-    field,
-    held_in,
-    kill_all,
-    kill_once,
-    make_group,
-    number_in,
-    pids_in,
-    remove_group,
-    stale_groups,
-    write,
-)
+from gpufaas_gpu_manager import cgroup_files as files
 
 _PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
 
@@ -39,39 +26,39 @@ class GroupV1:
             names.append("memory.memsw.limit_in_bytes")  # memory and swap together
         text = "-1" if size is None else str(size)
         # The limit with swap may not be below the other: which is set first depends on whether they grow.
-        before = number_in(self._memory / names[0])
+        before = files.number(self._memory / names[0])
         if size is None or (before is not None and size > before):
             names.reverse()
         for name in names:
-            write(self._memory / name, text)
+            files.write(self._memory / name, text)
 
     def limit_pids(self, count: int | None) -> None:
         if "pids" in self._directories:
-            write(self._directories["pids"] / "pids.max", "max" if count is None else str(count))
+            files.write(self._directories["pids"] / "pids.max", "max" if count is None else str(count))
 
     def limit_cpu(self, cores: float | None) -> None:
         if "cpu" in self._directories:
             cpu = self._directories["cpu"]
-            quota, period = cpu_quota(cores)
-            write(cpu / "cpu.cfs_quota_us", "-1")  # so that the period can be changed
-            write(cpu / "cpu.cfs_period_us", str(period))
-            write(cpu / "cpu.cfs_quota_us", "-1" if quota is None else str(quota))
+            quota, period = files.quota(cores)
+            files.write(cpu / "cpu.cfs_quota_us", "-1")  # so that the period can be changed
+            files.write(cpu / "cpu.cfs_period_us", str(period))
+            files.write(cpu / "cpu.cfs_quota_us", "-1" if quota is None else str(quota))
 
     def held(self) -> Bytes:
-        return held_in(self._memory / "memory.stat", "total_")
+        return files.held(self._memory / "memory.stat", "total_")
 
     def read_again(self) -> Bytes:
-        return field(self._memory / "memory.stat", "total_workingset_refault_file") * _PAGE
+        return files.field(self._memory / "memory.stat", "total_workingset_refault_file") * _PAGE
 
     def oom_kills(self) -> int:
-        return field(self._memory / "memory.oom_control", "oom_kill")
+        return files.field(self._memory / "memory.oom_control", "oom_kill")
 
     def oom_event(self) -> int:
         event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             control = os.open(self._memory / "memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                write(self._memory / "cgroup.event_control", f"{event} {control}")
+                files.write(self._memory / "cgroup.event_control", f"{event} {control}")
             finally:
                 os.close(control)
         except OSError:
@@ -80,23 +67,23 @@ class GroupV1:
         return event
 
     def pids(self) -> list[int]:
-        return pids_in(self._directories.values())
+        return files.pids(self._directories.values())
 
     def kill(self) -> None:
         freezer = self._directories.get("freezer")
         if freezer is None:
-            kill_all(self)
+            files.kill_all(self)
             return
         # A frozen process does not fork; signals wait until it is thawed.
         with contextlib.suppress(OSError):
-            write(freezer / "freezer.state", "FROZEN")
-        kill_once(self)
+            files.write(freezer / "freezer.state", "FROZEN")
+        files.kill_once(self)
         with contextlib.suppress(OSError):
-            write(freezer / "freezer.state", "THAWED")
-        kill_all(self)
+            files.write(freezer / "freezer.state", "THAWED")
+        files.kill_all(self)
 
     def remove(self) -> bool:
-        gone = [remove_group(each) for each in self._directories.values()]
+        gone = [files.remove(each) for each in self._directories.values()]
         return all(gone)
 
 
@@ -115,15 +102,15 @@ class CgroupsV1:
         self._homes: dict[str, Path] = {}
         for controller, parent in parents.items():
             try:
-                make_group(parent / name)
+                files.make(parent / name)
             except OSError:
                 if controller == "memory":
                     raise
             else:
                 self._homes[controller] = parent / name
         for controller, parent in parents.items():
-            for stale in stale_groups(parent):
-                clear(stale, _one_of(controller))
+            for stale in files.stale(parent):
+                files.clear(stale, _one_of(controller))
 
     @property
     def limits_cpu(self) -> bool:
@@ -134,18 +121,18 @@ class CgroupsV1:
         if within and self.limits_cpu:  # only the limit on CPU time is shared
             above = self._homes["cpu"] / within
             if not above.exists():
-                make_group(above)
+                files.make(above)
                 try:
                     GroupV1({"memory": above, "cpu": above}).limit_cpu(cores)
                 except OSError as exc:
-                    remove_group(above)
+                    files.remove(above)
                     why = f"{cores:g} cores are more than the platform's own control group may use"
                     raise OSError(exc.errno, why) from exc
             directories["cpu"] = above / name
         for each in directories.values():
-            make_group(each)
+            files.make(each)
         return GroupV1(directories)
 
     def close(self) -> None:
         for controller, home in self._homes.items():
-            clear(home, _one_of(controller))
+            files.clear(home, _one_of(controller))

@@ -8,19 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gpufaas_core.units import Bytes
-from gpufaas_gpu_manager.cgroup_files import (
-    clear,
-    cpu_quota,
-    field,
-    held_in,
-    kill_all,
-    make_group,
-    pids_in,
-    remove_group,
-    stale_groups,
-    words_in,
-    write,
-)
+from gpufaas_gpu_manager import cgroup_files as files
 from gpufaas_gpu_manager.proc import parent_of
 
 _PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
@@ -36,42 +24,42 @@ class GroupV2:
     def limit_memory(self, size: Bytes | None) -> None:
         for name, text in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
             with contextlib.suppress(OSError):  # a kernel without swap, or before 4.19
-                write(self._directory / name, text)
-        write(self._directory / "memory.max", "max" if size is None else str(size))
+                files.write(self._directory / name, text)
+        files.write(self._directory / "memory.max", "max" if size is None else str(size))
 
     def limit_pids(self, count: int | None) -> None:
         with contextlib.suppress(FileNotFoundError, PermissionError):  # that controller was not given to us
-            write(self._directory / "pids.max", "max" if count is None else str(count))
+            files.write(self._directory / "pids.max", "max" if count is None else str(count))
 
     def limit_cpu(self, cores: float | None) -> None:
-        quota, period = cpu_quota(cores)
+        quota, period = files.quota(cores)
         with contextlib.suppress(FileNotFoundError, PermissionError):
-            write(self._directory / "cpu.max", f"{'max' if quota is None else quota} {period}")
+            files.write(self._directory / "cpu.max", f"{'max' if quota is None else quota} {period}")
 
     def held(self) -> Bytes:
-        return held_in(self._directory / "memory.stat")
+        return files.held(self._directory / "memory.stat")
 
     def read_again(self) -> Bytes:
-        return field(self._directory / "memory.stat", "workingset_refault_file") * _PAGE
+        return files.field(self._directory / "memory.stat", "workingset_refault_file") * _PAGE
 
     def oom_kills(self) -> int:
-        return field(self._directory / "memory.events", "oom_kill")
+        return files.field(self._directory / "memory.events", "oom_kill")
 
     def oom_event(self) -> int:
         return -1  # memory.oom.group
 
     def pids(self) -> list[int]:
-        return pids_in([self._directory])
+        return files.pids([self._directory])
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):  # before Linux 5.14
             if (self._directory / "cgroup.kill").exists():
-                write(self._directory / "cgroup.kill", "1")
+                files.write(self._directory / "cgroup.kill", "1")
                 return
-        kill_all(self)
+        files.kill_all(self)
 
     def remove(self) -> bool:
-        return remove_group(self._directory)
+        return files.remove(self._directory)
 
 
 class CgroupsV2:
@@ -82,29 +70,29 @@ class CgroupsV2:
     def __init__(self, parent: Path, name: str) -> None:
         """:raises OSError: *parent* is not delegated to us, or has other processes"""
         _delegate(parent, name)
-        for stale in stale_groups(parent):
-            clear(stale, GroupV2)
+        for stale in files.stale(parent):
+            files.clear(stale, GroupV2)
         self._home = parent / name
-        make_group(self._home)
+        files.make(self._home)
         _enable(self._home)
 
     @property
     def limits_cpu(self) -> bool:
-        return "cpu" in words_in(self._home / "cgroup.controllers")
+        return "cpu" in files.words(self._home / "cgroup.controllers")
 
     def make(self, name: str, within: str = "", cores: float = 0.0) -> GroupV2:
         home = self._home
         if within:
             home = self._home / within
             if not home.exists():
-                make_group(home)
+                files.make(home)
                 _enable(home)
                 GroupV2(home).limit_cpu(cores)
-        make_group(home / name)
+        files.make(home / name)
         return GroupV2(home / name)
 
     def close(self) -> None:
-        clear(self._home, GroupV2)
+        files.clear(self._home, GroupV2)
 
 
 def _enable(directory: Path) -> None:
@@ -113,7 +101,7 @@ def _enable(directory: Path) -> None:
     for controller in ("memory", "pids", "cpu"):
         if controller in there or controller == "memory":
             try:
-                write(directory / "cgroup.subtree_control", f"+{controller}")
+                files.write(directory / "cgroup.subtree_control", f"+{controller}")
             except OSError:
                 if controller == "memory":
                     raise
@@ -136,7 +124,7 @@ def _delegate(parent: Path, name: str) -> None:
     except OSError as exc:
         if exc.errno != errno.EBUSY:
             raise
-    inside = pids_in([parent])
+    inside = files.pids([parent])
     related = {os.getpid(), *_ancestors(os.getpid())}
     others = [pid for pid in inside if pid not in related]
     if others:
@@ -146,9 +134,9 @@ def _delegate(parent: Path, name: str) -> None:
             "systemd-run --user --scope -p Delegate=yes",
         )
     beside = parent / f"{name}-platform"
-    make_group(beside)
+    files.make(beside)
     for pid in inside:
-        write(beside / "cgroup.procs", str(pid))
+        files.write(beside / "cgroup.procs", str(pid))
     _enable(parent)
 
 

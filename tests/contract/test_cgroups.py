@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas_gpu_manager import cgroups_v2
+from gpufaas_gpu_manager import cgroup_files
 from gpufaas_gpu_manager.cgroup_ports import Cgroups, Group
 from gpufaas_gpu_manager.cgroups import find
 from gpufaas_gpu_manager.cgroups_v2 import CgroupsV2, GroupV2
@@ -82,8 +82,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Directory:
     tree = Directory(tmp_path / "unified")
-    monkeypatch.setattr(cgroups, "_make", tree.fill)
-    monkeypatch.setattr(cgroups, "_remove", tree.remove)
+    monkeypatch.setattr(cgroup_files, "make", tree.fill)
+    monkeypatch.setattr(cgroup_files, "remove", tree.remove)
     return tree
 
 
@@ -450,14 +450,14 @@ def test_where_there_are_none_it_says_why(tmp_path: Path, cgroup: str, mounts: s
 
 def test_a_group_with_processes_of_others_is_not_taken(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a login session's is: version 2 gives no controllers to groups below one that has processes."""
-    write = cgroups_v2.write
+    write = cgroup_files.write
 
     def busy(path: Path, text: str) -> None:
         if path == directory.root / "cgroup.subtree_control" and path.with_name("cgroup.procs").read_text().strip():
             raise OSError(16, "Device or resource busy")
         write(path, text)
 
-    monkeypatch.setattr(cgroups_v2, "write", busy)
+    monkeypatch.setattr(cgroup_files, "write", busy)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         (directory.root / "cgroup.procs").write_text(f"{os.getpid()}\n{other.pid}\n")
