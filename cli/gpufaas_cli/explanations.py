@@ -9,7 +9,7 @@ from gpufaas_cli import output
 def show(found: Mapping[str, Any] | None, call: str) -> None:
     """:param found: None: the call was never placed"""
     if found is None:
-        output.note(f"call {call} was never placed by a policy: it was rejected, or its function is a CPU function")
+        output.note(f"call {call} was never placed: it was rejected")
         return
     rows = [
         ("Call", str(found["call"])),

@@ -354,7 +354,7 @@ class ServiceEstimate(Struct, frozen=True):
 
 
 class Explanation(Struct, frozen=True):
-    """Why a call of a model function was started on that device at that time, or why it still waits."""
+    """Why a call was started on that device at that time, or why it still waits."""
 
     call: CallId
     function: FunctionId

@@ -56,9 +56,9 @@ def status_routes(
         found = await scheduler.explain(CallId(call))
         if found is None:
             raise UnknownCall(
-                f"call {call!r} is not known: only calls that wait can be explained, and those among the last ones "
-                "that a policy has started. Those of CPU functions, and on shares, start without one. Its id is "
-                "X-Call-Id of the answer"
+                f"call {call!r} is not known: only calls that wait can be explained, and those among the last 2,000 "
+                "that a policy has started, or as many that start without one (of CPU functions, and on shares). Its "
+                "id is X-Call-Id of the answer"
             )
         return found
 

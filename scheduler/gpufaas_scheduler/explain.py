@@ -12,6 +12,7 @@ from gpufaas_core.model import (
     ResidentStatus,
     Seconds,
     ServiceEstimate,
+    copy_id,
 )
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
@@ -30,26 +31,29 @@ _NAMED: Final = 20
 
 def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
     """
-    Return why a call of a model function waits, or why it was started on its device if that is remembered; else None.
+    Return why a call waits, or why it was started on its device if that is remembered; else None.
     O(starts remembered + waiting calls).
 
     *call* may be the part of the id before ``#``, which a caller may have sent; then the newest such call counts.
     """
-    waiting = world.calls.by_id.get(call)
-    if waiting is None:
-        sent = f"{call}#"
+    known, sent = world.calls.by_id.get(call), f"{call}#"
+    if known is None:
         named = [each for each in world.calls.by_id.values() if each.id.startswith(sent) and each.state != RUNNING]
-        waiting = named[-1] if named else None
-        for index in range(len(world.starts) - 1, -1, -1):
-            started = world.starts[index][1].id
-            if waiting is None and (started == call or started.startswith(sent)):
-                return _explain_start(world, index)
-    elif waiting.state == RUNNING:
-        for index in range(len(world.starts) - 1, -1, -1):
-            if world.starts[index][1] is waiting:
-                return _explain_start(world, index)
-    if waiting is None or waiting.state == RUNNING:
-        return None
+        known = named[-1] if named else None
+    if known is not None and known.state != RUNNING:
+        return _explain_wait(world, known, now)
+
+    def is_meant(started: Call) -> bool:
+        return started is known if known is not None else started.id == call or started.id.startswith(sent)
+
+    for index in range(len(world.starts) - 1, -1, -1):
+        if is_meant(world.starts[index][1]):
+            return _explain_start(world, index)
+    found = next(((at, each) for at, each in reversed(world.direct) if is_meant(each)), None)
+    return None if found is None else _explain_direct(world, *found)
+
+
+def _explain_wait(world: World, waiting: Call, now: Seconds) -> Explanation:
     world.cluster.now = now
     why = waiting.why
     if waiting.state == WAITING:
@@ -68,6 +72,30 @@ def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
         overtaken_by=tuple(before[:_NAMED]),
         overtaken_by_count=len(before),
         service=_service(world, waiting, waiting.device),
+    )
+
+
+def _explain_direct(world: World, at: Seconds, call: Call) -> Explanation | None:
+    device = call.device
+    if device is None:
+        return None
+    where = "the copy with the fewest calls"
+    if call.cold:
+        where = "a new copy, since no other one had a free slot"
+    elif at > call.arrived_at:
+        where = "the first copy that had a free slot"
+    return Explanation(
+        call=call.id,
+        function=call.function,
+        policy=world.policy.name,
+        state="running" if world.calls.by_id.get(call.id) is call else "ended",
+        at=at,
+        waited_s=at - call.arrived_at,
+        device=device.id,
+        hit=not call.cold,
+        victims=tuple(copy_id(function, number) for function, number in call.victims),
+        rule=f"it started without the policy, on {where}",
+        service=call.owner.service_estimate(device.kind, 0.0),
     )
 
 

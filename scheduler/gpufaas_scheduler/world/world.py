@@ -27,7 +27,7 @@ LEARNING_RATE: Final = 0.25
 is noticed within a few calls, and a single outlier has little effect. Times that vary much have a lower weight."""
 
 EXPLAINED: Final = 2_000
-"""This many starts of calls of model functions are remembered for explanations."""
+"""This many starts by the policy are remembered for explanations, and as many without it."""
 
 
 class World:
@@ -40,6 +40,7 @@ class World:
         "calls",
         "cluster",
         "devices",
+        "direct",
         "epoch",
         "freed",
         "functions",
@@ -111,6 +112,8 @@ class World:
         """A nested call has come, or a copy has begun to drain, which may be the only place of one."""
         self.grant = 0
         self.starts: deque[Started] = deque(maxlen=EXPLAINED)
+        self.direct: deque[tuple[Seconds, Call]] = deque(maxlen=EXPLAINED)
+        """Starts of calls of direct functions."""
         self.overdue = Overdue()
         self.late = self.overdue.entries
         self.lost: dict[CallId, Call] = {}

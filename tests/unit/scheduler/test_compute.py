@@ -315,7 +315,15 @@ def test_it_is_said_why_copies_are_missing_and_calls_that_start_without_a_policy
     assert explained is not None
     assert (explained.state, explained.waited_s) == ("waiting", 1.0)
     assert explained.rule == "it starts without the policy, once a copy has a free slot"
-    assert engine.explain(CallId("2"), 4.0) is None, "of these, only what waits is known"
+    explained = engine.explain(CallId("2"), 4.0)
+    assert explained is not None
+    assert (explained.state, explained.hit, explained.device, explained.at) == ("running", True, A, 3.0)
+    assert explained.rule == "it started without the policy, on the copy with the fewest calls"
+    engine.handle(m.Finished(CallId("2"), A, 1.0, True), 4.0)
+    assert engine.explain(CallId("2"), 4.0).state == "ended"  # type: ignore[union-attr]
+    explained = engine.explain(CallId("3"), 4.0)
+    assert explained is not None
+    assert (explained.waited_s, explained.rule[-35:]) == (1.0, "the first copy that had a free slot")
 
     engine.handle(m.FunctionDeployed(Function(FunctionId("g"), "d", Need(60, "share"), kept.profiles)), 4.0)
     assert arrive(engine, "4", "g", 4.0) == []
