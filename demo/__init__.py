@@ -1,1 +1,1 @@
-"""The demo of ``make demo``: the platform on two small CPU devices, with real inputs and a check of every answer."""
+"""The demo of ``make demo``: the platform on small CPU devices, with real inputs and a check of every answer."""

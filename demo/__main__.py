@@ -1,15 +1,18 @@
 """
-The main job, shown: more models than fit share two small devices, and every answer is right.
+The main job, shown: more models than fit share two small devices, two functions run side by side on shares of a third
+one, and every answer is right.
 
     make demo            start, deploy, call, check, stop
     make demo KEEP=1     the same, but leave the platform running
 
 Ends with 0 only if every answer was right (compared with a plain process that has the same weights), evictions
-happened, and no device ever held more than its budget (seen by a sampler that reads /proc from outside).
+happened, no device ever held more than its budget (seen by a sampler that reads /proc from outside), and each shared
+function had its share.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -35,6 +38,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from demo import shared
 from gpufaas_core.units import MiB, format_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,6 +79,8 @@ class Phase:
     evictions: int = 0
     together: int = 0
     """Calls that ran in one batch with others."""
+    places: Counter[tuple[str | None, str | None]] = field(default_factory=Counter)
+    """Device and share that the answers named."""
     digits: list[bool] = field(default_factory=list)
     """Of each image of a digit: whether the prediction was what it shows."""
     wrong: list[str] = field(default_factory=list)
@@ -90,26 +96,30 @@ def main() -> int:
     with ExitStack() as stack:
         url, server = stack.enter_context(serving(options.keep))
         deploy(url)
-        phases = plan()
-        answers = right_answers(phases)
+        phases, sides = plan(), plan_sides()
+        answers = right_answers([*phases, *sides])
         sampler = Sampler(server.pid)
         try:
-            totals = asyncio.run(run(url, phases, answers))
+            totals = asyncio.run(run(url, phases, sides, answers))
         finally:
             memory = sampler.stop()
-        failures = report(phases, memory, totals, time.monotonic() - began)
+        failures = report(phases, memory, totals) + report_sides(sides, totals)
+        failures += sum_up(phases, totals, time.monotonic() - began)
         if options.keep:
             console.print(
                 f"\nThe platform is still up (pid {server.pid}). Call it:\n"
-                f"  echo '{{\"seed\": 7}}' | {cli()} -g {url} invoke vgg16 --timing\n"
-                f"  {cli()} -g {url} top\n"
+                f"  export OPENFAAS_URL={url}\n"
+                f"  echo '{{\"seed\": 7}}' | {cli()} invoke vgg16 --timing\n"
+                f"  {cli()} describe digits\n"
+                f"  {cli()} top\n"
                 f"Stop it: kill {server.pid}"
             )
     for failure in failures:
         console.print(f"[red]✗ {failure}[/red]")
     if not failures:
         console.print(
-            "[green]✓ every answer was right, models were evicted and reloaded, no budget was exceeded[/green]"
+            "[green]✓ every answer was right, models were evicted and reloaded, no budget was exceeded[/green]",
+            soft_wrap=True,
         )
     return 1 if failures else 0
 
@@ -129,6 +139,7 @@ def serving(keep: bool) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     devices = [f"--device={name}={size}" for name, size in DEVICES.items()]
+    devices.append(f"--device={shared.DEVICE}={shared.OPTIONS}")
     console.rule("[bold]gpufaas serve")
     server = subprocess.Popen(
         [sys.executable, "-m", "gpufaas_cli", "serve", "--port", str(port), "--data", str(HOME / "data"), *devices],
@@ -165,9 +176,11 @@ def deploy(url: str) -> None:
     examples = HOME / "examples"
     shutil.copytree(ROOT / "functions" / "examples", examples, ignore=shutil.ignore_patterns("build", "__pycache__"))
     environment = {**os.environ, "OPENFAAS_URL": url}
-    command = [sys.executable, "-m", "gpufaas_cli", "up", "-f", "stack.yaml", *FUNCTIONS]
-    if subprocess.run(command, cwd=examples, env=environment, check=False).returncode:
-        raise SystemExit("the examples could not be deployed: see above")
+    (examples / "shared.yaml").write_text(shared.STACK)
+    for files in (["shared.yaml"], ["stack.yaml", *FUNCTIONS]):
+        command = [sys.executable, "-m", "gpufaas_cli", "up", "-f", *files]
+        if subprocess.run(command, cwd=examples, env=environment, check=False).returncode:
+            raise SystemExit("the examples could not be deployed: see above")
 
 
 class Sampler:
@@ -227,6 +240,14 @@ def plan() -> list[Phase]:
     ]
 
 
+def plan_sides() -> list[Phase]:
+    """Return the calls of the functions that share a device; each is sent again and again."""
+    return [
+        Phase(name, [Call(name, json.dumps({"seed": seed})) for seed in range(5)], shared.EACH)
+        for name in shared.SHARES
+    ]  # fmt: skip
+
+
 def digit_images() -> list[tuple[list[list[int]], int]]:
     """Return the images of the digits that training never saw, as 8 rows of 8 pixels, with what they show."""
     sys.path.insert(0, str(HOME / "examples" / "digits"))
@@ -283,7 +304,7 @@ def meaning_is_right(similarities: list[list[float]]) -> bool:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-async def run(url: str, phases: list[Phase], answers: dict[tuple[str, str], Any]) -> dict[str, Any]:
+async def run(url: str, phases: list[Phase], sides: list[Phase], answers: dict[tuple[str, str], Any]) -> dict[str, Any]:
     console.rule("[bold]calls over HTTP")
     progress = Progress(
         TextColumn("{task.description:<13}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
@@ -308,10 +329,24 @@ async def run(url: str, phases: list[Phase], answers: dict[tuple[str, str], Any]
                 await asyncio.gather(*(send() for _ in range(phase.at_once)))
                 status = (await client.get("/system/status")).json()
                 phase.evictions, before = evictions(status) - before, evictions(status)
+            await at_once(client, sides, answers)
             stop.set()
             await watch
     console.print()
     return {**status, "needs": needs}
+
+
+async def at_once(client: httpx.AsyncClient, sides: list[Phase], answers: dict[tuple[str, str], Any]) -> None:
+    """Call the functions of all *sides* without a pause, at the same time and for as long."""
+    until = time.monotonic() + shared.SECONDS
+
+    async def send(side: Phase) -> None:
+        for call in itertools.cycle(side.calls):
+            if time.monotonic() >= until:
+                return
+            await one(client, side, call, answers)
+
+    await asyncio.gather(*(send(side) for side in sides for _ in range(side.at_once)))
 
 
 async def one(client: httpx.AsyncClient, phase: Phase, call: Call, answers: dict[tuple[str, str], Any]) -> None:
@@ -320,6 +355,7 @@ async def one(client: httpx.AsyncClient, phase: Phase, call: Call, answers: dict
     phase.latencies.append(time.perf_counter() - began)
     phase.starts[response.headers.get("x-gpufaas-start", "none")] += 1
     phase.together += "x-gpufaas-batch" in response.headers
+    phase.places[response.headers.get("x-gpufaas-device"), response.headers.get("x-gpufaas-share")] += 1
     if response.status_code != 200:
         phase.wrong.append(f"{call.function}: {response.status_code} {response.text[:300]}")
         return
@@ -353,27 +389,29 @@ async def show(
 def devices_now(status: dict[str, Any]) -> Table:
     table = Table(box=None, padding=(0, 1))
     for name in ("device", "reserved", "", "resident, least recently used first"):
-        table.add_column(name, no_wrap=bool(name))
+        table.add_column(name, no_wrap=not name.startswith("resident"))
     for device in status["devices"]:
         share = device["used"] / device["device"]["memory"]
         resident = Text()
         for each in device["resident"]:
             name = each["function"].partition(".")[0]
             resident.append(f"{name} ", style="bold green" if each["running"] else "yellow" if each["loading"] else "")
-        bar = "█" * round(share * 20)
-        table.add_row(device["device"]["id"].partition("/")[2], format_bytes(device["used"]), f"{bar:░<20}", resident)
+        bar = "█" * round(share * 12)
+        table.add_row(device["device"]["id"].partition("/")[2], format_bytes(device["used"]), f"{bar:░<12}", resident)
     return table
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def report(phases: list[Phase], memory: dict[str, Any], status: dict[str, Any], seconds: float) -> list[str]:
+def report(phases: list[Phase], memory: dict[str, Any], status: dict[str, Any]) -> list[str]:
     """Print the tables; return what went wrong."""
     failures = []
-    table = Table(title="calls", title_justify="left")
-    for name in ("phase", "calls", "at once", "hits", "misses", "in batches", "evictions", "p50 ms", "p99 ms", "wrong"):
-        table.add_column(name, justify="left" if name == "phase" else "right")
+    table = Table(title="calls", title_justify="left", padding=0)
+    names = "phase", "calls", "at once", "hits", "misses", "in batches", "evicted", "p50 ms", "p99 ms", "wrong"
+    for name in names:
+        left = name == "phase"
+        table.add_column(name, justify="left" if left else "right", no_wrap=left)
     for phase in phases:
         cuts = statistics.quantiles(phase.latencies, n=100, method="inclusive")
         table.add_row(
@@ -388,7 +426,7 @@ def report(phases: list[Phase], memory: dict[str, Any], status: dict[str, Any], 
     for name in ("device", "budget", "peak", "of budget", "workers at once", "evictions"):
         table.add_column(name, justify="left" if name == "device" else "right")
     by_name = {each["device"]["id"].partition("/")[2]: each for each in status["devices"]}
-    for name, budget in DEVICES.items():
+    for name, budget in {**DEVICES, shared.DEVICE: shared.MEMORY}.items():
         seen = memory["devices"].get(name, {"peak": 0, "workers": 0})
         peak, workers = seen["peak"], seen["workers"]
         row = format_bytes(budget), format_bytes(peak), f"{peak / budget:.0%}", workers, by_name[name]["evictions"]
@@ -396,19 +434,51 @@ def report(phases: list[Phase], memory: dict[str, Any], status: dict[str, Any], 
         if seen["peak"] > budget:
             failures.append(f"{name} held {format_bytes(seen['peak'])}, more than its {format_bytes(budget)}")
     console.print(table)
+    if memory["samples"] < 10:
+        failures.append("memory was sampled too seldom to say anything")
+    return failures
 
+
+def report_sides(sides: list[Phase], status: dict[str, Any]) -> list[str]:
+    """Print what each of the functions that share a device got; return what went wrong."""
+    failures = []
+    device = next(each["device"] for each in status["devices"] if each["device"]["id"].endswith(shared.DEVICE))
+    how, calls = device["labels"].get("compute.enforcement", "none"), sum(len(side.latencies) for side in sides)
+    table = Table(
+        title=f"functions side by side on {shared.DEVICE}, {shared.SECONDS:.0f} s; shares by {how}",
+        title_justify="left",
+    )
+    for name in ("function", "share", "calls/s", "of all", "p50 ms", "wrong"):
+        table.add_column(name, justify="left" if name == "function" else "right")
+    for side in sides:
+        share, served = shared.SHARES[side.name], len(side.latencies)
+        table.add_row(
+            side.name, f"{share} %", f"{served / shared.SECONDS:.0f}", f"{served / calls:.0%}",
+            f"{1e3 * statistics.median(side.latencies):.0f}", str(len(side.wrong)),
+        )  # fmt: skip
+        failures += side.wrong[:5]
+        for place, count in side.places.items():
+            if place != (device["id"], str(share)):
+                failures.append(f"{side.name}: {count} calls ran on {place[0]} with a share of {place[1]}")
+    console.print(table)
+    return failures
+
+
+def sum_up(phases: list[Phase], status: dict[str, Any], seconds: float) -> list[str]:
+    """Say what was shown; return what was not."""
+    failures = []
+    needed = sum(memory for name, memory in status["needs"].items() if name.partition(".")[0] in FUNCTIONS)
     judged = [right for phase in phases for right in phase.digits]
     console.print(
-        f"{len(FUNCTIONS)} functions that need {format_bytes(sum(status['needs'].values()))} shared "
+        f"{len(FUNCTIONS)} functions that need {format_bytes(needed)} shared "
         f"{format_bytes(sum(DEVICES.values()))}; {sum(len(phase.calls) for phase in phases)} calls; "
-        f"{sum(judged) / len(judged):.1%} of {len(judged)} digits recognised; {seconds:.0f} s in all"
+        f"{sum(judged) / len(judged):.1%} of {len(judged)} digits recognised; {seconds:.0f} s in all",
+        soft_wrap=True,
     )
     if sum(judged) < 0.97 * len(judged):
         failures.append("fewer than 97 % of the digits were recognised")
     if not sum(phase.evictions for phase in phases):
         failures.append("nothing was evicted: the models all fitted, so nothing was shown")
-    if memory["samples"] < 10:
-        failures.append("memory was sampled too seldom to say anything")
     return failures
 
 

@@ -276,7 +276,11 @@ def greet(options: ServeOptions, credentials: Credentials | None, node: Node) ->
     lines.append(f"scheduler  {options.policy}{'' if form == 'Python' else f'; engine: {form}'}")
     for device in node.devices():
         how = ENFORCED_BY.get(device.labels.get(MEMORY, ""), "")
-        cores = f"{device.labels[CORES]} cores, " if CORES in device.labels else ""
+        cores = (
+            f"{device.labels[CORES]} core{'' if device.labels[CORES] == '1' else 's'}, "
+            if CORES in device.labels
+            else ""
+        )
         kind = f"CPU device, {cores}memory limit enforced {how}" if how else device.kind
         own = ", ".join(f"{key}={value}" for key, value in device.labels.items() if key not in PLATFORM_LABELS)
         lines.append(f"device     {device.id}  {format_bytes(device.memory)}  {kind}{'  ' * bool(own)}{own}")

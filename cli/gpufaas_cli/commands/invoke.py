@@ -131,6 +131,10 @@ def describe_timing(headers: Mapping[str, str], total_s: Seconds, first_s: Secon
         timing.start or "", timing.start
     )
     where = " on ".join(filter(None, (what, timing.device)))
+    if where and (share := headers.get("X-Gpufaas-Share")):
+        where += f" (a share of {share} %)"
+    if where and (batch := headers.get("X-Gpufaas-Batch")):
+        where += f" in a batch of {batch} calls"
     if not where:
         own = headers.get("X-OpenFaaS-Internal")
         where = "answered by the platform, not by the function" if own else "no word from the platform about its start"

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpufaas import Client, GatewayUnreachable
+from gpufaas import DEFAULT_NAMESPACE, Client, GatewayUnreachable
 from gpufaas_cli import declare, flags, output
 from gpufaas_core.constraints import PLATFORM_LABELS
 from gpufaas_core.model import ALL_COMPUTE
 from gpufaas_core.units import format_bytes
 
 if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
+    from rich.console import Console, Group, RenderableType
     from rich.table import Table
 
 _BAR = 10  # so that all of it fits into 80 columns
+_ENDLESS = 1000
 _PIPE_WIDTH = 200  # nothing is cut off for what reads a pipe
 _FULL = 0.9  # of a device: from here on the bar is yellow, since the next model will push one out
 
@@ -41,23 +42,23 @@ def command(once: bool, interval: float, as_json: bool, client: Client) -> None:
     if as_json:
         output.show_json(client.status())
         return
-    shown = _render(client)
     terminal = output.console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    shown = _render(client, terminal)
     if once or not terminal.is_terminal:
         terminal.print(shown)
         return
-    _watch(client, interval, shown)
+    _watch(client, terminal, interval, shown)
 
 
-def _watch(client: Client, interval: float, shown: "RenderableType") -> None:
+def _watch(client: Client, terminal: "Console", interval: float, shown: "RenderableType") -> None:
     from rich.live import Live
 
     try:
-        with Live(shown, console=output.console(), screen=True, auto_refresh=False) as live:
+        with Live(shown, console=terminal, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(interval)
                 try:
-                    shown = _render(client)
+                    shown = _render(client, terminal)
                 except GatewayUnreachable as exc:
                     shown = f"{exc}\n\nStill trying; Ctrl-C ends."
                 live.update(shown, refresh=True)
@@ -65,16 +66,31 @@ def _watch(client: Client, interval: float, shown: "RenderableType") -> None:
         pass
 
 
-def _render(client: Client) -> "Group":
+def _render(client: Client, terminal: "Console") -> "Group":
     status = client.status()
     try:
-        return render(status, client.shown)
+        return render_for(terminal, status, client.shown)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise GatewayUnreachable(f"{client.shown}/system/status is not what gpufaas sends: {exc!r}") from exc
 
 
-def render(status: Mapping[str, Any], gateway: str) -> "Group":
-    """Return what people see of `EngineStatus` as JSON (core/gpufaas_core/model.py), with the gateway's names in it."""
+def render_for(terminal: "Console", status: Mapping[str, Any], gateway: str) -> "Group":
+    """As `render`; brief where the tables do not fit into *terminal*."""
+    from rich.text import Text
+
+    whole = render(status, gateway)
+    endless = terminal.options.update(max_width=_ENDLESS)
+    tables = [each for each in whole.renderables if not isinstance(each, Text)]
+    fits = all(terminal.measure(each, options=endless).maximum <= terminal.width for each in tables)
+    return whole if fits else render(status, gateway, brief=True)
+
+
+def render(status: Mapping[str, Any], gateway: str, *, brief: bool = False) -> "Group":
+    """
+    Return what people see of `EngineStatus` as JSON (core/gpufaas_core/model.py), with the gateway's names in it.
+
+    :param brief: for a narrow terminal: without the default namespace, the name of the only node, bars and labels
+    """
     from rich.console import Group
     from rich.text import Text
 
@@ -86,29 +102,50 @@ def render(status: Mapping[str, Any], gateway: str) -> "Group":
         f"{gateway} · policy {status['policy']} · {calls} running · {waiting} queued · {served} served{share}",
         style="bold",
     )
-    residents = _residents(devices, queued, running, status.get("functions") or {})
-    parts: list[RenderableType] = [head, Text(), _devices(devices), Text(), residents]
+    where = _Names(devices, brief)
+    residents = _residents(devices, where, queued, running, status.get("functions") or {})
+    parts: list[RenderableType] = [head, Text(), _devices(devices, where), Text(), residents]
     elsewhere = {name: count for name, count in queued.items() if name not in _resident_ids(devices)}
     if elsewhere:
-        told = ", ".join(f"{_name(function)} {count}" for function, count in sorted(elsewhere.items()))
+        told = ", ".join(f"{where.name(function)} {count}" for function, count in sorted(elsewhere.items()))
         parts.append(Text(f"\nqueued, resident nowhere: {told}"))
     return Group(*parts)
 
 
-def _devices(devices: list[dict[str, Any]]) -> "Table":
-    kinds = any(each["device"]["kind"] != "cpu" for each in devices)
-    labels = any(_own_labels(each) for each in devices)
+class _Names:
+    """How devices and functions are called, in few columns if there are few."""
+
+    def __init__(self, devices: list[dict[str, Any]], brief: bool) -> None:
+        self.brief = brief
+        self._node = len({each["device"]["id"].partition("/")[0] for each in devices}) > 1 or not brief
+
+    def device(self, each: Mapping[str, Any]) -> str:
+        name: str = each["device"]["id"]
+        return name if self._node else name.partition("/")[2]
+
+    def name(self, function: str) -> str:
+        """``NAME.NAMESPACE`` of a revision."""
+        name = _name(function)
+        return name.removesuffix(f".{DEFAULT_NAMESPACE}") if self.brief else name
+
+
+def _devices(devices: list[dict[str, Any]], where: _Names) -> "Table":
+    kinds = any(each["device"]["kind"] != "cpu" for each in devices) and not where.brief
+    labels = any(_own_labels(each) for each in devices) and not where.brief
     shares = _are_shared(devices)
     more = [*([">COMPUTE"] * shares), *(["KIND"] * kinds), *(["LABELS"] * labels)]
-    table = _table("DEVICE", "MEMORY", "", "STATE", ">QUEUE", ">HITS", ">MISSES", ">EVICTED", *more)
+    bars = [] if where.brief else [""]
+    table = _table("DEVICE", "MEMORY", *bars, "STATE", ">QUEUE", ">HITS", ">MISSES", ">EVICTED", *more)
     for each in devices:
         device, used = each["device"], each["used"]
         memory = f"{format_bytes(used)} / {format_bytes(device['memory'])}"
         state = f"busy {each['estimated_finish_s']:.1f} s" if each["busy"] else "idle"
         counts = (each["local_queue"], each["hits"], each["misses"], each["evictions"])
-        compute = f"{each.get('reserved', 0)} / {device.get('compute', ALL_COMPUTE)} %"
+        of = "" if where.brief else f" / {device.get('compute', ALL_COMPUTE)}"
+        compute = f"{each.get('reserved', 0)}{of} %"
+        bars = [] if where.brief else [_bar(used, device["memory"])]
         more = [*([compute] * shares), *([device["kind"]] * kinds), *([_own_labels(each)] * labels)]
-        table.add_row(device["id"], memory, _bar(used, device["memory"]), state, *map(str, counts), *more)
+        table.add_row(where.device(each), memory, *bars, state, *map(str, counts), *more)
     return table
 
 
@@ -132,6 +169,7 @@ def _own_labels(each: Mapping[str, Any]) -> str:
 
 def _residents(
     devices: list[dict[str, Any]],
+    where: _Names,
     queued: Mapping[str, int],
     running: Mapping[str, int],
     functions: Mapping[str, Mapping[str, Any]],
@@ -148,15 +186,16 @@ def _residents(
         # The most recently used first: the last of a device is the next to go.
         for resident in reversed(each["resident"]):
             function = resident["function"]
-            state = "loading" if resident["loading"] else "running" if resident["running"] else "resident"
+            states = ["loading"] * resident["loading"] or ["running"] * bool(resident["running"])
+            states += ["draining"] * bool(resident.get("draining")) or ["pinned"] * resident["pinned"]
             shown[function] += 1
             number = f" {shown[function]}/{copies[function]}" if copies[function] > 1 else ""
             table.add_row(
-                (resident.get("name") or _name(function)) + number,
-                each["device"]["id"],
+                where.name(function) + number,
+                where.device(each),
                 format_bytes(resident["memory"]),
                 *([f"{resident['share']} %" if resident.get("share") else "-"] * shares),
-                state + (", draining" if resident.get("draining") else ", pinned" if resident["pinned"] else ""),
+                ", ".join(states) or "resident",
                 str(resident["running"]),
                 *([batched.get(_name(function), "-")] * batches),
                 str(queued.get(function, 0)) if shown[function] == 1 else "-",  # they wait for any of its copies

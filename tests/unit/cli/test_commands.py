@@ -6,6 +6,7 @@ invocation route is a stand-in here, since no worker runs.
 import asyncio
 import base64
 import hashlib
+import io
 import json
 import os
 import re
@@ -21,8 +22,10 @@ import msgspec
 import pytest
 import uvicorn
 from click.testing import CliRunner, Result
+from rich.console import Console
 from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
 
+from gpufaas_cli.commands import top
 from gpufaas_cli.commands.invoke import describe_timing
 from gpufaas_cli.main import COMMANDS, cli, module_of
 from gpufaas_cli.stack import read_stack
@@ -842,6 +845,28 @@ def test_top_shows_how_large_and_full_batches_were(gateway: Gateway) -> None:
     assert [row[6:] for row in rows] == [["up", "to", "8", "0"], ["-", "0"], ["2.5/8", "31%", "0"]]
 
 
+def test_top_leaves_out_what_does_not_fit_into_a_narrow_terminal() -> None:
+    def status(*nodes: str) -> dict[str, Any]:
+        ours = ResidentStatus(FunctionId("a-long-name.openfaas-fn@1"), MiB, 0, False, True, 1.0, share=30)
+        device = msgspec.structs.replace(DEVICE, kind="cpu-0.6", labels={**DEVICE.labels, "tier": "gold"})
+        devices = [msgspec.structs.replace(device, id=DeviceId(f"{node}/cpu:0")) for node in nodes]
+        counted = [DeviceStatus(each, MiB, True, (ours,), 0, 12345, 12345, 123, 123, 1.5, 9.0, 100) for each in devices]
+        return msgspec.to_builtins(EngineStatus("least-wait", tuple(counted), {}, {}))
+
+    def shown(width: int, *nodes: str) -> list[str]:
+        terminal = Console(width=width, file=io.StringIO())
+        terminal.print(top.render_for(terminal, status(*nodes), "http://gateway"))
+        return terminal.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+    wide, narrow, two = shown(120, "n1"), shown(80, "n1"), shown(80, "n1", "n2")
+    assert not any("…" in line for lines in (wide, narrow, two) for line in lines)
+    assert "tier=gold" in wide[4]
+    assert wide[-1].split()[:2] == ["a-long-name.openfaas-fn", "n1/cpu:0"]
+    assert " ".join(narrow[5].split()) == "cpu:0 1 MiB / 2.0 GiB busy 1.5 s 0 12345 123 123 100 %"
+    assert " ".join(narrow[-1].split()) == "a-long-name cpu:0 1 MiB 30 % pinned 0 0"
+    assert two[-1].split()[:3] == ["a-long-name", "2/2", "n2/cpu:0"]
+
+
 def test_top_shows_each_copy_of_a_function_and_its_queue_once(gateway: Gateway) -> None:
     echo = FunctionId("echo.openfaas-fn@3")
     copies = tuple(
@@ -1033,6 +1058,16 @@ def test_timing_is_told_on_stderr() -> None:
     assert result.stdout_bytes == b"x\xff"
     assert result.stderr.startswith("miss (its worker was started) on n1/cpu:0: ")
     assert "queue 0.2 ms + load 1.90 s + run 58 ms" in result.stderr
+
+
+def test_timing_says_what_share_a_call_had_and_how_many_ran_with_it() -> None:
+    headers = {"Server-Timing": "queue;dur=9, load;dur=0, run;dur=8.0, queue-batch;dur=5", "X-Gpufaas-Start": "hit"}
+    more = {"X-Gpufaas-Device": "n1/cpu:0", "X-Gpufaas-Share": "30", "X-Gpufaas-Batch": "4"}
+
+    said = describe_timing({**headers, **more}, 0.018, 0.018)
+
+    assert said.startswith("hit (its worker was there) on n1/cpu:0 (a share of 30 %) in a batch of 4 calls: 18 ms = ")
+    assert "= queue 9.0 ms (batch 5.0 ms) + load 0.0 ms + run 8.0 ms + rest 1.0 ms" in said
 
 
 def test_timing_splits_the_whole_into_phases_and_the_rest() -> None:
