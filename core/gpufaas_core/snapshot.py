@@ -316,6 +316,8 @@ class EngineDoc(Struct, frozen=True):
     """Nodes that are not of these."""
     releasing: tuple[tuple[NodeId, bool], ...] = ()
     """Nodes that are given back, and whether the provider was told."""
+    declined: tuple[tuple[NodeId, FunctionId, Seconds], ...] = ()
+    """Weights that a node did not bring into its host tier when it was asked, and how long ago that was."""
     policy_state: bytes | None = None
     """What the policy keeps for its successor; None: nothing."""
     first_call_age_s: Seconds | None = None

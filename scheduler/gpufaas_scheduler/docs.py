@@ -157,6 +157,7 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         ordered=tuple(agenda.ordered.items()),
         known=tuple(sorted(agenda.known)),
         releasing=tuple(agenda.releasing.items()),
+        declined=tuple(cluster.hosts.all_declined(now)),
         policy_state=policy.save() if isinstance(policy, Stateful) else None,
         first_call_age_s=None if demand.first_call_at is None else now - demand.first_call_at,
         offered_s=demand.offered_s,

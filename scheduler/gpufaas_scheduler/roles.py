@@ -10,6 +10,7 @@ role            what it decides                                                 
 *batching*      which further waiting calls of its function start with a call           those that wait
 *replacement*   which copies make room, where a placement names no victims              least recently used
 *scaling*       copies and nodes beyond what calls need now, after the causes it names  none
+*prefetch*      which weights nodes bring into their host tiers ahead of loads          that of the policy
 =============== ======================================================================= ====================
 
 A named policy fills *order* and *placement*; a spec may fill any role anew (`policies.spec`). What fills a role knows
@@ -18,7 +19,8 @@ the others by these protocols only. A class of your own is registered as an entr
 
 *One run.* Admission is asked about the calls that came, then the order runs, then scaling: each sees what the one
 before it did. The engine asks batching about each start of a function whose calls may form batches, also from a local
-queue. A batch that the engine refuses starts as the one call that the order chose.
+queue. A batch that the engine refuses starts as the one call that the order chose. Prefetch is asked when calls go on
+waiting for functions that no device holds, if a node has a host tier.
 
 *Precedence.* Where roles disagree, or one of them and a declared wish, the first of these decides:
 
@@ -48,6 +50,7 @@ PLACEMENT: Final = "placement"
 BATCHING: Final = "batching"
 REPLACEMENT: Final = "replacement"
 SCALING: Final = "scaling"
+PREFETCH: Final = "prefetch"
 
 Placed: TypeAlias = Start | Assign | Load | None
 """Where a call goes; None: it goes on waiting."""
@@ -102,3 +105,11 @@ class Scaling(Protocol):
 
     def plan(self, view: View) -> Plan:
         """Propose loads, evictions, limits, nodes, wakes or a plan, one at a time; see *Precedence*."""
+
+
+class Prefetch(Protocol):
+    def plan(self, view: View) -> Plan:
+        """
+        Propose loads into host tiers (`Load` with the tier `HOST`), one at a time; other actions are refused. It is
+        asked after each event by which a call began to wait, or something became free, while such calls wait.
+        """

@@ -28,7 +28,17 @@ class FiguresView(Protocol):
     """What a function costs on devices of one kind, now: the object stays the same until the next deployment."""
 
     @property
-    def load_s(self) -> Seconds: ...
+    def load_s(self) -> Seconds:
+        """Of a load where it is shortest now: on a node that has the weights in its host tier, if there is one."""
+
+    @property
+    def disk_s(self) -> Seconds:
+        """Of a load on a node that does not have the weights in its host tier."""
+
+    @property
+    def host_s(self) -> Seconds:
+        """Of a load on a node that has them there."""
+
     @property
     def service_s(self) -> Seconds: ...
     @property
@@ -90,8 +100,19 @@ class FunctionView(Protocol):
 
     @property
     def called_at(self) -> Seconds: ...
+    @property
+    def staged(self) -> Collection[NodeId]:
+        """The nodes that have its weights in their host tiers."""
+
+    @property
+    def staging(self) -> Collection[NodeId]:
+        """The nodes that bring them there because of a `Load`."""
+
     def load_s(self, kind: str) -> Seconds:
-        """Infinite on devices where it cannot run."""
+        """As `FiguresView.load_s`; infinite on devices where it cannot run."""
+
+    def load_on(self, device: DeviceView) -> Seconds:
+        """Of a load on that device; infinite where it cannot run."""
 
     def service_s(self, kind: str) -> Seconds:
         """The mean; infinite on devices where it cannot run."""
@@ -180,6 +201,8 @@ class DeviceView(Protocol):
     def id(self) -> DeviceId: ...
     @property
     def kind(self) -> str: ...
+    @property
+    def node(self) -> NodeId: ...
     @property
     def busy(self) -> bool:
         """It runs a call of a model function, or loads for a `Load`."""
@@ -332,6 +355,13 @@ class ResidencyView(Protocol):
     def fits(self, device: DeviceView, call: WaitingCall) -> bool:
         """Whether a miss can start there: the device is allowed and large enough, and enough can be evicted. O(M)."""
 
+    @property
+    def stageable(self) -> bool:
+        """Whether some node can bring further weights into its host tier now."""
+
+    def can_stage(self, device: DeviceView, function: FunctionView) -> bool:
+        """Whether the node of the device can bring the weights of the function into its host tier now."""
+
 
 class CostsView(Protocol):
     """How long calls and loads take, how soon devices are free, and how much work arrives."""
@@ -355,6 +385,9 @@ class CostsView(Protocol):
         longer as the function's calls that had run for t did on average (E[X - t | X > t]), and at least half of t if
         none had. So it grows while a call overruns. 0.0 if idle. O(1); O(buckets) after a call has finished.
         """
+
+    def soonest_free(self, limit: int) -> list[tuple[DeviceView, Seconds]]:
+        """Up to *limit* devices with the least `left_s`, and these times, in order. O(devices)."""
 
     def overrun_s(self, device: DeviceView) -> Seconds:
         """

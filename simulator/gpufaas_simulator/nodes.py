@@ -7,6 +7,7 @@ load, and work that starts meanwhile begins after it. Calls of other functions w
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,10 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from gpufaas_cache_manager.host_tier import HostTier
+from gpufaas_core import messages as m
 from gpufaas_core.cost import Cost, Truth
-from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, DeviceId, FunctionId, NodeId, Seconds, node_of
 from gpufaas_simulator.costs import CostModel
 from gpufaas_simulator.workload import SimulatedDevice, SimulatedFunction
 
@@ -35,32 +38,68 @@ CopyKey: TypeAlias = tuple[FunctionId, int]
 
 
 class HostMemory:
-    """The weights in the host memory of a node, least recently loaded first. All operations are O(1) amortised."""
+    """
+    The host tier of a node. What it keeps is decided as on a live node. A load from there copies the weights to the
+    device, so it needs them no longer than it lasts.
+    """
 
-    __slots__ = ("free", "size", "staged")
+    __slots__ = ("_coming", "_read_until", "node", "tier")
 
-    def __init__(self, size: Bytes) -> None:
-        self.size = self.free = size
-        self.staged: dict[FunctionId, Bytes] = {}
+    def __init__(self, node: NodeId, size: Bytes) -> None:
+        self.node = node
+        """As the engine knows it."""
+        self.tier: HostTier[FunctionId] = HostTier(size)
+        self._coming: set[FunctionId] = set()
+        """What the engine asked for and is not read yet."""
+        self._read_until: Seconds = 0.0
+        """When all of it is: one after the other, beside loads."""
 
-    def take(self, function: FunctionId, size: Bytes) -> bool:
-        """Return whether the weights of *function* are there; then keep them, if they fit, as the most recent."""
-        staged = self.staged
-        if function in staged:
-            staged[function] = staged.pop(function)
-            return True
-        if size <= self.size:
-            while self.free < size:
-                self.free += staged.pop(next(iter(staged)))
-            staged[function] = size
-            self.free -= size
-        return False
+    def ask(self, function: FunctionId, cost: Cost, now: Seconds) -> bool:
+        """Count that a load wants the weights of *function*. Return whether they are there."""
+        if cost.host_load_s is None:
+            return False
+        self.tier.asked(function, now)
+        return function in self.tier and function not in self._coming
+
+    def keep(self, function: FunctionId, cost: Cost) -> list[m.Event]:
+        """The weights of *function* were read: keep them, if they are worth it. Return what the engine is told."""
+        if cost.host_load_s is None:
+            return []
+        self._coming.discard(function)
+        size, new = cost.occupation, function not in self.tier
+        gone = self.tier.keep(function, size, cost.load_s - cost.host_load_s)
+        if gone is None:
+            return []
+        self._coming.difference_update(gone)
+        facts: list[m.Event] = [m.Unstaged(self.node, each) for each in gone]
+        return [*facts, m.Staged(self.node, function, size)] if new or gone else facts
+
+    def bring(self, function: FunctionId, cost: Cost, now: Seconds) -> tuple[list[m.Event], Seconds]:
+        """
+        Make room for the weights of *function*, if they are worth it. Return what the engine is told at once, and when
+        they are read; infinite: never.
+        """
+        saved_s = 0.0 if cost.host_load_s is None else cost.load_s - cost.host_load_s
+        gone = None if function in self.tier else self.tier.keep(function, cost.occupation, saved_s)
+        if gone is None:
+            return [m.Unstaged(self.node, function, "other weights are worth more")], math.inf
+        self._coming.difference_update(gone)
+        self._coming.add(function)
+        self._read_until = max(now, self._read_until) + saved_s
+        return [m.Unstaged(self.node, each) for each in gone], self._read_until
+
+    def read(self, function: FunctionId, cost: Cost) -> list[m.Event]:
+        """The weights of *function*, for which there is room, were read."""
+        if function not in self._coming:
+            return []  # they gave way meanwhile, or a load has read them
+        self._coming.discard(function)
+        return [m.Staged(self.node, function, cost.occupation)]
 
 
 class SimulatedDeviceState:
     __slots__ = (
         "active", "busy_s", "compute", "demand", "device", "free_at", "host", "index", "itself", "joined_at",
-        "kind", "left_at", "ready_at", "running", "since", "used_s",
+        "kind", "known", "left_at", "ready_at", "running", "since", "used_s",
     )  # fmt: skip
 
     def __init__(self, device: SimulatedDevice, index: int, host: HostMemory | None, now: Seconds) -> None:
@@ -69,6 +108,8 @@ class SimulatedDeviceState:
         self.kind = device.kind
         self.compute = device.compute
         self.host = host
+        self.known = host is not None and device.node == node_of(device.id)
+        """The engine can know what is in its host memory: its id says the node."""
         self.itself = (self,)
         self.free_at = 0.0
         """When the work that it has been given, of functions that need the whole device, is done."""

@@ -45,6 +45,10 @@ class Record:
         """In the order in which they joined. A device that left and came back has two entries."""
         self.prefetches = 0
         """Loads without a call."""
+        self.host_loads = 0
+        """Misses and loads without a call whose weights were in host memory."""
+        self.staged = 0
+        """Weights that the policy had brought there."""
         self.evictions = 0
         self.preempted = 0
         """Calls that were stopped to run again."""

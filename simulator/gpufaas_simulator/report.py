@@ -118,6 +118,10 @@ class Report(Struct, frozen=True):
     """The share of the calls with a latency goal that were answered within it."""
     preempted: int = 0
     """Calls that the policy stopped, to run them again."""
+    host_loads: int = 0
+    """Loads, for misses and without a call, whose weights were in host memory."""
+    staged: int = 0
+    """Weights that the policy had brought there."""
 
 
 class _Calls:
@@ -176,6 +180,8 @@ def report(record: Record, policy: str) -> Report:
         fleet=_fleet(record),
         in_goal=_in_goal(record, calls),
         preempted=record.preempted,
+        host_loads=record.host_loads,
+        staged=record.staged,
     )
 
 

@@ -17,7 +17,8 @@ from typing import Final, Protocol
 
 from gpufaas_core import messages as m
 from gpufaas_core.cost import Truth
-from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, FunctionId, NodeId, Seconds
+from gpufaas_core.snapshot import StagedWeights
 from gpufaas_simulator.calendar import Calendar, Later, Loading
 from gpufaas_simulator.costs import mixes
 from gpufaas_simulator.fleet import Fleet
@@ -212,6 +213,8 @@ class Simulation:
                 self._reject(command)
             elif isinstance(command, m.Abort):
                 self._abort(command)
+            elif isinstance(command, m.Stage):
+                self._stage(command)
             elif isinstance(command, m.SetLimit):
                 self._limit(command)
             elif isinstance(command, m.Procure):
@@ -240,7 +243,9 @@ class Simulation:
         if cold:
             start = FALSE_MISS if record.holders.get(function) else MISS
             victims = record.hold(function, place, grant.copy, victims, now)
-            ready = begin + self._times.loads(function, devices, parts)
+            load_s, staged = self._times.loads(function, devices, parts, now)
+            record.host_loads += staged
+            ready = begin + load_s
         if self._as_costs and len(calls) == 1 and cap == ALL_COMPUTE:
             service_s = truth.cost.service_s
         else:
@@ -253,7 +258,7 @@ class Simulation:
             record.starts.append(call)
         running = Running(order + 2, calls, function, grant.copy, place, devices, truth, cap, service_s, ready)
         if cold:
-            loaded = m.Loaded(function, place, ready - begin, 0, grant.copy)
+            loaded = m.Loaded(function, place, ready - begin, 0, grant.copy, "host" if staged else "disk")
             heappush(self._under_way, (ready, order + 1, 0, Loading(loaded, devices, running)))
         if self._mixed:
             self._runs_beside(running, begin, ready if cold else None)
@@ -285,13 +290,15 @@ class Simulation:
         truth = self._costs.of(function, devices[0].kind)
         begin = self._begins(truth, devices, None)
         victims = self.record.hold(function, command.device, command.copy, command.victims, self.now)
-        ready = begin + self._times.loads(function, devices, parts)
+        load_s, staged = self._times.loads(function, devices, parts, self.now)
+        self.record.host_loads += staged
+        ready = begin + load_s
         self._occupy(truth, devices, (function, command.copy), begin, ready)
         if self._mixed:
             for each in devices:
                 each.enter(self.now)
         self.record.prefetches += 1
-        loaded = m.Loaded(function, command.device, ready - begin, 0, command.copy)
+        loaded = m.Loaded(function, command.device, ready - begin, 0, command.copy, "host" if staged else "disk")
         heappush(self._under_way, (ready, order + 1, 0, Loading(loaded, devices)))
         observer = self._observer
         if observer is not None:
@@ -372,7 +379,8 @@ class Simulation:
     def _arrive(self, offer: NodeOffer, devices: Sequence[SimulatedDevice]) -> None:
         """A node that was procured joins."""
         if offer.host_memory:
-            self._hosts[devices[0].node] = HostMemory(offer.host_memory)
+            node = devices[0].node
+            self._hosts[node] = HostMemory(NodeId(node), offer.host_memory)
         for each in devices:
             self._join(each)
 
@@ -386,6 +394,32 @@ class Simulation:
                 for device in loading.devices:
                     device.leave(self.now)
         self._obey(self.engine.handle(loading.loaded, self.now))
+        for device in loading.devices if loading.loaded.tier == "disk" else ():
+            if device.host is not None:
+                self._keep(device.host, device, loading.loaded.function)
+
+    # --- host memory ---
+
+    def _keep(self, host: HostMemory, device: SimulatedDeviceState, function: FunctionId) -> None:
+        """The weights of *function* were read on the node of *device*: its host memory keeps them, or does not."""
+        self._tell(device, host.keep(function, self._costs.of(function, device.kind).cost))
+
+    def _stage(self, command: m.Stage) -> None:
+        """The weights are read beside all that the devices do, after what else was asked for."""
+        function = command.function
+        device = next(each for each in self._devices.values() if each.known and each.device.node == command.node)
+        cost, host = self._costs.of(function, device.kind).cost, device.host
+        assert host is not None
+        self.record.staged += 1
+        facts, at = host.bring(function, cost, self.now)
+        self._last(0.0, lambda: self._tell(device, facts), (device,))
+        if at < math.inf:
+            self._last(at - self.now, lambda: self._tell(device, host.read(function, cost)), (device,))
+
+    def _tell(self, device: SimulatedDeviceState, facts: list[m.Event]) -> None:
+        """The node of *device* tells the engine of its host memory."""
+        for fact in facts if device.known else ():
+            self._obey(self.engine.handle(fact, self.now))
 
     def _served(self, running: Running) -> bool:
         """Return whether a grant that may run beside others has ended. If not, its service begins now."""
@@ -405,7 +439,8 @@ class Simulation:
         self._caps.pop((command.function, command.copy), None)
         device = self._devices[command.device]
         if command.to == "host" and device.host is not None:
-            device.host.take(command.function, self._costs.of(command.function, device.kind).cost.occupation)
+            device.host.ask(command.function, self._costs.of(command.function, device.kind).cost, self.now)
+            self._keep(device.host, device, command.function)
         if self._observer is not None:
             self._observer.evicted(self.now, command.function, command.device)
 
@@ -438,12 +473,16 @@ class Simulation:
     def _join(self, device: SimulatedDevice) -> None:
         host = self._hosts.get(device.node)
         if host is None and (size := self.workload.host_memory.get(device.node, 0)):
-            host = self._hosts[device.node] = HostMemory(size)
+            host = self._hosts[device.node] = HostMemory(NodeId(device.node), size)
         state = SimulatedDeviceState(device, len(self.record.devices), host, self.now)
         self.record.devices.append((device, state))
         self._devices[device.id] = state
         self._fleet.joined(device, self.now)
-        self._obey(self.engine.handle(m.DeviceJoined(device.known_as(host.size if host else 0)), self.now))
+        known = device.known_as(host.tier.budget if host is not None and state.known else 0)
+        staged = None
+        if host is not None and state.known:
+            staged = tuple([StagedWeights(each) for each in host.tier])
+        self._obey(self.engine.handle(m.DeviceJoined(known, None, staged), self.now))
 
     def _leave(self, device: DeviceId) -> None:
         state = self._devices.pop(device)

@@ -6,7 +6,7 @@ import math
 from statistics import fmean
 
 from gpufaas_core.cost import Truth
-from gpufaas_core.model import Bytes, FunctionId, Part, Seconds
+from gpufaas_core.model import FunctionId, Part, Seconds
 from gpufaas_simulator.costs import CostModel
 from gpufaas_simulator.nodes import Noise, SimulatedDeviceState
 from gpufaas_simulator.workload import Workload
@@ -24,26 +24,29 @@ class TrueTimes:
         return self.given is None and self.noise.service is None
 
     def loads(
-        self, function: FunctionId, devices: tuple[SimulatedDeviceState, ...], parts: tuple[Part, ...]
-    ) -> Seconds:
-        """Return the time of a load. Each device loads its part of the weights; the longest of these loads counts."""
+        self, function: FunctionId, devices: tuple[SimulatedDeviceState, ...], parts: tuple[Part, ...], now: Seconds
+    ) -> tuple[Seconds, bool]:
+        """
+        Return the time of a load, and whether its weights are in host memory. Each device loads its part of the
+        weights; the longest of these loads counts.
+        """
         if len(parts) == 1:
-            load_s = self._part_s(function, devices[0], None)
+            load_s, staged = self._part_s(function, devices[0], now)
         else:
             whole = sum([each.memory for each in parts])
-            load_s = max([
-                self._part_s(function, device, part.memory) * (part.memory / whole)
+            loads = [
+                (load_s * (part.memory / whole), here)
                 for device, part in zip(devices, parts, strict=True)
-            ])  # fmt: skip
-        return load_s if self.noise.load is None else load_s * self.noise.load(function)
+                for load_s, here in [self._part_s(function, device, now)]
+            ]
+            load_s, staged = max([each for each, _ in loads]), all(here for _, here in loads)
+        return load_s if self.noise.load is None else load_s * self.noise.load(function), staged
 
-    def _part_s(self, function: FunctionId, device: SimulatedDeviceState, size: Bytes | None) -> Seconds:
-        """Return the time of a load on *device*, of all weights; it keeps *size* of them in host memory, or all."""
+    def _part_s(self, function: FunctionId, device: SimulatedDeviceState, now: Seconds) -> tuple[Seconds, bool]:
+        """Return the time of a load of all weights on *device*, and whether they are in the host memory there."""
         cost, host = self._costs.of(function, device.kind).cost, device.host
-        from_host = False
-        if host is not None and cost.host_load_s is not None:
-            from_host = host.take(function, cost.occupation if size is None else size)
-        return self._costs.load_s(function, device.kind, from_host=from_host)
+        staged = host is not None and host.ask(function, cost, now)
+        return self._costs.load_s(function, device.kind, from_host=staged), staged
 
     def serves(
         self, calls: tuple[int, ...], function: FunctionId, truth: Truth, devices: tuple[SimulatedDeviceState, ...],

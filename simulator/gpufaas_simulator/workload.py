@@ -67,7 +67,13 @@ class SimulatedFunction:
             digest="",
             need=self.need,
             profiles={
-                kind: Profile(each.load_s, each.service_s, each.occupation, measured=True)
+                kind: Profile(
+                    each.load_s,
+                    each.service_s,
+                    each.occupation,
+                    measured=True,
+                    loads={} if each.host_load_s is None else {"host": each.host_load_s},
+                )
                 for kind, each in {**self.costs, **self.planned}.items()
             },
             min_copies=self.min_copies,

@@ -99,7 +99,7 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
         evict(world, device, copy)
     del world.functions[owner.id]
     owner.forget()
-    world.cluster.hosts.forgotten(owner.id)
+    world.hosts.forgotten(owner.id)
     world.cluster.mixed -= owner.mixed
     world.cluster.constrained -= bool(owner.constraints) + owner.mixed
     world.homeless.pop(owner.id, None)

@@ -70,7 +70,7 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
         owner = FunctionState(event.function, world.cluster.changes)
         world.functions[owner.id] = owner
         world.cluster.constrained += bool(owner.constraints)
-        world.cluster.hosts.deployed(owner.id, owner)
+        world.hosts.deployed(owner.id, owner)
     else:
         world.cluster.mixed -= owner.mixed
         world.cluster.constrained -= owner.mixed

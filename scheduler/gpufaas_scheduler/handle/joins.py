@@ -44,7 +44,7 @@ def device_joined(world: World, event: m.DeviceJoined) -> None:
 def tell_staged(world: World, event: m.DeviceJoined) -> None:
     """The node of a device that joins tells what is in its host tier."""
     if event.staged is not None:
-        hosts = world.cluster.hosts
+        hosts = world.hosts
         hosts.tell(hosts.of(event.device), event.staged)
 
 

@@ -58,6 +58,8 @@ def settle(world: World) -> None:
     if world.short:
         for owner in list(world.short.values()):
             load_copies(world, owner)
+    if world.hosts.size and world.queue.count:
+        prefetch(world)
     if world.agenda.releasing:
         release_empty(world)
 
@@ -86,7 +88,17 @@ def run_policy(world: World) -> None:
             return
 
 
-def _refuse(world: World, plan: contract.Plan, action: Action, reason: str) -> None:
+def _commit(world: World, action: Action) -> str | None:
+    return COMMIT.get(type(action), _no_action)(world, action)
+
+
+def _refuse(
+    world: World,
+    plan: contract.Plan,
+    action: Action,
+    reason: str,
+    commit: Callable[[World, Action], str | None] = _commit,
+) -> None:
     """Refuse *action* and those that *plan* proposes instead, until one of them is done or *plan* ends."""
     limit = _MAX_IDLE_ACTIONS + _IDLE_ACTIONS_PER_DEVICE * len(world.devices)
     for _ in range(limit):
@@ -96,13 +108,30 @@ def _refuse(world: World, plan: contract.Plan, action: Action, reason: str) -> N
             action = plan.send(verdict)
         except StopIteration:
             return
-        refused = COMMIT.get(type(action), _no_action)(world, action)
+        refused = commit(world, action)
         if refused is None:
             return
         reason = refused
     world.refusals.append(Refusal(action, reason))
     world.refusals.append(Refusal(action, f"{limit} actions without one that was done: run ended"))
     plan.close()
+
+
+def prefetch(world: World) -> None:
+    """Let weights be brought into host tiers for calls that wait for functions that no device holds."""
+    if world.prefetch is None or not world.cluster.orphans.functions:
+        return
+    plan = world.prefetch.plan(world.view)
+    for action in plan:
+        reason = _stage(world, action)
+        if reason is not None:
+            _refuse(world, plan, action, reason, _stage)
+
+
+def _stage(world: World, action: Action) -> str | None:
+    if type(action) is not contract.Load or action.tier != contract.HOST:
+        return "a prefetch loads into host tiers only"
+    return try_load(world, action)
 
 
 def _no_action(_world: World, action: object) -> str:

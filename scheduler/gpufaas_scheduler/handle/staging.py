@@ -7,22 +7,23 @@ from gpufaas_scheduler.world.world import World
 
 
 def staged(world: World, event: m.Staged) -> None:
-    host = world.cluster.hosts.by_node.get(event.node)
+    host = world.hosts.by_node.get(event.node)
     if host is None:
         world.ignored["Staged"] += 1
         return
-    world.cluster.hosts.stage(host, event.function, event.size)
+    world.hosts.stage(host, event.function, event.size)
     world.freed = True  # a load is shorter now than a wait may be
 
 
 def unstaged(world: World, event: m.Unstaged) -> None:
-    host = world.cluster.hosts.by_node.get(event.node)
+    host = world.hosts.by_node.get(event.node)
     if host is None or not (event.function in host.staged or event.function in host.staging):
         world.ignored["Unstaged"] += 1
         return
     if event.function in host.staging:
         host.declined[event.function] = world.cluster.now
-    world.cluster.hosts.unstage(host, event.function)
+        world.settled = True
+    world.hosts.unstage(host, event.function)
 
 
 def try_stage(world: World, owner: FunctionState, action: contract.Load) -> str | None:
@@ -33,6 +34,6 @@ def try_stage(world: World, owner: FunctionState, action: contract.Load) -> str 
     host = device.host
     refusal = host.refusal(owner.id, world.cluster.now)
     if refusal is None:
-        host.staging[owner.id] = None
+        world.hosts.bring(host, owner.id)
         world.out.append(m.Stage(owner.id, host.node))
     return refusal

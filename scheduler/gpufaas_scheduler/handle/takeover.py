@@ -58,7 +58,9 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
         wait_again(world, call)
     changed |= _restore_wishes(world, left, functions) or another
     if left.event.engine is not None:
-        docs.restore_clearing(world, left.event.engine, left.since(left.event.engine))
+        since = left.since(left.event.engine)
+        docs.restore_clearing(world, left.event.engine, since)
+        world.hosts.restore_declined(left.event.engine.declined, since)
     for device in list(world.devices.values()):
         if not device.busy and device.local:
             changed = True

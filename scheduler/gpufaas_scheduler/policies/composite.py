@@ -34,11 +34,13 @@ from gpufaas_scheduler.roles import (
     BATCHING,
     ORDER,
     PLACEMENT,
+    PREFETCH,
     SCALING,
     Admission,
     Batching,
     Order,
     Placement,
+    Prefetch,
     Scaling,
 )
 from gpufaas_scheduler.view_contract import View, WaitingCall
@@ -67,6 +69,7 @@ class Composite:
         admission: Admission | None = None,
         batching: Batching | None = None,
         scaling: Scaling | None = None,
+        prefetch: Prefetch | None = None,
     ) -> None:
         """:param placement: None: *order* is a whole policy, which places its calls itself"""
         self.name = name
@@ -74,6 +77,8 @@ class Composite:
         self._admission, self._scaling = admission, scaling
         self.batching = batching
         """The engine asks it: only few functions have calls that may start together."""
+        self.prefetch = prefetch
+        """The engine asks it: only few calls wait for a function that no device holds."""
         self._decide: Callable[[View], Plan] = (
             order.plan if placement is None else lambda view: order.plan(view, placement)  # type: ignore
         )
@@ -85,6 +90,7 @@ class Composite:
             self.leaving = order.leaving
         roles: dict[str, object] = {
             ADMISSION: admission, ORDER: order, PLACEMENT: placement, BATCHING: batching, SCALING: scaling,
+            PREFETCH: prefetch,
         }  # fmt: skip
         self._stateful = {role: each for role, each in roles.items() if isinstance(each, Stateful)}
         self._observing = [each for each in roles.values() if isinstance(each, Observing)]

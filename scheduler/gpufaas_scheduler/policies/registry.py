@@ -19,6 +19,7 @@ from gpufaas_scheduler.policies.composite import Composite
 from gpufaas_scheduler.policies.least_wait import NAME, LeastMissed, Relief
 from gpufaas_scheduler.policies.load_balance import Anywhere, Arrival
 from gpufaas_scheduler.policies.locality import O3, Locality
+from gpufaas_scheduler.policies.prefetch import NextMisses
 from gpufaas_scheduler.policies.spec import (
     Chosen,
     NoOptions,
@@ -32,6 +33,7 @@ from gpufaas_scheduler.roles import (
     BATCHING,
     ORDER,
     PLACEMENT,
+    PREFETCH,
     REPLACEMENT,
     SCALING,
     Order,
@@ -77,7 +79,7 @@ POLICIES: Final[Mapping[str, Preset | Factory]] = {
     ),
     NAME: Preset(
         "The call and the place that shorten all waiting most, with replicas.",
-        {ORDER: Chosen(NAME), PLACEMENT: Chosen(NAME)},
+        {ORDER: Chosen(NAME), PLACEMENT: Chosen(NAME), PREFETCH: Chosen("next-misses")},
     ),
 }
 
@@ -93,17 +95,19 @@ FILLS: Final[Mapping[str, Mapping[str, Factory]]] = {
     BATCHING: {"none": nothing, "waiting": Waiting},
     REPLACEMENT: REPLACEMENTS,
     SCALING: {"none": nothing},
+    PREFETCH: {"none": nothing, "next-misses": NextMisses},
 }
 """By the name of the role: what may fill it."""
 
 _DEFAULTS: Final = {
     ADMISSION: Chosen("none"), BATCHING: Chosen("waiting"), REPLACEMENT: Chosen("lru"), SCALING: Chosen("none"),
+    PREFETCH: Chosen("none"),
 }  # fmt: skip
 """What fills a role that neither the spec nor its policy names."""
 
 _MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     POLICY: ("name", "plan"), ORDER: ("plan",), PLACEMENT: ("place",), REPLACEMENT: ("order",),
-    ADMISSION: ("admit",), BATCHING: ("extend",), SCALING: ("watches", "plan"),
+    ADMISSION: ("admit",), BATCHING: ("extend",), SCALING: ("watches", "plan"), PREFETCH: ("plan",),
 }  # fmt: skip
 """What installed code must have."""
 
@@ -137,7 +141,7 @@ def policy_spec(text: str) -> PolicySpec:
 
 def _compose(name: str, parts: Mapping[str, Filled]) -> Composite:
     def composite(order: Order | SchedulingPolicy, placement: Placement | None) -> Composite:
-        more = {role: parts[role].make() for role in (ADMISSION, BATCHING, SCALING)}
+        more = {role: parts[role].make() for role in (ADMISSION, BATCHING, SCALING, PREFETCH)}
         return Composite(name, order, placement, parts[REPLACEMENT].make(), **more)
 
     if POLICY in parts:

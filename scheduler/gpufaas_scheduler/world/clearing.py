@@ -147,7 +147,7 @@ def _soonest(cluster: Cluster, nests: Nests, call: Call) -> DeviceState | None:
             continue
         crowded = crowded or _is_crowded(device, owner)
         left_s = max([finish.left_s(device, now) - device.local_s, *_times(device, leaving)])
-        load_s = 0.0 if owner.queued and device.id in owner.holders else owner.load_s(device.kind)
+        load_s = 0.0 if owner.queued and device.id in owner.holders else owner.load_on(device)
         key = (nests.held_by(device, now, call), left_s + load_s, device.order)
         if best is None or key < best[:3]:
             best = *key, device

@@ -301,7 +301,7 @@ class Cluster:
             found = self.fits(device, owner, starts=starts)
             if isinstance(found, Reason):
                 continue
-            reload_s = sum(copy.owner.load_s(device.kind) for copy in found.victims)
+            reload_s = sum(copy.owner.load_on(device) for copy in found.victims)
             key = (bool(found.victims), held[device], reload_s, -device.residency.free, device.order)
             if best_key is None or key < best_key:
                 best, best_key = (device, found.victims), key

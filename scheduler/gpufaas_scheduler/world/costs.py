@@ -224,16 +224,20 @@ class Costed(Marked):
     """Its batches adapt to its latency goal."""
     staged: dict[NodeId, None]
     """The nodes that have its weights in their host tiers."""
+    staging: dict[NodeId, None]
+    """The nodes that bring them there because of a `Stage`."""
 
     def stage(self, node: NodeId) -> None:
         """The host tier of *node* has its weights."""
+        self.staging.pop(node, None)
         self.staged[node] = None
         if not self.costs.staged:
             self.costs.stage(True)
 
     def unstage(self, node: NodeId) -> None:
+        self.staging.pop(node, None)
         self.staged.pop(node, None)
-        if not self.staged:
+        if self.costs.staged and not self.staged:
             self.costs.stage(False)
 
     def load_s(self, kind: str) -> Seconds:

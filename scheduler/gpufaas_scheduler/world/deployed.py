@@ -14,7 +14,7 @@ class Deployed(Costed):
     __slots__ = (
         "adaptive", "backoff", "batch_max", "batch_wait_s", "constraints", "costs", "declared", "desired", "digest",
         "fits", "fits_as_of", "id", "max_copies", "max_queue", "min_copies", "queued", "removed", "reserves", "share",
-        "shared_hold", "slots", "staged", "starved", "target", "wanted", "whole",
+        "shared_hold", "slots", "staged", "staging", "starved", "target", "wanted", "whole",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -26,6 +26,7 @@ class Deployed(Costed):
         self.desired: int | None = None
         """The number of copies that `Scaled` set; None: its calls decide."""
         self.staged = {}
+        self.staging = {}
         self.deploy(function)
 
     def deploy(self, function: Function) -> None:

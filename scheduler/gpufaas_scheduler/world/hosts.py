@@ -23,7 +23,7 @@ DECLINED_S: Final[Seconds] = 10.0
 """A node that did not keep weights is not asked again for so long: it may have room by then."""
 
 
-class HostTier:
+class Host:
     """That of one node."""
 
     __slots__ = ("declined", "devices", "node", "size", "staged", "staging")
@@ -60,21 +60,26 @@ class Hosts:
 
     def __init__(self, functions: Mapping[FunctionId, Costed]) -> None:
         self._functions = functions
-        self.by_node: dict[NodeId, HostTier] = {}
+        self.by_node: dict[NodeId, Host] = {}
         """Of the nodes that have devices."""
         self.size: Bytes = 0
         """Of all host tiers together."""
 
-    def of(self, device: Device) -> HostTier:
+    @property
+    def open(self) -> bool:
+        """Whether some node can bring further weights. O(nodes)."""
+        return any(each.size and len(each.staging) < MAX_STAGING for each in self.by_node.values())
+
+    def of(self, device: Device) -> Host:
         """Return that of the node of *device*, which joins."""
         host = self.by_node.get(device.node)
         if host is None:
-            host = self.by_node[device.node] = HostTier(device.node)
+            host = self.by_node[device.node] = Host(device.node)
         self.size += device.host_memory - host.size
         host.size = device.host_memory
         return host
 
-    def leave(self, host: HostTier, device: DeviceId) -> None:
+    def leave(self, host: Host, device: DeviceId) -> None:
         """A device of the node has left; with the last one, its host tier does."""
         host.devices.discard(device)
         if not host.devices and self.by_node.get(host.node) is host:
@@ -82,19 +87,25 @@ class Hosts:
             self.size -= host.size
             del self.by_node[host.node]
 
-    def tell(self, host: HostTier, staged: Iterable[StagedWeights]) -> None:
+    def tell(self, host: Host, staged: Iterable[StagedWeights]) -> None:
         """The node has said all that is there."""
-        for function in list(host.staged):
+        for function in [*host.staged, *host.staging]:
             self.unstage(host, function)
-        host.staging.clear()
         host.declined.clear()
         for each in staged:
             if each.staging:
-                host.staging[each.function] = None
+                self.bring(host, each.function)
             else:
                 self.stage(host, each.function, each.size)
 
-    def stage(self, host: HostTier, function: FunctionId, size: Bytes) -> None:
+    def bring(self, host: Host, function: FunctionId) -> None:
+        """The weights of *function* are on their way there."""
+        host.staging[function] = None
+        owner = self._functions.get(function)
+        if owner is not None:
+            owner.staging[host.node] = None
+
+    def stage(self, host: Host, function: FunctionId, size: Bytes) -> None:
         """The weights of *function*, which may not be deployed yet, are there."""
         host.staging.pop(function, None)
         host.declined.pop(function, None)
@@ -103,16 +114,20 @@ class Hosts:
         if owner is not None:
             owner.stage(host.node)
 
-    def unstage(self, host: HostTier, function: FunctionId) -> None:
-        """The weights of *function* are not there any more."""
+    def unstage(self, host: Host, function: FunctionId) -> None:
+        """The weights of *function* are not there any more, or do not come."""
         host.staging.pop(function, None)
-        if host.staged.pop(function, None) is not None and (owner := self._functions.get(function)) is not None:
+        host.staged.pop(function, None)
+        owner = self._functions.get(function)
+        if owner is not None:
             owner.unstage(host.node)
 
     def deployed(self, function: FunctionId, owner: Costed) -> None:
         for host in self.by_node.values():
             if function in host.staged:
                 owner.stage(host.node)
+            elif function in host.staging:
+                owner.staging[host.node] = None
 
     def forgotten(self, function: FunctionId) -> None:
         """It was removed."""
@@ -120,3 +135,18 @@ class Hosts:
             host.staged.pop(function, None)
             host.staging.pop(function, None)
             host.declined.pop(function, None)
+
+    def all_declined(self, now: Seconds) -> list[tuple[NodeId, FunctionId, Seconds]]:
+        """Return what nodes will not be asked for again at once, and how long ago they did not do it."""
+        return [
+            (host.node, function, now - at)
+            for host in self.by_node.values()
+            for function, at in host.declined.items()
+            if now - at < DECLINED_S
+        ]
+
+    def restore_declined(self, declined: Iterable[tuple[NodeId, FunctionId, Seconds]], since: Seconds) -> None:
+        for node, function, age_s in declined:
+            host = self.by_node.get(node)
+            if host is not None:
+                host.declined[function] = since - age_s

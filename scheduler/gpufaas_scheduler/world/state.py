@@ -12,11 +12,12 @@ from gpufaas_core.constraints import satisfied
 from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, Function, FunctionId, Part, Seconds
 from gpufaas_scheduler.contract import Why
 from gpufaas_scheduler.fit import NO_COMPUTE, NO_PROFILE, NOT_ALLOWED, Reason
+from gpufaas_scheduler.view_contract import DeviceView
 from gpufaas_scheduler.world.call_state import NEW
 from gpufaas_scheduler.world.changes import Changes, Marked, device_key
 from gpufaas_scheduler.world.conditions import Condition
 from gpufaas_scheduler.world.deployed import Deployed
-from gpufaas_scheduler.world.hosts import HostTier
+from gpufaas_scheduler.world.hosts import Host
 from gpufaas_scheduler.world.light import Light
 from gpufaas_scheduler.world.queue import Flow
 from gpufaas_scheduler.world.ready import ReadyCopies
@@ -241,14 +242,14 @@ class FunctionState(Deployed):
         costs = self.costs[device.kind]
         return NO_PROFILE if costs is None else costs.occupation
 
-    def load_on(self, device: DeviceState) -> Seconds:
+    def load_on(self, device: DeviceView) -> Seconds:
         """Return how long a load takes on *device*; infinite where it cannot run."""
         costs = self.costs[device.kind]
         if costs is None:
             return inf
         if not self.staged:
             return costs.load_s
-        return costs.host_s if device.host.node in self.staged else costs.disk_s
+        return costs.host_s if device.node in self.staged else costs.disk_s
 
     def add(self, copy: Copy, device: DeviceState) -> None:
         """The copy takes calls from now on: it begins to load, or does not drain any more."""
@@ -349,11 +350,11 @@ class DeviceState(Marked):
     __slots__ = (
         "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "direct", "evictions", "flows",
         "free_at", "gone", "hits", "holding", "host", "id", "idle_key", "kind", "listed", "local", "local_s", "misses",
-        "noted_at",
-        "order", "others", "part", "preload", "preloads", "reserved", "residency", "served", "shut", "starts",
+        "node", "noted_at", "order", "others", "part", "preload", "preloads", "reserved", "residency", "served",
+        "shut", "starts",
     )  # fmt: skip
 
-    def __init__(self, device: Device, order: int, changes: Changes, host: HostTier) -> None:
+    def __init__(self, device: Device, order: int, changes: Changes, host: Host) -> None:
         super().__init__(device_key(device.id), changes)
         self.device = device
         self.host = host
@@ -361,6 +362,7 @@ class DeviceState(Marked):
         host.devices.add(device.id)
         self.id = device.id
         self.kind = device.kind
+        self.node = host.node
         self.order = order
         """The number of devices that joined before it."""
         self.part = (Part(device.id, 0),)

@@ -13,7 +13,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Part, Seconds
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_scheduler.contract import Noting, Observing, Refusal, SchedulingPolicy, Watching, Why
-from gpufaas_scheduler.roles import Batching
+from gpufaas_scheduler.roles import Batching, Prefetch
 from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.cluster import Cluster
@@ -48,6 +48,7 @@ class World:
         "handlers",
         "held_back",
         "homeless",
+        "hosts",
         "idle",
         "ignored",
         "late",
@@ -64,6 +65,7 @@ class World:
         "out",
         "overdue",
         "policy",
+        "prefetch",
         "queue",
         "rate",
         "refusals",
@@ -84,6 +86,7 @@ class World:
         self.policy = policy
         self.observe = policy.observe if isinstance(policy, Observing) else None
         self.batching: Batching | None = getattr(policy, "batching", None)
+        self.prefetch: Prefetch | None = getattr(policy, "prefetch", None)
         self.epoch = epoch
         self.max_queue = max_queue
         self.refusals: deque[Refusal] = deque(maxlen=100)
@@ -94,6 +97,7 @@ class World:
         self.rate = LEARNING_RATE if learn else 0.0
         self.cluster = cluster
         self.agenda = cluster.agenda
+        self.hosts = cluster.hosts
         cluster.queue.leaving = policy.leaving if isinstance(policy, Noting) else None
         self.agenda.watches = self.watches = policy.watches if isinstance(policy, Watching) else 0
         self.view = view

@@ -14,12 +14,26 @@ from itertools import combinations, product
 
 from gpufaas_core import messages as m
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Need, Profile, copy_id
+from gpufaas_core.model import (
+    CallId,
+    CopyId,
+    Device,
+    DeviceId,
+    Function,
+    FunctionId,
+    Need,
+    NodeId,
+    Profile,
+    copy_id,
+    node_of,
+)
 from gpufaas_scheduler.journal import Header
 from gpufaas_scheduler.policies import POLICIES, make_policy, policy_spec
 from gpufaas_scheduler.policies.registry import FILLS
 from gpufaas_scheduler.roles import ORDER, PLACEMENT
 
+HOST = 3
+"""The size of the host tier of each node, in functions."""
 NEEDS = (
     Need(),
     Need(slots=2),
@@ -82,18 +96,20 @@ class Rig:
         """How often a call was answered."""
         self.answered: Callable[[FunctionId], None] = lambda _function: None
         """Told of each call that has finished, by its function."""
+        self.staged: dict[NodeId, set[FunctionId]] = {}
         self._calendar: list[tuple[float, int, Callable[[], None]]] = []
         self._entries = 0
         for number in range(devices):
             self.join(number)
         for number in range(functions):
-            profile = Profile(self.rng.uniform(1.0, 4.0), self.rng.uniform(0.3, 1.5), self.rng.randint(10, 40))
+            load_s = self.rng.uniform(1.0, 4.0)
+            profile = Profile(load_s, self.rng.uniform(0.3, 1.5), self.rng.randint(10, 40), loads={"host": load_s / 4})
             self.deploy(f"f{number}", NEEDS[number % len(NEEDS)], profile)
 
     # --- what the test does ---
 
     def join(self, number: int) -> None:
-        device = Device(DeviceId(f"n{number}/d"), "gpu", (60, 80, 100)[number % 3])
+        device = Device(DeviceId(f"n{number}/d"), "gpu", (60, 80, 100)[number % 3], host_memory=HOST)
         self.devices[device.id] = device
         self.tell(m.DeviceJoined(device))
 
@@ -168,6 +184,8 @@ class Rig:
             case m.Evict(function, device, copy):
                 worker = self.workers.pop((device, copy_id(function, copy)))
                 assert not worker.grants, "a copy that runs calls is evicted"
+            case m.Stage(function, node):
+                self._at(self.now + 1.0, lambda: self._stage(function, node))
             case _:
                 raise AssertionError(f"what is {command}?")
 
@@ -180,10 +198,28 @@ class Rig:
         key = device, copy_id(function, number)
         assert key not in self.workers, "a number is used twice"
         self.workers[key] = worker
-        load_s = self.functions[function].profile("gpu").load_s * self.rng.uniform(0.8, 1.3)
+        profile = self.functions[function].profile("gpu")
+        tier = "host" if function in self.staged.get(node_of(device), ()) else "disk"
+        load_s = profile.loads.get(tier, profile.load_s) * self.rng.uniform(0.8, 1.3)
         fails = self.breaks and self.rng.random() < 0.03
-        self._at(self.now + load_s, lambda: self._loaded(worker, load_s, fails))
+        self._at(self.now + load_s, lambda: self._loaded(worker, load_s, tier, fails))
         return worker
+
+    def _stage(self, function: FunctionId, node: NodeId) -> None:
+        """The node keeps the weights of three functions at most, and sometimes has no room for those it is to bring."""
+        if all(node_of(each) != node for each in self.devices):
+            return
+        staged = self.staged.setdefault(node, set())
+        assert function not in staged
+        if self.breaks and self.rng.random() < 0.2:
+            self.tell(m.Unstaged(node, function, "it has no room"))
+            return
+        staged.add(function)
+        self.tell(m.Staged(node, function, 1))
+        if len(staged) > HOST:
+            leaves = self.rng.choice(sorted(staged))
+            staged.remove(leaves)
+            self.tell(m.Unstaged(node, leaves))
 
     def _grant(self, grant: m.Grant) -> None:
         key = grant.device, copy_id(grant.function, grant.copy)
@@ -211,7 +247,7 @@ class Rig:
             service_s = mean_s * self.rng.choice((0.5, 1.0, 1.0, 4.0))
             self._at(self.now + service_s, lambda call=call: self._finish(call, worker.device))  # type: ignore[misc]
 
-    def _loaded(self, worker: Worker, load_s: float, fails: bool) -> None:
+    def _loaded(self, worker: Worker, load_s: float, tier: str, fails: bool) -> None:
         if not self._lives(worker):
             return
         if fails:
@@ -221,7 +257,7 @@ class Rig:
         worker.ready = True
         for calls in list(worker.grants.values()):
             self._serve(tuple(sorted(calls)), worker)
-        self.tell(m.Loaded(worker.function, worker.device, load_s, worker.memory, worker.number))
+        self.tell(m.Loaded(worker.function, worker.device, load_s, worker.memory, worker.number, tier))
 
     def _lives(self, worker: Worker) -> bool:
         return self.workers.get((worker.device, copy_id(worker.function, worker.number))) is worker
@@ -271,6 +307,7 @@ class Rig:
             del self.devices[device]
             for worker in [each for each in self.workers.values() if each.device == device]:
                 self._gone(worker)
+            self.staged.pop(node_of(device), None)
             self.tell(m.DeviceLeft(device, "gone"))
             self._at(self.now + 5.0, lambda: self.join(int(device[1:-2])))
         elif kind == 3 and len(self.devices) > 2:

@@ -26,7 +26,7 @@ from gpufaas_scheduler.world.call_state import (
 )
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.changes import Changes
-from gpufaas_scheduler.world.hosts import HostTier
+from gpufaas_scheduler.world.hosts import Host
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 
 STEPS = {
@@ -69,7 +69,7 @@ def test_an_illegal_step_in_the_book_changes_nothing() -> None:
     with pytest.raises(IllegalStep):
         book.adopt(
             call,
-            DeviceState(Device(DeviceId("a"), "gpu", 1), 0, Changes(), HostTier(NodeId(""))),
+            DeviceState(Device(DeviceId("a"), "gpu", 1), 0, Changes(), Host(NodeId(""))),
             Copy(owner, 1, 0.0, 0.0),
             twin=False,
         )

@@ -13,7 +13,7 @@ from gpufaas_core.units import MiB
 from gpufaas_scheduler.contract import Start
 from gpufaas_scheduler.fit import Fit, Reason, fits, in_the_way
 from gpufaas_scheduler.world.changes import Changes
-from gpufaas_scheduler.world.hosts import HostTier
+from gpufaas_scheduler.world.hosts import Host
 from gpufaas_scheduler.world.state import DeviceState, FunctionState
 
 LRU = Lru()
@@ -26,7 +26,7 @@ def function(name: str, size: int = 10, min_copies: int = 0) -> FunctionState:
 
 def device(memory: int, *held: FunctionState, kind: str = "gpu") -> DeviceState:
     """A device that holds idle copies, the least recently used first."""
-    state = DeviceState(Device(DeviceId("d0"), kind, memory * MiB), 0, Changes(), HostTier(NodeId("")))
+    state = DeviceState(Device(DeviceId("d0"), kind, memory * MiB), 0, Changes(), Host(NodeId("")))
     for owner in held:
         need = owner.need(state)
         assert not isinstance(need, Reason)

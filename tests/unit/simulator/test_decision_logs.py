@@ -66,7 +66,7 @@ def drawn(shape: str, working_set: int, count: int, rpm: float, minutes: int = 2
 
 
 def mixed(seed: int) -> Workload:
-    """All that a file can say: kinds, nodes with host memory, CPU functions, limits, true times, and all changes."""
+    """All that a file can say of decisions without host memory: kinds, CPU functions, limits, times, all changes."""
     rng = random.Random(seed)
     models = [{"occupation_mb": mb, "load_s": load_s, "infer_s": infer_s} for mb, load_s, infer_s in TABLE_1.values()]
     functions: dict[str, dict[str, Any]] = {}
@@ -112,7 +112,6 @@ def mixed(seed: int) -> Workload:
     times = sorted(round(rng.uniform(1, now), 3) for _ in changes)
     return read({
         "devices": where, "functions": functions, "arrivals": arrivals,
-        "nodes": {"n0": {"host_memory_mb": 6000}, "n9": {"host_memory_mb": 3000}},
         "changes": [{"t": at, **change} for at, change in zip(times, changes, strict=True)],
     })  # fmt: skip
 

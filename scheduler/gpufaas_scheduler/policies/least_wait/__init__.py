@@ -130,7 +130,7 @@ class LeastMissed:
         room = rooms.cheapest(owner) or rooms.cheapest(owner, view.idle_count)
         if room is None:
             return None
-        load_s = owner.load_s(room.device.kind)
+        load_s = owner.load_on(room.device)
         wait_s = rooms.estimates.wait_s(call, load_s) if owner.copies else inf
         if wait_s < load_s:
             return None

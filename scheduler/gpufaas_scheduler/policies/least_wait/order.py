@@ -116,13 +116,13 @@ class Order:
             if device is None:
                 continue
             soonest = view.soonest_left(call)
-            if soonest is not None and soonest[1] < call.owner.load_s(device.kind):
+            if soonest is not None and soonest[1] < call.owner.load_on(device):
                 break  # a device that holds it comes sooner
             room = self.rooms.cheapest(call.owner) or self.rooms.cheapest(call.owner, view.idle_count)
             if room is not None:
                 found = self._load_for(call, room, f"it had waited over {self.bound_s:g} s: one device is for it")
                 assert isinstance(found[0], Start)
-                load_s, service_s = (each(room.device.kind) for each in (call.owner.load_s, call.owner.service_s))
+                load_s, service_s = call.owner.load_on(room.device), call.owner.service_s(room.device.kind)
                 self.estimates.refresh()
                 pause_s = max(load_s + service_s, load_s / (RESERVED * self.estimates.devices))
                 return replace(found[0], reserved_s=pause_s), call.function
@@ -155,6 +155,8 @@ class Order:
             if figures is None:
                 continue
             load_s, relieved = figures.load_s, float(owner.waiting)
+            if owner.staged:  # perhaps not on the node of this device
+                load_s = owner.load_on(device)
             if owner.copies:
                 relieved *= REPLICA_SHARE / (owner.copies + 1)
             relief, served_s = RELIEF_SHARE * relieved * pull(call), relieved * figures.service_s
@@ -211,7 +213,7 @@ class Order:
         if worthwhile:
             wait_s = estimates.wait_s(call)
         room = rooms.best(owner, found)
-        load_s = owner.load_s(room.device.kind)
+        load_s = owner.load_on(room.device)
         waiting: Option = ("wait", call.function, wait_s)
         if broken:
             rule = "what it waited for was later than had been estimated, by more than a load takes"
@@ -258,7 +260,7 @@ class Order:
             self.look_at = at
 
     def _load_for(self, call: WaitingCall, room: Room, rule: str, *others: Option) -> Found:
-        load: Option = ("load", room.device.id, call.owner.load_s(room.device.kind) + HORIZON_S * room.worth)
+        load: Option = ("load", room.device.id, call.owner.load_on(room.device) + HORIZON_S * room.worth)
         return Start((call.id,), None, room.device.part, room.victims, Why(rule, (load, *others))), call.function
 
     def weigh(self, call: WaitingCall) -> Why:
@@ -270,7 +272,7 @@ class Order:
             options.append(("wait", call.function, self.estimates.wait_s(call)))
         room = self.rooms.cheapest(call.owner)
         if room is not None:
-            load_s = call.owner.load_s(room.device.kind)
+            load_s = call.owner.load_on(room.device)
             options.append(("load", room.device.id, load_s + HORIZON_S * room.worth))
         if not view.idle_count:
             rule = "all devices are busy"
@@ -296,7 +298,7 @@ class Order:
         if left_s <= 0.0 or left_s > LONG_LOAD * self.bound_s:
             return left_s < 0.0
         devices = self.view.least_used(call.owner, 1)
-        return bool(devices) and left_s < call.owner.load_s(devices[0].kind)
+        return bool(devices) and left_s < call.owner.load_on(devices[0])
 
     def _pull(self, call: WaitingCall) -> Seconds:
         """Return the weighted age of *call*: the weight grows without limit near the bound, so few calls reach it."""

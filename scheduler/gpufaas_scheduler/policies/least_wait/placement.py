@@ -66,17 +66,23 @@ class Rooms:
         return [Room(device, names, worth) for worth, _, device, names in found]
 
     def best(self, function: FunctionView, rooms: list[Room]) -> Room:
-        """Return the one of *rooms* where loading *function* costs least: its victims, and the demand for it."""
+        """
+        Return the one of *rooms* where loading *function* costs least: its victims, the demand for it, and the load,
+        where nodes differ in that.
+        """
         best = rooms[0]
         if len(rooms) == 1:
             return best
-        least = (inf, 0)
+        least, staged = (inf, 0), function.staged
         for room in rooms:
             device = room.device
             cost_s = room.worth * HORIZON_S
             if cost_s > least[0]:
                 break  # the victims of all others are worth as much, or more
-            cost_s += CROWDED * function.load_s(device.kind) * self._crowd(device, room.victims)
+            load_s = function.load_on(device) if staged else function.load_s(device.kind)
+            cost_s += CROWDED * load_s * self._crowd(device, room.victims)
+            if staged:
+                cost_s += load_s
             cost = (cost_s, device.order)
             if cost < least:
                 best, least = room, cost

@@ -1,0 +1,114 @@
+"""
+What a node keeps of weights in its host memory, within a budget. Pure: the node and the simulator decide by this.
+
+Weights are worth keeping that are often asked for and save much time per byte. What was asked for long ago counts less:
+half after `HALF_LIFE_S`. All weights age alike, so the order of two changes only when one of them is asked for. Weights
+that workers have mapped stay charged until the last mapping ends: to drop them earlier would free nothing.
+"""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from math import inf, log2
+from typing import Final, Generic, TypeVar
+
+from gpufaas_core._types import Bytes, Seconds
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+HALF_LIFE_S: Final[Seconds] = 600.0
+
+
+@dataclass(slots=True)
+class _Kept:
+    size: Bytes
+    mapped: int = 0
+    dropped: bool = False
+    """It is given to nobody any more, and goes with its last mapping."""
+
+
+class HostTier(Generic[KeyT]):
+    """See module. A key names weights: by their digest on a node, by their function in the simulator."""
+
+    def __init__(self, budget: Bytes) -> None:
+        self.budget = budget
+        self.used: Bytes = 0
+        self._kept: dict[KeyT, _Kept] = {}
+        self._worth: dict[KeyT, float] = {}
+        """The logarithm of how often and how recently weights were asked for; also of those that are not kept."""
+        self._saves: dict[KeyT, float] = {}
+        """The logarithm of the seconds that a start saves for each byte of them."""
+
+    def __contains__(self, key: KeyT) -> bool:
+        """Whether a start can have them from here."""
+        kept = self._kept.get(key)
+        return kept is not None and not kept.dropped
+
+    def __iter__(self) -> Iterator[KeyT]:
+        return (key for key, kept in self._kept.items() if not kept.dropped)
+
+    def asked(self, key: KeyT, now: Seconds) -> None:
+        """A start wants these weights."""
+        at = now / HALF_LIFE_S
+        before = self._worth.get(key, -inf)
+        high = max(at, before)
+        self._worth[key] = high + log2(2.0 ** (at - high) + 2.0 ** (before - high))
+
+    def keep(self, key: KeyT, size: Bytes, saves_s: Seconds) -> list[KeyT] | None:
+        """
+        Keep *key*, of *size* bytes, which makes a start *saves_s* sooner, in place of weights that are worth less;
+        return those. None: it is not kept.
+        """
+        self._saves[key] = log2(max(saves_s, 1e-6) / max(size, 1))
+        found = self._kept.get(key)
+        if found is not None:
+            found.dropped = False
+            return []
+        worth = self.worth(key)
+        victims: list[KeyT] = []
+        short = self.used + size - self.budget
+        for each in sorted((each for each, kept in self._kept.items() if not kept.mapped), key=self.worth):
+            if short <= 0 or self.worth(each) >= worth:
+                break
+            victims.append(each)
+            short -= self._kept[each].size
+        if short > 0:
+            return None
+        for each in victims:
+            self.used -= self._kept.pop(each).size
+        self._kept[key] = _Kept(size)
+        self.used += size
+        return victims
+
+    def worth(self, key: KeyT) -> float:
+        """Return what orders weights: those worth least go first."""
+        return self._worth.get(key, -inf) + self._saves.get(key, 0.0)
+
+    def map(self, key: KeyT) -> None:
+        """A worker gets them."""
+        self._kept[key].mapped += 1
+
+    def unmap(self, key: KeyT) -> bool:
+        """A worker that had them is gone. Return whether they went with it."""
+        kept = self._kept[key]
+        kept.mapped -= 1
+        return self._gone(key, kept)
+
+    def drop(self, key: KeyT) -> bool:
+        """Keep them no longer. Return whether they are gone; else they go with their last mapping."""
+        kept = self._kept.get(key)
+        if kept is None:
+            return False
+        kept.dropped = True
+        return self._gone(key, kept)
+
+    def forget(self, key: KeyT) -> None:
+        """Nobody will ask for them again."""
+        self._worth.pop(key, None)
+        self._saves.pop(key, None)
+
+    def _gone(self, key: KeyT, kept: _Kept) -> bool:
+        if kept.mapped or not kept.dropped:
+            return False
+        self.used -= kept.size
+        del self._kept[key]
+        return True

@@ -1,0 +1,138 @@
+"""The weights of calls that wait are staged while devices compute."""
+
+import pytest
+
+from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Part, Profile
+from gpufaas_scheduler import contract as c
+from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.policies import make_policy
+
+PROFILE = Profile(4.0, 10.0, 60, measured=True, loads={"host": 1.0})
+"""A load from the host tier saves 3 s."""
+
+
+class Site:
+    """Each device has room for one model; `busy` holds all of them."""
+
+    def __init__(self, policy: str, devices: tuple[str, ...] = ("n1/a", "n1/b"), host: int = 1000) -> None:
+        made = make_policy(policy)
+        self.engine = Engine(policy=made, replacement=make_replacement("lru"), learn=False)
+        self.now = 0.0
+        self.calls = 0
+        for each in devices:
+            self.tell(m.DeviceJoined(Device(DeviceId(each), "gpu", 100, host_memory=host)))
+        self.deploy("busy")
+
+    def tell(self, event: m.Event) -> list[m.Command]:
+        return self.engine.handle(event, self.now)
+
+    def deploy(self, name: str, profile: Profile = PROFILE) -> None:
+        self.tell(m.FunctionDeployed(Function(FunctionId(name), name, profiles={"*": profile})))
+
+    def call(self, function: str) -> list[m.Stage]:
+        """A call arrives; return what is staged for it."""
+        self.calls += 1
+        return staged(self.tell(m.Arrived(CallId(f"c{self.calls}"), FunctionId(function))))
+
+
+def staged(commands: list[m.Command]) -> list[m.Stage]:
+    return [each for each in commands if isinstance(each, m.Stage)]
+
+
+def stage(function: str, node: str = "n1") -> m.Stage:
+    return m.Stage(FunctionId(function), NodeId(node))
+
+
+def full(policy: str = "least-wait", **options: object) -> Site:
+    """All devices load and serve for 14 s from now on."""
+    site = Site(policy, **options)  # type: ignore[arg-type]
+    for each in range(len(site.engine.status(0.0).devices)):
+        site.deploy(f"busy{each}")
+        assert site.call(f"busy{each}") == []
+    return site
+
+
+def test_a_call_that_no_device_holds_the_model_for_has_its_weights_staged() -> None:
+    site = full()
+    site.deploy("f")
+
+    assert site.call("f") == [stage("f")]
+    assert site.call("f") == [], "once is enough"
+    assert staged(site.tell(m.Staged(NodeId("n1"), FunctionId("f"), 50))) == []
+    assert site.call("f") == []
+
+
+@pytest.mark.parametrize(("policy", "options", "profile"), [
+    ("least-wait", {"host": 0}, PROFILE),
+    ("least-wait+prefetch=none", {}, PROFILE),
+    ("lb", {}, PROFILE),
+    ("lalb", {}, PROFILE),
+    ("lalb-o3", {}, PROFILE),
+    ("least-wait", {}, Profile(4.0, 10.0, 60, measured=True)),
+    ("least-wait", {}, Profile(20.0, 10.0, 60, measured=True, loads={"host": 1.0})),
+], ids=["no host tier", "off", "lb", "lalb", "lalb-o3", "no gain known", "a device is free sooner"])  # fmt: skip
+def test_nothing_is_staged(policy: str, options: dict[str, object], profile: Profile) -> None:
+    site = full(policy, **options)
+    site.deploy("f", profile)
+
+    assert site.call("f") == []
+
+
+def test_other_policies_can_have_it() -> None:
+    site = full("lalb-o3+prefetch=next-misses")
+    site.deploy("f")
+
+    assert site.call("f") == [stage("f")]
+
+
+def test_those_that_wait_longest_go_to_the_node_whose_device_is_free_first() -> None:
+    site = full(devices=("n1/a", "n2/b"))
+    for name in ("f", "g", "busy-too"):
+        site.deploy(name)
+    site.now = 3.0
+    site.tell(m.Loaded(FunctionId("busy0"), DeviceId("n1/a"), 4.0, 10))
+    site.now = 6.0  # the call on n1/a has 7 s left, the one on n2/b 8
+
+    assert site.call("f") == [stage("f", "n1")]
+    assert site.call("g") == [stage("g", "n2")]
+
+
+def test_it_tries_again_when_a_node_can_bring_more() -> None:
+    site = full()
+    for name in "fgh":
+        site.deploy(name)
+
+    assert [site.call(name) for name in "fgh"] == [[stage("f")], [stage("g")], []]
+    assert staged(site.tell(m.Staged(NodeId("n1"), FunctionId("f"), 50))) == [stage("h")]
+
+
+def test_a_node_that_has_no_room_is_not_asked_at_each_event() -> None:
+    site = full()
+    site.deploy("f")
+    assert site.call("f") == [stage("f")]
+    site.tell(m.Unstaged(NodeId("n1"), FunctionId("f"), "others are worth more"))
+
+    assert [site.call("f") for _ in range(5)] == [[]] * 5
+
+
+class Wrong:
+    """A prefetch that loads onto a device instead."""
+
+    def __init__(self) -> None:
+        self.refusals: list[c.Refusal | None] = []
+
+    def plan(self, view: c.View) -> c.Plan:  # noqa: ARG002
+        self.refusals.append((yield c.Load(FunctionId("f"), (Part(DeviceId("n1/a"), 0),))))
+        self.refusals.append((yield c.Evict("busy0#0")))
+
+
+def test_a_prefetch_does_nothing_else() -> None:
+    site = full("lalb-o3")
+    wrong = Wrong()
+    site.engine._world.prefetch = wrong
+    site.deploy("f")
+
+    assert site.call("f") == []
+    assert [each and each.reason for each in wrong.refusals] == ["a prefetch loads into host tiers only"] * 2
