@@ -237,6 +237,17 @@ class Resized(Struct, frozen=True, tag=True):
     copy: int = 0
 
 
+class ShareKept(Struct, frozen=True, tag=True):
+    """A `SetLimit` failed, since the worker with the new share did not load. The old worker goes on with *share*."""
+
+    function: FunctionId
+    device: DeviceId
+    copy: int
+    share: int
+    """As in `SetLimit`; 0: no cap."""
+    reason: str
+
+
 class WorkerExited(Struct, frozen=True, tag=True):
     """A worker ended without being evicted; its memory is free. The node answered the calls that ran on it."""
 
@@ -326,8 +337,8 @@ class Serving(Struct, frozen=True, tag=True):
 
 Event = (
     DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | CallerLeft
-    | Loaded | CopyFailed | Finished | Measured | Resized | WorkerExited | NodeRefused | Staged | Unstaged | Woken
-    | Planned | Offered | Restored | Serving
+    | Loaded | CopyFailed | Finished | Measured | Resized | ShareKept | WorkerExited | NodeRefused | Staged
+    | Unstaged | Woken | Planned | Offered | Restored | Serving
 )  # fmt: skip
 
 

@@ -80,6 +80,12 @@ class WorkerDevice:
             worker.standby = False
             self._take_place(worker)
 
+    def kept_share(self, standby: Worker) -> int | None:
+        if self.standbys.get(standby.key) is not standby:
+            return None
+        worker = self.workers.get(standby.key)
+        return None if worker is None else worker.share
+
     def _take_place(self, new: Worker) -> None:
         old = self.workers[new.key]
         self.workers[new.key] = new

@@ -14,7 +14,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import FailedHead, ReadyHead
-from gpufaas_core.messages import Loaded
+from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, copy_id
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.exchange import SlotOwner
@@ -41,6 +41,9 @@ class WorkerDevicePort(DevicePort, Protocol):
 
     def switch_to(self, worker: "Worker") -> None:
         """*worker*, a standby, is ready: it takes the place of the worker of its copy."""
+
+    def kept_share(self, standby: "Worker") -> int | None:
+        """Return the share with which a copy goes on whose standby has failed; None: the worker is no such standby."""
 
 
 class WorkerHost(CallsHost, Protocol):
@@ -307,7 +310,10 @@ class Worker(SlotOwner):
             if not self.checked.done():
                 self.checked.set_result(end.summary)
             return
+        kept = None if end.asked_for else self.device.kept_share(self)
         self.host.gone(self)
+        if kept is not None:
+            self.host.report(ShareKept(self.spec.function, self.device.id, self.copy, kept, end.reason))
         if self.replaced or self.standby:
             # Its copy lives on: only its calls are over.
             self.calls.conclude(end, again=False, was_ready=False, ended=True)

@@ -72,6 +72,7 @@ HANDLERS: Final[dict[type[m.Event], Handler]] = {
     m.CopyFailed: workers.load_failed,
     m.Measured: workers.measured,
     m.Resized: workers.resized,
+    m.ShareKept: workers.share_kept,
     m.WorkerExited: workers.worker_exited,
     m.NodeRefused: calls.refused,
     m.Staged: staging.staged,
@@ -113,8 +114,8 @@ def _handlers(world: World) -> Mapping[type[m.Event], Handler]:
 
 
 _TANGLING: Final = frozenset((
-    m.DeviceLeft, m.DeviceDrained, m.Measured, m.Resized, m.CopyFailed, m.WorkerExited, m.NodeRefused,
-    m.FunctionDeployed, m.Scaled, m.Serving,
+    m.DeviceLeft, m.DeviceDrained, m.Measured, m.Resized, m.ShareKept, m.CopyFailed, m.WorkerExited,
+    m.NodeRefused, m.FunctionDeployed, m.Scaled, m.Serving,
 ))  # fmt: skip
 """Events that may take the place that a nested call waits for."""
 

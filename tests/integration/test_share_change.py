@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.integration.test_node import DEVICE, Rig
 from tests.waiting import eventually
 
-from gpufaas_core.messages import CopyFailed, Finished, SetLimit, WorkerExited
+from gpufaas_core.messages import CopyFailed, Finished, SetLimit, ShareKept, WorkerExited
 from gpufaas_core.model import FunctionId, Need
 from gpufaas_core.units import MiB
 
@@ -99,6 +99,10 @@ async def test_a_standby_that_does_not_load_changes_nothing(rig_of: Callable[[st
 
     assert await rig.call(rig.grant(function)) == (200, b"1")
     assert not rig.facts_of(CopyFailed)
+    (kept,) = rig.facts_of(ShareKept)
+    assert isinstance(kept, ShareKept)
+    assert (kept.function, kept.copy, kept.share) == (function, 0, 50)
+    assert "ValueError: not with two" in kept.reason
     assert rig.node.reserved(DEVICE) == 100 * MiB
     await rig.node.close()
 

@@ -47,6 +47,8 @@ def try_limit(world: World, action: contract.Limit) -> str | None:
         return f"a grant of {owner.id} has 1 to {need.batch_max} calls, not {action.batch}"
     if copy.split and action.share != copy.share:
         return f"copy {action.copy} has several parts, which keep their shares"
+    if action.share != copy.share and owner.keeps_share_until > world.cluster.now:
+        return f"a worker of {owner.id} with another share did not load a moment ago"
     left = device.spare + copy.share + sum(each.compute for each in device.holding if each.copy is copy)
     if not 0 <= action.share <= left:
         return f"device {device.id} has {max(0, left)} % of compute left to share, not {action.share} %"

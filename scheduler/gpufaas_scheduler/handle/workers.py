@@ -8,7 +8,7 @@ from gpufaas_core.plausible import is_size, is_time
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.handle.batches import ran_out
 from gpufaas_scheduler.handle.copies import drop, forget_if_done, note_lack, serve_fifo
-from gpufaas_scheduler.handle.grants import end, estimate, evictions, leave_for_others, next_local
+from gpufaas_scheduler.handle.grants import end, estimate, evictions, leave_for_others, next_local, run_within
 from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
 from gpufaas_scheduler.world import backoff, memory
 from gpufaas_scheduler.world.calls import runs_on
@@ -17,10 +17,12 @@ from gpufaas_scheduler.world.world import LEARNING_RATE, World
 
 # A grant reaches its node within moments, or its caller gives up: this many are for bursts and for dead gateways.
 _MAX_LOST: Final = 10_000
+KEPT_S: Final = 60.0
+"""After a change of a share that failed, no other one of its function is tried for so long."""
 
 
 def _resident(
-    world: World, event: m.Loaded | m.CopyFailed | m.Measured | m.Resized | m.WorkerExited
+    world: World, event: m.Loaded | m.CopyFailed | m.Measured | m.Resized | m.ShareKept | m.WorkerExited
 ) -> tuple[DeviceState, Copy] | None:
     """Return the device and the copy of *event*; None: the engine has removed the copy."""
     state = world.devices.get(event.device)
@@ -222,6 +224,22 @@ def resized(world: World, event: m.Resized) -> None:
     elif memory.answered(*found, event.memory):
         world.cluster.asked = None
         world.freed = True
+
+
+def share_kept(world: World, event: m.ShareKept) -> None:
+    found = _resident(world, event)
+    if found is None or found[1].share == event.share:
+        world.ignored["ShareKept"] += 1
+        return
+    device, copy = found
+    device.residency.limit_compute(copy, event.share)  # it may be more than is spare: then calls wait for the rest
+    if copy.share:
+        run_within(world, device, copy)
+    copy.owner.keeps_share_until = world.cluster.now + KEPT_S
+    world.cluster.asked = None
+    world.cluster.offer(device)
+    device.mark()
+    world.freed = True
 
 
 def _profile_changed(world: World, owner: FunctionState, kind: str) -> None:

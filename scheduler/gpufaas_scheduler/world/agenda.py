@@ -19,6 +19,7 @@ CAUSE: Final[Mapping[type[m.Event], int]] = {
     m.CopyFailed: LOADED,
     m.Measured: LOADED,
     m.Resized: LOADED,
+    m.ShareKept: LOADED,
     m.WorkerExited: LOADED,
     m.Staged: LOADED,
     m.Unstaged: LOADED,

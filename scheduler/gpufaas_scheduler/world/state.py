@@ -180,7 +180,7 @@ class FunctionState(Deployed):
 
     __slots__ = (
         "active", "called", "called_at", "copies", "draining", "eager", "excess", "flow", "held", "holders",
-        "idle_holders", "loading", "number", "ready", "running", "waiting",
+        "idle_holders", "keeps_share_until", "loading", "number", "ready", "running", "waiting",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -212,6 +212,8 @@ class FunctionState(Deployed):
         self.eager = False
         """Missing copies beyond the minimum may evict idle copies of others. It ends when one of its copies is evicted
         for others: otherwise two functions could evict each other in turns."""
+        self.keeps_share_until = 0.0
+        """A change of the share of one of its copies has failed."""
         self.excess = 0
         """Of a model function: copies that scaling has asked for, asks for no more, and that are still there."""
         self.held: tuple[Call, Seconds] | None = None

@@ -22,6 +22,7 @@ from gpufaas_core.model import (
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler import contract as c
 from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.handle.workers import KEPT_S
 
 ALL = c.ARRIVAL | c.FINISH | c.LOADED | c.FLEET | c.WAKE | c.PLAN
 
@@ -165,6 +166,26 @@ def test_shares_of_a_device_fit_its_compute_together() -> None:
     assert site.why_not(c.Limit(two, 40)) == "device n1/a has 30 % of compute left to share, not 40 %"
     site.do(c.Limit(two, 30))
     assert site.policy.refusals == [None]
+
+
+def test_a_copy_whose_change_of_share_failed_has_its_old_share_again_and_keeps_it_for_a_while() -> None:
+    site = Site()
+    site.deploy("auto too", need=Need(100, "auto"))
+    one, two = site.warm("auto", "n1/a"), site.warm("auto too", "n1/a")
+    site.do(c.Limit(one, 70))
+    site.do(c.Limit(one, 30))
+    site.do(c.Limit(two, 50))
+
+    site.tell(m.ShareKept(FunctionId("auto"), DeviceId("n1/a"), 0, 70, "no memory"))
+    site.tell(m.ShareKept(FunctionId("nobody"), DeviceId("n1/a"), 0, 70, "no memory"))
+
+    device = site.engine._world.devices[DeviceId("n1/a")]
+    assert (device.residency.copies[one].share, device.spare) == (70, -20), "the other one has begun to use what it got"
+    assert site.why_not(c.Limit(one, 20)) == "a worker of auto with another share did not load a moment ago"
+    site.do(c.Limit(two, 30))
+    assert device.spare == 0
+    site.now += KEPT_S
+    assert site.do(c.Limit(one, 20)) == [m.SetLimit(FunctionId("auto"), DeviceId("n1/a"), 0, 20)]
 
 
 def test_a_call_becomes_one_of_a_variant_with_its_number() -> None:
