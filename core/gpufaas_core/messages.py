@@ -388,6 +388,8 @@ class LoadCopy(Struct, frozen=True, tag="Load"):
     parts: tuple[Part, ...]
     victims: tuple[CopyId, ...] = ()
     copy: int = 0
+    beside: bool = False
+    """Other calls of the device go on meanwhile, and new ones start."""
 
     @property
     def device(self) -> DeviceId:

@@ -116,6 +116,11 @@ class Load(Struct, frozen=True):
     tier: str = DEVICE
     victims: tuple[CopyId, ...] | None = None
     why: Why | None = None
+    beside: bool = False
+    """
+    Load beside what the device computes: it holds no compute, has no victims, and there is one such load of a device at
+    a time. Calls of the function wait for it as hits.
+    """
 
 
 class Evict(Struct, frozen=True):

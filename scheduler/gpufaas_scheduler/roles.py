@@ -110,6 +110,7 @@ class Scaling(Protocol):
 class Prefetch(Protocol):
     def plan(self, view: View) -> Plan:
         """
-        Propose loads into host tiers (`Load` with the tier `HOST`), one at a time; other actions are refused. It is
-        asked after each event by which a call began to wait, or something became free, while such calls wait.
+        Propose loads into host tiers (`Load` with the tier `HOST`) or beside what devices compute (`beside`), one at a
+        time; other actions are refused. It is asked after each event by which a call began to wait, or something became
+        free, while calls wait for functions that no device holds, and if a node has a host tier.
         """

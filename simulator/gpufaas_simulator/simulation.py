@@ -237,6 +237,8 @@ class Simulation:
             cap = self._caps.get((function, grant.copy), cap)
         if truth.whole and len(parts) == 1:
             begin = device.free_at if device.free_at > now else now
+            if device.ready_at and not cold:  # it may be loaded beside other calls
+                begin = max(begin, device.ready_at.get((function, grant.copy), begin))
         else:
             begin = self._begins(truth, devices, None if cold else (function, grant.copy))
         ready, start, victims = begin, HIT, grant.victims
@@ -288,12 +290,15 @@ class Simulation:
         parts, function, order = command.parts, command.function, command.number * 3
         devices = tuple([self._devices[each.device] for each in parts])
         truth = self._costs.of(function, devices[0].kind)
-        begin = self._begins(truth, devices, None)
+        begin = self.now if command.beside else self._begins(truth, devices, None)
         victims = self.record.hold(function, command.device, command.copy, command.victims, self.now)
         load_s, staged = self._times.loads(function, devices, parts, self.now)
         self.record.host_loads += staged
         ready = begin + load_s
-        self._occupy(truth, devices, (function, command.copy), begin, ready)
+        if command.beside:
+            devices[0].ready_at[function, command.copy] = ready
+        else:
+            self._occupy(truth, devices, (function, command.copy), begin, ready)
         if self._mixed:
             for each in devices:
                 each.enter(self.now)

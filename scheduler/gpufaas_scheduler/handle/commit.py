@@ -152,6 +152,8 @@ def try_load(world: World, action: contract.Load) -> str | None:
         return try_stage(world, owner, action)
     if owner.max_copies and owner.copies >= owner.max_copies:
         return f"{owner.id} has {owner.copies} copies, and may have {owner.max_copies}"
+    if action.beside:
+        return _try_load_beside(world, owner, action)
     if len(action.parts) > 1:
         places = places_for(world.cluster, owner, action.parts, action.victims)
         if isinstance(places, str):
@@ -173,6 +175,26 @@ def try_load(world: World, action: contract.Load) -> str | None:
     world.grant = number = world.grant + 1
     world.out.append(
         m.LoadCopy(world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number)
+    )
+    return None
+
+
+def _try_load_beside(world: World, owner: FunctionState, action: contract.Load) -> str | None:
+    """Do *action*, a load that holds no compute, or return why not."""
+    device = world.devices.get(action.parts[0].device) if len(action.parts) == 1 else None
+    if device is None:
+        return _no_place(action.parts[:1])
+    if owner.id in device.copies:
+        return f"device {device.id} holds {owner.id} already"
+    if any(each.loading for each in device.residency):
+        return f"device {device.id} is busy with a load"
+    found = world.cluster.fits(device, owner, (), starts=False)
+    if isinstance(found, Reason):
+        return found.say(owner.id, device.id, device.kind)
+    copy, _ = reserve(world, device, owner, ())
+    world.grant = number = world.grant + 1
+    world.out.append(
+        m.LoadCopy(world.epoch, number, owner.id, owner.digest, parts_of(copy, device), (), copy.number, True)
     )
     return None
 

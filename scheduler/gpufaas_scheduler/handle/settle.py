@@ -129,8 +129,8 @@ def prefetch(world: World) -> None:
 
 
 def _stage(world: World, action: Action) -> str | None:
-    if type(action) is not contract.Load or action.tier != contract.HOST:
-        return "a prefetch loads into host tiers only"
+    if type(action) is not contract.Load or not (action.tier == contract.HOST or action.beside):
+        return "a prefetch loads into host tiers, and beside what devices compute"
     return try_load(world, action)
 
 

@@ -117,22 +117,107 @@ def test_a_node_that_has_no_room_is_not_asked_at_each_event() -> None:
     assert [site.call("f") for _ in range(5)] == [[]] * 5
 
 
-class Wrong:
-    """A prefetch that loads onto a device instead."""
+def loads(commands: list[m.Command]) -> list[m.LoadCopy]:
+    return [each for each in commands if isinstance(each, m.LoadCopy)]
 
-    def __init__(self) -> None:
+
+def roomy(**options: object) -> Site:
+    """As `full`, on devices with room for a second small model, of `f`, whose weights are staged on n1."""
+    site = full(**options)  # type: ignore[arg-type]
+    site.now = 4.0
+    for number, each in enumerate(site.engine.status(0.0).devices):
+        site.tell(m.Loaded(FunctionId(f"busy{number}"), each.device.id, 4.0, 10))
+    site.deploy("f", Profile(4.0, 10.0, 40, measured=True, loads={"host": 1.0}))
+    site.tell(m.Staged(NodeId("n1"), FunctionId("f"), 40))
+    return site
+
+
+def test_what_is_staged_is_loaded_beside_the_calls_of_the_device_that_is_free_first() -> None:
+    site = roomy()
+
+    (load,) = loads(site.tell(m.Arrived(CallId("x"), FunctionId("f"))))
+    assert (load.function, load.device, load.victims, load.beside) == ("f", "n1/a", (), True)
+    assert not loads(site.tell(m.Arrived(CallId("y"), FunctionId("f")))), "there is a copy now"
+    device = next(each for each in site.engine.status(4.0).devices if each.device.id == "n1/a")
+    assert (device.used, device.reserved) == (100, 100)
+
+    site.now = 5.0
+    assert site.tell(m.Loaded(FunctionId("f"), DeviceId("n1/a"), 1.0, 10, load.copy, "host")) == []
+    site.now = 14.0
+    (start,) = site.tell(m.Finished(CallId("c1"), DeviceId("n1/a"), 10.0))
+    assert isinstance(start, m.StartCall)
+    assert (start.grant.calls, start.grant.cold, start.grant.copy) == (("x",), False, load.copy)
+
+
+def test_a_copy_is_loaded_on_a_node_that_has_the_weights() -> None:
+    site = roomy(devices=("n2/a", "n1/b"))
+
+    (load,) = loads(site.tell(m.Arrived(CallId("x"), FunctionId("f"))))
+    assert load.device == "n1/b"
+
+
+@pytest.mark.parametrize("kind", ["gpu", "cpu", "cpu-0.6"])
+def test_loads_take_no_cores_from_the_calls_of_cpu_devices(kind: str) -> None:
+    site = Site("least-wait", devices=())
+    site.tell(m.DeviceJoined(Device(DeviceId("n1/a"), kind, 100, host_memory=100)))
+    site.deploy("f", Profile(4.0, 10.0, 40, measured=True, loads={"host": 1.0}))
+    site.call("busy")
+    site.tell(m.Loaded(FunctionId("busy"), DeviceId("n1/a"), 4.0, 10))
+    site.tell(m.Staged(NodeId("n1"), FunctionId("f"), 40))
+
+    assert len(loads(site.tell(m.Arrived(CallId("x"), FunctionId("f"))))) == (kind == "gpu")
+
+
+def test_nothing_gives_way_to_a_load_beside_calls() -> None:
+    site = roomy()
+    site.deploy("large", Profile(4.0, 10.0, 41, measured=True, loads={"host": 1.0}))
+    site.tell(m.Staged(NodeId("n1"), FunctionId("large"), 41))
+
+    assert not loads(site.tell(m.Arrived(CallId("x"), FunctionId("large"))))
+
+
+class Proposed:
+    """A prefetch that proposes what the test says."""
+
+    def __init__(self, *actions: c.Action) -> None:
+        self.actions = actions
         self.refusals: list[c.Refusal | None] = []
 
     def plan(self, view: c.View) -> c.Plan:  # noqa: ARG002
-        self.refusals.append((yield c.Load(FunctionId("f"), (Part(DeviceId("n1/a"), 0),))))
-        self.refusals.append((yield c.Evict("busy0#0")))
+        for each in self.actions:
+            self.refusals.append((yield each))
 
 
 def test_a_prefetch_does_nothing_else() -> None:
     site = full("lalb-o3")
-    wrong = Wrong()
+    wrong = Proposed(c.Load(FunctionId("f"), (Part(DeviceId("n1/a"), 0),)), c.Evict("busy0#0"))
     site.engine._world.prefetch = wrong
     site.deploy("f")
 
     assert site.call("f") == []
-    assert [each and each.reason for each in wrong.refusals] == ["a prefetch loads into host tiers only"] * 2
+    assert [each and each.reason for each in wrong.refusals] == [
+        "a prefetch loads into host tiers, and beside what devices compute"
+    ] * 2
+
+
+def beside(function: str, *devices: str) -> c.Load:
+    return c.Load(FunctionId(function), tuple(Part(DeviceId(each), 0) for each in devices), beside=True)
+
+
+def test_what_cannot_be_loaded_beside_calls_is_refused() -> None:
+    site = roomy(policy="lalb-o3")
+    for name, size in (("g", 20), ("h", 20), ("large", 41)):
+        site.deploy(name, Profile(4.0, 10.0, size, measured=True))
+    proposed = Proposed(
+        beside("g", "n1/a"), beside("h", "n1/a"), beside("h", "n9/z"), beside("h"), beside("large", "n1/b"),
+        beside("busy0", "n1/a"),
+    )  # fmt: skip
+    site.engine._world.prefetch = proposed
+    site.call("f")
+    reasons = [each and each.reason for each in proposed.refusals]
+
+    assert reasons[:4] == [
+        None, "device n1/a is busy with a load", "there is no device n9/z", "a copy has one part, not 0"
+    ]  # fmt: skip
+    assert "large" in str(reasons[4])
+    assert reasons[5] == "device n1/a holds busy0 already"

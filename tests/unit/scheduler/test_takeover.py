@@ -371,7 +371,10 @@ class Site:
         need = self.models.setdefault(name, rng.choice(self.needs)) if slots is None else Need(0, slots=slots)
         function = Function(
             name, f"digest of {name}", need,
-            {"*": Profile(rng.randint(8, 40) / 8, rng.randint(1, 16) / 8, rng.randint(2, 30) << 20)},
+            {"*": Profile(
+                rng.randint(8, 40) / 8, rng.randint(1, 16) / 8, rng.randint(2, 30) << 20,
+                loads={"host": 0.5} if self.host else {},
+            )},
             rng.choice([0, 0, 0, 1, 2]), 12, rng.choice([0, 0, 4]), elastic=rng.random() < 0.5,
         )  # fmt: skip
         self.functions[name] = function

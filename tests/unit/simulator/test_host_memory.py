@@ -135,6 +135,18 @@ def test_what_is_not_worth_its_place_is_not_read() -> None:
     assert latency[2] == 19.0 + 5.0
 
 
+def test_a_load_from_the_host_beside_a_call_leaves_the_rest_of_it() -> None:
+    """g is staged from 1 to 4 and loaded beside f from 4 to 5; h, for which there is no room, after both."""
+    long = Cost(occupation=50, load_s=4.0, service_s=5.0, host_load_s=1.0)
+    short = Cost(occupation=50, load_s=4.0, service_s=1.0, host_load_s=1.0)
+    given = workload([(0, "f"), (1, "g"), (1, "h")], costs={"f": long, "g": short, "h": short})
+
+    latency, _, simulation = run(given, PREFETCH)
+
+    assert latency == [9.0, 9.0, 11.0]
+    assert (simulation.record.prefetches, simulation.record.host_loads) == (1, 2)
+
+
 def test_a_report_counts_loads_from_the_host_and_what_was_staged() -> None:
     long = Cost(occupation=100, load_s=4.0, service_s=5.0, host_load_s=1.0)
 
