@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpufaas_core.errors import InvalidSpec, LoadFailed
-from gpufaas_functions import transfer
+from gpufaas_functions.transfer import to_cuda
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,7 +89,7 @@ def _load_safetensors(path: Path, device: str) -> Any:
     from safetensors.torch import load_file
 
     if device.startswith("cuda"):
-        return transfer.to_cuda(path, device)
+        return to_cuda(path, device)
     try:
         return load_file(path, device=device)
     except SafetensorError as exc:

@@ -60,7 +60,7 @@ def _serving(world: World, _event: m.Serving) -> None:
 
 def _restored(world: World, event: m.Restored) -> None:
     takeover.restored(world, event)
-    if world.left is not None:
+    if world.older.left is not None:
         world.handlers = _LISTENING
 
 
@@ -164,7 +164,7 @@ class Engine:
         if world.late and world.late[0][0] <= now:
             return_overdue(world)
         world.handlers[type(event)](world, event)
-        if world.freed or (world.watches and world.left is None and is_watched(world)):
+        if world.freed or (world.watches and world.older.left is None and is_watched(world)):
             world.freed = False
             settle(world)
         if world.nested and (world.tangled or type(event) in _TANGLING):

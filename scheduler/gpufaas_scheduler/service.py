@@ -185,9 +185,12 @@ class SchedulerService:
 
     def report(self, fact: m.Event) -> None:
         """A node says what happened."""
-        if isinstance(fact, m.NodeRefused) and self._is_here(fact.call) and self.engine.heeds(fact):
-            # Its gateway asks for the next grant when it learns of the refusal, which may be after that is granted.
-            self._waiting[fact.call] = self._refused[fact.call] = self._loop.create_future()
+        if isinstance(fact, m.NodeRefused):
+            call = fact.call
+            if call != self._placing and self._answer_of(call) is None and self.engine.heeds(fact):
+                # The gateway of this process, which has the grant already, asks for the next one when it learns of the
+                # refusal: that may be after it is granted.
+                self._waiting[call] = self._refused[call] = self._loop.create_future()
         self.handle(fact)
 
     # --- functions and status ---
@@ -238,11 +241,8 @@ class SchedulerService:
         if node is not None:  # else it left after the engine decided, and its devices with it
             node.execute(command)
 
-    def _is_here(self, call: CallId) -> bool:
-        """Whether *call* is of the gateway of this process, which has its answer already."""
-        return call != self._placing and self._answer_of(call) is None
-
     def _answer_of(self, call: CallId) -> OnAnswer | None:
+        """Return where the answer to *call* goes; None: to the gateway of this process."""
         return self._gateways.get(gateway_of(call)) if self._gateways else None
 
     def _answer(self, call: CallId, answer: m.Grant | GpufaasError) -> None:

@@ -23,6 +23,7 @@ from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.demand import DEMAND_S
+from gpufaas_scheduler.world.places import can_start, idle_holder
 from gpufaas_scheduler.world.queue import Flow, GlobalQueue
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 
@@ -69,7 +70,7 @@ class _Fleet:
         return found
 
     def _can_load(self, device: DeviceState, function: FunctionState) -> bool:
-        return function.allows(device) and self._cluster.can_start(device, function)
+        return function.allows(device) and can_start(self._cluster, device, function)
 
     def places(self, function: FunctionState, limit: int) -> list[tuple[DeviceState, Bytes]]:
         found = []
@@ -114,12 +115,12 @@ class _Fleet:
         """
         cluster = self._cluster
         return any(
-            call.owner.allows(device) and (not cluster.mixed or cluster.can_start(device, call.owner))
+            call.owner.allows(device) and (not cluster.mixed or can_start(cluster, device, call.owner))
             for call in cluster.queue.firsts()
         )
 
     def can_start(self, device: DeviceState, call: Call) -> bool:
-        return self._cluster.can_start(device, call.owner)
+        return can_start(self._cluster, device, call.owner)
 
 
 class _Residency(_Fleet):
@@ -141,7 +142,7 @@ class _Residency(_Fleet):
         return [each for each in found if each.id not in avoid] if avoid else found
 
     def idle_holder(self, call: Call) -> DeviceState | None:
-        return self._cluster.idle_holder(call)
+        return idle_holder(self._cluster, call)
 
     def idle_holders(self, call: Call, limit: int) -> list[DeviceState]:
         cluster, owner = self._cluster, call.owner
@@ -160,7 +161,7 @@ class _Residency(_Fleet):
         else:
             ordered = (device for name, device in owner.holders.items() if name in found)
         if cluster.mixed:
-            able = [each for each in ordered if cluster.can_start(each, owner)]
+            able = [each for each in ordered if can_start(cluster, each, owner)]
             ordered = [each for each in able if each.reserved < each.compute] or able
         return list(islice(ordered, limit))
 
@@ -344,10 +345,10 @@ class ClusterView(_Plans):
         hits = [
             flow.calls[0]
             for name, flow in device.flows.items()
-            if flow.head != NEVER and cluster.can_start(device, cluster.functions[name])
+            if flow.head != NEVER and can_start(cluster, device, cluster.functions[name])
         ]
         back = (each for each in cluster.queue.returned if each.function in device.copies)
-        hits += [each for each in back if cluster.can_start(device, each.owner)]
+        hits += [each for each in back if can_start(cluster, device, each.owner)]
         return min(hits, key=lambda each: each.number, default=None)
 
     def oldest_hit(self, without: Collection[FunctionId]) -> Call | None:
@@ -381,7 +382,7 @@ class ClusterView(_Plans):
         return None if found is None else found.flow.calls[0]
 
     def _can_hit(self, owner: FunctionState) -> bool:
-        return any(self._cluster.can_start(each, owner) for each in owner.idle_holders.values())
+        return any(can_start(self._cluster, each, owner) for each in owner.idle_holders.values())
 
     def orphans(self, limit: int) -> list[Call]:
         return self._cluster.orphans.first(limit)

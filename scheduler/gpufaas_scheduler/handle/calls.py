@@ -150,7 +150,7 @@ def _came_again(world: World, event: m.Arrived) -> bool:
 
 def _back_date(world: World, call: Call, age_s: Seconds) -> None:
     """Give a call that waited elsewhere its old place, or one before the calls that arrived later."""
-    remembered = world.remembered.pop(call.id, None)
+    remembered = world.older.remembered.pop(call.id, None)
     if remembered is not None:
         doc, since = remembered
         call.number = doc.number

@@ -19,7 +19,7 @@ _WAITED: Final = contract.Why("smaller calls had kept it waiting too long, so th
 
 def make_way(world: World) -> None:
     """An event has been dealt with: clear a device if a call has waited too long, or go on with that."""
-    if world.left is not None or isinstance(world.agenda.event, m.Serving):
+    if world.older.left is not None or isinstance(world.agenda.event, m.Serving):
         return
     cluster, clearing = world.cluster, world.cluster.clearing
     if clearing.call is None and cluster.now >= clearing.pauses_until and (world.queue.count or world.homeless):

@@ -7,6 +7,7 @@ from typing import Final
 
 from gpufaas_core import messages as m
 from gpufaas_scheduler.handle.grants import next_local, reserve, return_local, start
+from gpufaas_scheduler.world.places import room_for
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
 from gpufaas_scheduler.world.world import World
 
@@ -113,7 +114,7 @@ def serve_fifo(world: World, owner: FunctionState) -> None:
     if not owner.active and queue.calls:
         world.cluster.revive(owner)
     if not owner.active and queue.calls:
-        room = world.cluster.room_for(owner)
+        room = room_for(world.cluster, owner)
         if room is None:
             return
         device, victims = room
@@ -168,7 +169,7 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
     """Load one copy. Return whether there was room."""
     if owner.queued and owner.copies >= len(world.devices):
         return False
-    room = world.cluster.room_for(owner)
+    room = room_for(world.cluster, owner)
     if room is None:
         return False
     device, victims = room

@@ -251,7 +251,7 @@ def _adopt_residents(
             or owner.wanted > state.compute
             or (each.function in state.copies)
             or each.memory > state.residency.unpromised
-            or (key in world.cluster.copies and key not in world.whole)
+            or (key in world.cluster.copies and key not in world.older.whole)
             or _is_torn(world, key, before)
         ):
             over -= each.memory
@@ -271,7 +271,7 @@ def _adopt_residents(
             copy.ready_at = since + before.ready_in_s
         if before is not None and before.parts:
             copy.split = True
-            if world.whole[key][0].device != state.id:
+            if world.older.whole[key][0].device != state.id:
                 state.residency.insert(copy)
                 state.copies[owner.id] = copy.id
                 continue
@@ -289,7 +289,7 @@ def _adopt_residents(
 
 def _is_torn(world: World, key: CopyId, before: ResidentDoc | None) -> bool:
     """Whether it is a part of a copy of which not all parts are there."""
-    return before is not None and bool(before.parts) and key not in world.whole
+    return before is not None and bool(before.parts) and key not in world.older.whole
 
 
 def whole_copies(found: Iterable[tuple[DeviceDoc, DeviceSnapshot]]) -> dict[CopyId, tuple[Part, ...]]:
@@ -309,7 +309,7 @@ def whole_copies(found: Iterable[tuple[DeviceDoc, DeviceSnapshot]]) -> dict[Copy
 
 def join_parts(world: World) -> None:
     """The devices of a takeover are adopted: let the parts of each copy be one again."""
-    for key, parts in world.whole.items():
+    for key, parts in world.older.whole.items():
         found = [
             (device, device.residency.copies[key])
             for each in parts
@@ -332,7 +332,7 @@ def join_parts(world: World) -> None:
                 hold_parts(world, grant, first.busy_since)
         for device, _ in rest:
             device.starts -= copy.running  # counted before the takeover
-    world.whole = {}
+    world.older.whole = {}
 
 
 def _adopt_call(
@@ -359,8 +359,8 @@ def _adopt_call(
         twin, call = True, None
     if call is None:
         # It was started before all that wait here, so its number is below theirs.
-        world.adopted += 1
-        call = Call(running.call, owner.id, owner, world.adopted - _MAX_ADOPTED, at - running.age_s, None)
+        world.older.adopted += 1
+        call = Call(running.call, owner.id, owner, world.older.adopted - _MAX_ADOPTED, at - running.age_s, None)
         call.left = True
         call.aborted = running.abandoned
     if twin:

@@ -14,6 +14,7 @@ from gpufaas_scheduler.handle.copies import load_copies, serve_fifo, trim
 from gpufaas_scheduler.handle.grants import return_all, return_local, start
 from gpufaas_scheduler.handle.waiting import give_up
 from gpufaas_scheduler.world.call_state import RUNNING, WAITING
+from gpufaas_scheduler.world.places import idle_holder, room_for
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
@@ -149,9 +150,9 @@ def start_nested(world: World) -> None:
             if owner.active and call.state != RUNNING and world.nests.full_of_outers(owner):
                 _start_at_another_copy(world, call)
         elif call.state == WAITING and (world.idle or owner.shared_hold):
-            device = world.cluster.idle_holder(call) or _open_holder(owner)
+            device = idle_holder(world.cluster, call) or _open_holder(owner)
             if device is None and not world.nests.may_wait(owner):
-                room = world.cluster.room_for(owner, [key[2] for key in world.idle], starts=True)
+                room = room_for(world.cluster, owner, [key[2] for key in world.idle], starts=True)
                 device = None if room is None else room[0]
             if device is not None:
                 try_start(world, contract.start_on(device, call, _NESTED))
@@ -167,7 +168,7 @@ def _start_at_another_copy(world: World, call: Call) -> None:
     owner = call.owner
     if owner.max_copies and owner.copies >= owner.max_copies:
         return
-    room = world.cluster.room_for(owner)
+    room = room_for(world.cluster, owner)
     if room is not None:
         device, victims = room
         owner.flow.remove(call)

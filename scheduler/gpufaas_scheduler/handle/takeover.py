@@ -19,29 +19,30 @@ from gpufaas_scheduler.handle.waiting import wait_again
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.changes import device_key
 from gpufaas_scheduler.world.demand import Demand
+from gpufaas_scheduler.world.older import Left
 from gpufaas_scheduler.world.state import Call, FunctionState
-from gpufaas_scheduler.world.world import Left, World
+from gpufaas_scheduler.world.world import World
 
 
 def restored(world: World, event: m.Restored) -> None:
-    if world.left is not None or world.devices or world.calls.by_id:
+    if world.older.left is not None or world.devices or world.calls.by_id:
         world.ignored["Restored"] += 1
         return
-    world.left = Left(event, world.cluster.now)
+    world.older.left = Left(event, world.cluster.now)
 
 
 def defer(world: World, event: m.Event) -> None:
-    assert world.left is not None
-    world.left.events.append((world.cluster.now, event))
+    assert world.older.left is not None
+    world.older.left.events.append((world.cluster.now, event))
 
 
 def serving(world: World, replay: Callable[[m.Event], None]) -> None:
     """Restore the state and begin to decide. *replay* handles an event that came before this one."""
-    left = world.left
+    left = world.older.left
     if left is None:
         world.ignored["Serving"] += 1
         return
-    world.left = None
+    world.older.left = None
     now = world.cluster.now
     another = left.event.engine is not None and left.event.engine.policy != world.policy.name
     if another:
@@ -142,7 +143,7 @@ def _restore_calls(world: World, left: Left) -> dict[CallId, Call]:
         if owner is None:
             continue
         if not left.event.queued and each.call not in again:
-            world.remembered[each.call] = (each, since)
+            world.older.remembered[each.call] = (each, since)
             continue
         call = docs.restored_call(each, owner, since)
         if each.call in again and again[each.call].deadline is not None:
@@ -163,7 +164,7 @@ def _restore_devices(world: World, left: Left, waiting: dict[CallId, Call]) -> b
     changed = False
     last = len(known) + max((doc.order for doc in known.values()), default=0)
     order = {name: known[name].order if name in known else last for name in joined}
-    world.whole = whole_copies(
+    world.older.whole = whole_copies(
         (known[name], event.snapshot) for name, (_, event) in joined.items() if name in known and event.snapshot
     )
     for name in sorted(joined, key=lambda each: order[each]):
@@ -178,7 +179,7 @@ def _restore_devices(world: World, left: Left, waiting: dict[CallId, Call]) -> b
                 owner = world.functions.get(each.function)
                 if owner is not None:
                     calls[each.call] = docs.restored_call(each, owner, since)
-                    world.remembered[each.call] = (each, since)
+                    world.older.remembered[each.call] = (each, since)
             local = [waiting.pop(each.call) for each in doc.local if each.call in waiting]
         snapshot = event.snapshot or DeviceSnapshot(event.device)
         tell_staged(world, event)
@@ -187,7 +188,7 @@ def _restore_devices(world: World, left: Left, waiting: dict[CallId, Call]) -> b
     for name, doc in known.items():
         world.cluster.changes.gone(device_key(name))
         for each in doc.running:
-            world.remembered[each.call] = (each, left.since(doc))
+            world.older.remembered[each.call] = (each, left.since(doc))
         changed = True
     return changed
 

@@ -19,6 +19,7 @@ from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.nests import Nests
+from gpufaas_scheduler.world.places import idle_holder, room_for
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 
 WAIT_S: Final[Seconds] = 20.0
@@ -127,10 +128,10 @@ def _can_start(cluster: Cluster, call: Call) -> bool:
     """Whether there is a place for *call* now, and the policy does not want it."""
     owner = call.owner
     if not owner.queued:
-        return cluster.room_for(owner) is not None
-    if cluster.idle_holder(call) is not None:
+        return room_for(cluster, owner) is not None
+    if idle_holder(cluster, call) is not None:
         return True
-    return cluster.room_for(owner, [key[2] for key in cluster.idle_devices], starts=True) is not None
+    return room_for(cluster, owner, [key[2] for key in cluster.idle_devices], starts=True) is not None
 
 
 def _soonest(cluster: Cluster, nests: Nests, call: Call) -> DeviceState | None:

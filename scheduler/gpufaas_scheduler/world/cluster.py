@@ -5,12 +5,10 @@ Devices and functions, which device holds which function, and which devices are 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf
 
 from gpufaas_cache_manager import residency
-from gpufaas_cache_manager.eviction import victims
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds
 from gpufaas_scheduler.fit import NOT_ALLOWED, SHUT, Fit, Reason, fits
@@ -282,31 +280,6 @@ class Cluster:
             self.asked, self._answer = (owner, device), found
         return found
 
-    def room_for(
-        self, owner: FunctionState, among: Iterable[DeviceState] | None = None, *, starts: bool = False
-    ) -> tuple[DeviceState, tuple[Copy, ...]] | None:
-        """
-        Return the device (of *among*, or any) for a copy that no policy places, and the victims there.
-
-        Best is a device without victims; then one with fewer copies of *owner* (none, for a model function); then the
-        victims that are cheapest to load again; then the most free memory; then the first that joined.
-        O(devices x residents).
-        """
-        best: tuple[DeviceState, tuple[Copy, ...]] | None = None
-        best_key: tuple[bool, int, Seconds, Bytes, int] | None = None
-        held = Counter(owner.active.values())
-        for device in self.devices.values() if among is None else among:
-            if owner.queued and owner.id in device.copies:
-                continue
-            found = self.fits(device, owner, starts=starts)
-            if isinstance(found, Reason):
-                continue
-            reload_s = sum(copy.owner.load_on(device) for copy in found.victims)
-            key = (bool(found.victims), held[device], reload_s, -device.residency.free, device.order)
-            if best_key is None or key < best_key:
-                best, best_key = (device, found.victims), key
-        return best
-
     def fits_somewhere(self, owner: FunctionState) -> bool:
         """Whether some device that it may be on would be large enough if it were empty."""
         if owner.fits_as_of != self.fleet:
@@ -328,33 +301,3 @@ class Cluster:
             if owner.wanted <= each.compute and owner.allows(each):
                 largest[each.kind] = max(each.device.memory, largest.get(each.kind, 0))
         return largest
-
-    def can_start(self, device: DeviceState, owner: FunctionState) -> bool:
-        """
-        Whether a call of *owner* can start on *device*: it has the compute, if need be after the eviction of idle
-        copies, or the call joins others; and its copy has a free slot, if there is one.
-        """
-        if device.preload is not None or device.idle_key is None:
-            return False
-        held = device.copies.get(owner.id)
-        if held is not None:
-            copy = self.copies[held][1]
-            if copy.running >= (copy.slots or owner.slots) or copy not in owner.active:
-                return False
-        lacking = device.lacks(owner)
-        if lacking <= 0 or device.can_join(owner):
-            return True
-        return victims(self.replacement, device.residency, 0, owner, lacking) is not None
-
-    def idle_holder(self, call: Call) -> DeviceState | None:
-        owner = call.owner
-        holders = owner.holders
-        if len(self.idle_devices) <= len(holders):
-            for key in self.idle_devices:
-                if key[2].id in holders and (not self.mixed or self.can_start(key[2], owner)):
-                    return key[2]
-            return None
-        keys = [device.idle_key for device in holders.values() if device.idle_key is not None]
-        if self.mixed:
-            keys = [key for key in keys if self.can_start(key[2], owner)]
-        return min(keys)[2] if keys else None

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Part, Seconds
-from gpufaas_core.snapshot import CallDoc, DeviceDoc, EngineDoc, FunctionDoc
+from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds
 from gpufaas_scheduler.contract import Noting, Observing, Refusal, SchedulingPolicy, Watching, Why
 from gpufaas_scheduler.roles import Batching, Prefetch
 from gpufaas_scheduler.view_contract import View
@@ -19,6 +18,7 @@ from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.memory import Lending
 from gpufaas_scheduler.world.nests import Nests
+from gpufaas_scheduler.world.older import Older
 from gpufaas_scheduler.world.overdue import Overdue
 from gpufaas_scheduler.world.state import Call, FunctionState
 
@@ -34,7 +34,6 @@ class World:
     """One per engine. *learn*: see `Engine`."""
 
     __slots__ = (
-        "adopted",
         "agenda",
         "batching",
         "calls",
@@ -54,7 +53,6 @@ class World:
         "late",
         "learn",
         "learnt",
-        "left",
         "lenders",
         "lending",
         "lost",
@@ -62,6 +60,7 @@ class World:
         "nested",
         "nests",
         "observe",
+        "older",
         "out",
         "overdue",
         "policy",
@@ -69,7 +68,6 @@ class World:
         "queue",
         "rate",
         "refusals",
-        "remembered",
         "settled",
         "short",
         "starts",
@@ -77,7 +75,6 @@ class World:
         "tangled",
         "view",
         "watches",
-        "whole",
     )  # fmt: skip
 
     def __init__(
@@ -136,13 +133,7 @@ class World:
         """Something changed that may let a waiting call start, so a scheduling run follows."""
         self.settled = False
         """A scheduling run happened since docs were last taken."""
-        self.left: Left | None = None
-        """What an older engine left; None: after `Serving`, or without an older engine."""
-        self.remembered: dict[CallId, tuple[CallDoc, Seconds]] = {}
-        """Calls of an older engine that may arrive again, and when their docs were written."""
-        self.whole: dict[CopyId, tuple[Part, ...]] = {}
-        """During a takeover: the parts of the copies with several of which all are there."""
-        self.adopted = 0
+        self.older = Older()
         self.out: list[m.Command] = []
         self.handlers: Mapping[type[m.Event], Handler] = {}
         """What handles events now, by their kind."""
@@ -169,22 +160,3 @@ Handler: TypeAlias = Callable[["World", Any], None]
 
 Started: TypeAlias = "tuple[Seconds, Call, DeviceId, bool, tuple[CopyId, ...], bool, Why | None]"
 """Time, call, device, whether a miss, victims, whether from a local queue, and why."""
-
-
-class Left:
-    """What an older engine left, and the events that have come since."""
-
-    def __init__(self, event: m.Restored, at: Seconds) -> None:
-        self.event = event
-        self.events: list[tuple[Seconds, m.Event]] = []
-        self._at = at - event.elapsed_s
-        """When the newest doc was made, on this engine's clock."""
-        every: list[DeviceDoc | FunctionDoc | EngineDoc] = [*event.functions, *event.devices]
-        if event.engine is not None:
-            every.append(event.engine)
-        self._newest = max(((each.epoch, each.at_s) for each in every), default=(0, 0.0))
-
-    def since(self, doc: DeviceDoc | FunctionDoc | EngineDoc) -> Seconds:
-        """Return when *doc* was made. That is not known for an epoch older than the newest: it counts as new."""
-        epoch, at_s = self._newest
-        return self._at - (at_s - doc.at_s) if doc.epoch == epoch else self._at
