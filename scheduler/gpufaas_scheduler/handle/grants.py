@@ -145,7 +145,12 @@ def _in_company(
     if others:
         grant.calls, grant.open = (first, *others), 1 + len(others)
     beside = [each for each in device.holding if each.copy is not grant.copy]
-    grant.neighbours = len(beside)
+    own = grant.copy.running - 1
+    grant.neighbours = len(beside) + own
+    if own:
+        for each in (*device.holding, *device.beside):
+            if each.copy is grant.copy and each.neighbours < grant.neighbours:
+                each.neighbours = grant.neighbours
     for each in beside:
         each.neighbours = max(each.neighbours, sum(other.copy is not each.copy for other in device.holding) + 1)
     if costs is not None:
@@ -182,6 +187,7 @@ def reserve(
     copy = world.cluster.insert(device, owner, costs.occupation, owner.load_on(device))
     if owner.copies >= owner.target:
         world.short.pop(owner.id, None)
+        world.held_back.pop(owner.id, None)
     return copy, tuple([each.id for each in victims])
 
 
@@ -200,6 +206,7 @@ def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...])
     cluster.insert_rest(copy, [(each.device, each.part.memory, each.part.share) for each in places[1:]])
     if owner.copies >= owner.target:
         world.short.pop(owner.id, None)
+        world.held_back.pop(owner.id, None)
     return copy, tuple(victims.values())
 
 

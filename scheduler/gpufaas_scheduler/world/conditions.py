@@ -27,7 +27,7 @@ class Condition(NamedTuple):
     share: int = 0
     """What its copy holds of the compute, in per cent; 0: it is not capped."""
     neighbours: int = 0
-    """The most grants that ran on the device beside it."""
+    """The most grants that ran on the device beside it, those of its own copy included."""
 
 
 ALONE: Final = Condition()

@@ -159,7 +159,7 @@ class Grant(Light):
     open: int = 1
     """The number of its calls that have not ended."""
     neighbours: int = 0
-    """The most grants that held compute of the device beside it."""
+    """The most grants that ran beside it: of its own copy, and of others that held compute of the device."""
     adopted: bool = False
     """An older engine made it, or nobody: its number is not one of this engine's."""
     ended: int = 0

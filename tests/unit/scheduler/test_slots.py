@@ -1,12 +1,13 @@
 """Several calls at once on one copy of a model: they join the first one within its hold of the device."""
 
 import pytest
-from tests.unit.scheduler.world import World, starts
+from tests.unit.scheduler.world import World, starts, state_of
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import Function, FunctionId, Need, Profile
+from gpufaas_core.model import DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_scheduler.policies import POLICIES
 from gpufaas_scheduler.world.clearing import WAIT_S
+from gpufaas_scheduler.world.conditions import Condition
 
 
 def deploy(world: World, name: str, need: Need, load_s: float = 3.0, size: int = 10) -> None:
@@ -115,3 +116,27 @@ def test_calls_that_join_each_other_without_a_pause_keep_no_other_model_waiting_
     assert world.now <= WAIT_S + 2.0, "two calls of f ran at any time"
     world.finish("other")
     assert [grant.function for grant in world.running.values()] == ["f", "f"]
+
+
+def test_times_of_calls_beside_others_of_their_copy_are_learnt_apart_from_those_of_calls_alone() -> None:
+    world = World("lalb", learn=True)
+    world.device("a")
+    deploy(world, "f", Need(slots=3))
+    world.call("first", "f")
+    world.loaded("f", "a")
+    world.finish("first", 1.0)
+    costs = state_of(world.engine).functions[FunctionId("f")].costs["gpu"]
+    assert costs is not None
+
+    for number in range(5):
+        world.call(f"a{number}", "f")
+        world.call(f"b{number}", "f")
+        world.finish(f"b{number}", 1.8)
+        world.finish(f"a{number}", 2.0)  # alone at its end, but not all the time
+
+    assert costs.service_s == 1.0
+    assert costs.grant_s(0.0, Condition(neighbours=1)) == pytest.approx(1.9, abs=0.1)
+    world.call("alone", "f")
+    world.call("joins", "f")
+    alone, joins = state_of(world.engine).devices[DeviceId("a")].grants()
+    assert (alone.estimate_s, joins.estimate_s) == (1.0, costs.grant_s(0.0, Condition(neighbours=1)))
