@@ -13,6 +13,7 @@ A call, seen from the node::
     ← ANSWER (head, body inline)                        or  HEAD, CHUNK*, END
     ← MEASURED after that, if the memory of the worker grew; always after its first call
     → CANCEL at any time: the caller is gone; the worker stops at its next chunk and still answers END
+    → LIMIT at any time, on a GPU: how much of its memory the worker may occupy
     → PING at any time, if READY says that the worker has an event loop   ← PONG, from the loop itself
 
 A batch::
@@ -50,6 +51,7 @@ class Kind:
     CANCEL: Final = 4
     BATCH: Final = 5
     PING: Final = 6
+    LIMIT: Final = 7
     READY: Final = 16
     FAILED: Final = 17
     ANSWER: Final = 18
@@ -98,6 +100,12 @@ class CancelHead(msgspec.Struct, array_like=True, frozen=True):
     place: int
 
 
+class LimitHead(msgspec.Struct, array_like=True, frozen=True):
+    """From now on a worker on a GPU may occupy `memory` bytes there: its allocator holds it to that."""
+
+    memory: Bytes
+
+
 class AnswerHead(msgspec.Struct, array_like=True, frozen=True):
     """The head of ANSWER and HEAD. `run_s` and `peak` are those of the whole call in ANSWER, and 0 in HEAD."""
 
@@ -131,9 +139,10 @@ class EndHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class MeasuredHead(msgspec.Struct, array_like=True, frozen=True):
-    """`peak` is the worker's peak occupation, which grew during the call before this frame."""
+    """`peak` is the worker's peak occupation, which grew during the call before this frame; `held` as in READY."""
 
     peak: Bytes
+    held: Bytes = 0
 
 
 class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
@@ -145,6 +154,8 @@ class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
     """Private writable memory at the fork point. A limit is this plus the reservation."""
     loop: bool = False
     """One event loop runs all calls, and answers PING."""
+    held: Bytes = 0
+    """What it holds now by its own account, `occupation` being the peak; 0: the device's driver says no more."""
 
 
 class FailedHead(msgspec.Struct, array_like=True, frozen=True):

@@ -63,7 +63,7 @@ def growth_frame(memory: Memory) -> bytes:
     Send it after the answer: to measure a large worker takes longer than many a call.
     """
     peak = memory.grown()
-    return encode_frame(Kind.MEASURED, MeasuredHead(peak)) if peak else b""
+    return encode_frame(Kind.MEASURED, MeasuredHead(peak, memory.held())) if peak else b""
 
 
 def failure(exc: BaseException, memory: Memory) -> HandlerAnswer:

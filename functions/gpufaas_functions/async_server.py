@@ -23,6 +23,7 @@ from gpufaas_core.frames import (
     EndHead,
     FrameReader,
     Kind,
+    LimitHead,
     encode_frame,
     encode_prefix,
 )
@@ -44,6 +45,7 @@ from gpufaas_functions.coroutines import Pieces, called, checked, closed
 from gpufaas_functions.memory import is_out_of_memory
 
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
+_decode_limit: Final = msgspec.msgpack.Decoder(LimitHead).decode
 
 
 class AsyncServer:
@@ -129,6 +131,8 @@ class AsyncSlot(asyncio.Protocol):
                 self._cancel()
             elif kind == Kind.PING:
                 self._transport.write(encode_frame(Kind.PONG))
+            elif kind == Kind.LIMIT:
+                self._server.memory.limit(_decode_limit(header).memory)
             elif self._head is not None:
                 if kind == Kind.BODY:
                     self._body.append(body)

@@ -88,6 +88,13 @@ class EmulatedMemory:
     def synchronize(self) -> None:
         """Do nothing: no work goes on in the background."""
 
+    def held(self) -> int:
+        """Return 0: there is no driver."""
+        return 0
+
+    def limit(self, memory: int) -> None:
+        """Do nothing: calls need what the cost model says."""
+
     def peak(self) -> int:
         return self._occupation
 

@@ -46,6 +46,13 @@ class CpuMemory:
     def synchronize(self) -> None:
         """Do nothing: on a CPU no work goes on in the background."""
 
+    def held(self) -> int:
+        """Return 0: the kernel's account is the worker's own."""
+        return 0
+
+    def limit(self, memory: int) -> None:
+        """Do nothing: the kernel, or a watcher, holds the worker to its memory."""
+
     def peak(self) -> int:
         self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         now = MemoryPoint.read()
@@ -76,9 +83,15 @@ class CpuMemory:
 
 
 class CudaMemory:
-    """Occupation on a CUDA device: the context, and the peak that torch's allocator reserved."""
+    """
+    Occupation on a CUDA device: the context, and the peak that torch's allocator reserved.
 
-    def __init__(self, device: str) -> None:
+    Reserved, not allocated: what lies between blocks is nobody else's. The allocator is held to the worker's memory, so
+    that a model which takes all gets an out-of-memory error of its own, as on a CPU device.
+    """
+
+    def __init__(self, device: str, memory: int = 0) -> None:
+        """:param memory: that the worker may occupy; 0: all"""
         import torch
 
         self._torch = torch
@@ -86,14 +99,27 @@ class CudaMemory:
         free_before, _ = torch.cuda.mem_get_info(device)
         torch.zeros(1, device=device)
         torch.cuda.synchronize(device)
-        free_after, _ = torch.cuda.mem_get_info(device)
-        # Others may allocate at the same moment; the manager compares with NVML's per-process figure where it has one.
-        self._context = max(0, free_before - free_after)
+        free_after, self._total = torch.cuda.mem_get_info(device)
+        # Others may allocate at the same moment: where the driver tells what each process has, the node puts it right.
+        self._context = max(0, free_before - free_after - torch.cuda.memory_reserved(device))
+        self._measured = 0
+        if memory:
+            self.limit(memory)
         self._seen = 0
-        self._called = False
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize(self._device)
+
+    def held(self) -> int:
+        """Return what it occupies now."""
+        return int(self._context + self._torch.cuda.memory_reserved(self._device))
+
+    def limit(self, memory: int) -> None:
+        """Hold the allocator to what *memory* bytes leave beside the context. What tensors have already stays."""
+        if self.held() > memory:
+            self.release()
+        share = max(0, memory - self._context) / self._total
+        self._torch.cuda.set_per_process_memory_fraction(min(1.0, share), self._device)
 
     def peak(self) -> int:
         self._seen = self._torch.cuda.max_memory_reserved(self._device)
@@ -101,9 +127,11 @@ class CudaMemory:
 
     def grown(self) -> int:
         """See `CpuMemory.grown`."""
-        if self._called and self._torch.cuda.max_memory_reserved(self._device) <= self._seen:
+        if self._measured > 1 and self._torch.cuda.max_memory_reserved(self._device) <= self._seen:
             return 0
-        self._called = True
+        self._measured += (
+            1  # twice at least: the first call loads kernels, and one that fails says no more than its peak
+        )
         return self.peak()
 
     def release(self) -> None:

@@ -61,8 +61,8 @@ class WorkerStart(msgspec.Struct, frozen=True):
     """Only import the handler, and report whether that worked."""
     label: str = ""
     """The device's short name (``cpu:0``), for the process list."""
-    cuda_share: float = 0.0
-    """On CUDA: the share of the device's memory that its allocator may take; 0: all."""
+    device_memory: int = 0
+    """On CUDA: what it may occupy in bytes, its context included; 0: all."""
     emulated: Emulated | None = None
     """On an emulated device: the author's handler is not run."""
     batch: int = 1
@@ -76,11 +76,11 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
     :param sockets: of the slots; on an emulated device, clocks follow
     """
     slots, clocks = sockets[: start.slots], sockets[start.slots :]
-    memory = _memory_of(start, start.slots)
     control = slots[0]
     handle_batch: HandleBatch | None = None
     phases: list[tuple[str, float]] = []
     try:
+        memory = _memory_of(start, start.slots)
         began = time.perf_counter()
         about = start.emulated
         handler = import_handler(start) if about is None else EmulatedHandler(about, start.function, clocks)
@@ -123,7 +123,7 @@ def _serve_in_threads(
     phases: list[tuple[str, float]],
 ) -> None:
     function, device, alone = start.function, start.device, start.slots == 1
-    ready = encode_frame(Kind.READY, ReadyHead(memory.peak(), phases, fork_point().data))
+    ready = encode_frame(Kind.READY, ReadyHead(memory.peak(), phases, fork_point().data, held=memory.held()))
     servers = [SlotServer(each, handle, function, device, memory, alone=alone) for each in slots]
     if handle_batch is not None and start.batch > 1:
         for each in servers:
@@ -140,13 +140,14 @@ def _serve_async(
     from gpufaas_functions.async_server import AsyncServer  # only where it is needed
 
     server = AsyncServer(start.function, start.device, handle, memory, alone=len(slots) == 1)
-    server.serve(slots, encode_frame(Kind.READY, ReadyHead(memory.peak(), phases, fork_point().data, loop=True)))
+    ready = ReadyHead(memory.peak(), phases, fork_point().data, loop=True, held=memory.held())
+    server.serve(slots, encode_frame(Kind.READY, ready))
 
 
 def _memory_of(start: WorkerStart, slots: int) -> Memory:
     if start.emulated is not None:
         return EmulatedMemory(start.emulated)
-    return CudaMemory(start.device) if start.device.startswith("cuda") else CpuMemory(slots)
+    return CudaMemory(start.device, start.device_memory) if start.device.startswith("cuda") else CpuMemory(slots)
 
 
 def _with_model(handler: Any, model: Any) -> tuple[Handle, HandleBatch | None]:

@@ -19,6 +19,7 @@ from gpufaas_core.frames import (
     CancelHead,
     EndHead,
     Kind,
+    LimitHead,
     encode_frame,
     encode_prefix,
 )
@@ -41,6 +42,7 @@ from gpufaas_functions.memory import is_out_of_memory
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 _decode_batch: Final = msgspec.msgpack.Decoder(BatchHead).decode
 _decode_cancel: Final = msgspec.msgpack.Decoder(CancelHead).decode
+_decode_limit: Final = msgspec.msgpack.Decoder(LimitHead).decode
 
 
 class Closed(Exception):
@@ -92,6 +94,8 @@ class SlotServer:
                         call_lines.end(head.call, self._alone)
                 elif kind == Kind.BATCH and self.serve_batch is not None:
                     self.serve_batch(_decode_batch(header).calls)
+                else:
+                    self.take(kind, header)
                 # A CANCEL, BODY or BODY_END that comes here belongs to a call that has ended.
         except (Closed, OSError):
             return
@@ -134,12 +138,20 @@ class SlotServer:
         if frame := growth_frame(self.memory):
             self.send(frame)
 
+    def take(self, kind: int, header: bytes) -> bool:
+        """Take a frame that belongs to no call; return whether it was one."""
+        if kind != Kind.LIMIT:
+            return False
+        self.memory.limit(_decode_limit(header).memory)
+        return True
+
     def next_call(self) -> tuple[CallHead, bytes]:
         """Return the next call, which is one of a batch."""
         while True:
             kind, header, body = self._read()
             if kind == Kind.CALL:
                 return _decode_call(header), body
+            self.take(kind, header)
 
     def stream_answer(
         self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None", method: str, place: int = 0
@@ -198,6 +210,7 @@ class SlotServer:
             except OSError:
                 raise Closed from None
         kind, header, _ = self._read()
+        self.take(kind, header)
         return kind == Kind.CANCEL and _decode_cancel(header).place == place
 
     # Reading: one recv for a small frame; a large body is received into its own buffer.
@@ -264,13 +277,13 @@ class _BodyStream:
         if first:
             yield first
         while not self.ended:
-            kind, _, body = self._slot._read()
+            kind, header, body = self._slot._read()
             if kind == Kind.BODY:
                 yield body
             elif kind == Kind.CANCEL:
                 self.ended = True
                 raise ConnectionAbortedError("the caller went away before its body was whole")
-            else:
+            elif not self._slot.take(kind, header):
                 self.ended = True
 
     def drain(self) -> None:

@@ -4,7 +4,6 @@ The devices of a node: CUDA GPUs (through NVML), CPU devices with a declared bud
 Parsing and discovery. NVML is asked, never torch: this process must not touch CUDA (docs/adr/0004).
 """
 
-import contextlib
 import os
 import platform
 import re
@@ -36,6 +35,7 @@ from gpufaas_core.model import Bytes, Device, DeviceId, Need, NodeId
 from gpufaas_core.units import MiB, format_bytes, parse_bytes
 from gpufaas_gpu_manager.emulation import Costs, Emulation
 from gpufaas_gpu_manager.mps import Mps
+from gpufaas_gpu_manager.nvml import Nvml
 
 ReadCosts = Callable[[Path], Costs]
 """Reads the cost model of emulated devices from a file. :raises InvalidSpec: it cannot be read"""
@@ -151,7 +151,10 @@ class CpuDevice(_Plain):
 
 
 class CudaDevice:
-    """One GPU. Workers see it alone, as ``cuda:0``. Those that share it do so by MPS, or else take turns."""
+    """
+    One GPU, or a MIG device of one. Workers see it alone, as ``cuda:0``. Those that share it do so by MPS, or else take
+    turns.
+    """
 
     torch_device = "cuda:0"
     enforced = False
@@ -159,7 +162,7 @@ class CudaDevice:
     emulation = None
 
     def __init__(
-        self, node: NodeId, index: int, memory: Bytes | None, nvml: "Nvml", labels: Mapping[str, str] | None = None,
+        self, node: NodeId, index: int, memory: Bytes | None, nvml: Nvml, labels: Mapping[str, str] | None = None,
         *, mps: bool = True,
     ) -> None:  # fmt: skip
         """
@@ -176,7 +179,12 @@ class CudaDevice:
         sharing = {COMPUTE: MPS if self._mps else TIME_SLICING}
         every = {**(labels or {}), **_labels(node, device, "cuda"), PRODUCT: label_value(name), **sharing}
         self.device = Device(device, name, memory or max(total - _CUDA_SPARE, 0), every)
-        self.env = {"CUDA_VISIBLE_DEVICES": self.uuid, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        self.env = {
+            "CUDA_VISIBLE_DEVICES": self.uuid,
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            # Blocks grow in place: gaps between them, which are counted as occupied, stay small.
+            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        }
 
     def share_env(self, need: Need, share: int, memory: Bytes) -> dict[str, str]:
         return self._mps.env(need, share, memory) if self._mps else {}
@@ -225,58 +233,6 @@ class EmulatedDevice(_Plain):
         self.env = {"CUDA_VISIBLE_DEVICES": ""}
         self.emulation = Emulation(device, kind, costs, source)
         self.note = f"{device} is emulated: calls take the time that {source} says, and get no result"
-
-
-class Nvml:
-    """The few calls of NVML that we make, with its errors translated."""
-
-    def __init__(self) -> None:
-        """:raises InvalidSpec: there is no NVIDIA driver here"""
-        import pynvml
-
-        self._nvml = pynvml
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as exc:
-            raise InvalidSpec(f"no CUDA device can be used here: NVML says {exc}; use --device cpu:0=SIZE") from exc
-
-    def count(self) -> int:
-        return int(self._nvml.nvmlDeviceGetCount())
-
-    def describe(self, index: int) -> tuple[Bytes, str, str]:
-        """Return total bytes, product name and UUID of GPU *index*."""
-        if index >= self.count():
-            raise InvalidSpec(
-                f"cuda:{index} was asked for, but there are {self.count()} GPUs here (cuda:0 is the first)"
-            )
-        handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-        total = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
-        return total, _text(self._nvml.nvmlDeviceGetName(handle)), _text(self._nvml.nvmlDeviceGetUUID(handle))
-
-    def fault(self, uuid: str) -> str:
-        """Return why the GPU *uuid* does not answer any more: it fell off the bus, or its driver was unloaded."""
-        try:
-            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            self._nvml.nvmlDeviceGetMemoryInfo(handle)
-        except self._nvml.NVMLError as exc:
-            return f"NVML says {exc}"
-        return ""
-
-    def used_by(self, index: int, pids: Sequence[int]) -> Bytes | None:
-        """Return the bytes of GPU *index* that *pids* hold; None where the driver does not tell (MIG, containers)."""
-        handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-        try:
-            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except self._nvml.NVMLError:
-            return None
-        with contextlib.suppress(self._nvml.NVMLError):  # a driver from before MPS was told apart
-            running = [*running, *self._nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)]
-        held = [each.usedGpuMemory for each in running if each.pid in pids]
-        return None if any(size is None for size in held) else int(sum(held))
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _labels(node: NodeId, device: DeviceId, kind: str) -> dict[str, str]:

@@ -27,6 +27,7 @@ from gpufaas_core.frames import (
     FailedHead,
     FrameReader,
     Kind,
+    LimitHead,
     MeasuredHead,
     ReadyHead,
     encode_frame,
@@ -297,6 +298,11 @@ class SlotProtocol(asyncio.Protocol):
             self._transport.write(frame)
             self._transport.write(body)
 
+    def limit(self, memory: Bytes) -> None:
+        """Tell the worker how much it may occupy of its device."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(Kind.LIMIT, LimitHead(memory)))
+
     def begin_batch(self, calls: int) -> None:
         self._beginning = calls
         assert self._transport is not None
@@ -387,9 +393,10 @@ class SlotProtocol(asyncio.Protocol):
             self._on_spoken(kind, header)
         elif kind == Kind.MEASURED and self._grew and not self._answering:
             self._grew = False
-            peak = _decoded(_decode_measured, header).peak
-            _check_figures(0.0, peak)
-            self._worker.on_measured(peak)
+            measured = _decoded(_decode_measured, header)
+            _check_figures(0.0, measured.peak)
+            _check_figures(0.0, measured.held)
+            self._worker.on_measured(measured.peak, measured.held)
         elif kind == Kind.PONG and self._pings:
             self._pings -= 1
             self._worker.on_pong()
@@ -538,5 +545,5 @@ class SlotOwner:
     on_pong: Callable[[], None]
     watch_abandoned: Callable[[], None]
     on_done: Callable[[Slot, Exchange, float, int, bool, bool], None]
-    on_measured: Callable[[Bytes], None]
+    on_measured: Callable[[Bytes, Bytes], None]
     ran_out: Callable[[bytes], GpufaasError]

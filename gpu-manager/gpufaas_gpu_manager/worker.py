@@ -101,8 +101,10 @@ class Worker(SlotOwner):
         self.memory = memory
         self.wanted = memory
         """What its reservation will be when there is room for that."""
-        self.told = not spec.elastic or not device.source.enforced
+        self.told = not spec.elastic or device.source.emulation is not None
         """The scheduler has said what it may use. Where that is another process, a first call could come before."""
+        self.uncounted: Bytes = 0
+        """What its device's driver counts for it beyond what it counts itself."""
         self.outgrown = False
         """A call ran out of memory: the next one begins when the worker has what it was promised."""
         self.number = number
@@ -186,8 +188,8 @@ class Worker(SlotOwner):
         phases = (("room", self._begun_at - self.asked_at), *fetched, ("fork", fork_s), *head.phases)
         for exchange in self.calls.unbound:
             exchange.phases = phases
-        by_driver = self.device.source.used_bytes([self.pid]) if self.pid is not None else 0
-        occupation = max(head.occupation, by_driver or 0)
+        by_driver = self._ask_driver(head.held)
+        occupation = max(head.occupation + self.uncounted, by_driver)
         self.host.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy))
         if self.standby:
             self.device.switch_to(self)
@@ -252,7 +254,16 @@ class Worker(SlotOwner):
         else:
             self.timers.later("measured", _MEASURED_S, self.run.end)
 
-    def on_measured(self, peak: Bytes) -> None:
+    def _ask_driver(self, held: Bytes) -> Bytes:
+        """Return what its device's driver counts for it, which by its own account holds *held* now; 0: unknown."""
+        by_driver = self.device.source.used_bytes([self.pid]) if self.pid is not None else 0
+        if by_driver and held and by_driver - held != self.uncounted:
+            self.uncounted = by_driver - held
+            self.run.limit_to(self.memory)
+        return by_driver or 0
+
+    def on_measured(self, peak: Bytes, held: Bytes) -> None:
+        self._ask_driver(held)
         self.calls.on_measured(peak)
         if self.state is WorkerState.ENDING:
             self.timers.cancel("measured")

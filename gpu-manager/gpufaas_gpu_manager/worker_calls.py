@@ -97,6 +97,7 @@ class CallsWorker(Protocol):
     spec: WorkerSpec
     copy: int
     memory: Bytes
+    uncounted: Bytes
     outgrown: bool
     run: Running
     output: Output
@@ -226,6 +227,7 @@ class WorkerCalls:
         worker, host = self._worker, self._host
         self._measured = True
         if peak:
+            peak += worker.uncounted
             host.measured.add(self._kind())
         host.report(Measured(worker.spec.function, worker.device.id, peak, worker.copy, out_of_memory))
 

@@ -281,8 +281,6 @@ def _work(start: WorkerStart, slots: list[socket.socket], hard: int) -> int:
     fork_point = mark_fork_point()
     if start.limit:
         set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
-    if start.cuda_share and start.device.startswith("cuda"):
-        sys.modules["torch"].cuda.set_per_process_memory_fraction(start.cuda_share, 0)
     return runner.run(start, slots)
 
 

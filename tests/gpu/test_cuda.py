@@ -22,8 +22,9 @@ from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Event, Grant, Loaded
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part
 from gpufaas_core.units import GiB
-from gpufaas_gpu_manager.devices import Nvml, open_devices
+from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.node import Node
+from gpufaas_gpu_manager.nvml import Nvml
 
 
 def _gpus() -> int:

@@ -71,19 +71,22 @@ class ForkedProcess:
 
     def limit_to(self, memory: Bytes) -> None:
         worker = self._worker
-        if worker.pid is not None and worker.ready_head is not None and worker.device.source.enforced:
+        if worker.pid is None or worker.ready_head is None:
+            return
+        if not worker.device.source.enforced:  # its allocator does it
+            for slot in self._slots:
+                slot.limit(memory - worker.uncounted)
+        else:
             limit = data_limit(worker.ready_head.data_base, memory, worker.spec.need.slots)
             limit_data(worker.pid, limit, self._recipes.enforcement.hard_is_soft)
 
     def in_use(self) -> Bytes:
         worker = self._worker
-        if (
-            worker.pid is None
-            or worker.ready_head is None
-            or worker.limits is None
-            or not worker.device.source.enforced
-        ):
+        if worker.pid is None or worker.ready_head is None or worker.limits is None:
             return 0
+        if not worker.device.source.enforced:
+            used = worker.device.source.used_bytes([worker.pid])
+            return worker.memory if used is None else used
         data = data_of(worker.pid) - data_limit(worker.ready_head.data_base, COPIED, worker.spec.need.slots) + COPIED
         return max(data, worker.limits.used(worker.pid))
 

@@ -92,7 +92,7 @@ class Recipes:
             env=env,
             check=worker.scratch,
             label=source.device.id.rpartition("/")[2],
-            cuda_share=0.0 if source.enforced else min(1.0, worker.memory / max(1, source.device.memory)),
+            device_memory=0 if source.enforced else worker.memory,
             emulated=None if emulation is None or worker.scratch else emulation.start_of(spec, worker.memory),
         )
 

@@ -13,6 +13,7 @@ from typing import Final
 from gpufaas_cache_manager.eviction import evictable
 from gpufaas_cache_manager.residency import ANSWERED, ASKED, NOT_ASKED
 from gpufaas_core import messages as m
+from gpufaas_core.constraints import KIND
 from gpufaas_core.model import Bytes, DeviceId
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.fit import Reason
@@ -32,8 +33,8 @@ _OUTGROWN: Final = 4
 """A worker that ran out during a call gets this many times its memory, and idle copies are evicted for it. It may need
 less, so the rest is only lent; but its growth should not take many failed calls."""
 
-_LENT_ON: Final = "cpu"
-"""The kind of devices on which a worker's limit can change while it lives."""
+_LENT_ON: Final = ("cpu", "cuda")
+"""The sorts of devices (label `KIND`) on which a worker's limit can change while it lives."""
 
 _SEEKERS: Final = 8
 """This many model functions without a holder are examined: whether lent memory would let them fit."""
@@ -54,6 +55,10 @@ def widen(costs: Costs, failed: Bytes, largest: Bytes) -> bool:
         return False
     costs.widen(min(failed * WIDENING, largest), min(reservation(failed), largest))
     return True
+
+
+def _lends(device: DeviceState) -> bool:
+    return device.device.labels.get(KIND, device.kind) in _LENT_ON
 
 
 class Lending:
@@ -86,7 +91,7 @@ class Lending:
     def lend(self, device: DeviceState, copy: Copy) -> list[m.Resize]:
         """Let *model* use all free memory of its device."""
         residency = device.residency
-        if device.kind != _LENT_ON or copy.asked == ASKED:
+        if copy.asked == ASKED or not _lends(device):
             return []
         limit = residency.room_of(copy)
         if limit <= copy.limit:
@@ -99,7 +104,7 @@ class Lending:
     def outgrown(self, device: DeviceState, copy: Copy) -> list[Copy]:
         """Return the idle copies to evict so that *model*, which ran out, can be lent `_OUTGROWN` times its limit."""
         cluster, residency = self._cluster, device.residency
-        if device.kind != _LENT_ON or copy.asked == ASKED:
+        if copy.asked == ASKED or not _lends(device):
             return []
         missing = min(copy.limit * _OUTGROWN, device.device.memory) - residency.room_of(copy)
         leaving: list[Copy] = []

@@ -15,6 +15,7 @@ NVML = """
     def nvmlInit(): pass
     def nvmlDeviceGetCount(): return 1
     def nvmlDeviceGetHandleByIndex(index): return index
+    def nvmlDeviceGetMigMode(handle): raise NVMLError("not supported")
     def nvmlDeviceGetName(handle): return "Fake"
     def nvmlDeviceGetUUID(handle): return "GPU-0"
     def nvmlDeviceGetHandleByUUID(uuid):

@@ -20,7 +20,7 @@ from gpufaas_gpu_manager.devices import available_memory, open_devices
 NODE = NodeId("n")
 
 # Two GPUs of 8 and 16 GiB; process 4242 holds 1 GiB of the first, and 4243 2 GiB of the second, by MPS.
-# Only what we call is there.
+# With MIG, the second one is split: its first and third place have devices of 4 GiB. Only what we call is there.
 FAKE_NVML = r"""
 #include <string.h>
 typedef struct { unsigned long long total, free, used; } memory_t;
@@ -29,11 +29,25 @@ int nvmlInitWithFlags(unsigned f) { return 0; }
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(unsigned long)(i + 1); return 0; }
+#ifdef MIG
+int nvmlDeviceGetMigMode(void *h, unsigned *now, unsigned *next) {
+    if (h == (void *)1) return 3; *now = 1; *next = 0; return 0; }
+int nvmlDeviceGetMaxMigDeviceCount(void *h, unsigned *n) { *n = 7; return 0; }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *h, unsigned i, void **mig) {
+    if (i != 0 && i != 2) return 6; *mig = (void *)(unsigned long)(100 + i); return 0; }
+#endif
 int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) {
+    if (h > (void *)99) { m->total = 4ull << 30; m->used = 1ull << 20; m->free = m->total - m->used; return 0; }
     m->total = (unsigned long long)(unsigned long)h * (8ull << 30); m->used = 0; m->free = m->total; return 0; }
-int nvmlDeviceGetName(void *h, char *s, unsigned n) { strncpy(s, "Test GPU", n); return 0; }
-int nvmlDeviceGetUUID(void *h, char *s, unsigned n) { strncpy(s, h == (void *)1 ? "GPU-one" : "GPU-two", n); return 0; }
+int nvmlDeviceGetName(void *h, char *s, unsigned n) {
+    strncpy(s, h > (void *)99 ? "Test GPU MIG 1g.4gb" : "Test GPU", n); return 0; }
+int nvmlDeviceGetUUID(void *h, char *s, unsigned n) {
+    if (h > (void *)99) { strncpy(s, h == (void *)100 ? "MIG-one" : "MIG-three", n); return 0; }
+    strncpy(s, h == (void *)1 ? "GPU-one" : "GPU-two", n); return 0; }
 static int running(void *h, unsigned *n, process_t *p) {
+    if (h == (void *)102) {
+        if (*n < 1) { *n = 1; return 7; }
+        *n = 1; p->pid = 4244; p->used = 3ull << 30; p->gi = 3; p->ci = 0; return 0; }
     if (h != (void *)1) { *n = 0; return 0; }
     if (*n < 1) { *n = 1; return 7; }
     *n = 1; p->pid = 4242; p->used = 1ull << 30; p->gi = p->ci = 0; return 0; }
@@ -166,6 +180,42 @@ def test_gpus_are_found_and_measured_through_nvml(tmp_path: Path) -> None:
     assert expected.items() <= told["labels"].items()
     assert "there are 2 GPUs here" in told["refusals"][0]
     assert "that GPU has 8.0 GiB" in told["refusals"][1]
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is needed to build a library that answers as NVML does")
+def test_a_gpu_that_is_split_stands_for_its_mig_devices(tmp_path: Path) -> None:
+    source = tmp_path / "nvml.c"
+    source.write_text(FAKE_NVML)
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-DMIG", "-o", library, source], check=True)
+    script = textwrap.dedent(
+        """
+        import json
+        from gpufaas_gpu_manager.devices import open_devices
+        found = open_devices([], "n")
+        own = open_devices(["cuda:2=1GiB"], "n")[0]
+        print(json.dumps({
+            "found": [[each.device.id, each.device.kind, each.device.memory, each.env["CUDA_VISIBLE_DEVICES"]]
+                      for each in found],
+            "own": [own.device.id, own.uuid, own.total],
+            "used": [each.used_bytes([4244]) for each in found],
+        }))
+        """
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    told = json.loads(done.stdout)
+    assert told["found"] == [
+        ["n/cuda:0", "Test GPU", 8 * GiB - 512 * MiB, "GPU-one"],
+        ["n/cuda:1", "Test GPU MIG 1g.4gb", 4 * GiB - 512 * MiB, "MIG-one"],
+        ["n/cuda:2", "Test GPU MIG 1g.4gb", 4 * GiB - 512 * MiB, "MIG-three"],
+    ]
+    assert told["own"] == ["n/cuda:2", "MIG-three", 4 * GiB]
+    assert told["used"] == [0, 0, 3 * GiB]
 
 
 # --- labels ---

@@ -63,7 +63,7 @@ class Owner:
     def __init__(self) -> None:
         self.done: list[tuple[float, int, bool]] = []
         self.measured: list[int] = []
-        self.on_measured = self.measured.append
+        self.on_measured = lambda *sizes: self.measured.append(sizes[0])
         self.broken = ""
         self.spoken: list[ReadyHead | FailedHead] = []
         self.watched = self.pongs = 0

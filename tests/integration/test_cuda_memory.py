@@ -1,0 +1,113 @@
+"""
+The memory of workers on a GPU follows the rule of CPU devices: held to what is reserved, which grows with their need.
+
+On a GPU that is a folder (tests/fakes/cuda.py). On a real one: tests/gpu.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.fakes.cuda import FolderGpu
+from tests.integration.conftest import Platform, until
+
+from gpufaas_core.units import MiB
+
+TOTAL, CONTEXT, KERNELS = 2000 * MiB, 60 * MiB, 40 * MiB
+TAKER = """
+    import torch
+
+    def load(device):
+        torch.take(50 << 20)
+        return device
+
+    def handle(model, event, context):
+        torch.take(int(event.text or 1) << 20)
+        torch.give()
+        return model
+"""
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderGpu:
+    gpu = FolderGpu(tmp_path / "gpu", TOTAL, CONTEXT, KERNELS)
+    monkeypatch.setenv("PYTHONPATH", str(gpu.modules))
+    return gpu
+
+
+def reserved(platform: Platform) -> int:
+    (device,) = platform.status()["devices"]
+    return sum(each["memory"] for each in device["resident"])
+
+
+def test_who_declares_nothing_is_lent_the_device_and_occupies_its_context_and_its_peak(
+    make_platform: Callable[..., Platform], gpu: FolderGpu
+) -> None:
+    platform = make_platform("--device", "cuda:0=1000MiB").start()
+    path = platform.deploy("taker", TAKER, memory="")
+
+    assert platform.call(path, b"600").text == "cuda:0"
+
+    # 50 MiB of the model are still there when the call takes 600, beside all that is not torch's.
+    until(lambda: 750 * MiB <= reserved(platform) < 900 * MiB, "it is measured")
+    assert gpu.most <= 1000 * MiB
+
+
+def test_a_call_that_runs_out_of_memory_says_so_and_the_next_one_has_more(
+    make_platform: Callable[..., Platform], gpu: FolderGpu
+) -> None:
+    platform = make_platform("--device", "cuda:0=1000MiB").start()
+    path = platform.deploy("taker", TAKER, memory="300Mi")
+
+    first = platform.call(path, b"220")  # of 190, by the account of torch
+    (worker,) = platform.workers()
+    again = [platform.call(path, b"220") for _ in range(3)]
+
+    assert (first.status_code, first.headers["x-gpufaas-error"]) == (507, "out-of-memory"), first.text
+    assert "CUDA out of memory" in first.text
+    assert again[-1].status_code == 200, again[-1].text
+    assert platform.workers() == [worker], "the same one, told over its connection"
+    assert gpu.most <= 1000 * MiB
+
+
+def test_what_was_lent_is_given_back_when_another_model_needs_it(
+    make_platform: Callable[..., Platform], gpu: FolderGpu
+) -> None:
+    platform = make_platform("--device", "cuda:0=1000MiB").start()
+    path = platform.deploy("taker", TAKER, memory="")
+    other = platform.deploy("other", TAKER, memory="500Mi")
+    assert platform.call(path, b"100").status_code == 200
+
+    assert platform.call(other, b"300").status_code == 200
+
+    assert platform.call(path, b"100").headers["x-gpufaas-start"] == "hit"
+    assert gpu.most <= 1000 * MiB
+
+
+def test_a_model_that_takes_all_it_gets_stays_within_the_device_and_its_neighbour_lives(
+    make_platform: Callable[..., Platform], gpu: FolderGpu
+) -> None:
+    platform = make_platform("--device", "cuda:0=1000MiB").start()
+    neighbour = platform.deploy("neighbour", TAKER, memory="200Mi")
+    hog = platform.deploy(
+        "hog",
+        """
+        import torch
+
+        def load(device):
+            return None
+
+        def handle(model, event, context):
+            while True:
+                torch.take(10 << 20)
+        """,
+        memory="300Mi",
+    )
+    assert platform.call(neighbour, b"10").status_code == 200
+
+    answers = [platform.call(hog) for _ in range(3)]
+
+    assert {each.status_code for each in answers} == {507}
+    assert gpu.most_of_one <= reserved(platform) - 200 * MiB, "what torch does not know of is counted, too"
+    assert platform.call(neighbour, b"10").text == "cuda:0"
