@@ -1,6 +1,7 @@
 """Runs an accepted asynchronous call as all other calls are run."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +42,9 @@ class _FileCaller:
         piece = await asyncio.to_thread(self._read)
         self._at = self._at + len(piece) if piece else self._size
         return piece, self._at < self._size
+
+    def on_gone(self, tell: Callable[[], None] | None) -> bool:  # noqa: ARG002 - the port's
+        return True
 
     def _read(self) -> bytes:
         with self._path.open("rb") as file:  # each time: nothing tells when the file is not needed any more

@@ -7,6 +7,7 @@ While no scheduler leads, calls of functions that the last view shows ready go s
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,6 +42,14 @@ class _Waiting:
     outer: Outer | None = None
     endless: bool = False
     goal_s: Seconds | None = None
+    begin: Callable[[Grant], None] | None = None
+    """See `on_grant`."""
+
+    def granted(self, grant: Grant) -> None:
+        if not self.future.done():
+            if self.begin is not None:
+                self.begin(grant)
+            self.future.set_result(grant)
 
     def message(self, now: float) -> control.PlaceCall:
         left_s, age_s = self.deadline - now, now - self.since
@@ -97,6 +106,12 @@ class RemotePlacement:
         if link is not None:
             link.send(waiting.message(now))
         return future
+
+    def on_grant(self, call: CallId, begin: Callable[[Grant], None]) -> None:
+        """Have *begin* called with the grant of *call*, if it waits for one, before its future has it."""
+        waiting = self._waiting.get(call)
+        if waiting is not None:
+            waiting.begin = begin
 
     def again(self, call: CallId) -> asyncio.Future[Grant]:
         """Return the next grant of *call*, whose last one was refused."""
@@ -175,8 +190,7 @@ class RemotePlacement:
                 del self._waiting[sent]
                 each.sent = self._sent[each.call] = grant.call
                 self._running[grant.call] = each.function
-                if not each.future.done():
-                    each.future.set_result(grant)
+                each.granted(grant)
             else:
                 self._loop.call_later(NO_LEADER_S, self._give_up, each.future)
 
@@ -198,8 +212,7 @@ class RemotePlacement:
                 self._link.send(control.CancelCall(grant.call))  # its caller went while the grant was on its way
             return
         self._running[grant.call] = waiting.function
-        if not waiting.future.done():
-            waiting.future.set_result(grant)
+        waiting.granted(grant)
 
     def _rejected(self, rejected: control.CallRejected) -> None:
         waiting = self._waiting.pop(rejected.call, None)

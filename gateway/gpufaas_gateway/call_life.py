@@ -53,7 +53,9 @@ class CallLife(Struct, eq=False, kw_only=True):
     run_s: Seconds = 0.0
     _timer: asyncio.TimerHandle | None = None
     _task: asyncio.Task[None] | None = None
-    """Listens to its caller, who may hang up."""
+    """Listens to a caller, who may hang up."""
+    _told: bool = False
+    """Its caller tells when he hangs up."""
     _reads_on: bool = False
     """Its time is up, and the caller reads the rest of the answer."""
 
@@ -87,7 +89,11 @@ class CallLife(Struct, eq=False, kw_only=True):
     def listen(self) -> None:
         """Listen to the caller from now on, who may hang up."""
         # While its body is passed on, `BodyStream` listens.
-        if self._task is None and self.caller is not None and (self.stream is None or self.exchange is None):
+        if self._told or self._task is not None or self.caller is None:
+            return
+        if self.stream is None and self.caller.on_gone(self._gone):
+            self._told = True
+        elif self.stream is None or self.exchange is None:
             self._task = asyncio.get_running_loop().create_task(self._until_gone(self.caller))
 
     def begin_stream(self, exchange: CallExchange) -> None:
@@ -114,8 +120,16 @@ class CallLife(Struct, eq=False, kw_only=True):
         if self._task is not None:
             self._task.cancel()
             self._task = None
+        if self._told:
+            assert self.caller is not None
+            self.caller.on_gone(None)
+            self._told = False
         if self.stream is not None:
             self.stream.end()
+
+    def _gone(self) -> None:
+        self._told = False
+        self.fail(CallCancelled("the caller went away"))
 
     def _count_down(self) -> None:
         if self._timer is not None:

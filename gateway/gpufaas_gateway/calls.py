@@ -10,6 +10,7 @@ Every error becomes an answer in one place, `Calls._refused`; `errors` has the s
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -114,13 +115,9 @@ class Calls:
                 call.size = call.length  # of a body that streams, no more is known
             placed = self._place(call)
             while True:
-                grant = call.grant = placed if isinstance(placed, Grant) else await self._granted(call, placed)
-                if grant.within_s is not None:
-                    call.end_within(grant.within_s)
-                if call.passage is not None:
-                    call.passage.granted()
+                grant = placed if isinstance(placed, Grant) else await self._granted(call, placed)
                 try:
-                    exchange = self._begin(call, grant)
+                    exchange = self._begin(call, grant) if call.begun is None else call.has_begun()
                     answer, body, whole = await exchange.answer()
                     break
                 except (GrantRefused, OutOfMemory) as exc:
@@ -237,6 +234,7 @@ class Calls:
                     placed.cancel()  # so that the scheduler makes no grant
                     raise
             call.future = placed
+            self._scheduler.on_grant(call.id, partial(self._begin_early, call))
             if call.watched or not self._suffix:
                 # If the scheduler is another process, every call waits for it, but few wait long.
                 call.listen()
@@ -258,7 +256,11 @@ class Calls:
 
     def _begin(self, call: "_Call", grant: Grant) -> CallExchange:
         """:raises GrantRefused: the node took nothing of the call"""
-        request = call.request
+        call.grant, request = grant, call.request
+        if grant.within_s is not None:
+            call.end_within(grant.within_s)
+        if call.passage is not None:
+            call.passage.granted()
         head = CallHead(
             call.name, request.method, request.path, request.query, call.passed, call.mode, call.file, call.timeout_s
         )
@@ -271,6 +273,13 @@ class Calls:
         elif call.watched:
             call.listen()  # while its body came, `watch` had nothing to listen for
         return exchange
+
+    def _begin_early(self, call: "_Call", grant: Grant) -> None:
+        """The grant has come that *call* waits for: begin before its task runs, which is behind other calls' tasks."""
+        try:
+            call.begun = self._begin(call, grant)
+        except Exception as exc:
+            call.begun = exc  # raised in its task
 
     def _place_again(self, call: "_Call", error: GrantRefused | OutOfMemory) -> "Grant | asyncio.Future[Grant]":
         """
@@ -424,10 +433,20 @@ class _Call(CallLife, eq=False, kw_only=True):
     asked_size: float | None = None
     goal_s: Seconds | None = None
     grant: Grant | None = None
+    begun: CallExchange | Exception | None = None
+    """It began before its task knows of the grant, or could not."""
     ran_out: bool = False
     """It ran out of memory once, and runs again."""
     answered: AnswerStream | None = None
     """The answer, if it streams: its end ends the call."""
+
+    def has_begun(self) -> CallExchange:
+        """:raises GrantRefused: as `Calls._begin`"""
+        begun, self.begun = self.begun, None
+        if isinstance(begun, Exception):
+            raise begun
+        assert begun is not None
+        return begun
 
     def ask(self, asked: dict[bytes, bytes], deployed: Deployed) -> None:
         """

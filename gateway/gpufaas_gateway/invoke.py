@@ -1,14 +1,16 @@
 """The HTTP front of calls: ``/function/NAME[/path]``, a plain ASGI application. `calls` runs them."""
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gpufaas_core.errors import CallCancelled
 from gpufaas_gateway.origins import SCOPE_KEY
 from gpufaas_gateway.request import Answer, BrokenAnswer, Request, Run
-from gpufaas_gateway.whole_messages import cycle_of, send_answer, take_body
+from gpufaas_gateway.whole_messages import cycle_of, send_answer, take_body, tell_gone
 
 log = logging.getLogger("gateway")
 
@@ -28,7 +30,7 @@ class Invocations:
         body = None if cycle is None else take_body(cycle)
         request = Request(
             name.decode("latin-1"), method, "/" + path.decode("latin-1"), scope["query_string"], scope["headers"], body,
-            AsgiCaller(receive), scope.get("client"), scope.get(SCOPE_KEY),
+            AsgiCaller(receive, cycle), scope.get("client"), scope.get(SCOPE_KEY),
         )  # fmt: skip
         try:
             try:
@@ -65,16 +67,20 @@ def log_failure(scope: Scope) -> None:
 class AsgiCaller:
     """`Caller`: the client of an HTTP request."""
 
-    __slots__ = ("_receive",)
+    __slots__ = ("_cycle", "_receive")
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, cycle: RequestResponseCycle | None = None) -> None:
         self._receive = receive
+        self._cycle = cycle
 
     async def receive(self) -> tuple[bytes, bool]:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise CallCancelled("the caller went away")
         return message.get("body", b""), message.get("more_body", False)
+
+    def on_gone(self, tell: Callable[[], None] | None) -> bool:
+        return self._cycle is not None and tell_gone(self._cycle, tell)
 
 
 async def send_whole(send: Send, answer: Answer) -> None:

@@ -1,7 +1,7 @@
 """The gateway's ports. `adapters/` and `cluster/` implement them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, Any, Protocol
 
@@ -291,6 +291,9 @@ class PlacementPort(Protocol):
         endless: bool = False,
         goal_s: Seconds | None = None,
     ) -> Grant | asyncio.Future[Grant]: ...
+
+    def on_grant(self, call: CallId, begin: Callable[[Grant], None]) -> None:
+        """Have *begin* called with the grant of *call*, if it waits for one, before its future has it."""
 
     def again(self, call: CallId) -> asyncio.Future[Grant]: ...
 

@@ -20,6 +20,7 @@ from websockets.http11 import Request
 
 from gpufaas_core.descriptors import callers_share
 from gpufaas_core.units import Bytes, MiB, Seconds
+from gpufaas_gateway.whole_messages import gone
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._reader is not None:
             self._reader.stop()
         super().connection_lost(exc)
+        gone(self.cycle)
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()

@@ -14,7 +14,7 @@ import asyncio
 import base64
 import os
 from collections import defaultdict
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
@@ -154,6 +154,9 @@ class _Connection:
             raise CallCancelled("the caller went away")
         await asyncio.Event().wait()  # its messages are for the function
         raise AssertionError
+
+    def on_gone(self, tell: Callable[[], None] | None) -> bool:  # noqa: ARG002 - the port's
+        return False
 
     async def accept(self, answer: Answer, stream: AnswerStream, key: bytes, offered: list[str]) -> None:
         """

@@ -13,6 +13,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from gpufaas_core.units import Bytes, KiB
 from gpufaas_gateway.request import Answer
 
+_TOLD: Final = "gpufaas_told"
+"""The attribute of a cycle with what is called when its caller goes away."""
 _COPIED: Final[Bytes] = 64 * KiB
 """A larger body is written by itself: to join it to its head would copy it."""
 
@@ -31,6 +33,22 @@ def take_body(cycle: RequestResponseCycle) -> bytes | None:
     cycle.flow.resume_reading()
     cycle.message_event.clear()
     return body
+
+
+def tell_gone(cycle: RequestResponseCycle, tell: Callable[[], None] | None) -> bool:
+    """Have *tell* called when the caller goes away (`gone`). False: it is gone."""
+    if cycle.disconnected:
+        return False
+    cycle.flow.resume_reading()  # else nobody notices the end of the connection
+    vars(cycle)[_TOLD] = tell
+    return True
+
+
+def gone(cycle: RequestResponseCycle | None) -> None:
+    """The connection of *cycle* is lost."""
+    tell = None if cycle is None else vars(cycle).pop(_TOLD, None)
+    if tell is not None:
+        tell()
 
 
 def send_answer(cycle: RequestResponseCycle, answer: Answer) -> bool:

@@ -92,6 +92,8 @@ class SchedulerService:
         self.on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[CallId, asyncio.Future[m.Grant]] = {}
+        self._begin: dict[CallId, Callable[[m.Grant], None]] = {}
+        """See `on_grant`."""
         self._refused: dict[CallId, asyncio.Future[m.Grant]] = {}
         self._nodes: dict[DeviceId, NodeCommands] = {}
         """The node of each device."""
@@ -135,6 +137,11 @@ class SchedulerService:
             raise placed
         return placed
 
+    def on_grant(self, call: CallId, begin: Callable[[m.Grant], None]) -> None:
+        """Have *begin* called with the grant of *call*, if it waits for one, before its future has it."""
+        if call in self._waiting:
+            self._begin[call] = begin
+
     def again(self, call: CallId) -> asyncio.Future[m.Grant]:
         """Return the next grant of *call*, whose last one the node refused; it kept its place in the queue."""
         future = self._refused.pop(call, None)
@@ -149,6 +156,7 @@ class SchedulerService:
     def cancel(self, call: CallId) -> None:
         """The caller of *call* is gone, or its time is up: remove it from the queue, or stop it."""
         self._waiting.pop(call, None)
+        self._begin.pop(call, None)
         self._refused.pop(call, None)
         self.handle(m.CallerLeft(call))
 
@@ -254,12 +262,15 @@ class SchedulerService:
             gateway(call, answer)
             return
         future = self._waiting.pop(call, None)
+        begin = self._begin.pop(call, None)
         if future is None or future.done():
             return
         if isinstance(answer, GpufaasError):
             future.set_exception(answer)
-        else:
-            future.set_result(answer)
+            return
+        if begin is not None:
+            begin(answer)
+        future.set_result(answer)
 
     def _fail(self, error: BaseException) -> None:
         self.on_fatal(error)

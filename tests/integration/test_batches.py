@@ -226,7 +226,7 @@ def test_a_call_waits_for_others_beside_an_idle_device_and_not_longer_than_it_ma
     assert 2.0 <= alone.elapsed.total_seconds() < 4.0
     waited = re.search(r"queue;dur=([\d.]+), .*queue-batch;dur=([\d.]+)", alone.headers["server-timing"])
     assert waited is not None
-    assert 2000 <= float(waited[2]) <= float(waited[1]), "why it waited is said"
+    assert 1998 <= float(waited[2]) <= float(waited[1]), "why it waited is said; the loop's clock has whole ms"
     metrics = platform.http.get("/metrics").text
     assert 'gpufaas_function_batch_wait_seconds_bucket{function_name="together.openfaas-fn",le="1.0"} 4.0' in metrics
     assert 'gpufaas_function_batch_wait_seconds_bucket{function_name="together.openfaas-fn",le="+Inf"} 5.0' in metrics

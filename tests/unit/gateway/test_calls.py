@@ -1,13 +1,15 @@
 """`Calls.run`, which runs the calls of all fronts: without a protocol, and without a server."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.gateway.conftest import DEVICE, Gateway
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 
-from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, Overloaded
+from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, GrantRefused, Overloaded
 from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId
@@ -28,6 +30,9 @@ class Leaving:
         await self.gone.wait()
         raise CallCancelled("the caller went away")
 
+    def on_gone(self, _: object) -> bool:
+        return False
+
 
 class Waiting(Functions):
     """Every call waits for its grant."""
@@ -37,6 +42,10 @@ class Waiting(Functions):
         self.waiting: list[asyncio.Future[Grant]] = []
         self.cancelled: list[CallId] = []
         self.over_: list[CallId] = []
+        self.begins: dict[CallId, Callable[[Grant], None]] = {}
+
+    def on_grant(self, call: CallId, begin: Callable[[Grant], None]) -> None:
+        self.begins[call] = begin
 
     def place(self, *_: object, **__: object) -> "asyncio.Future[Grant]":  # type: ignore[override]
         self.waiting.append(asyncio.get_running_loop().create_future())
@@ -102,6 +111,88 @@ async def test_a_body_in_hand_is_held_to_the_functions_limit(gateway: Gateway, t
 
     assert answer.status == 413
     assert not functions.called
+
+
+class Telling(Leaving):
+    """A caller of whom we are told when he goes, without a task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tell: Callable[[], None] | None = None
+
+    def on_gone(self, tell: Callable[[], None] | None) -> bool:  # type: ignore[override]
+        self.tell = tell
+        return True
+
+
+async def test_a_call_that_waits_begins_with_its_grant_before_any_task_runs(gateway: Gateway, tmp_path: Path) -> None:
+    await gateway.deployed()
+    functions = Waiting()
+    calls = Calls(gateway.catalogue, functions, functions, tmp_path)
+    running = asyncio.create_task(calls.run(Request("echo", body=b"hello")))
+    while not functions.begins:
+        await asyncio.sleep(0)
+
+    ((call, begin),) = functions.begins.items()
+    grant = Functions.place(functions, call, gateway.catalogue.find("echo").function_id, 1.0)  # type: ignore[union-attr]
+    begin(grant)
+    assert len(functions.called) == 1, "at once"
+    functions.waiting[0].set_result(grant)
+
+    assert (await running).body == b"hello"
+    assert len(functions.called) == 1
+
+
+async def test_a_call_that_its_node_refuses_at_its_grant_is_placed_again(gateway: Gateway, tmp_path: Path) -> None:
+    await gateway.deployed()
+
+    class Refusing(Waiting):
+        def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
+            if grant.number == 1:
+                raise GrantRefused("not now")
+            return super().call(grant, head, body)
+
+        def again(self, call: CallId) -> "asyncio.Future[Grant]":  # noqa: ARG002 - the port's
+            return self.place()
+
+    functions = Refusing()
+    calls = Calls(gateway.catalogue, functions, functions, tmp_path)
+    running = asyncio.create_task(calls.run(Request("echo", body=b"hello")))
+    while not functions.begins:
+        await asyncio.sleep(0)
+    ((call, begin),) = functions.begins.items()
+    grant = Functions.place(functions, call, gateway.catalogue.find("echo").function_id, 1.0)  # type: ignore[union-attr]
+    begin(grant)
+    functions.waiting[0].set_result(grant)
+    while len(functions.waiting) < 2:
+        await asyncio.sleep(0)
+    assert not functions.called
+    functions.waiting[1].set_result(replace(grant, number=2))  # this one is not told before its future
+
+    assert (await running).body == b"hello"
+
+
+async def test_a_caller_who_tells_that_he_goes_needs_no_task_to_listen_to_him(gateway: Gateway, tmp_path: Path) -> None:
+    await gateway.deployed()
+    functions, gone, stays = Waiting(), Telling(), Telling()
+    calls = Calls(gateway.catalogue, functions, functions, tmp_path)
+    before = len(asyncio.all_tasks())
+    leaves, waits = (
+        asyncio.create_task(calls.run(Request("echo", body=b"hello", caller=each))) for each in (gone, stays)
+    )
+    while gone.tell is None or stays.tell is None:
+        await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == before + 2
+
+    gone.tell()
+    with pytest.raises(CallCancelled):
+        await leaves
+    call = list(functions.begins)[1]
+    grant = Functions.place(functions, call, gateway.catalogue.find("echo").function_id, 1.0)  # type: ignore[union-attr]
+    functions.waiting[1].set_result(grant)
+
+    assert (await waits).status == 200
+    assert (len(functions.cancelled), stays.tell) == (1, None)
 
 
 async def test_a_caller_who_leaves_while_his_call_waits_gives_its_place_up(gateway: Gateway, tmp_path: Path) -> None:

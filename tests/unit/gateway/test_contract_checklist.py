@@ -95,6 +95,8 @@ class Functions:
         self.goals.append(goal_s)
         return Grant(1, 1, (call,), function, "", (Part(DEVICE.id, 0),), cold=False)
 
+    def on_grant(self, call: CallId, begin: object) -> None: ...
+
     def again(self, call: CallId) -> asyncio.Future[Grant]:
         raise NotImplementedError
 

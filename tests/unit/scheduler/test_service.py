@@ -99,3 +99,24 @@ async def test_a_second_refusal_of_a_grant_does_not_take_the_next_one_from_its_g
     next_one = await asyncio.wait_for(scheduler.again(CallId("a")), 1.0)
     assert next_one.number > first.number
     assert scheduler.engine.runs(CallId("a"))
+
+
+async def test_a_call_that_waits_is_told_of_its_grant_before_its_future_has_it() -> None:
+    scheduler, _, _ = service(cold=False)
+    told: list[tuple[CallId, bool]] = []
+    first = scheduler.place(CallId("a"), F, 1.0)
+    assert isinstance(first, asyncio.Future)
+    scheduler.on_grant(CallId("a"), lambda grant: told.append((grant.call, first.done())))
+
+    scheduler.place(CallId("b"), F, 1.0)
+
+    assert told == [("a", False)]
+    assert first.result().call == "a"
+    given_up = scheduler.place(CallId("c"), F, 1.0)
+    assert isinstance(given_up, asyncio.Future)
+    for call in ("c", "b"):  # one waits, the other has its grant
+        scheduler.on_grant(CallId(call), lambda grant: told.append((grant.call, False)))
+    scheduler.cancel(CallId("c"))
+    scheduler.place(CallId("d"), F, 1.0)
+    assert told == [("a", False)]
+    assert not given_up.done()
