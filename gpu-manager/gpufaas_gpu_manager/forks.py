@@ -181,10 +181,12 @@ class Zygote:
 
     @property
     def fault(self) -> str:
-        """Why no worker can be started now, for people; empty: they can, or it starts for the first time."""
-        if self._fault or self._silence.looks < 2 or self._starting:
+        """Why no worker can be started now, for people; empty: they can."""
+        if self._fault:
             return self._fault
-        return f"the fork server has not answered for {self._silence.looks * LOOK_S:g} s"
+        if self._starting:
+            return "the fork server starts: it imports what workers need, and no function can be loaded yet"
+        return "" if self._silence.looks < 2 else f"the fork server has not answered for {self._silence.looks * LOOK_S:g} s"
 
     @property
     def _starting(self) -> bool:

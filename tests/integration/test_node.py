@@ -1031,8 +1031,11 @@ async def test_when_the_fork_server_dies_its_workers_die_and_the_next_load_works
 
 @pytest.mark.usefixtures("own_fork_server")
 async def test_the_zygote_is_single_threaded_and_has_torch(rig: Rig) -> None:
+    assert rig.node.fault.startswith("the fork server starts: ")
+
     hello = await rig.node.host.zygote.ready()
 
+    assert rig.node.fault == "", "now functions can be loaded"
     assert hello.threads == 1
     assert hello.missing == []
 
