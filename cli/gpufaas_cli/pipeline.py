@@ -397,7 +397,7 @@ def _lines_of(name: str) -> Iterator[_Progress]:
 
 
 def _reserves(client: Client, name: str, namespace: str | None) -> str:
-    """Return lines about the memory that the function reserves, and about what of its share is not enforced."""
+    """Return lines about the memory that the function reserves, room for it, and what of its share is not enforced."""
     try:
         ours = client.function(name, namespace, usage=False).get("gpufaas") or {}
     except GpufaasError:
@@ -405,6 +405,8 @@ def _reserves(client: Client, name: str, namespace: str | None) -> str:
     lines = []
     if ours.get("memory") and ours.get("memoryReason"):
         lines.append(f"Reserves {format_bytes(int(ours['memory']))}: {ours['memoryReason']}.\n")
+    if ours.get("keptOut"):
+        lines.append(f"Note: its calls are refused for now: {ours['keptOut']}.\n")
     if ours.get("notEnforced"):
         lines.append(f"Note: {ours['notEnforced']}.\n")
     return "".join(lines)

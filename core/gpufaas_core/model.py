@@ -411,6 +411,8 @@ class EngineStatus(Struct, frozen=True):
     """Functions whose calls are refused because their loads fail."""
     lacking: dict[FunctionId, str] = field(default_factory=dict)
     """Functions with fewer copies than they should have, for which no device has room; and why."""
+    kept_out: dict[FunctionId, str] = field(default_factory=dict)
+    """Functions whose calls are refused since copies that are never evicted hold what they need; and why."""
 
 
 class NodeView(Struct, frozen=True, array_like=True):

@@ -79,6 +79,7 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
         devices=list(copies.by_device),
         copies=dict(copies.by_device),
         lacks=status.lacking.get(deployed.function_id),
+        kept_out=status.kept_out.get(deployed.function_id),
         hits=deployed.stats.hits,
         misses=deployed.stats.misses,
     )

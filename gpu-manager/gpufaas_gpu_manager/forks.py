@@ -186,7 +186,8 @@ class Zygote:
             return self._fault
         if self._starting:
             return "the fork server starts: it imports what workers need, and no function can be loaded yet"
-        return "" if self._silence.looks < 2 else f"the fork server has not answered for {self._silence.looks * LOOK_S:g} s"
+        looks = self._silence.looks
+        return "" if looks < 2 else f"the fork server has not answered for {looks * LOOK_S:g} s"
 
     @property
     def _starting(self) -> bool:

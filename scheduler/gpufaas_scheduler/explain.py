@@ -9,6 +9,7 @@ from gpufaas_core.model import (
     EngineStatus,
     Explanation,
     Failing,
+    FunctionId,
     ResidentStatus,
     Seconds,
     ServiceEstimate,
@@ -19,6 +20,7 @@ from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.agenda import batch_key
 from gpufaas_scheduler.world.call_state import RUNNING, WAITING
+from gpufaas_scheduler.world.kept import kept_out
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
@@ -176,7 +178,15 @@ def status(world: World, now: Seconds) -> EngineStatus:
         lacking={
             each.id: _no_room(world, each) for each in world.short.values() if not each.loading and each.backoff is None
         },
+        kept_out=_kept_out(world),
     )
+
+
+def _kept_out(world: World) -> dict[FunctionId, str]:
+    if not world.cluster.keeps:
+        return {}
+    found = {each.id: kept_out(world, each) for each in world.functions.values() if not each.removed}
+    return {function: why for function, why in found.items() if why is not None}
 
 
 def _no_room(world: World, owner: FunctionState) -> str:

@@ -88,6 +88,8 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
             pairs = [("Failed", " ".join(str(ours.get("reason")).split()))]
         case _:
             pairs = [("Resident on", devices or "no device: the next call loads it")]
+    if ours.get("keptOut"):
+        pairs.append(("Calls refused", ours["keptOut"]))
     if ours.get("lacks"):
         pairs.append(("Copies", f"fewer than it should have: {ours['lacks']}"))
     if placement := ours.get("placement"):

@@ -2,15 +2,13 @@
 Events of calls: a call arrives or finishes, its caller leaves, its node refuses it, or its deadline comes.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, FunctionId, Seconds, copy_id
+from gpufaas_core.model import CallId, Seconds, copy_id
 from gpufaas_core.plausible import MAX_S
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.contract import ARRIVAL, NEVER
-from gpufaas_scheduler.fit import Reason, in_the_way
 from gpufaas_scheduler.handle.batches import adapt
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
@@ -18,12 +16,11 @@ from gpufaas_scheduler.handle.settle import prefetch, run_policy, settle, start_
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, join_queue, place_again, refuse_failing
 from gpufaas_scheduler.world import backoff
 from gpufaas_scheduler.world.call_state import RUNNING
+from gpufaas_scheduler.world.kept import kept_out
 from gpufaas_scheduler.world.state import Call, FunctionState
 from gpufaas_scheduler.world.world import World
 
 MAX_RETRY_AFTER_S: Final = 60.0
-_SHOWN: Final = 5
-"""This many devices and functions are named in a message."""
 
 
 def arrived(world: World, event: m.Arrived) -> None:
@@ -90,9 +87,9 @@ def arrived(world: World, event: m.Arrived) -> None:
 def _has_to_wait(world: World, call: Call, age_s: Seconds) -> None:
     owner = call.owner
     # A call that waited elsewhere goes on waiting: after a takeover, not all devices have joined yet.
-    if world.cluster.keeps and not age_s and (kept_out := _kept_out(world, call)) is not None:
+    if world.cluster.keeps and not age_s and (why := kept_out(world, owner)) is not None:
         give_up(world, call)
-        world.out.append(kept_out)
+        world.out.append(m.Reject(call.id, "no_room", why))
     # A full queue refuses only calls that have to wait, which is known only here.
     elif owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
         _overloaded(world, call)
@@ -194,44 +191,6 @@ def _no_device(world: World, call: CallId, owner: FunctionState) -> m.Reject:
         f"{format_bytes(largest.device.memory)}. Deploy a smaller model, or add a larger device"
     )
     return m.Reject(call, "no_device", message)
-
-
-def _kept_out(world: World, call: Call) -> m.Reject | None:
-    """Refuse *call* if copies that are never evicted hold its memory or compute everywhere: it would wait for ever."""
-    owner = call.owner
-    if owner.active and not (owner.queued and world.cluster.mixed):  # shares that are kept keep out copies, too
-        return None
-    full: list[str] = []
-    names: dict[FunctionId, None] = {}
-    for device in world.devices.values():
-        need = owner.need(device)
-        if isinstance(need, Reason) or need > device.device.memory:
-            continue
-        if owner.queued and device.id in owner.holders:
-            need = 0
-        kept = in_the_way(device.residency, need, lambda each: each in each.owner.draining, owner.wanted)
-        if not kept:
-            return None
-        names.update(dict.fromkeys(each.owner.id for each in kept))
-        bytes_held, shares = sum(each.memory for each in kept), sum(each.share for each in kept)
-        if owner.wanted + shares > device.compute:
-            full.append(f"{owner.wanted} % of the compute of {device.id} ({shares} % of {device.compute} % are held)")
-        else:
-            held = f"{format_bytes(bytes_held)} of {format_bytes(device.device.memory)}"
-            full.append(f"{format_bytes(need)} on {device.id} ({held} are held)")
-    if not full:
-        return None
-    message = (
-        f"there is no room for function {owner.id}: it needs {_some(full, ' or ')}, and copies that are always kept "
-        f"hold it: those of {_some(list(names), ', ')}. Lower their minimum (com.openfaas.scale.min), remove one of "
-        "them, or add a device"
-    )
-    return m.Reject(call.id, "no_room", message)
-
-
-def _some(texts: Sequence[str], between: str) -> str:
-    more = len(texts) - _SHOWN
-    return between.join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _overloaded(world: World, call: Call) -> None:

@@ -608,6 +608,21 @@ def test_what_of_a_share_is_not_enforced_is_said_at_deploy_and_by_describe(gatew
     assert re.search(r"Share enforced: +not: a copy may use more than its share\n", run("describe", "a").stdout)
 
 
+def test_what_other_copies_keep_out_is_said_at_deploy_and_by_describe(gateway: Gateway) -> None:
+    stack_of("a", lang="python3-torch")
+    run("up")
+    why = "there is no room for function a: it needs 100 % of the compute of n1/cpu:0 (60 % of 100 % are held)"
+
+    class OfAll(dict[FunctionId, str]):
+        def get(self, *_: object) -> str:  # type: ignore[override]  # an update has a new id
+            return why
+
+    gateway.scheduler.now = EngineStatus("lalb-o3", (), {}, {}, kept_out=OfAll())
+
+    assert f"Note: its calls are refused for now: {why}.\n" in run("up").stdout
+    assert re.search(rf"Calls refused: +{re.escape(why)}\n", run("describe", "a").stdout)
+
+
 def test_describe_says_which_batches_there_may_be_and_were(gateway: Gateway) -> None:
     stack_of("a", lang="python3-torch")
     named = {"batch-max": "8", "batch-wait": "5ms", "batch-adaptive": "true", "latency-goal": "200ms"}

@@ -246,6 +246,7 @@ def test_a_call_that_kept_shares_leave_too_little_compute_for_is_refused_in_word
     assert refused.code == "no_room"
     assert "it needs 100 % of the compute of a (60 % of 100 % are held)" in refused.message
     assert "those of kept. Lower their minimum" in refused.message
+    assert engine.status(9.0).kept_out == {"large": refused.message}, "known without a call"
     assert started(arrive(engine, "3", "f", 9.0)) == ["3"], "there is compute for a smaller share"
 
 

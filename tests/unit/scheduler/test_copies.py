@@ -42,8 +42,10 @@ def test_a_copy_within_its_minimum_is_not_evicted() -> None:
 
     world.call("refused", "f")
     assert world.rejected == [("refused", "no_room")]
+    assert list(world.status.kept_out) == ["f"]
 
     world.deploy("kept", size=60, min_copies=0)
+    assert world.status.kept_out == {}
     world.call("c", "f")
     assert world.started == [("c", "a")]
     assert world.running["c"].victims == ("kept#0",)

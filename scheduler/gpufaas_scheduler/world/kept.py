@@ -1,0 +1,52 @@
+"""Functions that find no room, since copies within the minimum of others are never evicted."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpufaas_core.model import FunctionId
+from gpufaas_core.units import format_bytes
+from gpufaas_scheduler.fit import Reason, in_the_way
+from gpufaas_scheduler.world.state import FunctionState
+from gpufaas_scheduler.world.world import World
+
+_SHOWN: Final = 5
+"""This many devices and functions are named."""
+
+
+def kept_out(world: World, owner: FunctionState) -> str | None:
+    """
+    Return why a call of *owner* would wait for ever: copies that are never evicted hold its memory or compute
+    everywhere. None: it would not.
+    """
+    if owner.active and not (owner.queued and world.cluster.mixed):  # shares that are kept keep out copies, too
+        return None
+    full: list[str] = []
+    names: dict[FunctionId, None] = {}
+    for device in world.devices.values():
+        need = owner.need(device)
+        if isinstance(need, Reason) or need > device.device.memory:
+            continue
+        if owner.queued and device.id in owner.holders:
+            need = 0
+        kept = in_the_way(device.residency, need, lambda each: each in each.owner.draining, owner.wanted)
+        if not kept:
+            return None
+        names.update(dict.fromkeys(each.owner.id for each in kept))
+        bytes_held, shares = sum(each.memory for each in kept), sum(each.share for each in kept)
+        if owner.wanted + shares > device.compute:
+            full.append(f"{owner.wanted} % of the compute of {device.id} ({shares} % of {device.compute} % are held)")
+        else:
+            held = f"{format_bytes(bytes_held)} of {format_bytes(device.device.memory)}"
+            full.append(f"{format_bytes(need)} on {device.id} ({held} are held)")
+    if not full:
+        return None
+    return (
+        f"there is no room for function {owner.id}: it needs {_some(full, ' or ')}, and copies that are always kept "
+        f"hold it: those of {_some(list(names), ', ')}. Lower their minimum (com.openfaas.scale.min), remove one of "
+        "them, or add a device"
+    )
+
+
+def _some(texts: Sequence[str], between: str) -> str:
+    more = len(texts) - _SHOWN
+    return between.join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
