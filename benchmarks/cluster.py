@@ -27,7 +27,8 @@ from pathlib import Path
 
 import msgspec
 from _platform import GPUFAAS, ROOT, free_port, gpufaas, platform, process
-from overhead import BODY, LUA, wrk
+from _wrk import LUA, wrk
+from overhead import BODY
 from rich.console import Console
 from rich.table import Table
 

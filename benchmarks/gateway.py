@@ -9,24 +9,18 @@ Go, reaches 0.38 / 0.35 / 0.52 of the same upstream.
     .venv/bin/python benchmarks/gateway.py [--seconds 3] [--rounds 3] [--json]
 """
 
-import argparse
 import hashlib
 import io
 import json
-import shutil
 import sys
 import tarfile
 import tempfile
-import time
 from pathlib import Path
 
 import httpx
 from _platform import free_port, platform, process
-from overhead import LUA, summary, wrk
-from rich.console import Console
-from rich.table import Table
+from _wrk import LUA, compare, options_of, show
 
-CONNECTIONS = (1, 16, 64)
 TARGETS = {1: 0.20, 16: 0.20, 64: 0.25}
 BODY = "hello world"
 UPSTREAM = """
@@ -70,14 +64,7 @@ def deploy(url: str, name: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each run")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    if not shutil.which("wrk"):
-        sys.exit("wrk is missing: apt install wrk")
-    console = Console(stderr=True)
+    options = options_of(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         script, upstream = Path(folder) / "post.lua", Path(folder) / "upstream.py"
         script.write_text(LUA.replace("application/json", "text/plain") % BODY)
@@ -89,37 +76,8 @@ def main() -> None:
         ):
             deploy(url, "echo")
             ours, theirs = f"{url}/function/echo", f"http://127.0.0.1:{port}/"
-            results = {}
-            for connections in CONNECTIONS:
-                for each in (ours, theirs):
-                    wrk(each, connections, 1, script)  # warm-up
-                rounds = []
-                for turn in range(options.rounds):
-                    with console.status(f"{connections} connections, round {turn + 1} of {options.rounds}"):
-                        time.sleep(0.2)
-                        rounds.append(
-                            {
-                                "platform": wrk(ours, connections, options.seconds, script),
-                                "bare": wrk(theirs, connections, options.seconds, script),
-                            }
-                        )
-                results[connections] = summary(rounds)
-    if options.json:
-        print(json.dumps(results, indent=2))
-        return
-    table = Table(title="warm calls of an HTTP function, 11 bytes", title_justify="left")
-    served = ("req/s", "p50 ms", "p99 ms")
-    names = ("connections", *(f"gateway {each}" for each in served), *(f"direct {each}" for each in served))
-    for name in (*names, "share", "goal", "errors"):
-        table.add_column(name, justify="right")
-    for connections, each in results.items():
-        a, b = each["platform"], each["bare"]
-        table.add_row(
-            str(connections), f"{a['rps']:,.0f}", f"{a['p50_ms']:.2f}", f"{a['p99_ms']:.2f}", f"{b['rps']:,.0f}",
-            f"{b['p50_ms']:.2f}", f"{b['p99_ms']:.2f}", f"{each['share']:.2f}", f"{TARGETS[connections]:.2f}",
-            f"{a['errors'] + b['errors']:.0f}",
-        )  # fmt: skip
-    Console().print(table)
+            results = compare(ours, theirs, script, TARGETS, options)
+    show("warm calls of an HTTP function, 11 bytes", ("gateway", "direct"), results, TARGETS, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """A gateway's end of a connection to a node: it carries one call, or one query, at a time."""
 
+import asyncio
 from typing import Final, Protocol
 
 from gpufaas_cluster.frame_connection import FrameConnection
+from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import Bytes
 
@@ -87,3 +89,23 @@ class CallConnection(FrameConnection):
         user, self._user = self._user, None
         if user is not None:
             user.on_lost(why)
+
+
+class ConnectionBuffer(AnswerBuffer):
+    """An answer that comes over a connection to a node, which is read no further while the buffer is full."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop, BUFFER)
+        self._connection: CallConnection | None = None
+        """While the answer is waited for."""
+
+    def _pause_source(self) -> bool:
+        if self._connection is not None:
+            self._connection.pause()
+        return self._connection is not None
+
+    def _resume_source(self) -> None:
+        if self._connection is not None:
+            self._connection.resume()

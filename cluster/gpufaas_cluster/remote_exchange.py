@@ -6,10 +6,9 @@ from typing import Final
 
 import msgspec
 
-from gpufaas_cluster.call_connection import BUFFER, CallConnection
+from gpufaas_cluster.call_connection import CallConnection, ConnectionBuffer
 from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
 from gpufaas_cluster.error_codes import make_error
-from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import CHUNK_BYTES, FILE, CallHead, EndHead, Kind, encode_frame, encode_prefix
 from gpufaas_core.messages import Grant
@@ -23,12 +22,11 @@ OnUnreachable = Callable[[Grant, str], None]
 """Called with a call, its device and a reason when the node could not be reached: nothing was sent."""
 
 
-class RemoteExchange(AnswerBuffer):
+class RemoteExchange(ConnectionBuffer):
     """`CallExchange`."""
 
     __slots__ = (
-        "_body", "_cancelled", "_connection", "_head", "_on_unreachable", "_over", "_room", "_roomy", "_sender",
-        "grant",
+        "_body", "_cancelled", "_head", "_on_unreachable", "_over", "_room", "_roomy", "_sender", "grant",
     )  # fmt: skip
 
     def __init__(
@@ -39,13 +37,11 @@ class RemoteExchange(AnswerBuffer):
         head: CallHead,
         body: bytes | memoryview,
     ) -> None:
-        super().__init__(loop, BUFFER)
+        super().__init__(loop)
         self.grant = grant
         self._on_unreachable = on_unreachable
         self._head = head
         self._body = body
-        self._connection: CallConnection | None = None
-        """While the call has one."""
         self._over = False
         """The node has sent the last frame, or is gone."""
         self._cancelled = False
@@ -103,15 +99,6 @@ class RemoteExchange(AnswerBuffer):
         self._wake_reader()
         if self._roomy is not None and not self._roomy.done():
             self._roomy.set_result(None)
-
-    def _pause_source(self) -> bool:
-        if self._connection is not None:
-            self._connection.pause()
-        return self._connection is not None
-
-    def _resume_source(self) -> None:
-        if self._connection is not None:
-            self._connection.resume()
 
     # --- the connection's side ---
 

@@ -5,27 +5,24 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_cluster.call_connection import BUFFER, CallConnection
+from gpufaas_cluster.call_connection import CallConnection, ConnectionBuffer
 from gpufaas_cluster.call_frames import ErrorHead, NodeKind, QueryHead
 from gpufaas_cluster.connection import NotReached
 from gpufaas_cluster.error_codes import make_error
-from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import EndHead, Kind, encode_frame
 
 _decode_error: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
 
-class RemoteQuery(AnswerBuffer):
+class RemoteQuery(ConnectionBuffer):
     """See `NodeClient.ask` and `ask_lines`. `reply` returns the answer whole, `chunk` in pieces as they come."""
 
     def __init__(self, what: str, value: Any) -> None:
-        super().__init__(asyncio.get_running_loop(), BUFFER)
+        super().__init__(asyncio.get_running_loop())
         self.gone = False
         """It is answered, or was cancelled."""
         self._frame = encode_frame(NodeKind.ASK, QueryHead(what), msgspec.msgpack.encode(value))
-        self._connection: CallConnection | None = None
-        """While it waits for the answer."""
 
     async def reply(self) -> bytes:
         """
@@ -49,15 +46,6 @@ class RemoteQuery(AnswerBuffer):
             self._resume()
         self.gone = True
         self._chunks.clear()
-
-    def _pause_source(self) -> bool:
-        if self._connection is not None:
-            self._connection.pause()
-        return self._connection is not None
-
-    def _resume_source(self) -> None:
-        if self._connection is not None:
-            self._connection.resume()
 
     def _end(self, error: GpufaasError | None) -> None:
         self._resume()

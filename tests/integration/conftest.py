@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import psutil
@@ -41,6 +41,18 @@ ECHO_MODEL = """
     def handle(model, event, context):
         return event.body
 """
+SLEEPER = """
+    import time
+
+    def load(device):
+        return None
+
+    def handle(model, event, context):
+        time.sleep(float(event.text))
+        return "slept"
+"""
+"""A model that computes for as many seconds as its input says."""
+
 GATED_MODEL = """
     import os, time
 
@@ -339,19 +351,15 @@ class Platform:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
 
-class Sampler:
-    """Looks at the workers' private memory from outside, in bytes, as often as it can, on a thread of its own."""
+class Watching:
+    """Calls `look` on a thread of its own, again and again, until the block ends."""
 
-    def __init__(self, platform: Platform) -> None:
-        self._platform = platform
+    every_s = 0.002
+
+    def __init__(self) -> None:
         self._over = threading.Event()
-        self.most_bytes = 0
-        self.most_workers = 0
-        """Those with a model; one that has just begun, or is about to be reaped, has next to nothing."""
-        self.samples = 0
 
-    def __enter__(self) -> "Sampler":
-        self._zygote = self._platform.zygote().pid
+    def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._look)
         self._thread.start()
         return self
@@ -362,12 +370,30 @@ class Sampler:
 
     def _look(self) -> None:
         while not self._over.is_set():
-            children = Path(f"/proc/{self._zygote}/task/{self._zygote}/children").read_text().split()
-            held = [size for size in map(private_bytes, children) if size is not None]
-            self.most_bytes = max(self.most_bytes, sum(held))
-            self.most_workers = max(self.most_workers, sum(size > LARGE for size in held))
-            self.samples += 1
-            self._over.wait(0.002)
+            self.look()
+            self._over.wait(self.every_s)
+
+    def look(self) -> None:
+        raise NotImplementedError
+
+
+class Sampler(Watching):
+    """Looks at the workers' private memory from outside, in bytes, as often as it can."""
+
+    def __init__(self, platform: Platform) -> None:
+        super().__init__()
+        self._zygote = platform.zygote().pid
+        self.most_bytes = 0
+        self.most_workers = 0
+        """Those with a model; one that has just begun, or is about to be reaped, has next to nothing."""
+        self.samples = 0
+
+    def look(self) -> None:
+        children = Path(f"/proc/{self._zygote}/task/{self._zygote}/children").read_text().split()
+        held = [size for size in map(private_bytes, children) if size is not None]
+        self.most_bytes = max(self.most_bytes, sum(held))
+        self.most_workers = max(self.most_workers, sum(size > LARGE for size in held))
+        self.samples += 1
 
 
 def private_bytes(pid: str | int) -> int | None:

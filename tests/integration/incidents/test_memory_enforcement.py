@@ -8,14 +8,13 @@ Each is replayed with what the machine has (control groups, if the platform may 
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.integration.conftest import ECHO_MODEL, HTTP, Platform, all_ended, until
+from tests.integration.conftest import ECHO_MODEL, HTTP, Platform, Watching, all_ended, until
 
 from gpufaas_gpu_manager.cgroups import find
 from gpufaas_gpu_manager.enforcement import group_limit
@@ -133,30 +132,21 @@ def test_memory_that_no_allocation_fails_for_ends_its_worker_only(platform: Plat
         assert sampled.most_bytes < DEVICE
 
 
-class Held:
+class Held(Watching):
     """Looks from outside at what all descendants of the fork server hold, in bytes: private and shared memory."""
 
+    every_s = 0.01
+
     def __init__(self, platform: Platform) -> None:
-        self._platform = platform
-        self._over = threading.Event()
+        super().__init__()
+        self._zygote = platform.zygote()
         self.most_bytes = 0
-
-    def __enter__(self) -> "Held":
-        self._zygote = self._platform.zygote()
-        self._thread = threading.Thread(target=self._look)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
 
     def now(self) -> int:
         return sum(_held(each.pid) for each in self._zygote.children(recursive=True))
 
-    def _look(self) -> None:
-        while not self._over.wait(0.01):
-            self.most_bytes = max(self.most_bytes, self.now())
+    def look(self) -> None:
+        self.most_bytes = max(self.most_bytes, self.now())
 
 
 def _held(pid: int) -> int:

@@ -6,20 +6,9 @@ CPU function.
 from collections.abc import Callable
 
 import pytest
-from tests.integration.conftest import ECHO, HTTP, Platform, until
+from tests.integration.conftest import ECHO, HTTP, SLEEPER, Platform, until
 
 pytestmark = pytest.mark.timeout(120)
-
-SLEEPER = """
-    import time
-
-    def load(device):
-        return None
-
-    def handle(model, event, context):
-        time.sleep(float(event.text))
-        return "slept"
-"""
 
 
 @pytest.mark.parametrize("policy", ["least-wait", pytest.param("lalb-o3", marks=pytest.mark.long)])

@@ -7,20 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from tests.integration.conftest import GATED_MODEL, Platform, until
+from tests.integration.conftest import GATED_MODEL, SLEEPER, Platform, until
 
 pytestmark = pytest.mark.timeout(120)
 
-SLEEPER = """
-    import time
-
-    def load(device):
-        return None
-
-    def handle(model, event, context):
-        time.sleep(float(event.text))
-        return "slept"
-"""
 DEVICES = ("--device", "cpu:0=600MiB", "--device", "cpu:1=600MiB")
 
 

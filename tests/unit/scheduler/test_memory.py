@@ -16,6 +16,17 @@ def measured(world: World, function: str, peak: int, *, out_of_memory: bool = Fa
     world.tell(m.Measured(FunctionId(function), DeviceId("a"), peak * MiB, 0, out_of_memory))
 
 
+def one_that_runs_with_lent_memory() -> World:
+    """Call "o" runs on a worker of "outer", which was lent what "inner" would need."""
+    world = World(learn=True)
+    world.device("a", 400 * MiB, "cpu")
+    world.deploy("outer", slots=1, size=100 * MiB, elastic=True)
+    world.deploy("inner", size=250 * MiB)
+    world.call("o", "outer")
+    world.loaded("outer", "a")
+    return world
+
+
 def test_what_is_declared_is_reserved_whatever_is_measured() -> None:
     """Three small calls, then a batch that needs what was declared; also after an eviction, and beside others."""
     world = World(learn=True)
@@ -77,12 +88,7 @@ def test_what_is_lent_goes_to_whoever_needs_it_before_anybody_is_evicted() -> No
 
 def test_a_worker_that_runs_is_asked_for_what_it_was_lent() -> None:
     """It may be using it: its node says what it can give, and only that is promised again."""
-    world = World(learn=True)
-    world.device("a", 400 * MiB, "cpu")
-    world.deploy("outer", slots=1, size=100 * MiB, elastic=True)
-    world.deploy("inner", size=250 * MiB)
-    world.call("o", "outer")
-    world.loaded("outer", "a")
+    world = one_that_runs_with_lent_memory()
 
     world.call("i", "inner")
     assert world.started == []
@@ -96,12 +102,7 @@ def test_a_worker_that_runs_is_asked_for_what_it_was_lent() -> None:
 
 
 def test_a_worker_that_uses_all_that_it_was_lent_keeps_it_until_its_call_is_over() -> None:
-    world = World(learn=True)
-    world.device("a", 400 * MiB, "cpu")
-    world.deploy("outer", slots=1, size=100 * MiB, elastic=True)
-    world.deploy("inner", size=250 * MiB)
-    world.call("o", "outer")
-    world.loaded("outer", "a")
+    world = one_that_runs_with_lent_memory()
     world.call("i", "inner")
 
     world.tell(m.Resized(FunctionId("outer"), DeviceId("a"), 380 * MiB))
