@@ -19,7 +19,7 @@ from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.agenda import batch_key
-from gpufaas_scheduler.world.call_state import RUNNING, WAITING
+from gpufaas_scheduler.world.call_state import LOCAL, RUNNING, WAITING
 from gpufaas_scheduler.world.kept import kept_out
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
@@ -120,7 +120,9 @@ def _why_it_waits(world: World, call: Call) -> contract.Why:
 def _service(world: World, call: Call, device: DeviceState | None) -> ServiceEstimate | None:
     owner = call.owner
     if device is not None:
-        return owner.service_estimate(device.kind, call.size, call.estimate_s)
+        # In a local queue, its estimate is what it adds to that of its batch.
+        estimate_s = None if call.state == LOCAL and owner.batch_max > 1 else call.estimate_s
+        return owner.service_estimate(device.kind, call.size, estimate_s)
     return next((owner.service_estimate(kind, call.size) for kind in world.cluster.largest_for(owner)), None)
 
 

@@ -123,6 +123,9 @@ class FunctionView(Protocol):
         other grants: as seen, else as in the most similar way that was seen. Infinite where it cannot run.
         """
 
+    def serve_s(self, kind: str, calls: float) -> Seconds:
+        """The time in which one copy serves so many calls, in batches if they form any. Infinite where it cannot."""
+
     def service_cv(self, kind: str) -> float:
         """
         Coefficient of variation (standard deviation over mean) of the service times about their estimates. 1 before

@@ -1,7 +1,7 @@
 """The actions of a policy. Each is checked against the present state and done, or refused with a reason."""
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CopyId, Part
+from gpufaas_core.model import CopyId, Part, Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.handle.batches import batch_of, tell_held
@@ -125,6 +125,8 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
     costs = owner.costs[device.kind]
     # As in `grants.start`.
     call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size) if call.size else costs.service_s
+    if owner.batch_max > 1:
+        call.estimate_s = _added_s(owner, device, copy)
     world.calls.enqueue(call, device)
     call.copy = copy
     call.patience_s = action.patience_s
@@ -137,6 +139,13 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
     copy.queued += 1
     world.cluster.asked = None
     return None
+
+
+def _added_s(owner: FunctionState, device: DeviceState, copy: Copy) -> Seconds:
+    """Return what one more call adds to the time of a local queue whose calls of *owner* run in batches."""
+    calls = copy.queued % owner.batch_size(device.kind)
+    before_s = owner.serve_s(device.kind, calls) if calls else 0.0
+    return max(0.0, owner.serve_s(device.kind, calls + 1) - before_s)
 
 
 def try_load(world: World, action: contract.Load) -> str | None:

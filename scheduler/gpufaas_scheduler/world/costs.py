@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import exp, inf, log1p, sqrt
+from math import ceil, exp, inf, log1p, sqrt
 from typing import Final
 
 from gpufaas_core.model import Bytes, Function, NodeId, Profile, Seconds, ServiceEstimate, TimesDoc
@@ -275,6 +275,17 @@ class Costed(Marked):
             return self.batch_max
         most = self.batch_max if costs.room is None else min(self.batch_max, costs.room.calls)
         return min(most, int(costs.batch)) if self.adaptive else most
+
+    def serve_s(self, kind: str, calls: float) -> Seconds:
+        costs = self.costs[kind]
+        if costs is None:
+            return inf
+        if self.batch_max < 2:
+            return calls * costs.service_s
+        size = self.batch_size(kind)
+        if calls <= size:
+            return costs.grant_s(0.0, Condition(ceil(calls)))
+        return calls / size * costs.grant_s(0.0, Condition(size))
 
     def service_cv(self, kind: str) -> float:
         costs = self.costs[kind]

@@ -14,7 +14,9 @@ from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Need, Pro
 from gpufaas_scheduler.docs import costs_doc, restore_costs
 from gpufaas_scheduler.policies import POLICIES
 from gpufaas_scheduler.policies.batching import SPARE, UNDERWAY_S
+from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.world.batch_size import DECREASE, FIRST_TRIES, GOAL_SHARE, Behind, Room, next_size
+from gpufaas_scheduler.world.conditions import Condition
 from gpufaas_scheduler.world.costs import Costs
 
 NUMBERS = count(1_000)
@@ -217,6 +219,58 @@ def test_a_copy_may_be_limited_to_smaller_batches() -> None:
         world.call(f"c{number}", "f")
 
     assert batches(world.finish("c0")) == [("c1", "c2")]
+
+
+# --- estimates --------------------------------------------------------------------------------------------------------
+
+
+def learnt(world: World, size: int, took_s: float) -> None:
+    """A batch of *size* takes *took_s*; one call takes 1 s."""
+    costs = state_of(world.engine).functions[FunctionId("f")].costs["gpu"]
+    assert costs is not None
+    costs.learn_beside(took_s, 0.0, Condition(size), 1.0)
+
+
+def test_a_local_queue_takes_the_time_of_its_batches() -> None:
+    world = World("lalb")
+    deploy(world, load_s=50.0, batch_max=4)
+    deploy(world, "g")
+    world.device("a")
+    world.warm("f", "a")
+    learnt(world, 2, 1.2)
+    learnt(world, 4, 1.6)
+    world.device("b")
+    world.call("runs", "f")
+    queue_s = []
+    for number in range(10):
+        world.call(f"c{number}", "f")
+        queue_s.append(world.on("a").estimated_finish_s - 1.0)
+    assert world.on("a").local_queue == 10
+
+    assert queue_s == pytest.approx([1.0, 1.2, 1.2, 1.6, 2.6, 2.8, 2.8, 3.2, 4.2, 4.4])
+    world.finish("runs")
+    assert world.on("a").estimated_finish_s == pytest.approx(4.4)
+    for number in range(8):
+        world.finish(f"c{number}")
+    assert (world.on("a").local_queue, len(world.running)) == (0, 2)
+    assert state_of(world.engine).devices[DeviceId("a")].local_s == 0.0
+
+
+@pytest.mark.parametrize(("waiting", "wait_s"), [(1, 1.0), (4, 1.0), (8, 2.6), (12, 4.2)])
+def test_least_wait_expects_batches_before_a_call_and_not_its_own(waiting: int, wait_s: float) -> None:
+    world = World("least-wait")
+    deploy(world, batch_max=4)
+    world.device("a")
+    world.warm("f", "a")
+    learnt(world, 4, 1.6)
+    world.call("runs", "f")
+    for number in range(waiting):
+        world.call(f"c{number}", "f")
+    view = state_of(world.engine).view
+
+    found_s = Estimates(view).wait_s(view.queue.first())
+
+    assert found_s == pytest.approx(wait_s)
 
 
 # --- adaptive sizes ---------------------------------------------------------------------------------------------------

@@ -154,9 +154,13 @@ class Estimates:
                 other = each.owner
                 waiting = other.waiting
                 if waiting and other.queued and other.copies:
-                    wait_s += waiting * other.service_s(kind) / other.copies
+                    served_s = waiting * other.service_s(kind) if other.batch_max < 2 else other.serve_s(kind, waiting)
+                    wait_s += served_s / other.copies
             figures = owner.costs[kind]
-            wait_s -= inf if figures is None else figures.service_s / copies
+            if owner.batch_max < 2:
+                wait_s -= inf if figures is None else figures.service_s / copies
+            else:  # it does not wait for its own batch
+                wait_s -= owner.serve_s(kind, min(owner.waiting, owner.batch_size(kind))) / copies
             if wait_s < soonest:
                 soonest = wait_s
                 if soonest < enough_s:

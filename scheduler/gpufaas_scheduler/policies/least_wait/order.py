@@ -143,6 +143,9 @@ class Order:
         view, refused, pull = self.view, self.refused, self._pull
         kind = device.kind
         least = pull(hit) / hit.owner.service_s(kind)
+        if hit.owner.batch_max > 1:
+            together = max(1, min(hit.owner.waiting, hit.owner.batch_size(kind)))
+            least = together * pull(hit) / hit.owner.serve_s(kind, together)
         best: tuple[float, WaitingCall, Room] | None = None
         rivals = view.orphans(RIVALS)
         if oldest.number < hit.number and oldest.owner.copies and not view.holds(device, oldest):
@@ -160,6 +163,8 @@ class Order:
             if owner.copies:
                 relieved *= REPLICA_SHARE / (owner.copies + 1)
             relief, served_s = RELIEF_SHARE * relieved * pull(call), relieved * figures.service_s
+            if owner.batch_max > 1:
+                served_s = owner.serve_s(kind, relieved)
             if relief < least * (load_s + served_s):
                 continue
             if best is not None and relief / (load_s + served_s) <= best[0]:
