@@ -415,7 +415,8 @@ def report(phases: list[Phase], memory: dict[str, Any], status: dict[str, Any]) 
     for phase in phases:
         cuts = statistics.quantiles(phase.latencies, n=100, method="inclusive")
         table.add_row(
-            phase.name, str(len(phase.calls)), str(phase.at_once), str(phase.starts["hit"]), str(phase.starts["miss"]),
+            phase.name, str(len(phase.calls)), str(phase.at_once), str(phase.starts["hit"]),
+            str(phase.starts.total() - phase.starts["hit"]),
             str(phase.together), str(phase.evictions), f"{1e3 * cuts[49]:.0f}", f"{1e3 * cuts[98]:.0f}",
             str(len(phase.wrong)),
         )  # fmt: skip

@@ -74,6 +74,8 @@ class DeviceOptions:
     """How functions of images run: not at all, in Docker, as pods, in Docker if it answers when they are deployed."""
     memory_enforcement: Literal["auto", "cgroup", "watcher", "rlimit"] = "auto"
     """What holds workers on CPU devices to their memory; auto: control groups, else the watcher."""
+    host_cache: Bytes | None = None
+    """Memory for weights, in bytes, beside that of the devices; None: an eighth of the machine's; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)

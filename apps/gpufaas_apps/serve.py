@@ -24,6 +24,7 @@ from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.data_directory import auth_dir_of, builds_of, credentials_of, is_loopback, owned
 from gpufaas_apps.engines import connect, container_engine
 from gpufaas_apps.front import Front, Parts
+from gpufaas_apps.host_cache import host_cache
 from gpufaas_apps.one_node import OneNode
 from gpufaas_apps.options import FrontOptions, ServeOptions
 from gpufaas_apps.process import first_of, listen, prepare_process, run_loop
@@ -123,7 +124,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     settings = NodeSettings(env={"OPENFAAS_URL": _url(options)}, secrets=stores.secrets, origins=origins)
     node = Node(
         devices, stores.bundles, stores.logs, scheduler.report, logging.getLogger("node").warning, settings,
-        containers, enforcement=enforcement,
+        containers, enforcement=enforcement, host_cache=host_cache(options.host_cache, stores.artifacts),
     )  # fmt: skip
     gone: list[str] = []
     parts = Parts(

@@ -78,14 +78,13 @@ class Weights:
         """Announce that this service has the bytes of *digest*."""
         self._new.put_nowait(digest)
 
-    async def fetch(self, spec: WorkerSpec) -> None:
+    async def fetch(self, spec: WorkerSpec) -> str:
         """
-        Get the bundle of *spec* and its weights, unless they are here.
+        Get the bundle of *spec* and its weights, unless they are here. Return where from, as `Fetcher.ensure`.
 
         :raises GpufaasError: no service has them, or they could not be written
         """
-        if not spec.image:
-            await self._fetcher.ensure_bundle(spec.digest)
+        return "" if spec.image else await self._fetcher.ensure_bundle(spec.digest)
 
     def prefetch(self, spec: WorkerSpec) -> None:
         """Get the bundle of *spec* soon: a call may come, and other holders may go."""

@@ -172,6 +172,11 @@ class ArtifactStore:
             f"removed from {target.parent}: upload it again"
         )
 
+    def recheck(self, digest: str) -> None:
+        """Hash *digest* again, whatever its file looks like. Raises as `path`."""
+        _sidecar(self._target(digest)).unlink(missing_ok=True)
+        self.path(digest)
+
     def remove(self, digest: str) -> None:
         """Remove *digest*. Links to it, and processes that have it mapped, keep its bytes."""
         target = self._target(digest)

@@ -57,9 +57,10 @@ class Fetcher:
         self._slots = asyncio.Semaphore(self.settings.transfers)
         self._threads = Threads(self.settings.transfers)
 
-    async def ensure(self, digest: str, *, size: Bytes | None = None, progress: Progress | None = None) -> None:
+    async def ensure(self, digest: str, *, size: Bytes | None = None, progress: Progress | None = None) -> str:
         """
-        Return when the artifact *digest* is here. The transfer ends when all who wait for it are cancelled.
+        Return when the artifact *digest* is here: ``store`` or ``peer``, where it came from, or an empty string.
+        The transfer ends when all who wait for it are cancelled.
 
         :param size: the bytes that it must have, if that is known; a source of another size is not used
         :raises UnknownArtifact: no source has it
@@ -69,7 +70,7 @@ class Fetcher:
         """
         while True:
             if await self._threads.run(self._artifacts.has, digest):
-                return
+                return ""
             transfer = self._transfers.get(digest)
             if transfer is None:
                 transfer = self._transfers[digest] = _Transfer(digest, size)
@@ -82,6 +83,7 @@ class Fetcher:
             transfer.listeners.append(progress)
         try:
             await asyncio.shield(transfer.task)
+            return transfer.origin
         finally:
             transfer.waiting -= 1
             if progress is not None:
@@ -90,15 +92,16 @@ class Fetcher:
                 transfer.given_up = True
                 transfer.task.cancel()
 
-    async def ensure_bundle(self, digest: str, *, progress: Progress | None = None) -> None:
+    async def ensure_bundle(self, digest: str, *, progress: Progress | None = None) -> str:
         """
-        Return when bundle *digest* and all weights that it names are here. Cheap when they already are.
+        Return when bundle *digest* and all weights that it names are here, and where they came from: ``store`` if any
+        did. Cheap when they already are.
 
         :raises InvalidSpec: the artifact is no bundle
 
         Otherwise as `ensure`.
         """
-        await self.ensure(digest)
+        origin = await self.ensure(digest)
         manifest = await self._threads.run(self._bundles.manifest, digest)
         sizes = {weights.sha256: weights.bytes for weights in manifest.weights}
         here = dict.fromkeys(sizes, 0)
@@ -118,7 +121,7 @@ class Fetcher:
             for sha256, size in sizes.items()
         ]
         try:
-            await asyncio.gather(*tasks)
+            return max(origin, *await asyncio.gather(*tasks), "")
         finally:
             for task in tasks:
                 task.cancel()
@@ -152,6 +155,7 @@ class Fetcher:
                 try:
                     await filling.fill()
                     await self._threads.finish(partial.commit)
+                    transfer.origin = filling.origin
                 except StorageFailed as exc:
                     if isinstance(exc.__cause__, OSError) and exc.__cause__.errno in _FULL:
                         await self._threads.run(partial.discard)  # a full disk harms all others
@@ -174,6 +178,7 @@ class _Transfer:
     here: Bytes = 0
     waiting: int = 0
     given_up: bool = False
+    origin: str = ""
     listeners: list[Progress] = field(default_factory=list)
     task: asyncio.Task[None] = field(init=False)
 

@@ -107,6 +107,12 @@ class Filling:
         self._best = self._resumed_at = partial.size
         self._began = time.monotonic()
 
+    @property
+    def origin(self) -> str:
+        """``store`` if bytes came from the object store, else ``peer``; empty: all were here."""
+        givers = self._givers - {_EARLIER}
+        return "store" if self._sources.store_name in givers else "peer" if givers else ""
+
     async def fill(self) -> None:
         """
         Return when all bytes are in the partial file, and right.

@@ -73,6 +73,11 @@ class Sources:
         self._rng = rng
         self._distrusted: dict[tuple[str, str], float] = {}
 
+    @property
+    def store_name(self) -> str:
+        """The name of the object store among the sources; empty: there is none."""
+        return self._store.url if self._store is not None else ""
+
     async def of(self, digest: str) -> list[Source]:
         """Return whom to ask for *digest*, in this order: random for nodes, so that many who fetch spread over them."""
         unknown = ""

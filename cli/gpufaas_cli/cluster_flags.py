@@ -110,6 +110,9 @@ device_options = options(
     option("--memory-enforcement", type=click.Choice(("auto", "cgroup", "watcher", "rlimit")), default="auto",
            says="What keeps a worker on a CPU device, and all that it starts, within its memory: the kernel (cgroup), "
            "or a watcher where there are no control groups. rlimit: private memory only."),
+    option("--host-cache", callback=parsed(parse_bytes), metavar="SIZE",
+           says="Keep weights in so much memory of this machine, beside that of its devices, so that starts need not "
+           "read them from the disk; 0: keep none. [default: an eighth of the memory]"),
 )  # fmt: skip
 """The names are those of `DeviceOptions`."""
 

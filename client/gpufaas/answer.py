@@ -19,12 +19,16 @@ class Timing:
     """Device and phases of a call. What the answer does not say is None or missing."""
 
     start: str | None
-    """``hit``: its worker was running; ``miss``: it was started for this call."""
+    """
+    ``hit``: its worker was running. Else it was started for this call, and this says where its weights came from:
+    ``parked``, ``host`` (the node's memory), ``peer`` (another node), ``disk`` or ``store``.
+    """
     device: str | None
     phases: Mapping[str, Seconds]
     """``queue``, ``load`` and ``run``, in this order."""
     parts: Mapping[str, Mapping[str, Seconds]]
-    """Parts of phases: ``load`` may consist of ``room``, ``fork``, ``import``, ``load``."""
+    """Parts of phases: ``load`` may consist of ``room``, ``fetch``, ``process``, ``read``, ``transfer``,
+    ``init``."""
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Self:

@@ -55,6 +55,7 @@ class NodeAnswerHead(msgspec.Struct, array_like=True, frozen=True):
     phases: tuple[tuple[str, Seconds], ...] = ()
     grant: Grant | None = None
     """The grant that the call ran under, if it is not the one that came with it."""
+    tier: str = "disk"
 
 
 class WindowHead(msgspec.Struct, array_like=True, frozen=True):

@@ -131,7 +131,7 @@ class RemoteExchange(ConnectionBuffer):
             answer = _decode_answer(header)
             whole = kind == Kind.ANSWER
             if not self._cancelled:
-                self.load_s, self.phases = answer.load_s, answer.phases
+                self.load_s, self.phases, self.tier = answer.load_s, answer.phases, answer.tier
                 if answer.grant is not None:
                     self.grant = answer.grant
                 self._chunks.append((answer.head, body, whole))

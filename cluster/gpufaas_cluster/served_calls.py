@@ -97,7 +97,7 @@ class ServedCalls:
                 continue
             head, body, whole = cast(tuple[AnswerHead, bytes, bool], piece)
             grant = None if exchange.grant is self._grant else exchange.grant
-            answer = NodeAnswerHead(head, exchange.load_s, exchange.phases, grant)
+            answer = NodeAnswerHead(head, exchange.load_s, exchange.phases, grant, exchange.tier)
             if whole:
                 self._end()
                 connection.write_with(encode_prefix(Kind.ANSWER, answer, len(body)), body)

@@ -25,12 +25,13 @@ _PIECE_COST: Final[Bytes] = 64
 
 class AnswerBuffer:
     """
-    See module. `load_s`: seconds that the call waited until its worker was ready; `phases`: the parts of that time.
+    See module. `load_s`: seconds that the call waited until its worker was ready; `phases`: the parts of that time;
+    `tier`: where the worker's weights came from, if it was started for the call (`messages.Loaded.tier`).
     """
 
     __slots__ = (
         "_buffered", "_chunks", "_error", "_limit", "_loop", "_paused", "_slow", "_spool", "_spooled", "_waiter", "end",
-        "load_s", "phases",
+        "load_s", "phases", "tier",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: Bytes) -> None:
@@ -38,6 +39,7 @@ class AnswerBuffer:
         self.end: EndHead | None = None
         self.load_s: Seconds = 0.0
         self.phases: tuple[tuple[str, Seconds], ...] = ()
+        self.tier = "disk"
         self._loop = loop
         self._limit = limit
         self._chunks: deque[Piece] = deque()

@@ -146,7 +146,7 @@ class MeasuredHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
-    """`phases`: seconds by name (import, load), in order."""
+    """`phases`: seconds by name (read, transfer, init), in order."""
 
     occupation: Bytes
     phases: list[tuple[str, Seconds]]
@@ -156,6 +156,8 @@ class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
     """One event loop runs all calls, and answers PING."""
     held: Bytes = 0
     """What it holds now by its own account, `occupation` being the peak; 0: the device's driver says no more."""
+    staged: int = 0
+    """Files of weights that it has read from host memory."""
 
 
 class FailedHead(msgspec.Struct, array_like=True, frozen=True):

@@ -1,6 +1,8 @@
 """
 Loaders of weights, for an author's `load`. torch is imported inside the functions, so that importing this is cheap.
 
+A file that the node keeps in host memory is read from there (`staged`).
+
 The fast way builds the module on the meta device (no memory, no initialisation) and makes the mapped file its
 parameters: nothing is copied, and pages are read when they are first used. On CPU safetensors maps privately and
 writable (``rw-p``): untouched pages belong to the page cache, but the whole mapping counts in VmData, and so against
@@ -9,11 +11,13 @@ RLIMIT_DATA.
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpufaas_core.errors import InvalidSpec, LoadFailed
+from gpufaas_functions import staged
 from gpufaas_functions.transfer import to_cuda
 
 if TYPE_CHECKING:
@@ -21,6 +25,23 @@ if TYPE_CHECKING:
 
 ALLOW_PICKLE: Final = "GPUFAAS_ALLOW_PICKLE"
 _PICKLED: Final = frozenset((".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib"))
+
+_spent: Final = {"read": 0.0, "transfer": 0.0}
+
+
+@contextlib.contextmanager
+def spending(what: str) -> Iterator[None]:
+    """Count the time of the block as *what* of the load: ``read`` or ``transfer``."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _spent[what] += time.perf_counter() - began
+
+
+def spent() -> dict[str, float]:
+    """Return the seconds that loaders of this process have spent so far."""
+    return dict(_spent)
 
 
 def load_module(build: "Callable[[], nn.Module]", path: str | Path, device: str = "cpu") -> "nn.Module":
@@ -48,7 +69,9 @@ def load_module(build: "Callable[[], nn.Module]", path: str | Path, device: str 
         for name in left:
             holder, _, last = name.rpartition(".")
             module.get_submodule(holder).register_buffer(last, donor.get_buffer(name), persistent=False)
-    return module.requires_grad_(False).eval().to(device)
+    module.requires_grad_(False).eval()
+    with spending("transfer"):
+        return module.to(device)
 
 
 def load_weights(path: str | Path, device: str = "cpu") -> Any:
@@ -65,6 +88,11 @@ def load_weights(path: str | Path, device: str = "cpu") -> Any:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}: put them beside handler.py, or let build.py make them")
+    with spending("transfer" if device.startswith("cuda") else "read"):  # on a GPU both go on at the same time
+        return _read(path, device)
+
+
+def _read(path: Path, device: str) -> Any:
     match path.suffix.lower():
         case ".safetensors":
             return _load_safetensors(path, device)
@@ -89,7 +117,10 @@ def _load_safetensors(path: Path, device: str) -> Any:
     from safetensors.torch import load_file
 
     if device.startswith("cuda"):
-        return to_cuda(path, device)
+        return to_cuda(staged.source_of(path), device)
+    if device == "cpu" and (descriptor := staged.descriptor_of(path)) is not None:
+        with contextlib.suppress(staged.UnknownType):
+            return staged.tensors(path, descriptor)
     try:
         return load_file(path, device=device)
     except SafetensorError as exc:

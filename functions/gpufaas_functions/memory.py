@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from gpufaas_functions import staged
+
 THREAD_STACK: Final = 2 * 1024 * 1024
 """Stack of each thread but the main one, in bytes. The whole stack counts against the memory limit, and the default of
 8 MiB is too much under a limit."""
@@ -34,7 +36,8 @@ class CpuMemory:
 
     The peak growth of the resident set (private data and mapped weights), plus the zygote's pages that it copied by
     writing to them, which the resident set does not show. At least the private writable memory that it has allocated,
-    since the kernel compares that with the limit.
+    since the kernel compares that with the limit. So weights are counted in full as soon as they are mapped, wherever
+    they are kept; pages of them that the worker alone has mapped are no copies of the zygote's.
     """
 
     def __init__(self, slots: int = 1) -> None:
@@ -57,7 +60,8 @@ class CpuMemory:
         self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         now = MemoryPoint.read()
         growth = max(0, self._seen * 1024 - _FORK_POINT.rss)
-        copied = max(0, now.private_dirty - _FORK_POINT.private_dirty - max(0, now.anonymous - _FORK_POINT.anonymous))
+        dirty = now.private_dirty - (staged.unchanged().private if now.shared else 0)
+        copied = max(0, dirty - _FORK_POINT.private_dirty - max(0, now.anonymous - _FORK_POINT.anonymous))
         stacks = min(max(0, threading.active_count() - 1), self._slots - 1) * THREAD_STACK
         return max(growth, now.data - _FORK_POINT.data - stacks) + copied
 
@@ -146,12 +150,16 @@ class MemoryPoint(msgspec.Struct, frozen=True):
     data: int = 0
     """Private writable memory, resident or not: what RLIMIT_DATA counts."""
     private_dirty: int = 0
+    shared: int = 0
+    """Resident shared memory and memory files."""
 
     @classmethod
     def read(cls) -> "MemoryPoint":
-        status = _kilobytes("/proc/self/status", (b"VmRSS", b"RssAnon", b"VmData"))
+        status = _kilobytes("/proc/self/status", (b"VmRSS", b"RssAnon", b"VmData", b"RssShmem"))
         rollup = _kilobytes("/proc/self/smaps_rollup", (b"Private_Dirty",))
-        return cls(status[b"VmRSS"], status[b"RssAnon"], status[b"VmData"], rollup[b"Private_Dirty"])
+        return cls(
+            status[b"VmRSS"], status[b"RssAnon"], status[b"VmData"], rollup[b"Private_Dirty"], status[b"RssShmem"]
+        )
 
 
 _FORK_POINT = MemoryPoint()

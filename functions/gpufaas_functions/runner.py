@@ -23,7 +23,7 @@ from gpufaas_core.frames import (
     ReadyHead,
     encode_frame,
 )
-from gpufaas_functions import batches
+from gpufaas_functions import batches, staged
 from gpufaas_functions.answers import (
     SAID,
     Handle,
@@ -37,6 +37,7 @@ from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import HandleBatch
 from gpufaas_functions.coroutines import is_async
 from gpufaas_functions.emulated import Emulated, EmulatedHandler, EmulatedMemory
+from gpufaas_functions.loading import spent
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
 from gpufaas_functions.slot_server import SlotServer
 
@@ -67,6 +68,8 @@ class WorkerStart(msgspec.Struct, frozen=True):
     """On an emulated device: the author's handler is not run."""
     batch: int = 1
     """Calls that one ``handle_batch`` gets at most."""
+    weights: tuple[str, ...] = ()
+    """Paths of the weights that the node keeps in host memory. Their descriptors come with the start, in this order."""
 
 
 def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
@@ -78,25 +81,22 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
     slots, clocks = sockets[: start.slots], sockets[start.slots :]
     control = slots[0]
     handle_batch: HandleBatch | None = None
-    phases: list[tuple[str, float]] = []
     try:
         memory = _memory_of(start, start.slots)
         began = time.perf_counter()
         about = start.emulated
         handler = import_handler(start) if about is None else EmulatedHandler(about, start.function, clocks)
-        phases.append(("import", time.perf_counter() - began))
         handle: Handle
         if start.check:
-            control.sendall(encode_frame(Kind.READY, ReadyHead(0, phases)))
+            control.sendall(encode_frame(Kind.READY, ReadyHead(0, [])))
             return 0
         if start.kind == "model":
-            began = time.perf_counter()
             model = handler.load(start.device)
             memory.synchronize()
-            phases.append(("load", time.perf_counter() - began))
             handle, handle_batch = _with_model(handler, model)
         else:
             handle = handler.handle
+        phases = _phases(time.perf_counter() - began)
     except BaseException as exc:
         # Every error of a load ends this worker. The manager gets a summary, the log the whole traceback.
         text = utf8("".join(traceback.format_exception(from_the_author(exc))))
@@ -114,6 +114,12 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
     return 0
 
 
+def _phases(all_s: float) -> list[tuple[str, float]]:
+    """Return how long the parts of a load took that took *all_s*: what loaders say, and the rest."""
+    told = spent()
+    return [*((name, seconds) for name, seconds in told.items() if seconds), ("init", all_s - sum(told.values()))]
+
+
 def _serve_in_threads(
     start: WorkerStart,
     slots: list[socket.socket],
@@ -123,7 +129,9 @@ def _serve_in_threads(
     phases: list[tuple[str, float]],
 ) -> None:
     function, device, alone = start.function, start.device, start.slots == 1
-    ready = encode_frame(Kind.READY, ReadyHead(memory.peak(), phases, fork_point().data, held=memory.held()))
+    ready = encode_frame(
+        Kind.READY, ReadyHead(memory.peak(), phases, fork_point().data, held=memory.held(), staged=staged.used())
+    )
     servers = [SlotServer(each, handle, function, device, memory, alone=alone) for each in slots]
     if handle_batch is not None and start.batch > 1:
         for each in servers:
@@ -140,7 +148,7 @@ def _serve_async(
     from gpufaas_functions.async_server import AsyncServer  # only where it is needed
 
     server = AsyncServer(start.function, start.device, handle, memory, alone=len(slots) == 1)
-    ready = ReadyHead(memory.peak(), phases, fork_point().data, loop=True, held=memory.held())
+    ready = ReadyHead(memory.peak(), phases, fork_point().data, loop=True, held=memory.held(), staged=staged.used())
     server.serve(slots, encode_frame(Kind.READY, ready))
 
 

@@ -37,7 +37,7 @@ _NOTED: Final = HOP_BY_HOP | ASKED | {
 _DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-served-by"}
 """Headers of a function's answer that are not passed on."""
 _HIT: Final = (b"x-gpufaas-start", b"hit")
-_MISS: Final = (b"x-gpufaas-start", b"miss")
+_FROM: Final = {each: (b"x-gpufaas-start", each.encode()) for each in ("parked", "host", "peer", "disk", "store")}
 _NOT_VERSION: Final = ~(0xF000 << 64 | 0xC000 << 48)
 _VERSION_4: Final = 0x4000 << 64 | 0x8000 << 48
 """Version and variant of a UUID (RFC 9562)."""
@@ -134,9 +134,12 @@ def error_headers(error: GpufaasError, length: int) -> list[Header]:
     return headers
 
 
-def placement_headers(grant: Grant) -> tuple[Header, ...]:
-    """Return whether the call was a hit, its device, its copy's share of that, and how many ran together in a batch."""
-    found: tuple[Header, ...] = _MISS if grant.cold else _HIT, _on_device(grant.device)
+def placement_headers(grant: Grant, tier: str = "disk") -> tuple[Header, ...]:
+    """
+    Return whether the call was a hit, or where its weights came from; its device, its copy's share of that, and how
+    many ran together in a batch.
+    """
+    found: tuple[Header, ...] = _FROM.get(tier, _FROM["disk"]) if grant.cold else _HIT, _on_device(grant.device)
     if share := grant.parts[0].share:
         found = (*found, (b"x-gpufaas-share", b"%d" % share))
     return found if len(grant.calls) == 1 else (*found, (b"x-gpufaas-batch", b"%d" % len(grant.calls)))
@@ -155,7 +158,7 @@ def timing(
     held_s: Seconds = 0.0,
 ) -> Header:
     """
-    Return Server-Timing, in ms; after a miss also the phases of the load, as ``load-room`` and so on.
+    Return Server-Timing, in ms; after a start also the phases of the load, as ``load-room`` and so on.
 
     :param held_s: how long the batch was held back for more calls; a call that came later has queued for less
     """

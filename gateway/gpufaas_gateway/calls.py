@@ -336,7 +336,7 @@ class Calls:
         if call.request.upgrade:
             if switched:
                 call.stop_watching()
-            headers = answer_headers(answer.headers, [*call.ours, *placement_headers(exchange.grant)])
+            headers = answer_headers(answer.headers, [*call.ours, *placement_headers(exchange.grant, exchange.tier)])
             return Answer(answer.status, headers, stream=stream)
         call.listen()
         call.run_s = time.perf_counter() - call.began - call.queue_s - call.load_s
@@ -352,7 +352,7 @@ class Calls:
         if call.crossing:
             headers = [pair for pair in headers if pair[0] != b"access-control-allow-origin"]
         headers += call.ours
-        headers += placement_headers(exchange.grant)
+        headers += placement_headers(exchange.grant, exchange.tier)
         headers.append(timing(call.queue_s, call.load_s, call.run_s, exchange.phases, exchange.grant.held_s))
         return headers
 

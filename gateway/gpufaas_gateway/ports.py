@@ -239,6 +239,7 @@ class CallExchange(Protocol):
 
     load_s: Seconds
     phases: tuple[tuple[str, Seconds], ...]
+    tier: str
     grant: Grant
 
     @property

@@ -12,6 +12,7 @@ from gpufaas_core.errors import CheckBroken, InvalidSpec
 from gpufaas_core.model import Device, DeviceId, FunctionId
 from gpufaas_gpu_manager.launch.recipes import Bundles
 from gpufaas_gpu_manager.room import WorkerDevice
+from gpufaas_gpu_manager.staging import Staging
 from gpufaas_gpu_manager.supervisor import Supervisor
 
 _FORGOTTEN_KEPT: Final = 1000
@@ -20,13 +21,16 @@ _FORGOTTEN_KEPT: Final = 1000
 class Functions:
     """See module. The gateway's `ports.Workers`, when both are in one process."""
 
-    def __init__(self, devices: Mapping[DeviceId, WorkerDevice], bundles: Bundles, host: Supervisor) -> None:
-        self.specs: dict[FunctionId, WorkerSpec] = {}
+    def __init__(
+        self, devices: Mapping[DeviceId, WorkerDevice], bundles: Bundles, host: Supervisor, staging: Staging
+    ) -> None:
+        self.specs = staging.specs
+        self._staging = staging
         self._devices = devices
         self._bundles = bundles
         self._host = host
         self._forgotten: deque[FunctionId] = deque()
-        self._fetches: dict[FunctionId, asyncio.Future[None]] = {}
+        self._fetches: dict[FunctionId, asyncio.Future[str]] = {}
 
     async def define(self, spec: WorkerSpec) -> Manifest:
         """
@@ -48,7 +52,9 @@ class Functions:
             await self._host.fetch(spec)
         await asyncio.to_thread(self._bundles.install, spec.digest)
         self.specs[spec.function] = spec
-        return self._bundles.manifest(spec.digest)
+        manifest = self._bundles.manifest(spec.digest)
+        self._staging.know(spec, manifest)
+        return manifest
 
     def _check_emulated(self, spec: WorkerSpec) -> None:
         """:raises InvalidSpec: all devices that it may run on are emulated, and none of them can emulate it"""
@@ -66,6 +72,7 @@ class Functions:
         For functions with a bundle only: `define` pulls images.
         """
         self.specs[spec.function] = spec
+        self._staging.expect(spec)
 
     def prefetch(self, function: FunctionId) -> None:
         """Bring what the workers of *function* need to this node, in the background. A failure is left to its load."""
@@ -74,7 +81,7 @@ class Functions:
             return
         self._fetches[function] = fetch = asyncio.ensure_future(self._host.fetch(spec))
 
-        def done(ended: asyncio.Future[None]) -> None:
+        def done(ended: asyncio.Future[str]) -> None:
             del self._fetches[function]
             if not ended.cancelled():
                 ended.exception()  # it was looked at: the load tries again, and says why it fails
@@ -88,6 +95,7 @@ class Functions:
     async def forget(self, function: FunctionId) -> None:
         """No new calls will come. The newest `_FORGOTTEN_KEPT` stay known: calls that drain may still start them."""
         self._forgotten.append(function)
+        self._staging.forget(function)
         while len(self._forgotten) > _FORGOTTEN_KEPT:
             self.specs.pop(self._forgotten.popleft(), None)
         self.unmount_if_gone(function)

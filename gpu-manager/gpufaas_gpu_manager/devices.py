@@ -53,8 +53,7 @@ _GO_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # the names that Kube
 class NodeDevice(Protocol):
     """What the supervisor needs of a device beside its id and size."""
 
-    @property
-    def device(self) -> Device: ...
+    device: Device
 
     @property
     def torch_device(self) -> str:

@@ -19,6 +19,7 @@ from gpufaas_core.constraints import AFFINITY, CGROUP_V1, CGROUP_V2, CPU_QUOTA, 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import ALL_COMPUTE
 from gpufaas_core.units import Bytes, MiB, format_bytes
+from gpufaas_functions.staged import Identity
 from gpufaas_gpu_manager.cgroup_ports import Cgroups, Group
 from gpufaas_gpu_manager.cgroups import find
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Confine, may
@@ -124,6 +125,8 @@ class WorkerLimits:
         self._watch = watch
         self._left = left
         self._on_over = on_over
+        self.not_counted: frozenset[Identity] = frozenset()
+        """Memory files that the platform has given it: weights that are charged to the node."""
         self._event = -1
         self._read_again = self._thrashed = 0
         self._cpu = cpu
@@ -147,11 +150,11 @@ class WorkerLimits:
                 with contextlib.suppress(RuntimeError):  # the loop has been closed
                     loop.call_soon_threadsafe(self._on_over, _reason(used, reserved))
 
-            self._watch.add(self._number, pid, self._memory, shared, over)
+            self._watch.add(self._number, pid, self._memory, shared, over, self.not_counted)
 
     def used(self, pid: int) -> Bytes:
         """Return the bytes that process *pid* and all that it started hold, with files in its ``/dev/shm``."""
-        return self._group.held() if self._group is not None else used_by(pid)
+        return self._group.held() if self._group is not None else used_by(pid, not_counted=self.not_counted)
 
     def thrashes(self) -> bool:
         """

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpufaas_core.units import Bytes, MiB, Seconds
+from gpufaas_functions.staged import Identity, Unchanged, unchanged_of
 from gpufaas_gpu_manager.proc import children_of, descendants_of, sizes_of
 
 _LONGEST_S: Final[Seconds] = 0.5
@@ -40,6 +41,7 @@ class _Watched:
     zygote: int | None
     over: Callable[[Bytes, Bytes], None]
     base: Bytes
+    not_counted: frozenset[Identity]
     used: Bytes = 0
 
 
@@ -56,16 +58,18 @@ class MemoryWatch:
         self._growing = False
 
     def add(
-        self, worker: int, pid: int, memory: Bytes, zygote: int | None, over: Callable[[Bytes, Bytes], None]
-    ) -> None:
+        self, worker: int, pid: int, memory: Bytes, zygote: int | None, over: Callable[[Bytes, Bytes], None],
+        not_counted: frozenset[Identity] = frozenset(),
+    ) -> None:  # fmt: skip
         """
         Watch process *pid* and its descendants; *over* is called once, in the watcher's thread, with used and reserved.
 
         :param zygote: the process that it was forked from: memory shared with that does not count
+        :param not_counted: see `used_by`
         """
         with self._lock:
             base = _status(zygote)[0] if zygote is not None else 0
-            self._watched[worker] = _Watched(pid, memory, zygote, over, base)
+            self._watched[worker] = _Watched(pid, memory, zygote, over, base, not_counted)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
                 self._thread.start()
@@ -104,7 +108,7 @@ class MemoryWatch:
         pause = _LONGEST_S
         self._growing = False
         for worker, each in watched.items():
-            used = used_by(each.pid, each.base, each.memory)
+            used = used_by(each.pid, each.base, each.memory, each.not_counted)
             self._growing = self._growing or used > each.used + _GROWS
             each.used = used
             if used > each.memory:
@@ -127,21 +131,21 @@ class MemoryWatch:
         self._strays = strays
 
 
-def used_by(pid: int, base: Bytes = 0, memory: Bytes = 0) -> Bytes:
+def used_by(pid: int, base: Bytes = 0, memory: Bytes = 0, not_counted: frozenset[Identity] = frozenset()) -> Bytes:
     """
     Return the bytes that process *pid* and its descendants hold: private memory, shared memory, open memory files.
 
     :param base: private memory that *pid* had when it was forked, which it shares with its parent
     :param memory: a cheap estimate suffices where it is clearly less than this; 0: look closely
+    :param not_counted: sealed memory files of the platform's: only pages that the processes have changed count
     """
     family = descendants_of(pid)
     cheap = [_status(each) for each in family]
     rough = sum(anonymous + shared + _COPIED for anonymous, shared in cheap) - min(base, cheap[0][0])
     if rough < _NEAR * memory:
-        return max(rough, _open_memory(family))
+        return max(rough, _open_memory(family, not_counted))
     # Pages that were written to and that only it has mapped, and its share of shared memory.
-    exact = [sizes_of(each, "smaps_rollup", b"Private_Dirty", b"Pss_Shmem") for each in family]
-    looks = [(*figures, *more) for figures, more in zip(cheap, exact, strict=True)]
+    looks = [_look(each, figures[0], figures[1], not_counted) for each, figures in zip(family, cheap, strict=True)]
     mappers = sum(shm > 0 for _, shm, _, _ in looks)
     private = inherited = mapped = 0
     for anonymous, shm, dirty, share in looks:
@@ -152,7 +156,7 @@ def used_by(pid: int, base: Bytes = 0, memory: Bytes = 0) -> Bytes:
         mapped += share
         # What children share with the worker is counted once; what all share with the zygote, not at all.
         inherited = max(inherited, anonymous - base - mine)
-    return private + (inherited if len(family) > 1 else 0) + max(mapped, _open_memory(family))
+    return private + (inherited if len(family) > 1 else 0) + max(mapped, _open_memory(family, not_counted))
 
 
 def _status(pid: int) -> list[Bytes]:
@@ -160,7 +164,16 @@ def _status(pid: int) -> list[Bytes]:
     return sizes_of(pid, "status", b"RssAnon", b"RssShmem")
 
 
-def _open_memory(family: list[int]) -> Bytes:
+def _look(
+    pid: int, anonymous: Bytes, shm: Bytes, not_counted: frozenset[Identity]
+) -> tuple[Bytes, Bytes, Bytes, Bytes]:
+    """Return its private, shared and private dirty memory, and its share of the shared one, all that counts."""
+    dirty, share = sizes_of(pid, "smaps_rollup", b"Private_Dirty", b"Pss_Shmem")
+    theirs = unchanged_of(pid, not_counted) if shm else Unchanged()
+    return anonymous, max(0, shm - theirs.resident), max(0, dirty - theirs.private), max(0, share - theirs.share)
+
+
+def _open_memory(family: list[int], not_counted: frozenset[Identity]) -> Bytes:
     """Return the size of the memory files (memfd, /dev/shm) that *family* has open, mapped or not, each once."""
     sizes: dict[tuple[int, int], Bytes] = {}
     for pid in family:
@@ -170,5 +183,6 @@ def _open_memory(family: list[int]) -> Bytes:
                 with contextlib.suppress(OSError):
                     if os.readlink(f"{folder}/{name}").startswith(("/memfd:", "/dev/shm/")):
                         stat = os.stat(f"{folder}/{name}")
-                        sizes[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
+                        if (stat.st_dev, stat.st_ino) not in not_counted:
+                            sizes[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
     return sum(sizes.values())

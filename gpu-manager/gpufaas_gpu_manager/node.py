@@ -11,6 +11,8 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from msgspec.structs import replace
+
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.constraints import COMPUTE, FIXED_AT_START
 from gpufaas_core.messages import (
@@ -25,18 +27,21 @@ from gpufaas_core.messages import (
     Resize,
     Resized,
     SetLimit,
+    Stage,
     StartCall,
 )
-from gpufaas_core.model import Bytes, Device, DeviceId, FunctionId, Seconds, copy_id
+from gpufaas_core.model import Bytes, Device, DeviceId, FunctionId, NodeId, Seconds, copy_id
 from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_gpu_manager.defined import Functions
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.grants import Grants
+from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.launch.recipes import Bundles, Recipes
 from gpufaas_gpu_manager.output import LogSink
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.settings import NodeSettings
+from gpufaas_gpu_manager.staging import Staging
 from gpufaas_gpu_manager.supervisor import ContainerEngine, Supervisor
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_state import WorkerState
@@ -54,14 +59,16 @@ class Node:
         on_said: Callable[[str], None] = lambda _: None,
         settings: NodeSettings | None = None,
         containers: ContainerEngine | None = None,
-        fetch: Callable[[WorkerSpec], Awaitable[None]] | None = None,
+        fetch: Callable[[WorkerSpec], Awaitable[str]] | None = None,
         enforcement: Enforcement | None = None,
+        host_cache: HostCache | None = None,
     ) -> None:
         """
         :param containers: closed with the node; None: functions of images cannot run here
-        :param fetch: brings what a function's workers need to this node, or raises `GpufaasError`; may be cancelled.
-            None: everything that is deployed is here
+        :param fetch: brings what a function's workers need to this node, and returns where it came from (see
+            `WorkerHost.fetch`), or raises `GpufaasError`; may be cancelled. None: everything that is deployed is here
         :param enforcement: closed with the node; None: RLIMIT_DATA alone
+        :param host_cache: closed with the node; None: no weights are kept in host memory
         """
         settings = settings or NodeSettings()
         self.report = report
@@ -69,12 +76,18 @@ class Node:
         self.enforcement = enforcement or Enforcement()
         cpus = sum(each.torch_device == "cpu" for each in devices)
         threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // max(1, cpus))
-        recipes = Recipes(bundles, settings, self.enforcement, threads)
+        self.host_cache = host_cache or HostCache(None)
+        for each in devices:
+            each.device = replace(each.device, host_memory=self.host_cache.status().budget)
+        node = devices[0].device.node if devices else NodeId("")
+        self.staging = Staging(node, self.host_cache, bundles, report, fetch)
+        recipes = Recipes(bundles, settings, self.enforcement, threads, self.host_cache)
         self._devices = {each.device.id: WorkerDevice(each) for each in devices}
         self.host = Supervisor(recipes, logs, report, on_said, containers, fetch)
-        self.functions = Functions(self._devices, bundles, self.host)
+        self.functions = Functions(self._devices, bundles, self.host, self.staging)
         self.grants = Grants(self._devices, self.functions.specs, self.host)
         self.host.over = self.grants.over
+        self.host.on_loaded = self.staging.loaded
         self.host.on_gone = lambda worker: self.functions.unmount_if_gone(worker.spec.function)
 
     # --- life ---
@@ -90,9 +103,11 @@ class Node:
         """End all workers and the zygote; returns when none is left."""
         self.grants.closing = True
         self.functions.close()
+        self.staging.close()
         for device in self._devices.values():
             device.close()
         await self.host.close()
+        await self.host_cache.close()
         for device in self._devices.values():
             await asyncio.to_thread(device.source.close)
         await asyncio.to_thread(self.enforcement.close)
@@ -138,7 +153,9 @@ class Node:
     def snapshot(self) -> NodeSnapshot:
         """Return what is in memory and what runs, for a scheduler that takes over or has lost track."""
         now = time.monotonic()
-        return NodeSnapshot(tuple(each.snapshot(now) for each in self._devices.values()), self.grants.epoch)
+        return NodeSnapshot(
+            tuple(each.snapshot(now) for each in self._devices.values()), self.grants.epoch, self.staging.snapshot()
+        )
 
     def obey(self, epoch: int) -> None:
         """A scheduler of *epoch* leads: grants of older ones that were not opened here are refused."""
@@ -164,6 +181,8 @@ class Node:
                 self.load(command)
             case SetLimit(function, device, copy, share):
                 self.limit(function, device, copy, share)
+            case Stage(function):
+                self.staging.stage(function)
             case Fetch(function):
                 self.functions.prefetch(function)
 

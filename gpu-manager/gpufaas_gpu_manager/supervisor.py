@@ -47,11 +47,13 @@ class Supervisor:
     """
     See module. `WorkerHost` of all of them.
 
-    The node sets `over`, called with a call that has no worker any more, and `on_gone`, with a worker that is reaped.
+    The node sets `over`, called with a call that has no worker any more; `on_gone`, with a worker that is reaped; and
+    `on_loaded`, with what one that is ready runs.
     """
 
     over: Callable[[Exchange], None]
     on_gone: Callable[[Worker], None]
+    on_loaded: Callable[[WorkerSpec], None]
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class Supervisor:
         report: Callable[[Event], None],
         on_said: Callable[[str], None],
         containers: ContainerEngine | None,
-        fetch: Callable[[WorkerSpec], Awaitable[None]] | None,
+        fetch: Callable[[WorkerSpec], Awaitable[str]] | None,
     ) -> None:
         self.settings = recipes.settings
         self.recipes = recipes
@@ -124,6 +126,10 @@ class Supervisor:
 
     def drop(self, worker: Worker) -> None:
         self._workers.pop(worker.number, None)
+        self.recipes.host_cache.release(worker.number)
+
+    def loaded(self, worker: Worker) -> None:
+        self.on_loaded(worker.spec)
 
     def gone(self, worker: Worker) -> None:
         self.on_gone(worker)

@@ -51,8 +51,11 @@ class WorkerHost(CallsHost, Protocol):
 
     logs: LogSink
     open_files: OpenFiles
-    fetch: Callable[[WorkerSpec], Awaitable[None]] | None
-    """Brings what a function's workers need to this node; None: everything that is deployed is here."""
+    fetch: Callable[[WorkerSpec], Awaitable[str]] | None
+    """
+    Brings what a function's workers need to this node, and returns where it came from: ``peer``, ``store``, or an empty
+    string if it was here. None: everything that is deployed is here.
+    """
 
     @property
     def fork_server(self) -> int | None:
@@ -62,6 +65,9 @@ class WorkerHost(CallsHost, Protocol):
     def running(self, worker: "Worker") -> Running:
         """Return how *worker* runs."""
         ...
+
+    def loaded(self, worker: "Worker") -> None:
+        """*worker* is ready."""
 
     def drop(self, worker: "Worker") -> None:
         """*worker* has no process, and will have none any more."""
@@ -105,6 +111,10 @@ class Worker(SlotOwner):
         """The scheduler has said what it may use. Where that is another process, a first call could come before."""
         self.uncounted: Bytes = 0
         """What its device's driver counts for it beyond what it counts itself."""
+        self.staged = False
+        """All of its weights were given to it from host memory."""
+        self.tier = ""
+        """Where its weights came from: see `Loaded.tier`. Empty: it is not ready."""
         self.outgrown = False
         """A call ran out of memory: the next one begins when the worker has what it was promised."""
         self.number = number
@@ -182,21 +192,28 @@ class Worker(SlotOwner):
         now = time.monotonic()
         load_s = now - self.asked_at
         within = sum(seconds for _, seconds in head.phases)
-        fetch_s = self._fetch.took_s
-        fetched = () if fetch_s is None else (("fetch", fetch_s),)
-        fork_s = now - self._begun_at - within - (fetch_s or 0.0)
-        phases = (("room", self._begun_at - self.asked_at), *fetched, ("fork", fork_s), *head.phases)
+        fetch_s = self._fetch.took_s or 0.0
+        process_s = now - self._begun_at - within - fetch_s
+        within_load = dict(head.phases)
+        read_s = within_load.pop("read", 0.0) + fetch_s
+        self.tier = self._fetch.tier or ("host" if self.staged and head.staged else "disk")
+        fetched = (("fetch", fetch_s),) if self._fetch.tier else ()
+        phases = (
+            ("room", self._begun_at - self.asked_at), *fetched, ("process", process_s),
+            ("read", read_s - (fetch_s if fetched else 0.0)), *within_load.items(),
+        )  # fmt: skip
         for exchange in self.calls.unbound:
-            exchange.phases = phases
+            exchange.phases, exchange.tier = phases, self.tier
         by_driver = self._ask_driver(head.held)
         occupation = max(head.occupation + self.uncounted, by_driver)
-        self.host.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy))
+        self.host.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy, self.tier, read_s))
         if self.standby:
             self.device.switch_to(self)
         if not self.told:
             self.timers.later("told", _TOLD_WITHIN_S, self.on_told)
         else:
             self.calls.bind_waiting()
+        self.host.loaded(self)
 
     def on_told(self) -> None:
         """The scheduler has said what it may use, or did not within `_TOLD_WITHIN_S`."""

@@ -15,8 +15,10 @@ class WorkerFetch:
     def __init__(self, spec: WorkerSpec) -> None:
         self.took_s: Seconds | None = None
         """None: nothing was fetched, or not yet."""
+        self.tier = ""
+        """Where it came from: ``peer`` or ``store``; empty: it was here."""
         self._spec = spec
-        self._going: asyncio.Future[None] | None = None
+        self._going: asyncio.Future[str] | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -26,7 +28,7 @@ class WorkerFetch:
         if self._going is not None:
             self._going.cancel()
 
-    async def run(self, fetch: Callable[[WorkerSpec], Awaitable[None]], killed_for: Callable[[], str]) -> None:
+    async def run(self, fetch: Callable[[WorkerSpec], Awaitable[str]], killed_for: Callable[[], str]) -> None:
         """
         Bring what the worker needs to this node.
 
@@ -38,7 +40,7 @@ class WorkerFetch:
             await asyncio.wait([self._going])
             if self._going.cancelled():
                 raise LoadFailed(killed_for() or "it was not needed any more")
-            self._going.result()
+            self.tier = self._going.result()
         finally:
             self._going.cancel()  # of no effect but when this task itself is cancelled
             self._going, self.took_s = None, time.monotonic() - began

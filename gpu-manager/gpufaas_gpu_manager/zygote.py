@@ -24,7 +24,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from gpufaas_core.log_marks import MARK_VARIABLE
-from gpufaas_functions import call_lines
+from gpufaas_functions import call_lines, staged
 from gpufaas_functions.memory import THREAD_STACK, mark_fork_point, use_small_stacks
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.confine import (
@@ -46,7 +46,10 @@ _MAX_FDS: Final = 253  # SCM_MAX_FD of the kernel
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker. Attached: its slots' sockets in order, then the write ends of stdout's and stderr's pipe."""
+    """
+    Fork a worker. Attached: its slots' sockets in order, the memory files of `start.weights`, then the write ends of
+    stdout's and stderr's pipe.
+    """
 
     worker: int
     start: WorkerStart
@@ -136,6 +139,7 @@ def _preload() -> list[str]:
             __import__(name)
         except ImportError:
             missing.append(name)
+    staged.install()
     return missing
 
 
@@ -240,7 +244,10 @@ class _ForkServer:
             confine(spawn.confine)
             if isinstance(spawn, Exec):
                 _become_program(spawn)
-            slots = [socket.socket(fileno=fd) for fd in fds[:-2]]
+            weights = spawn.start.weights
+            sockets = len(fds) - 2 - len(weights)
+            staged.attach(weights, fds[sockets:-2])
+            slots = [socket.socket(fileno=fd) for fd in fds[:sockets]]
             status = _work(spawn.start, slots, spawn.confine.hard)
         except BaseException:
             import traceback

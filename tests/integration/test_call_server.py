@@ -231,7 +231,7 @@ async def test_a_call_is_answered_and_the_next_one_uses_the_same_connection(rig:
 
     assert (head.status, body) == (200, b"one")
     assert first.load_s > 0
-    assert [name for name, _ in first.phases] == ["room", "fork", "import"]
+    assert [name for name, _ in first.phases] == ["room", "process", "read", "init"]
     assert bodies == [str(number).encode() for number in range(20)]
     assert connections(rig.processes[0]) == before
 

@@ -73,7 +73,7 @@ def test_an_answer_says_whether_its_worker_was_there(client: gpufaas.Client, pla
     answers = [client.invoke("echo", {"n": 1}) for _ in range(2)]
 
     assert [each.json() for each in answers] == [{"n": 1}, {"n": 1}]
-    assert [each.timing.start for each in answers] == ["miss", "hit"]
+    assert [each.timing.start for each in answers] == ["disk", "hit"]
     assert [set(each.timing.phases) for each in answers] == [{"queue", "load", "run"}] * 2
     assert answers[0].timing.phases["load"] > 0
     assert answers[0].timing.device is not None

@@ -57,7 +57,7 @@ def test_an_image_is_deployed_called_logged_and_removed(docker: Docker) -> None:
     first = docker.call("web", "/echo", content=b"hello")
     second = docker.call("web", "/seen?a=1", headers={"x-mine": "yes"})
 
-    assert (first.status_code, first.content, first.headers["x-gpufaas-start"]) == (200, b"hello", "miss")
+    assert (first.status_code, first.content, first.headers["x-gpufaas-start"]) == (200, b"hello", "disk")
     assert second.headers["x-gpufaas-start"] == "hit"
     assert second.json()["target"] == "/seen?a=1"
     assert ["x-mine", "yes"] in second.json()["headers"]

@@ -63,7 +63,7 @@ def test_a_worker_killed_in_mid_call_gives_502_with_its_last_words_and_the_next_
     until(platform.is_empty)
     gate.open()
     again = platform.call(path)
-    assert (again.status_code, again.headers["x-gpufaas-start"]) == (200, "miss")
+    assert (again.status_code, again.headers["x-gpufaas-start"]) == (200, "disk")
 
 
 def test_an_idle_worker_that_is_killed_is_missed_by_the_next_call_only(platform: Platform) -> None:
@@ -95,7 +95,7 @@ def test_a_killed_fork_server_costs_its_workers_and_is_started_again(make_platfo
 
     all_ended(tree)
     answer = platform.call(path, b"back")
-    assert (answer.text, answer.headers["x-gpufaas-start"]) == ("back", "miss")
+    assert (answer.text, answer.headers["x-gpufaas-start"]) == ("back", "disk")
     assert platform.stop() == 0
 
 

@@ -93,7 +93,7 @@ def test_a_function_of_the_template_is_built_deployed_called_and_asks_for_a_gpu(
         "model": "made while building", "said": "hello", "device": "cpu", "user": 1000,
         "function": f"{name}.openfaas-fn", "memory": str(128 * 2**20),
     }  # fmt: skip
-    assert first.headers["x-gpufaas-start"] == "miss"
+    assert first.headers["x-gpufaas-start"] == "disk"
     assert http.post(f"/function/{name}", content=b"again").headers["x-gpufaas-start"] == "hit"
     assert http.post(f"/function/{name}/secret").content == b"s3cret"
     assert http.post(f"/function/{name}/stream").text == "0,1,2,"

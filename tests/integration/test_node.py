@@ -1127,12 +1127,12 @@ class Fetch:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.given_up = 0
-        self.result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def __call__(self, spec: WorkerSpec) -> None:
+    async def __call__(self, spec: WorkerSpec) -> str:
         self.asked.append(spec.name)
         try:
-            await asyncio.shield(self.result)
+            return await asyncio.shield(self.result)
         except asyncio.CancelledError:
             self.given_up += 1
             raise
@@ -1155,15 +1155,17 @@ async def test_a_load_fetches_first_and_says_how_long_that_took(rig: Rig) -> Non
     exchange = rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), b"hello")
     await asyncio.sleep(1.5)
     assert fetch.asked == ["big"]
-    fetch.result.set_result(None)
+    fetch.result.set_result("peer")
     async with asyncio.timeout(30):
         head, _, _ = await exchange.answer()
 
     assert head.status == 200
     phases = dict(exchange.phases)
-    assert list(phases)[:3] == ["room", "fetch", "fork"]
+    assert list(phases) == ["room", "fetch", "process", "read", "init"]
     assert phases["fetch"] >= 0.8
-    assert phases["fork"] >= 0
+    assert phases["process"] >= 0
+    assert exchange.tier == "peer"
+    assert [each.tier for each in rig.facts if isinstance(each, Loaded)] == ["peer"]
 
 
 async def test_what_a_policy_has_fetched_ahead_is_fetched_once_and_its_failure_is_left_to_the_load(rig: Rig) -> None:
@@ -1179,7 +1181,7 @@ async def test_what_a_policy_has_fetched_ahead_is_fetched_once_and_its_failure_i
 
     assert rig.facts == []
     fetch.result = asyncio.get_running_loop().create_future()
-    fetch.result.set_result(None)
+    fetch.result.set_result("")
     assert await rig.call(rig.grant(function, cold=True), b"here") == (200, b"here")
     assert fetch.asked == ["echo", "echo"]
 
@@ -1219,7 +1221,7 @@ async def test_a_worker_evicted_while_it_fetches_gives_up_and_its_memory_is_free
     exchange = rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), b"")
     await eventually(lambda: "second" in fetch.asked, 30)
     assert fetch.given_up == 1
-    fetch.result.set_result(None)
+    fetch.result.set_result("")
     async with asyncio.timeout(30):
         head, _, _ = await exchange.answer()
 
@@ -1240,7 +1242,7 @@ async def test_a_node_that_closes_gives_up_what_it_fetches(rig: Rig) -> None:
 
 async def test_defining_and_checking_fetch_too(rig: Rig) -> None:
     rig.node.host.fetch = fetch = Fetch()
-    fetch.result.set_result(None)
+    fetch.result.set_result("")
 
     await rig.function("big", BIG)
 

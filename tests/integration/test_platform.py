@@ -53,7 +53,7 @@ def test_two_functions_of_more_than_half_a_device_each_called_in_turn_miss_every
         answers = [platform.call(paths[turn % 2], b"%d" % turn) for turn in range(8)]
 
     assert [answer.json() for answer in answers] == [{"last": 1.0, "said": str(turn)} for turn in range(8)]
-    assert [started(answer) for answer in answers] == ["miss"] * 8
+    assert [started(answer) for answer in answers] == ["disk"] * 8
     assert {answer.headers["x-gpufaas-device"] for answer in answers} == {"local/cpu:0"}
     assert seen.samples > 50
     assert 200 * MiB < seen.most_bytes <= 400 * MiB
@@ -66,7 +66,7 @@ def test_two_functions_that_fit_together_miss_once_each(platform: Platform) -> N
 
     answers = [platform.call(path) for path in paths * 3]
 
-    assert [started(answer) for answer in answers] == ["miss"] * 2 + ["hit"] * 4
+    assert [started(answer) for answer in answers] == ["disk"] * 2 + ["hit"] * 4
 
 
 def test_nothing_is_resident_after_a_deploy_and_the_first_call_says_that_it_missed(platform: Platform) -> None:
@@ -74,7 +74,7 @@ def test_nothing_is_resident_after_a_deploy_and_the_first_call_says_that_it_miss
 
     assert platform.residents() == []
     assert platform.workers() == []
-    assert started(platform.call(path)) == "miss"
+    assert started(platform.call(path)) == "disk"
     assert started(platform.call(path)) == "hit"
 
 
@@ -116,7 +116,7 @@ def test_a_function_calls_another_on_the_same_and_only_device_while_it_runs(plat
 
     first, second = (platform.call(caller, b"hello") for _ in range(2))
 
-    assert first.json() == {"said": "hello", "start": "miss"}
+    assert first.json() == {"said": "hello", "start": "disk"}
     assert second.json() == {"said": "hello", "start": "hit"}
     assert sorted(platform.residents()) == ["caller", "model"]
 

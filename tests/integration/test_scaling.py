@@ -90,7 +90,7 @@ def test_copies_are_loaded_without_calls_and_a_call_at_zero_is_served(make_platf
 
     answer = platform.call(path, b"hello")
     assert (answer.status_code, answer.content) == (200, b"hello")
-    assert answer.headers["x-gpufaas-start"] == "miss"
+    assert answer.headers["x-gpufaas-start"] == "disk"
     assert platform.http.get("/system/function/echo").json()["replicas"] == 1
 
 

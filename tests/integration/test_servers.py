@@ -105,6 +105,6 @@ def test_a_call_that_finds_its_worker_dead_is_placed_again(platform: Any, deploy
         zygote.resume()
         answer = called.result()
 
-    assert (answer.status_code, answer.headers["x-gpufaas-start"]) == (200, "miss"), answer.text
+    assert (answer.status_code, answer.headers["x-gpufaas-start"]) == (200, "disk"), answer.text
     assert int(answer.text) != pid
     until(platform.is_idle)

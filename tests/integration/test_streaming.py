@@ -122,10 +122,10 @@ def test_every_answer_says_when_it_began_and_where_its_time_went(platform: Platf
         assert parts.keys() >= {"queue", "load", "run"}
         assert all(float(value) >= 0 for value in parts.values())
         assert answer.headers["x-gpufaas-device"] == "local/cpu:0"
-    assert miss.headers["x-gpufaas-start"] == "miss"
-    assert "load-fork" in miss.headers["server-timing"]
+    assert miss.headers["x-gpufaas-start"] == "disk"
+    assert "load-process" in miss.headers["server-timing"]
     assert hit.headers["x-gpufaas-start"] == "hit"
-    assert "load-fork" not in hit.headers["server-timing"]
+    assert "load-process" not in hit.headers["server-timing"]
 
 
 def test_a_function_has_its_name_with_and_without_the_namespace(platform: Platform) -> None:

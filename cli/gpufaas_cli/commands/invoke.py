@@ -8,6 +8,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import click
 
@@ -117,9 +118,20 @@ def command(
         raise click.exceptions.Exit(1)
 
 
+_STARTS: Final = {
+    "hit": "hit (its worker was there)",
+    "parked": "parked (its worker was woken)",
+    "host": "host (its worker was started; its weights were in the node's memory)",
+    "peer": "peer (its worker was started; its weights came from another node)",
+    "disk": "disk (its worker was started)",
+    "store": "store (its worker was started; its weights came from the object store)",
+}
+"""In words, by X-Gpufaas-Start."""
+
+
 def describe_timing(headers: Mapping[str, str], total_s: Seconds, first_s: Seconds) -> str:
     """
-    Return a line for people, such as ``miss on local/cpu:0: 1.96 s = queue 0.1 ms + load 1.90 s + run 58 ms + rest
+    Return a line for people, such as ``disk on local/cpu:0: 1.96 s = queue 0.1 ms + load 1.90 s + run 58 ms + rest
     1.2 ms``. The rest is the network, and the time that gateway and node need themselves.
 
     :param total_s: from sending the request to the end of the answer
@@ -127,9 +139,7 @@ def describe_timing(headers: Mapping[str, str], total_s: Seconds, first_s: Secon
     """
     timing = Timing.of(headers)
     # True of functions with and without a model, and of a hit on a worker that is still loading.
-    what = {"hit": "hit (its worker was there)", "miss": "miss (its worker was started)"}.get(
-        timing.start or "", timing.start
-    )
+    what = _STARTS.get(timing.start or "", timing.start)
     where = " on ".join(filter(None, (what, timing.device)))
     if where and (share := headers.get("X-Gpufaas-Share")):
         where += f" (a share of {share} %)"

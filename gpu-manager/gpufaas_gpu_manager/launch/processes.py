@@ -34,7 +34,11 @@ class ForkedProcess:
     async def start(self) -> None:
         worker, loop = self._worker, asyncio.get_running_loop()
         start = await asyncio.to_thread(self._recipes.start, worker)
+        weights = self._recipes.attached(worker)
+        paths = tuple(os.path.join(start.bundle, each.weights.path) for each in weights)
+        start = msgspec.structs.replace(start, weights=paths)
         limits = worker.limits = self._recipes.limits(worker)
+        limits.not_counted = self._recipes.host_cache.files_of(worker.number)
         pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.need.slots)]
         theirs = [theirs for _, theirs in pairs]
         try:
@@ -47,7 +51,7 @@ class ForkedProcess:
             if start.emulated is not None:
                 theirs += self._clocks(worker.spec.need.slots)
             with worker.output.piped() as ends:
-                fds = [*(each.fileno() for each in theirs), *ends]
+                fds = [*(each.fileno() for each in theirs), *(each.descriptor for each in weights), *ends]
                 await self._zygote.fork(Spawn(worker.number, start, limits.confine), fds)
         finally:
             for each in theirs:

@@ -15,6 +15,7 @@ from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.cores import CpuShare
 from gpufaas_gpu_manager.enforcement import Enforcement, WorkerLimits
 from gpufaas_gpu_manager.forks import inherited
+from gpufaas_gpu_manager.host_cache import Attached, HostCache
 from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.zygote import Exec
@@ -40,9 +41,12 @@ class Recipes:
     :param threads: of the math libraries in each worker
     """
 
-    def __init__(self, bundles: Bundles, settings: NodeSettings, enforcement: Enforcement, threads: int) -> None:
+    def __init__(
+        self, bundles: Bundles, settings: NodeSettings, enforcement: Enforcement, threads: int, host_cache: HostCache
+    ) -> None:
         self.settings = settings
         self.enforcement = enforcement
+        self.host_cache = host_cache
         self._bundles = bundles
         self._threads = threads
 
@@ -95,6 +99,15 @@ class Recipes:
             device_memory=0 if source.enforced else worker.memory,
             emulated=None if emulation is None or worker.scratch else emulation.start_of(spec, worker.memory),
         )
+
+    def attached(self, worker: Worker) -> list[Attached]:
+        """Return the weights that *worker* is given from host memory; it has none if its calls are emulated."""
+        if worker.scratch or worker.device.source.emulation is not None:
+            return []
+        weights = self._bundles.manifest(worker.spec.digest).weights
+        found = self.host_cache.attached(worker.number, weights)
+        worker.staged = len(found) == len(weights)
+        return found
 
     def program(self, worker: Worker, port: int) -> Exec:
         """Return the program of a server that listens on *port*. Blocks: it may install the bundle."""

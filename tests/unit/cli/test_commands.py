@@ -112,7 +112,7 @@ class Gateway:
             await self._send(send, 404, b"not deployed\n", ("X-OpenFaaS-Internal", "gateway"))
         else:
             timing = "queue;dur=0.21, load;dur=1903.5, run;dur=58"
-            start = [("Server-Timing", timing), ("X-Gpufaas-Start", "miss"), ("X-Gpufaas-Device", "n1/cpu:0")]
+            start = [("Server-Timing", timing), ("X-Gpufaas-Start", "disk"), ("X-Gpufaas-Device", "n1/cpu:0")]
             await self._send(send, 200, body[::-1] + scope["query_string"] + b"\xff", *start)
 
     async def _send(self, send: Any, status: int, body: bytes, *headers: tuple[str, str]) -> None:
@@ -1071,7 +1071,7 @@ def test_timing_is_told_on_stderr() -> None:
     result = run("invoke", "a", "--timing", data="x")
 
     assert result.stdout_bytes == b"x\xff"
-    assert result.stderr.startswith("miss (its worker was started) on n1/cpu:0: ")
+    assert result.stderr.startswith("disk (its worker was started) on n1/cpu:0: ")
     assert "queue 0.2 ms + load 1.90 s + run 58 ms" in result.stderr
 
 
@@ -1091,8 +1091,8 @@ def test_timing_splits_the_whole_into_phases_and_the_rest() -> None:
     assert describe_timing(headers, total_s=0.5, first_s=0.0095) == (
         "hit (its worker was there): 500 ms = queue 0.0 ms + load 0.0 ms + run 8.0 ms + rest 1.5 ms + answer 490 ms"
     )
-    headers = {"Server-Timing": "queue;dur=1, load;dur=20, run;dur=2, load-fork;dur=15, load-room;dur=0.01"}
-    assert "load 20 ms (fork 15 ms) + run 2.0 ms + rest 1.0 ms" in describe_timing(headers, 0.024, 0.024)
+    headers = {"Server-Timing": "queue;dur=1, load;dur=20, run;dur=2, load-process;dur=15, load-room;dur=0.01"}
+    assert "load 20 ms (process 15 ms) + run 2.0 ms + rest 1.0 ms" in describe_timing(headers, 0.024, 0.024)
     assert describe_timing({}, 0.02, 0.01) == "no word from the platform about its start: 20 ms"
 
 

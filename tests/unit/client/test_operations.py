@@ -191,13 +191,13 @@ def test_the_path_of_a_function(name: str, namespace: str | None, path: str) -> 
 def test_timing_is_what_the_headers_say() -> None:
     timing = gpufaas.Timing.of(
         {
-            "Server-Timing": "queue;dur=0.5, load;dur=30, load-fork;dur=24, load-import;dur=6, run;dur=1.3",
-            "X-Gpufaas-Start": "miss",
+            "Server-Timing": "queue;dur=0.5, load;dur=30, load-process;dur=24, load-init;dur=6, run;dur=1.3",
+            "X-Gpufaas-Start": "disk",
             "X-Gpufaas-Device": "local/cpu:0",
         }
     )
 
-    assert (timing.start, timing.device) == ("miss", "local/cpu:0")
+    assert (timing.start, timing.device) == ("disk", "local/cpu:0")
     assert timing.phases == pytest.approx({"queue": 0.0005, "load": 0.03, "run": 0.0013})
-    assert timing.parts["load"] == pytest.approx({"fork": 0.024, "import": 0.006})
+    assert timing.parts["load"] == pytest.approx({"process": 0.024, "init": 0.006})
     assert gpufaas.Timing.of({}) == gpufaas.Timing(None, None, {}, {})

@@ -44,7 +44,7 @@ def test_the_head_of_an_answer(status: int, headers: list[tuple[bytes, bytes]], 
 @pytest.mark.parametrize(
     ("head", "fine"),
     [
-        (ReadyHead(1 << 30, [("import", 0.1), ("load", 2.0)], 1 << 20), True),
+        (ReadyHead(1 << 30, [("read", 0.1), ("init", 2.0)], 1 << 20), True),
         (ReadyHead(-1, []), False),
         (ReadyHead(0, [], 1 << 60), False),
         (ReadyHead(0, [("load", nan)]), False),

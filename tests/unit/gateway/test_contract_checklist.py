@@ -38,6 +38,7 @@ RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[-+]\d\d:\d\d)"
 class Exchange:
     load_s: Seconds = 0.0
     phases: tuple[tuple[str, Seconds], ...] = ()
+    tier: str = "disk"
     end: Any = None
 
     def __init__(self, grant: Grant, body: bytes, answer: AnswerHead, more: bool) -> None:

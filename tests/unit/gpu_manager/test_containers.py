@@ -15,6 +15,7 @@ from gpufaas_core.model import Device, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gpu_manager.devices import CpuDevice
 from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.launch import containers as module
 from gpufaas_gpu_manager.launch.containers import NETWORK, ContainerLog, Containers
 from gpufaas_gpu_manager.launch.recipes import Recipes
@@ -93,7 +94,7 @@ def create(containers: Containers, source: Any, spec: WorkerSpec = SPEC, memory:
         output=SimpleNamespace(secret="5ec2e7"),
     )
     no_bundles: Any = None
-    recipes = Recipes(no_bundles, NodeSettings(), Enforcement(), threads=1)
+    recipes = Recipes(no_bundles, NodeSettings(), Enforcement(), 1, HostCache(None))
     containers.create(SimpleNamespace(worker=worker, recipes=recipes), "", {})  # type: ignore[arg-type]
 
 
