@@ -186,7 +186,7 @@ class _WorkloadReader:
         for kind, each in given.kinds.items():
             cost = self.cost(each, (*where, "kinds", kind))
             if cost is None:
-                self.fail((*where, "kinds", kind), f"kind {kind} has no costs: give occupation_mb, load_s and infer_s")
+                self.fail((*where, "kinds", kind), "it has no costs: give occupation_mb, load_s and infer_s")
             costs[kind] = cost
         if (general := self.cost(given, where)) is not None:
             costs[ANY_KIND] = general
@@ -394,6 +394,8 @@ class _WorkloadReader:
             if unknown := _UNKNOWN.match(message):
                 near = difflib.get_close_matches(unknown[1], fields, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else "remove it, or see docs/simulator.md"
+                if not near and shape is FunctionEntry and not at:
+                    hint += "; costs on one kind of device are below 'kinds'"
                 self.fail((*steps, unknown[1]), f"unknown key {unknown[1]!r}: {hint}")
             if missing := _MISSING.match(message):
                 self.fail(tuple(steps), f"{missing[1]} is missing: add it, see docs/simulator.md")
@@ -405,7 +407,15 @@ class _WorkloadReader:
 
     def fail(self, where: tuple[_Step, ...], message: str) -> NoReturn:
         line = line_of(self.content.decode(errors="replace"), where)
-        raise BadWorkload(f"{self.path}:{line}: {message}")
+        raise BadWorkload(f"{self.path}:{line}: {_whose(where, message)}{message}")
+
+
+def _whose(where: tuple[_Step, ...], message: str) -> str:
+    """Return which function a message is about, and which kind of device, if it does not begin with that."""
+    if where[:1] != ("functions",) or len(where) < 2 or message.startswith(("function ", "functions.")):
+        return ""
+    kind = f", kind {where[3]}" if len(where) > 3 and where[2] == "kinds" else ""
+    return f"function {where[1]}{kind}: "
 
 
 def line_of(text: str, where: tuple[_Step, ...]) -> int:
