@@ -108,7 +108,7 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
     detail.memory_enforcement = sorted({each.labels[MEMORY] for each in allowed if MEMORY in each.labels})
     if need.sharing in ("share", "spatial"):
         detail.compute_enforcement = sorted({each.labels[COMPUTE] for each in allowed if COMPUTE in each.labels})
-        detail.not_enforced = not_enforced(need, allowed) or None
+    detail.not_enforced = not_enforced(need, allowed, image=bool(spec.image)) or None
     if placement.asked:
         detail.placement = PlacementShown([str(each) for each in placement.asked], [each.id for each in allowed])
     return detail

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from gpufaas_core.constraints import AFFINITY, COMPUTE, NOT_CAPPED, TIME_SLICING
+from gpufaas_core.constraints import AFFINITY, COMPUTE, CORES, NOT_CAPPED, TIME_SLICING
 from gpufaas_core.model import Device, Need
 
 _SHOWN: Final = 3
@@ -15,8 +15,24 @@ _OF_A_SHARE: Final = {
 _OF_NEIGHBOURS: Final = {TIME_SLICING: "calls run by turns, not side by side, on {}: there is no MPS"}
 
 
-def not_enforced(need: Need, devices: Sequence[Device]) -> str:
-    """Return what *devices*, on which a function with *need* may run, cannot enforce; empty: nothing."""
+def not_enforced(need: Need, devices: Sequence[Device], *, image: bool = False) -> str:
+    """
+    Return what *devices*, on which a function with *need* may run, cannot enforce; empty: nothing.
+
+    :param image: it runs in containers or pods
+    """
+    found = _of_its_share(need, devices)
+    capped = [each.id for each in devices if CORES in each.labels] if image else []
+    if not capped:
+        return found
+    together = (
+        f"each of its containers is held to the cores of {_few(capped)}, or its share of them, but not all workers "
+        "there together: with others they may use more"
+    )
+    return f"{found}; {together}" if found else together
+
+
+def _of_its_share(need: Need, devices: Sequence[Device]) -> str:
     match need.sharing:
         case "share":
             said, begin = _OF_A_SHARE, f"its share of {need.compute} per cent is "

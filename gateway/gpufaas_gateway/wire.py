@@ -269,7 +269,7 @@ class FunctionDetail(_Answer, kw_only=True):
     profiles: Annotated[dict[str, ProfileShown] | None, Meta(description="by kind of device")] = None
     memory_enforcement: list[str] | None = None
     compute_enforcement: list[str] | None = None
-    not_enforced: Annotated[str | None, Meta(description="what of its share its devices cannot enforce")] = None
+    not_enforced: Annotated[str | None, Meta(description="what its devices cannot enforce of its share")] = None
     placement: PlacementShown | None = None
 
 

@@ -114,6 +114,8 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
     if enforcement := ours.get("computeEnforcement"):
         ways = "; ".join(CAPPED_BY.get(each, each) for each in enforcement)
         pairs.append(("Share enforced", f"as the device does: {ways}" if len(enforcement) > 1 else ways))
+    if ours.get("notEnforced"):
+        pairs.append(("Note", ours["notEnforced"]))
     if ours.get("timeout"):
         pairs.append(("Timeout", f"{float(ours['timeout']):g} s"))
     return pairs + [

@@ -605,7 +605,9 @@ def test_what_of_a_share_is_not_enforced_is_said_at_deploy_and_by_describe(gatew
     said = run("up", "--annotation", "gpufaas.sharing=share", "--annotation", "gpufaas.compute=30").stdout
 
     assert "Note: its share of 30 per cent is not enforced on n1/cpu:0, so it may use more: give such a device" in said
-    assert re.search(r"Share enforced: +not: a copy may use more than its share\n", run("describe", "a").stdout)
+    described = run("describe", "a").stdout
+    assert re.search(r"Share enforced: +not: a copy may use more than its share\n", described)
+    assert re.search(r"Note: +its share of 30 per cent is not enforced on n1/cpu:0", described)
 
 
 def test_what_other_copies_keep_out_is_said_at_deploy_and_by_describe(gateway: Gateway) -> None:

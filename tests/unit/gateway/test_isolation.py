@@ -35,3 +35,15 @@ def test_one_line_says_what_is_not_enforced_and_where(need: Need, by: list[str |
 
     assert says in said if says else said == ""
     assert "\n" not in said
+
+
+def test_containers_on_a_device_with_cores_are_limited_one_by_one_and_it_is_said() -> None:
+    cores = Device(DeviceId("n/cpu:0"), "cpu-0.6", 1, {"compute.enforcement": "none", "device.cores": "0.6"})
+
+    assert not_enforced(Need(), [device("1", None), cores]) == ""
+    assert not_enforced(Need(), [device("1", None)], image=True) == ""
+    alone = not_enforced(Need(), [device("1", None), cores], image=True)
+    assert alone.startswith("each of its containers is held to the cores of n/cpu:0, or its share of them, but not all")
+    shared = not_enforced(Need(30, "share"), [cores], image=True)
+    assert shared.startswith("its share of 30 per cent is not enforced on n/cpu:0")
+    assert shared.endswith(f"; {alone}")

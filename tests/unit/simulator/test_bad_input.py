@@ -43,7 +43,7 @@ def set_at(content: Any, path: tuple[Any, ...], value: Any) -> None:
         (("functions", "g"), {}, "function g has no costs: give occupation_mb, load_s and infer_s"),
         (("functions", "g", "kinds"), {"gpu": {"load_s": 1, "infer_s": 1}}, "function g, kind gpu: occupation_mb is"),
         (("functions", "g", "kinds"), {"gpu": {}}, "function g, kind gpu: it has no costs: give occupation_mb, load_s"),
-        (("functions", "g", "v100"), {"load_s": 1}, "function g: unknown key 'v100': remove it, or see docs/simulator.md; costs"),
+        (("functions", "g", "v100"), {"load_s": 1}, "function g: unknown key 'v100': remove it, or see docs"),
         (("functions", "g", "sharing"), "half", "sharing is 'half': write one of exclusive, time, spatial"),
         (("functions", "g", "sharing"), "share", "sharing share needs compute: write a whole number from 1 to 100"),
         (("functions", "g", "compute"), 0, "compute is 0: write a whole number from 1 to 100"),
