@@ -188,7 +188,7 @@ class CallStatus(Struct, frozen=True):
     attempts: int
     deliveries: int
     status: int | None
-    """Of the last execution."""
+    """The status of the last execution."""
     reason: str | None
     accepted_at: float
     ended_at: float | None
@@ -203,4 +203,4 @@ class Waiting(Struct, frozen=True):
     function: str
     count: int
     due_at: float
-    """Of the earliest."""
+    """When the earliest of them is due."""

@@ -79,7 +79,7 @@ class Backlog:
         self._queue_of = queue_of
         self._open: Counter[str] = Counter()
         self._open_in: Counter[str] = Counter()
-        """The same by queue, made anew by `recount`: functions may have gone over to another."""
+        """The calls that have not ended, by queue; made anew by `recount`: functions may have gone over to another."""
 
     def reserve(self, function: str) -> None:
         """

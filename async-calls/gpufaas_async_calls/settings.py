@@ -32,14 +32,15 @@ class AsyncSettings:
     at_once: int = 64
     """Executions of the default queue, those that wait in the engine included."""
     at_once_per_function: int = 16
-    """In the default queue. Twice the slots of a CPU function's worker: one call runs in each slot, one waits."""
+    """The most executions of one function in the default queue. Twice the slots of a CPU function's worker: one call
+    runs in each slot, one waits."""
     callbacks_at_once: int = 64
-    """Of one queue."""
+    """The most callbacks of one queue at a time."""
     callbacks_at_once_per_function: int = 16
     callback_retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(10, frozenset(), 1.0, 120.0))
-    """About ten minutes; its codes are not used."""
+    """How callbacks are repeated: for about ten minutes; the codes are not used."""
     retry_after_s: Seconds = 5.0
-    """In the answer of a full queue."""
+    """What the answer of a full queue says in Retry-After."""
     grace_s: Seconds = 10.0
     """How long executions and callbacks may take to end when the platform is asked to stop."""
 

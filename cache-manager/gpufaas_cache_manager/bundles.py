@@ -43,7 +43,7 @@ _ITS_FAULT: Final = (
     errno.ENOTEMPTY, errno.ENOENT,
 )  # fmt: skip
 _LONGEST_NAME: Final[Bytes] = 64 * 1024
-"""Of a header that continues in the next blocks: `tarfile` reads it into memory as a whole."""
+"""The most bytes of a name whose header continues in the next blocks: `tarfile` reads it into memory as a whole."""
 
 
 class BundleLimits(Struct, frozen=True):

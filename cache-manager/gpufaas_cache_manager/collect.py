@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 class Collected(NamedTuple):
     artifacts: int
     size: Bytes
-    """Of artifacts and partial files. The bytes of a file that a worker has mapped are free when the worker ends."""
+    """The bytes of artifacts and partial files. The bytes of a file that a worker has mapped are free when the worker
+    ends."""
 
 
 def collect(

@@ -73,7 +73,8 @@ class Copy(Generic[OwnerT]):
         """It has parts on several devices. Each has an entry in the list of its device; that of the first stands for
         all in the lists of the function, and its number is one."""
         self.rest: tuple[tuple[DeviceId, Copy[OwnerT]], ...] = ()
-        """Of the entry on the first device: the others, which run, load and go with it."""
+        """Of a split copy, its entry on the first device has the entries on the others here: they run, load and go with
+        it."""
         self.running = 0
         """Its running grants."""
         self.slots = 0

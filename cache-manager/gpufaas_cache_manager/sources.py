@@ -19,7 +19,7 @@ class Opened(NamedTuple):
     """An artifact that a source has begun to send."""
 
     size: Bytes
-    """Of the whole artifact."""
+    """The size of the whole artifact."""
     pieces: AsyncIterator[bytes | memoryview]
     """From the byte asked for to the end; may end early when the source does."""
 

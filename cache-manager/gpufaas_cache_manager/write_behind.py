@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 EVERY_S: Final[Seconds] = 0.05
 """A key is written no sooner after its last write: at most 20 times a second."""
 ENGINE_EVERY_S: Final[Seconds] = 0.25
-"""The same for ``engine``, which changes with every call and is the largest."""
+"""The shortest time between two writes of ``engine``, which changes with every call and is the largest."""
 BEAT_S: Final[Seconds] = 10.0
 """``engine`` is written so often even if nothing happens: ages in all docs count from the moment of the newest one."""
 DOCS_PER_S: Final = 1_000
-"""Over all keys. A doc costs about 60 µs of the scheduler's loop, so a fleet of 1,000 busy devices is written once a
-second and not twenty times."""
+"""The most docs written per second, over all keys. A doc costs about 60 µs of the scheduler's loop, so a fleet of 1,000
+busy devices is written once a second and not twenty times."""
 
 _LOOK_S: Final[Seconds] = 0.02
 """While some keys wait for their time, newly noted ones are gathered so often."""
@@ -86,7 +86,7 @@ class WriteBehind:
         """When a key that was just written may be written again."""
         self._encoder = msgspec.json.Encoder()
         self.seq = 0
-        """Of the last write."""
+        """The number of the last write."""
         self.lost = False
         """Another scheduler leads: nothing is written any more."""
         self.trouble = ""

@@ -28,7 +28,7 @@ _ASKED: Final = ("service", "image", "namespace", "constraints", "limits", "requ
 @dataclass(frozen=True, slots=True)
 class BuildTarget:
     environments: tuple[Environment, ...]
-    """Those of all nodes on which the function may run; at least one."""
+    """The environments of all nodes on which the function may run; at least one."""
     who: str
     """Where they were found, for messages."""
 

@@ -14,7 +14,7 @@ _CALLED: Final[Mapping[Kind, Mapping[str, tuple[str, ...]]]] = {
     "http": {"handle": ("event", "context")},
 }
 _BATCH: Final = {"handle_batch": ("model", "events", "contexts")}
-"""Of a model: beside ``handle``, or in place of it."""
+"""What a model function may define beside ``handle``, or in place of it."""
 
 
 def check_handler(file: Path, kind: Kind, template: str) -> None:

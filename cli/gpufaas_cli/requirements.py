@@ -59,7 +59,7 @@ class Requirements:
 
     file: Path
     lines: tuple[tuple[str, Requirement], ...] = ()
-    """Those that name a distribution, each with its place: FILE:NUMBER."""
+    """The lines that name a distribution, each with its place: FILE:NUMBER."""
     options: tuple[str, ...] = ()
     named: tuple[Path, ...] = ()
     """Files and folders of this machine that it names: a build depends on them, too."""

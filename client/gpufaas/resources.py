@@ -170,7 +170,7 @@ class CallStatus(TypedDict, total=False):
     attempts: int
     callbackAttempts: int
     status: int | None
-    """Of the last execution."""
+    """The status of the last execution."""
     reason: str | None
     acceptedAt: str
     endedAt: str | None

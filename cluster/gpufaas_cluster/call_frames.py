@@ -27,7 +27,7 @@ from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 
 WINDOW: Final[Bytes] = 1024 * 1024
-"""Of a streamed body, at most so much is on its way to the worker or waits for it at the node."""
+"""At most so many bytes of a streamed body are on their way to the worker, or wait for it at the node."""
 
 
 class NodeKind(IntEnum):

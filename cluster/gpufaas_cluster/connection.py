@@ -80,7 +80,7 @@ class Link(asyncio.Protocol):
         self.peer: control.ClientHello | None = None
         """The introduction of the process that connected to us."""
         self.epoch = 0
-        """Of the scheduler that we connected to."""
+        """The epoch of the scheduler that we connected to."""
         self.peer_id = ""
         self.successor: asyncio.Protocol | None = None
         """The protocol that gets the connection after the welcome; set by `Accept`."""

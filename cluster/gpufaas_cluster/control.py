@@ -37,7 +37,7 @@ MAX_HELLO: Final[Bytes] = 4096
 
 Role = Literal["gateway", "node", "scheduler"]
 Name = Annotated[str, Meta(pattern=r"\A[-.a-zA-Z0-9]{1,64}\Z")]
-"""Of a process, or of its run. It is part of logs, of keys and of the ids of calls."""
+"""The name of a process, or of its run. It is part of logs, of keys and of the ids of calls."""
 
 
 class Message(Struct, frozen=True, array_like=True, tag=0):
@@ -69,14 +69,14 @@ class ClientHello(Message, frozen=True, array_like=True, tag=2):
     nonce: bytes
     proof: bytes
     version: Annotated[str, Meta(max_length=64)] = ""
-    """Of the release, for people."""
+    """The version of the release, for people."""
     calls: bool = False
     """After the welcome, this connection carries calls (`call_frames.py`) instead of messages."""
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=3):
     epoch: int
-    """Of the engine; 0: a node, which has none."""
+    """The epoch of the engine; 0: a node, which has none."""
     proof: bytes
     id: str = ""
 
@@ -137,7 +137,7 @@ class NodeUnreachable(Message, frozen=True, array_like=True, tag=36):
     reason: str
     epoch: int = 0
     number: int = 0
-    """Of the grant."""
+    """The number of the grant."""
 
 
 class ScaleFunction(Message, frozen=True, array_like=True, tag=39):

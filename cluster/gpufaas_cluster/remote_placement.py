@@ -73,7 +73,7 @@ class RemotePlacement:
         self._running: dict[CallId, FunctionId] = {}
         """Calls with a grant that are not over, by the id in it."""
         self._digests: dict[FunctionId, str] = {}
-        """Of the bundles of what is deployed."""
+        """The digest of the bundle of each deployed revision."""
         self._early: dict[CallId, Grant] = {}
         """Grants that came before the refusal of the one before."""
         self._serial = 0

@@ -13,7 +13,7 @@ class SchedulerServer:
     def __init__(self, me: Identity) -> None:
         self.me = me
         self.address_of_leader = ""
-        """Of the other scheduler that leads, as far as it is known."""
+        """The address of the other scheduler that leads, as far as it is known."""
         self.leads: Leader | None = None
         """The term of this scheduler; None: it does not lead."""
         self._server: asyncio.Server | None = None

@@ -49,7 +49,7 @@ class ServedCalls:
         self._grant: Grant | None = None
         self._exchange: Exchange | None = None
         self._body: _SpooledBody | _StreamedBody | None = None
-        """Of a call whose body does not come with it."""
+        """The body of a call that does not come with the call itself."""
 
     @property
     def busy(self) -> bool:
@@ -218,7 +218,7 @@ class _StreamedBody:
         self._exchange = exchange
         self._connection = connection
         self._pieces: deque[bytes | None] = deque()
-        """Those that the worker has not; None: the end."""
+        """The pieces that the worker does not have yet; None: the end."""
         self._more = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._feed())
 

@@ -33,7 +33,7 @@ ENFORCED_BY: Final = {
     WATCHER: "by the kernel for private memory, by a watcher for the rest",
     RLIMIT: "by the kernel for private memory of each process, not for shared memory",
 }
-"""The same in words."""
+"""How memory limits are enforced, in words."""
 COMPUTE: Final = "compute.enforcement"
 """What keeps copies to their shares of a device's compute: one of the values below, or `EMULATED`."""
 NOT_CAPPED: Final = "none"
@@ -49,9 +49,9 @@ CAPPED_BY: Final = {
     TIME_SLICING: "not: without MPS, processes take turns on the GPU",
     EMULATED: "by the emulation, which computes nothing",
 }
-"""The same in words."""
+"""How shares of a device's compute are enforced, in words."""
 FIXED_AT_START: Final = frozenset((AFFINITY, MPS))
-"""Of these, a worker has for good what it was started with."""
+"""The ways in which a worker's share stays what it was at the start."""
 CORES: Final = "device.cores"
 """How many cores the workers of a CPU device may use together; no label: all."""
 PRODUCT: Final = "nvidia.com/gpu.product"

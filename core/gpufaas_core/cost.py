@@ -45,7 +45,7 @@ class Truth:
     """What is true of one revision on one kind of device."""
 
     name: str
-    """Of the function, the same for all its revisions."""
+    """The name of the function, the same for all its revisions."""
     cost: Cost
     whole: bool
     """A grant has the device to itself, and so has a load."""

@@ -43,7 +43,7 @@ MAX_BODY: Final = 64 * 1024 * 1024
 
 
 class Kind:
-    """Of a frame. No enum: to look its members up takes twice as long, ten times in each call."""
+    """What a frame is. No enum: to look its members up takes twice as long, ten times in each call."""
 
     CALL: Final = 1
     BODY: Final = 2
@@ -123,7 +123,7 @@ class AnswerHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AnswersHead(msgspec.Struct, array_like=True, frozen=True):
-    """Of ANSWERS, whose body is the bodies of all of them."""
+    """The head of ANSWERS, whose body is the bodies of all of them."""
 
     answers: list[tuple[int, Bytes, AnswerHead]]
     """For each: the place of its call, and the length of its body."""

@@ -36,7 +36,7 @@ class Grant(Struct, frozen=True, gc=False):
     """
 
     epoch: int
-    """Of the engine that made it. A node refuses grants of epochs below the highest that it has seen."""
+    """The epoch of the engine that made it. A node refuses grants of epochs below the highest that it has seen."""
     number: int
     """Grows by one with each grant of an epoch."""
     calls: tuple[CallId, ...]
@@ -157,7 +157,7 @@ class Arrived(Struct, frozen=True, tag=True):
     """How long it has waited already, under an older engine or while its gateway was cut off, without a grant that
     reached its gateway. It gets the place in the queue that this age gives it."""
     size: float = 0.0
-    """Of the request, in one unit for all calls of the function; 0.0: not known."""
+    """The size of the request, in one unit for all calls of the function; 0.0: not known."""
     outer: Outer | None = None
     """Set if a function made the call."""
     endless: bool = False
@@ -267,7 +267,8 @@ class NodeRefused(Struct, frozen=True, tag="Refused"):
     """The node has opened the grant, but the gateway did not reach it: what it loads for the call stays."""
     epoch: int = 0
     number: int = 0
-    """Of the grant; 0: not known. If the call has got a newer grant since, this refusal says nothing of it."""
+    """The number of the grant; 0: not known. If the call has got a newer grant since, this refusal says nothing of
+    it."""
 
     @staticmethod
     def of(grant: "Grant", reason: str, opened: bool = False) -> "NodeRefused":
@@ -283,7 +284,7 @@ class Staged(Struct, frozen=True, tag=True):
     node: NodeId
     function: FunctionId
     size: Bytes = 0
-    """Of the weights; functions with the same weights share them."""
+    """The size of the weights; functions with the same weights share them."""
 
 
 class Unstaged(Struct, frozen=True, tag=True):
@@ -375,7 +376,7 @@ class Abort(Struct, frozen=True, tag=True):
     reason: str = ""
     """What the caller is told; empty: the caller is gone, or its function."""
     number: int = 0
-    """Of the grant that ends."""
+    """The number of the grant that ends."""
 
 
 class LoadCopy(Struct, frozen=True, tag="Load"):

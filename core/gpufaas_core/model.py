@@ -41,7 +41,7 @@ CallId = NewType("CallId", str)
 FunctionId = NewType("FunctionId", str)
 """A revision of a deployed function, ``NAME.NAMESPACE@REVISION``. Opaque to the engine."""
 CopyId: TypeAlias = str
-"""Of one copy of a function; see `copy_id`."""
+"""The name of one copy of a function; see `copy_id`."""
 NodeId = NewType("NodeId", str)
 DeviceId = NewType("DeviceId", str)
 """``NODE/cuda:0``, ``NODE/cpu:1``."""
@@ -81,7 +81,7 @@ class Device(Struct, frozen=True):
     """Constraints compare with these (`gpufaas_core.constraints`)."""
     compute: int = ALL_COMPUTE
     host_memory: Bytes = 0
-    """Of its node, for weights; the devices of a node share it."""
+    """The memory of its node for weights, which the devices of the node share."""
 
     @property
     def node(self) -> NodeId:
@@ -116,7 +116,7 @@ class TimesDoc(Struct, frozen=True):
     calls: int
     unit: float
     sums: tuple[float, float, float]
-    """Of the weights, of the weighted ratios, and of the weighted squares of ratios."""
+    """Sums of the weights, of the weighted ratios, and of the weighted squares of ratios."""
     first: int
     """The bucket of the first weight. Bucket 40 holds ratios near 1; each bucket's ratios are 1.25 times the last's."""
     weights: tuple[float, ...]
@@ -131,7 +131,7 @@ class RatioDoc(Struct, frozen=True):
     batch: int
     """Calls of a grant."""
     share: int
-    """Of the compute, that the copy holds, in per cent; 0: it is not capped."""
+    """The share of the compute that the copy holds, in per cent; 0: it is not capped."""
     neighbours: int
     """Grants that ran beside it."""
     ratio: float
@@ -143,7 +143,7 @@ class Profile(Struct, frozen=True):
     """What a function costs on one kind of device: typical times to load and to serve, and peak memory."""
 
     load_s: Seconds
-    """Of a load from disk."""
+    """The time of a load from disk."""
     service_s: Seconds
     occupation: Bytes
     measured: bool = False
@@ -151,7 +151,7 @@ class Profile(Struct, frozen=True):
     times: TimesDoc | None = None
     """How service times vary about `service_s`; None: not known."""
     estimated: tuple[str, ...] = ()
-    """Of a measured profile: which of ``load``, ``call`` and ``memory`` are not measured yet."""
+    """Which of ``load``, ``call`` and ``memory`` a measured profile only estimates, since they are not measured yet."""
     ratios: tuple[RatioDoc, ...] = ()
     """How service times depend on batches, shares and neighbours."""
     loads: dict[str, Seconds] = {}
@@ -236,13 +236,13 @@ class Offer(Struct, frozen=True):
     """A kind of node that can be procured."""
 
     kind: str
-    """Of its devices."""
+    """The kind of its devices."""
     memory: Bytes
-    """Of each device."""
+    """The memory of each device."""
     devices: int = 1
-    """Of one node."""
+    """The devices of one node."""
     price_per_h: float = 0.0
-    """Of one node, in the provider's currency."""
+    """The price of one node, in the provider's currency."""
     delay_s: Seconds = 0.0
     """From the order until its devices join."""
     limit: int = 0
@@ -274,13 +274,13 @@ class Function(Struct, frozen=True):
     tenant: str = ""
     """Its namespace: whose share of the cluster its calls count for."""
     weight: float = 1.0
-    """Of its tenant, where a policy divides the cluster."""
+    """The weight of its tenant, where a policy divides the cluster."""
     priority: int = 0
     """Higher goes first, where a policy knows priorities."""
     task: str = ""
     """Functions of one task are variants of each other: a policy may choose between them. Empty: none."""
     accuracy: float = 0.0
-    """Of this variant, in the measure of its task."""
+    """The accuracy of this variant, in the measure of its task."""
 
     def profile(self, kind: str) -> Profile:
         """:raises KeyError: neither this kind nor ``"*"`` has a profile"""

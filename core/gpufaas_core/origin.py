@@ -20,7 +20,7 @@ _SIGNATURE_BYTES: Final = 16
 
 
 class Origins:
-    """Makes and reads tokens. *key*: the same for whoever makes them and whoever reads them."""
+    """Makes and reads tokens. *key*: that of the process which makes them and of those which read them."""
 
     def __init__(self, key: bytes = b"") -> None:
         """:param key: empty: a random one, for a platform that is one process"""

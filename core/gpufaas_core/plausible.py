@@ -16,7 +16,7 @@ from gpufaas_core.model import Bytes, Profile, Seconds
 from gpufaas_core.units import KiB, format_bytes
 
 MAX_HEADERS: Final[Bytes] = 64 * KiB
-"""Of an answer, names and values together. Most servers and proxies accept less."""
+"""The most bytes of an answer's headers, names and values together. Most servers and proxies accept less."""
 _MAX_FIELDS: Final = 1000
 """The number of headers. A head of 64 KiB that is not an attack has fewer."""
 MAX_S: Final[Seconds] = 366 * 86_400.0

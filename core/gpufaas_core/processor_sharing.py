@@ -37,7 +37,7 @@ class Work(Protocol):
     copy: int
     truth: Truth
     cap: int
-    """Of the copy's compute, in per cent."""
+    """The most of a device's compute that the copy may use, in per cent."""
     end: Seconds
     since: Seconds
     left_s: Seconds

@@ -145,10 +145,10 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
 
 
 class BackoffDoc(Struct, frozen=True):
-    """Of a function whose loads fail: see `gpufaas_scheduler.world.backoff`."""
+    """The pause of a function whose loads fail: see `gpufaas_scheduler.world.backoff`."""
 
     failures: int
-    """In a row."""
+    """Failed loads in a row."""
     reason: str | None = None
     """Why its calls are refused; None: they are accepted."""
     for_s: Seconds = 0.0
@@ -182,7 +182,8 @@ class ResidentDoc(Struct, frozen=True, omit_defaults=True):
     slots: int = 0
     batch: int = 0
     parts: tuple[Part, ...] = ()
-    """Of a copy on several devices: on the first, all of them; on the others, the one there. Of other copies none."""
+    """The parts of a copy on several devices: on the first device all of them, on the others the one there. Other
+    copies have none."""
 
 
 class DeviceDoc(Struct, frozen=True):
@@ -241,7 +242,7 @@ class CostsDoc(Struct, frozen=True):
     ratios: tuple[RatioDoc, ...] = ()
     """How they depend on batches, shares and neighbours."""
     batch: float = 1.0
-    """Of a function whose batches adapt: how many calls start together, see `world.batch_size`."""
+    """How many calls start together of a function whose batches adapt, see `world.batch_size`."""
     loads: dict[str, Seconds] = {}
     """Load times from other tiers than ``disk``, by tier."""
     read_s: Seconds = 0.0
@@ -262,7 +263,7 @@ class FunctionDoc(Struct, frozen=True):
     draining: tuple[Holder, ...] = ()
     """Its copies that take no new calls."""
     ready: tuple[Holder, ...] = ()
-    """Of a CPU function with several copies: the loaded ones, in the order in which they take calls."""
+    """The loaded copies of a CPU function with several, in the order in which they take calls."""
     called: float = 0.0
     """Its arrivals, weighted by age, as of `called_age_s` ago."""
     called_age_s: Seconds = 0.0

@@ -82,7 +82,7 @@ class AsyncSlot(asyncio.Protocol):
         self._server = server
         self._reader = FrameReader(sys.maxsize)
         self._head: CallHead | None = None
-        """Of a call whose body comes."""
+        """The head of a call whose body is still coming."""
         self._body: list[bytes] = []
         self._task: asyncio.Task[None] | None = None
         self._begun = False

@@ -20,7 +20,7 @@ HandleBatch: TypeAlias = Callable[[list[Event], list[Context]], Any]
 """The author's function, with the model."""
 
 Result: TypeAlias = HandlerAnswer | BaseException
-"""Of one call: its answer, or what it fails with."""
+"""What comes of one call: its answer, or what it fails with."""
 
 
 class BadBatch(TypeError):

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from gpufaas_functions.author import Context, Event, HandlerAnswer, piece_of, to_answer
 
 Pieces: TypeAlias = AsyncIterator[Any]
-"""Of an answer that streams, as the author's generator yields them."""
+"""The pieces of an answer that streams, as the author's generator yields them."""
 
 
 def is_async(function: Any) -> bool:

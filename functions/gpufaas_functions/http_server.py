@@ -111,7 +111,7 @@ class Application:
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.Future[Handle] = self._loop.create_future()
         self._handlers: asyncio.AbstractEventLoop | None = None
-        """Of an async handler."""
+        """The event loop of an async handler."""
         self._slots = asyncio.Semaphore(settings.slots)
         self.draining: Callable[[], bool] = lambda: False
 

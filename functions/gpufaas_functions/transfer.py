@@ -29,7 +29,8 @@ CHUNK: Final = 8 * MiB
 LANES: Final = 4
 """One processor copies some 10 GB/s from the page cache or host memory, less than the link takes."""
 ALIGNMENT: Final = 512
-"""Of each tensor on the device, as torch's allocator has it. Files align to 8 bytes, which kernels read slowly."""
+"""The alignment of each tensor on the device, as torch's allocator has it. Files align to 8 bytes, which kernels read
+slowly."""
 LOADER: Final = "GPUFAAS_LOADER"
 """Environment variable: the name of the loader to use; see `LOADERS`."""
 
@@ -114,7 +115,7 @@ class CudaTarget:
 
 
 class _Place(NamedTuple):
-    """Of one tensor."""
+    """Where one tensor is."""
 
     name: str
     dtype: Any

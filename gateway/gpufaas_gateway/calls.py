@@ -429,7 +429,7 @@ class _Call(CallLife, eq=False, kw_only=True):
     mode: int = INLINE
     file: str = ""
     size: float = 0.0
-    """Of the body in bytes, or `asked_size`: what the scheduler is told."""
+    """The size of the body in bytes, or `asked_size`: what the scheduler is told."""
     asked_size: float | None = None
     goal_s: Seconds | None = None
     grant: Grant | None = None

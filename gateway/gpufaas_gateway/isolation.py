@@ -1,4 +1,4 @@
-"""What of a function's share its devices cannot enforce, in a line for whoever deploys it."""
+"""What its devices cannot enforce of a function's share, in a line for the person who deploys it."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -269,7 +269,7 @@ class CallExchange(Protocol):
     def close(self) -> None: ...
 
     def fail(self, error: GpufaasError) -> None:
-        """Whoever waits for it gets *error*; nobody will read on."""
+        """The reader that waits for it gets *error*; nobody will read on."""
 
 
 class NodePort(Protocol):

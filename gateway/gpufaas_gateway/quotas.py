@@ -36,7 +36,7 @@ class Gate:
         self.in_flight = 0
         """Calls from their arrival to the end of their answer."""
         self.waiting = 0
-        """Those of them that have no grant."""
+        """The calls of them that have no grant."""
 
     def enter(self) -> "Passage":
         """

@@ -23,7 +23,7 @@ class Request(Struct):
     """A call as its caller makes it."""
 
     name: str
-    """Of the function, ``NAME`` or ``NAME.NAMESPACE``."""
+    """The name of the function, ``NAME`` or ``NAME.NAMESPACE``."""
     method: str = "POST"
     path: str = "/"
     """Raw, what follows the name; begins with ``/``."""

@@ -39,7 +39,7 @@ class Batches:
         self._gathering: dict[int, _Gathering] = {}
         """By the number of the grant."""
         self._together: dict[Exchange, list[Exchange]] = {}
-        """Of the calls that wait for a slot, and begin with others."""
+        """The calls that begin together with each call that waits for a slot."""
 
     def expect(self, number: int, calls: int) -> None:
         """Grant *number* was opened for so many calls."""

@@ -20,9 +20,9 @@ class CpuShare(Struct, frozen=True):
     device: str
     """Its name on its node: ``cpu-0``."""
     cores: float
-    """Of the device."""
+    """The cores of the device."""
     share: int = 0
-    """Of these, in per cent; 0: all, beside others."""
+    """The worker's share of them, in per cent; 0: all, beside others."""
 
     @property
     def threads(self) -> int:

@@ -69,7 +69,7 @@ class NodeDevice(Protocol):
 
     @property
     def cores(self) -> float:
-        """Of a CPU device: those that its workers may use together; 0: nothing is capped."""
+        """Return the cores that the workers of a CPU device may use together; 0: nothing is capped."""
 
     @property
     def emulation(self) -> Emulation | None:

@@ -49,7 +49,7 @@ _decode_failed: Final = msgspec.msgpack.Decoder(FailedHead).decode
 MODEL_BUFFER: Final[Bytes] = 8 * 1024 * 1024
 """Bytes of an answer that a node holds for a slow reader before the model has to wait."""
 STREAM_BUFFER: Final[Bytes] = 256 * 1024
-"""The same for CPU functions, which hold no device and so may wait."""
+"""As many bytes of CPU functions, which hold no device and so may wait."""
 
 
 class Slot(Protocol):
@@ -267,7 +267,7 @@ class SlotProtocol(asyncio.Protocol):
         """Its calls begin when all that was sent is read, and none of them has been answered."""
         self._broken = False
         self._pings = 0
-        """Those that are not answered yet."""
+        """The number of pings that are not answered yet."""
         self._writable: asyncio.Future[None] | None = None
         self._full = False
         self._closed = False

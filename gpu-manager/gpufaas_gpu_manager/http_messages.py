@@ -68,7 +68,7 @@ class AnswerParser:
         self._feed: Callable[[bytes], None]
         self._bodiless = self._may_switch = self._chunked = self._closes = False
         self._head_bytes: Bytes = 0
-        """Of the answer's headers and, before its status, of everything: heads of 1xx count, too."""
+        """The bytes of the answer's headers and, before its status, of everything: heads of 1xx count, too."""
         self._renew()
 
     def _renew(self) -> None:

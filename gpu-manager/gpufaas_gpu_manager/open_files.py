@@ -10,7 +10,7 @@ from gpufaas_core.descriptors import limit, workers_share
 from gpufaas_core.model import Seconds
 
 _BESIDE_SLOTS: Final = 4
-"""Of each worker: two of its output, one of its memory limit, one that claims its port."""
+"""Open files of each worker, beside its slots: two of its output, one of its memory limit, one that claims its port."""
 _SAY_EVERY_S: Final[Seconds] = 10.0
 
 

@@ -34,7 +34,7 @@ class Output:
 
     def __init__(self, logs: LogSink, function: str, instance: str) -> None:
         self.secret = new_secret()
-        """Of the marks that tell which call wrote a line (gpufaas_core.log_marks)."""
+        """The secret in the marks that tell which call wrote a line (gpufaas_core.log_marks)."""
         self._logs = logs
         self._function = function
         self._instance = instance

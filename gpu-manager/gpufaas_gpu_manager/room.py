@@ -29,9 +29,9 @@ class WorkerDevice:
         """The current worker of each copy; a worker that ends is in the ledger only."""
         self.waiting: deque[Worker] = deque()
         self.standbys: dict[CopyId, Worker] = {}
-        """Those that load in order to take the place of the worker of their copy."""
+        """The workers that load in order to take the place of the worker of their copy."""
         self.replaced: list[Worker] = []
-        """Those whose place was taken, and whose last calls run."""
+        """The workers whose place was taken, and whose last calls still run."""
         self.unled: deque[Exchange] = deque()
         """Calls that no scheduler ordered, and that wait for compute."""
         self._settling = 0

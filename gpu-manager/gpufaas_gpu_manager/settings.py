@@ -30,7 +30,7 @@ class NodeSettings:
     check_timeout_s: Seconds = 120.0
     """For the import of a handler at deploy. A first import from a cold disk is slow."""
     threads: int = 0
-    """Of the math libraries in each worker; 0: the machine's cores divided by its CPU devices."""
+    """The threads of the math libraries in each worker; 0: the machine's cores divided by its CPU devices."""
     env: Mapping[str, str] = field(default_factory=dict)
     """In the environment of every worker; a function's own variables replace these."""
     secrets: SecretFiles | None = None

@@ -123,11 +123,11 @@ class Worker(SlotOwner):
         self.pid: int | None = None
         self.checked: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self.broken_check = False
-        """Of a scratch worker: it ended, or was not started, through no fault of its function."""
+        """A scratch worker ended, or was not started, through no fault of its function."""
         self.ready_head: ReadyHead | None = None
         self.run: Running = host.running(self)
         self.limits: WorkerLimits | None = None
-        """Of its memory and processes, if it is a process of this machine."""
+        """The limits of its memory and processes, if it is a process of this machine."""
         self.asked_at = self._begun_at = time.monotonic()
         self.used_at = self.asked_at
         """When its last grant was opened; the start of its load if there was none."""

@@ -117,18 +117,18 @@ class WorkerCalls:
 
     def __init__(self, worker: CallsWorker, host: CallsHost) -> None:
         self.exchanges: dict[CallId, Exchange] = {}
-        """Those that have a grant on the worker and are not over."""
+        """The calls that have a grant on the worker and are not over."""
         self.unbound: deque[Exchange] = deque()
-        """Those of them that wait until the worker is ready, or a slot is free."""
+        """The calls among them that wait until the worker is ready, or a slot is free."""
         self.stopped: dict[Exchange, str] = {}
-        """Those that the policy has stopped and that run again elsewhere once their worker has let go; and why."""
+        """The calls that the policy has stopped, and why; they run again elsewhere once their worker has let go."""
         self.batches = Batches(worker.timers, self._begin_together)
         self.abandoned = AbandonedCalls(worker.timers, host.settings.abort_grace_s, self._bound, worker.kill)
         self._worker = worker
         self._host = host
         self._free: list[Slot] = []
         self._open: dict[Slot, int] = {}
-        """Of slots that run a batch: how many of its calls have not ended."""
+        """How many calls of its batch have not ended, for each slot that runs one."""
         self._measured = worker.spec.kind == "server" or bool(worker.spec.image)
         """Its memory was measured, or never is by itself."""
         self._served = False

@@ -62,7 +62,7 @@ class NodeCheck:
 
     def __init__(self) -> None:
         self.number = 0
-        """Of the last question."""
+        """The number of the last question."""
         self.asked: Mapping[DeviceId, Holding] = {}
         """What the node should have had then; empty once it has answered."""
         self.doubted: list[tuple[CallId, DeviceId]] = []

@@ -135,7 +135,8 @@ class Limit(Struct, frozen=True):
 
     copy: CopyId
     share: int = 0
-    """Of the device's compute, in per cent; 0: no cap. The shares of a device's copies fit its compute together."""
+    """The share of the device's compute, in per cent; 0: no cap. The shares of a device's copies fit its compute
+    together."""
     slots: int = 1
     batch: int = 1
 

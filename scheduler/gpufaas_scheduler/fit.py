@@ -29,7 +29,7 @@ class Reason(Struct, frozen=True):
     rule: str
     """A format string, which `say` fills in."""
     need: Bytes = 0
-    """Of the copy; 0: it may not be on the device."""
+    """The bytes that the copy needs; 0: it may not be on the device."""
     have: Bytes = 0
     """The memory for it, as the rule counts it."""
     victim: CopyId | None = None
@@ -37,7 +37,7 @@ class Reason(Struct, frozen=True):
     leaving: int = 0
     """The number of copies that would be evicted."""
     compute: int = 0
-    """Of the call or copy, in per cent."""
+    """The compute that the call or copy needs, in per cent."""
     spare: int = 0
     """The compute for it, as the rule counts it."""
 

@@ -19,8 +19,8 @@ from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec, make_policy
 
 VERSION = 5
-"""Of the events and of the header. The events of 1 to 3 know no grants, and give other commands now. Those of 4 say
-nothing of host tiers."""
+"""The version of the events and of the header. The events of 1 to 3 know no grants, and give other commands now. Those
+of 4 say nothing of host tiers."""
 
 READABLE = (4, 5)
 """The events of these versions still give the same commands."""

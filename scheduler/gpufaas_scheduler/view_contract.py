@@ -29,15 +29,18 @@ class FiguresView(Protocol):
 
     @property
     def load_s(self) -> Seconds:
-        """Of a load where it is shortest now: on a node that has the weights in its host tier, if there is one."""
+        """
+        Return the time of a load where it is shortest now: on a node that has the weights in its host tier, if there is
+        one.
+        """
 
     @property
     def disk_s(self) -> Seconds:
-        """Of a load on a node that does not have the weights in its host tier."""
+        """Return the time of a load on a node that does not have the weights in its host tier."""
 
     @property
     def host_s(self) -> Seconds:
-        """Of a load on a node that has them there."""
+        """Return the time of a load on a node that has them there."""
 
     @property
     def service_s(self) -> Seconds: ...
@@ -112,7 +115,7 @@ class FunctionView(Protocol):
         """As `FiguresView.load_s`; infinite on devices where it cannot run."""
 
     def load_on(self, device: DeviceView) -> Seconds:
-        """Of a load on that device; infinite where it cannot run."""
+        """Return the time of a load on that device; infinite where it cannot run."""
 
     def service_s(self, kind: str) -> Seconds:
         """The mean; infinite on devices where it cannot run."""

@@ -32,7 +32,7 @@ class Started(Struct, frozen=True):
 
 
 class StartedTogether(Started, frozen=True, rename={"others": "with"}):
-    """The same for a grant of several calls."""
+    """The start of a grant of several calls."""
 
     others: tuple[int, ...]
     """Its further calls."""

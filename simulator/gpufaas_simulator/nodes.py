@@ -160,7 +160,7 @@ class Running(Struct, eq=False, gc=False):
     """A grant, from its start."""
 
     order: int
-    """Of its end among the events of one instant."""
+    """The place of its end among the events of one instant."""
     calls: tuple[CallId, ...]
     function: FunctionId
     copy: int
@@ -169,11 +169,11 @@ class Running(Struct, eq=False, gc=False):
     devices: tuple[SimulatedDeviceState, ...]
     truth: Truth
     cap: int
-    """Of the copy's compute, in per cent."""
+    """The most of a device's compute that the copy may use, in per cent."""
     service_s: Seconds
     """At full speed; once it has ended, as it was."""
     begin: Seconds
-    """Of its service, at the earliest."""
+    """When its service begins, at the earliest."""
     end: Seconds = 0.0
     version: int = 0
     """Grows with each change of its end. Entries of the calendar with another version do not count."""

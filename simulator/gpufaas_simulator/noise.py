@@ -24,7 +24,8 @@ PARETO_LARGEST: Final = 100.0
 """The cut-off of the Pareto law, in means."""
 SHORT: Final = 0.1
 LONG: Final = 90.1
-"""Of the bimodal law: 99 % of the calls take 0.1 times the mean and 1 % take 90.1 times, which gives mean 1."""
+"""The long time of the bimodal law: 99 % of the calls take 0.1 times the mean and 1 % take 90.1 times, which gives mean
+1."""
 _LONG_SHARE: Final = 0.01
 
 

@@ -36,9 +36,9 @@ _SETTINGS: Final[Any] = {  # matplotlib's own type has every key in it
     "figure.constrained_layout.use": True,
 }
 _COLOURS: Final = ("#999999", "#56b4e9", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
-"""Of policies in order; a palette for colour-blind readers (Okabe and Ito)."""
+"""The colours of policies, in order; a palette for colour-blind readers (Okabe and Ito)."""
 _HOT: Final = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2")
-"""Of the functions that a residency plot names: the same palette without black and grey."""
+"""The colours of the functions that a residency plot names: the same palette without black and grey."""
 _MUTED: Final = "#dddddd"
 
 

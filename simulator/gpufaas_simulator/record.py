@@ -55,13 +55,13 @@ class Record:
         self.hottest_copy_s = 0.0
         """For how many device-seconds the most called function was resident."""
         self.explanation: Explanation | None = None
-        """Of the call that `simulate` was asked to explain. None: none, or it was never placed."""
+        """The explanation of the call that `simulate` was asked to explain. None: none, or it was never placed."""
         self.end_s = 0.0
         """The time of the last event."""
         self.mixed = False
         """Grants ran beside each other; devices have counted the compute that they used."""
         self.nodes: list[NodeStay] = []
-        """Those that have a price, or were procured."""
+        """The nodes that have a price, or were procured."""
         self.rejections: dict[str, int] = {}
         """By code."""
         self.holders: dict[FunctionId, dict[int, tuple[DeviceId, int]]] = {}

@@ -138,7 +138,7 @@ class _Calls:
         self.started = self.start >= HIT
         self.cold = self.start >= MISS
         self.latency = (self.ended - arrived)[self.done]
-        """Of completed calls only, as `wait`."""
+        """The latency of completed calls only; `wait` likewise."""
         self.wait = self.latency - self.service_s[self.done]
 
 
@@ -308,7 +308,7 @@ _T_95: Final = (
 class Estimate(Struct, frozen=True):
     mean: float
     half_width: float
-    """Of the 95 % confidence interval of the mean, by Student's t; 0 for a single value."""
+    """The half width of the 95 % confidence interval of the mean, by Student's t; 0 for a single value."""
 
 
 def estimate(values: Sequence[float]) -> Estimate:

@@ -108,10 +108,10 @@ class Simulation:
         self._as_costs = not self._mixed and self._times.as_costs
         """Calls take the service times of their functions."""
         self._caps: dict[tuple[FunctionId, int], int] = {}
-        """Of the compute that copies may use, as the policy has set it."""
+        """The share of the compute that each copy may use, as the policy has set it."""
         self._ended = 0
         self._orders = 0
-        """Of what comes after all grants and loads of one instant."""
+        """The number of things that came after all grants and loads of their instant."""
 
     def run(self) -> Record:
         """

@@ -105,12 +105,12 @@ class NodeOffer:
     """Nodes of a kind that can be procured."""
 
     kind: str
-    """Of the node, and of its devices."""
+    """The kind of the node, and of its devices."""
     memory: Bytes
-    """Of each device."""
+    """The memory of each device."""
     devices: int = 1
     price_per_h: float = 0.0
-    """Of a node, in any currency, from the request until it has left."""
+    """The price of a node, in any currency, from the request until it has left."""
     delay_s: Seconds = 0.0
     """From the request until it joins."""
     limit: int | None = None
@@ -190,7 +190,7 @@ class Workload:
     """
     offers: Sequence[NodeOffer] = ()
     prices: Mapping[str, float] = field(default_factory=dict)
-    """Of the nodes at the start and of those that join by a change, per hour. Others cost nothing."""
+    """The prices of the nodes at the start and of those that join by a change, per hour. Others cost nothing."""
 
     def __len__(self) -> int:
         return len(self.times)

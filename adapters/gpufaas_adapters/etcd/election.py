@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 LEADER: Final = "v1/scheduler/leader"
 TTL_S: Final = 5
-"""Of leaders, nodes and gateways. etcd's least is 2 s, and a keep-alive of a third of this must survive a slow disk."""
+"""The time to live of the keys of leaders, nodes and gateways. etcd's least is 2 s, and a keep-alive of a third of this
+must survive a slow disk."""
 
 _AGAIN_S: Final[Seconds] = 0.5
 

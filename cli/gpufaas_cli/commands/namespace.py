@@ -125,9 +125,9 @@ class _Limit(NamedTuple):
     option: str
     metavar: str
     field: str
-    """Of a `Quota`."""
+    """The field of a `Quota`."""
     used: str
-    """Of what is used."""
+    """The field that says how much of it is used."""
     title: str
     help: str
     parse: Callable[[str], int]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpufaas_scheduler.journal import Header
 
 _STEPS = 1000
-"""Of the progress bar, for each run."""
+"""The steps of the progress bar for each run."""
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def _has_shares(each: Mapping[str, Any]) -> bool:
 
 
 def _own_labels(each: Mapping[str, Any]) -> str:
-    """Those that its operator gave it; --json has all."""
+    """Return the labels that its operator gave it; --json has all."""
     labels = each["device"].get("labels") or {}
     return ", ".join(f"{key}={value}" for key, value in labels.items() if key not in PLATFORM_LABELS)
 

@@ -58,7 +58,7 @@ class Access:
 
     url: str
     namespace: str
-    """Of all objects that we create."""
+    """The namespace of all objects that we create."""
     token_file: Path | None = None
     ca_file: Path | None = None
     """Certificates that sign the server's; None: the usual authorities."""

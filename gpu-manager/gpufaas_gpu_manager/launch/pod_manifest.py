@@ -25,7 +25,7 @@ LABEL_VALUE: Final = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSettings:
-    """Of all pods."""
+    """What all pods have in common."""
 
     gateway: str = ""
     """URL by which pods reach the gateway: their OPENFAAS_URL. Empty: that of the node's other workers."""

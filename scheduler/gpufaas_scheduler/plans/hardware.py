@@ -38,7 +38,7 @@ class NodeType(problem.Problem, frozen=True):
     """Per hour; any currency, one for all types."""
     kind: Literal["cpu", "gpu"]
     solo_ms: Positive
-    """Of one batch that has the node to itself."""
+    """The time of one batch that has the node to itself."""
     batch: AtLeastOne
     fbr: NotNegative | None = None
     """Fraction of the memory bandwidth that one batch uses alone. A GPU must have it."""

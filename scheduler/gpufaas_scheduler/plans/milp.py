@@ -54,7 +54,7 @@ class Programme:
 @dataclass(frozen=True, slots=True)
 class Solution:
     values: tuple[float, ...] | None
-    """Of each column; `None` if no solution was found."""
+    """The value of each column; `None` if no solution was found."""
     bound: float
     """No solution costs less."""
     optimal: bool
@@ -62,7 +62,7 @@ class Solution:
     seconds: Seconds = 0.0
     """What the search took."""
     duals: tuple[float, ...] = ()
-    """Of each row, when no column is whole: what one more unit of it costs."""
+    """The dual value of each row, when no column is whole: what one more unit of it costs."""
 
 
 def minimise(programme: Programme, time_limit: Seconds | None = None) -> Solution:

@@ -33,7 +33,7 @@ class Factors:
 
 FACTORS: Final = {"cpu": Factors(), "gpu": Factors(latency=1.5, qps=0.3, queue=0.8, clear=1.25)}
 SINGLE_CPU: Final = Factors(latency=4.0, qps=1.0, queue=1.1)
-"""Of one replica on a CPU: there is no other one to send queries to."""
+"""The factors of one replica on a CPU: there is no other one to send queries to."""
 _QUICK_MS: Final = 10.0
 """Below it, a GPU may be slower by a larger factor: up to 15 ms, five times at most."""
 
@@ -51,10 +51,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Of one variant on one worker since the last look."""
+    """What was seen of one variant on one worker since the last look."""
 
     latency: Milliseconds
-    """Mean."""
+    """The mean latency."""
     qps: float
     """Of one replica."""
     outstanding: int

@@ -31,7 +31,7 @@ _SAME: Final = 1e-9
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """Of a model on one kind of device, in seconds; layers are counted from 0."""
+    """The times of a model on one kind of device, in seconds; layers are counted from 0."""
 
     c0: Seconds
     """Fixed part of each part's cold start."""
@@ -81,7 +81,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 _Triple = tuple[Seconds, Seconds, Seconds]
-"""Of a plan: cold start, pace, transfers."""
+"""The times of a plan: cold start, pace, transfers."""
 _Front = tuple[_Triple, ...]
 
 

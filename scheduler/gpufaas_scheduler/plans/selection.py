@@ -32,7 +32,7 @@ class Query(problem.Problem, frozen=True):
     latency_ms: Positive | None = None
     min_accuracy: float | None = None
     max_cost: NotNegative | None = None
-    """Of `cost_rate`, in the same unit."""
+    """The limit of `cost_rate`, in the same unit."""
     prefer: Literal["cheapest", "fastest", "accurate"] = "cheapest"
 
     def __post_init__(self) -> None:
@@ -50,11 +50,11 @@ class Variant(problem.Problem, frozen=True):
     """Time of one more in a batch."""
     intercept_ms: NotNegative
     cost_rate: NotNegative
-    """Of one instance, per second."""
+    """The cost of one instance per second."""
     sat_qps: Positive
     """Queries per second that saturate one instance."""
     kind: Name
-    """Of hardware."""
+    """The kind of hardware."""
     load_ms: NotNegative = 0.0
     fixed_batch: bool = False
     """Whether it always runs its full batch."""
@@ -83,7 +83,7 @@ class Instance(problem.Problem, frozen=True):
 class Worker(problem.Problem, frozen=True):
     id: Name
     kinds: tuple[Name, ...]
-    """Of hardware that it has."""
+    """The kinds of hardware that it has."""
     utilisation: NotNegative = 0.0
 
 
@@ -122,16 +122,16 @@ class Answer(msgspec.Struct, frozen=True):
     cold: bool
     """Whether the variant must be loaded first."""
     predicted_ms: Milliseconds
-    """Of the query alone, without waiting and loading."""
+    """The time of the query alone, without waiting and loading."""
     filtered: dict[str, str]
     """Why each other variant was left out that does not meet the needs."""
 
 
 class Closest(msgspec.Struct, frozen=True):
     fastest: str | None
-    """Of those that are accurate enough."""
+    """The fastest variant of those that are accurate enough."""
     most_accurate: str | None
-    """Of those that are fast enough."""
+    """The most accurate variant of those that are fast enough."""
 
 
 class NoneFits(msgspec.Struct, frozen=True):

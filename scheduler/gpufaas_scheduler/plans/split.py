@@ -27,7 +27,7 @@ class Sharing:
     """What one GPU makes of one function."""
 
     solo: Milliseconds
-    """Of one batch alone."""
+    """The time of one batch alone."""
     batch: int
     fbr: float
     """Fraction of the memory bandwidth that one batch uses alone; 0.2 is 20 %."""

@@ -26,7 +26,7 @@ from gpufaas_scheduler.plans.problem import Count, Name, NotNegative, Positive
 
 _SAME: Final = 1e-9
 _MOST_WEIGHT: Final = 1e6
-"""Of one variant over another; with more, the tolerance of the solver would count."""
+"""The most weight of one variant over another; with more, the tolerance of the solver would count."""
 _UPGRADES: Final = 5
 """So many of the variants that run are tried to be replaced by `greedy`."""
 
@@ -34,14 +34,14 @@ _UPGRADES: Final = 5
 class Variant(problem.Problem, frozen=True):
     name: Name
     cost: NotNegative
-    """Of one instance, per second."""
+    """The cost of one instance per second."""
     qps: Positive
     """That one instance serves."""
     latency_ms: NotNegative
     load_s: NotNegative = 0.0
     running: Count = 0
     needs: dict[str, NotNegative] = msgspec.field(default_factory=dict)
-    """Of one instance, by resource."""
+    """The need of one instance, by resource."""
 
 
 class Problem(problem.Problem, frozen=True):
@@ -54,7 +54,7 @@ class Problem(problem.Problem, frozen=True):
     lambda_: NotNegative = msgspec.field(default=0.0, name="lambda")
     """Weight of load times, 1/s: the less predictable the load, the larger."""
     resources: dict[str, NotNegative] = msgspec.field(default_factory=dict)
-    """Of all instances together. What is not named is unlimited."""
+    """The limit of all instances together, by resource. What is not named is unlimited."""
 
     def __post_init__(self) -> None:
         problem.distinct([each.name for each in self.variants], "variants")
@@ -75,7 +75,7 @@ class Problem(problem.Problem, frozen=True):
 
 class Answer(msgspec.Struct, frozen=True):
     delta: dict[str, int]
-    """Of every variant."""
+    """The change in the number of instances of every variant."""
     objective: float
     method: Literal["exact", "greedy"]
     gap: float | None

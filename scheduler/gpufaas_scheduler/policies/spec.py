@@ -26,14 +26,14 @@ from msgspec import inspect as types
 from gpufaas_core.errors import InvalidSpec
 
 Value: TypeAlias = str | int | float | bool | None
-"""Of an option."""
+"""The value of an option."""
 
 FORM: Final = "NAME[:OPTION=VALUE,...][+ROLE=NAME[:OPTION=VALUE,...]]..."
 EXAMPLE: Final = "lalb-o3:o3_limit=10+replacement=cost-aware"
 
 
 class NoOptions(Struct, frozen=True):
-    """Of what has nothing to set."""
+    """The options of a role or policy that has nothing to set."""
 
 
 OptionsT = TypeVar("OptionsT", bound=Struct)

@@ -37,7 +37,7 @@ CAUSE: Final[Mapping[type[m.Event], int]] = {
 """The cause of a run that follows from an event."""
 
 _NO_KEYS: Final[frozenset[str]] = frozenset()
-"""Of wakes."""
+"""No keys of wakes."""
 
 
 def batch_key(function: FunctionId) -> str:

@@ -40,7 +40,7 @@ class Marked:
 
     def __init__(self, key: str, changes: Changes) -> None:
         self.key = key
-        """Of its doc."""
+        """The key of its doc."""
         self.marked = False
         self._changes = changes
 

@@ -56,7 +56,7 @@ class Cluster:
         self.mixed = 0
         """The number of functions that take a part of a device's compute."""
         self.least_compute = ALL_COMPUTE
-        """Of all devices."""
+        """The least compute that one of the devices has."""
         self.partitions = False
         """Nodes can load copies with several parts."""
         self.keeps = False

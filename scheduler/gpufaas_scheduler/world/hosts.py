@@ -33,7 +33,7 @@ class Host:
         self.size: Bytes = 0
         """What it holds at most; 0: the node has none."""
         self.devices: set[DeviceId] = set()
-        """Of the node."""
+        """The devices of the node."""
         self.staged: dict[FunctionId, Bytes] = {}
         self.staging: dict[FunctionId, None] = {}
         """What is on its way there because of a `Stage`."""
@@ -61,9 +61,9 @@ class Hosts:
     def __init__(self, functions: Mapping[FunctionId, Costed]) -> None:
         self._functions = functions
         self.by_node: dict[NodeId, Host] = {}
-        """Of the nodes that have devices."""
+        """The host tiers of the nodes that have devices."""
         self.size: Bytes = 0
-        """Of all host tiers together."""
+        """The size of all host tiers together."""
 
     @property
     def open(self) -> bool:

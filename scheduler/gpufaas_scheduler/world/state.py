@@ -49,7 +49,7 @@ class Call:
     arrived_at: Seconds
     deadline: Seconds | None
     size: float
-    """Of its request; 0.0: not known."""
+    """The size of its request; 0.0: not known."""
     endless: bool = False
     """Its deadline is for its start only."""
     own_goal_s: Seconds | None = None
@@ -196,11 +196,11 @@ class FunctionState(Deployed):
         self.holders: dict[DeviceId, DeviceState] = {}
         """The devices of the `active` copies of a model function, which has one copy per device."""
         self.idle_holders: dict[DeviceId, DeviceState] = {}
-        """Those of `holders` that are idle and `listed`, in any order; see `hits`."""
+        """The devices of `holders` that are idle and `listed`, in any order; see `hits`."""
         self.ready: ReadyCopies | None = None
         """The loaded ones of `active`, for a CPU function with several copies; else None."""
         self.number = 0
-        """Of its next copy. A number is never used again."""
+        """The number of its next copy. A number is never used again."""
         self.loading = 0
         """The number of its copies that load."""
         self.waiting = 0
@@ -215,7 +215,8 @@ class FunctionState(Deployed):
         self.keeps_share_until = 0.0
         """A change of the share of one of its copies has failed."""
         self.excess = 0
-        """Of a model function: copies that scaling has asked for, asks for no more, and that are still there."""
+        """The number of copies of a model function that scaling asked for, no longer asks for, and that are still
+        there."""
         self.held: tuple[Call, Seconds] | None = None
         """The call that was held back last for others of its batch, and since when."""
 
@@ -360,7 +361,7 @@ class DeviceState(Marked):
         super().__init__(device_key(device.id), changes)
         self.device = device
         self.host = host
-        """Of its node."""
+        """The host tier of its node."""
         host.devices.add(device.id)
         self.id = device.id
         self.kind = device.kind

@@ -300,7 +300,7 @@ class BySize:
     def __init__(self) -> None:
         self._unit = 1.0
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        """Of the weights, and of the weighted sizes x, times y, xx, xy and yy."""
+        """Sums of the weights, and of the weighted sizes x, times y, xx, xy and yy."""
         self._least_s, self._most_s = inf, 0.0
         self._line: tuple[float, float] | None = None
         """Intercept and slope; None: sizes explain too little of the variance."""

@@ -161,7 +161,7 @@ class EtcdAsyncQueue:
         return self._blocking(discard())
 
     def waiting(self) -> list[Waiting]:
-        """Of our own calls: other gateways count theirs."""
+        """Return the counts of our own calls; other gateways count theirs."""
 
         async def look() -> list[Waiting]:
             return counted(self._owned.all())

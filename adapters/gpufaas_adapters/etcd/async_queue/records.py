@@ -35,7 +35,7 @@ ENDED: Final = f"{ROOT}ended/"
 CANCELLED: Final = f"{ROOT}cancelled/"
 
 MAX_BODY: Final[Bytes] = 8 * MiB
-"""Of a request, and of an answer: etcd is a store for small things, and keeps all of it in memory."""
+"""The most bytes of a request, and of an answer: etcd is a store for small things, and keeps all of it in memory."""
 PIECE: Final[Bytes] = 512 * KiB
 
 Part: TypeAlias = Literal["request", "answer"]
@@ -61,7 +61,7 @@ class GatewayRecord(Struct, frozen=True, omit_defaults=True):
 class BodyRecord(Struct, frozen=True):
     bytes: int = 0
     count: int = 0
-    """Of its pieces."""
+    """The number of its pieces."""
 
 
 class AnswerRecord(Struct, frozen=True):

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 REQUIRE_LEADER: Final[Metadata] = (("hasleader", "true"),)
-"""Of streams: a member that is cut from the others ends them, instead of keeping them silent."""
+"""Metadata of streams: a member that is cut from the others ends them, instead of keeping them silent."""
 
 _RECONNECT_MS: Final = 500
 _CONNECT_MS: Final = 2_000

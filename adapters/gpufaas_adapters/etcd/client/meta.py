@@ -13,7 +13,8 @@ from gpufaas_adapters.etcd.client.values import DoGet, DoPut, absent
 
 META: Final = "v1/meta"
 _LAYOUT: Final = 2
-"""Of the values below ``v1/``; what another release cannot read gets the next number. 2: functions have needs."""
+"""The version of the values below ``v1/``; what another release cannot read gets the next number. 2: functions have
+needs."""
 
 
 class Meta(Struct, frozen=True):

@@ -24,7 +24,7 @@ class EtcdSettings:
     user: str = ""
     password: str = field(default="", repr=False)
     timeout_s: Seconds = 5.0
-    """Of one request, with its repetitions at other endpoints."""
+    """The limit of one request, with its repetitions at other endpoints."""
 
     def __post_init__(self) -> None:
         if not self.endpoints:

@@ -76,7 +76,7 @@ class Relief:
     def __init__(self, options: ReliefOptions) -> None:
         self.wait_bound_s = options.wait_bound_s
         self._order: Order | None = None
-        """That of the last run: the next one goes on with it if the view is the same."""
+        """The order of the last run: the next one goes on with it if the view is the same."""
 
     def plan(self, view: View, placement: LeastMissed) -> Plan:
         queue, order = view.queue, self._order

@@ -15,10 +15,10 @@ from gpufaas_scheduler.view_contract import FiguresView, FunctionView, View
 
 # How far the figures may move until all bounds are computed again: the further, the wider the bounds are.
 FADED: Final = 0.998
-"""Of a rate: a quarter of a second."""
+"""What is left of a rate that has faded: this takes a quarter of a second."""
 DEMAND: Final = 0.001
 DEARER: Final = 0.006
-"""Of it, as a share."""
+"""A change of `Estimates.dearer`, as a share of it."""
 _HALF: Final = 0.49
 """A bound that was computed at one end of that way is good to the other end."""
 _STEADY: Final = 4
@@ -82,7 +82,7 @@ class Bounds:
         self.epoch = 0
         """Bounds of another epoch are void."""
         self._known: dict[FunctionId, Bound] = {}
-        """Of this epoch."""
+        """The bounds that were computed in this epoch."""
         self._since: Seconds = -inf
         """When this epoch began, with these figures."""
         self._demand = self._dearer = 0.0

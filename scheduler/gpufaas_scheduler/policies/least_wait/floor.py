@@ -30,9 +30,9 @@ class Floor:
         self._moves = self._epoch = -1
         """As of `_here`."""
         self._kind = ""
-        """Of all `_devices`; empty: they differ, and nothing is known."""
+        """The kind of all `_devices`; empty: they differ, and nothing is known."""
         self._here: list[Bound] = []
-        """Of all functions with a copy on `_devices`."""
+        """The bounds of all functions with a copy on `_devices`."""
         self._free: Bytes = 0
         """The most that one of `_devices` has."""
         self._least = 0.0

@@ -56,9 +56,9 @@ CROWDED: Final = 0.3
 DEFAULT_WAIT_BOUND_S: Final[Seconds] = 30.0
 """See `ReliefOptions`."""
 NEAR: Final = 0.95
-"""Of the bound: from here on, a call goes before all others."""
+"""From this share of its bound on, a call goes before all others."""
 LONG_LOAD: Final = 0.5
-"""Of the bound: at most this much of a load's time counts. Chosen on seeds 0 to 2 (docs/adr/0028)."""
+"""Of a load's time, at most this share of the bound counts. Chosen on seeds 0 to 2 (docs/adr/0028)."""
 RESERVED: Final = 0.25
 """Loads for calls at the bound take at most this share of all devices' time. Otherwise they would feed the overload
 that made the calls wait: a few devices would do nothing but load (docs/adr/0028)."""
