@@ -97,7 +97,7 @@ def _result(value: Any) -> Result:
         return _cannot_stream()
     if sum(len(name) + len(value) for name, value in answer.headers) > MAX_HEADER // 2:
         # A head that is too large for a frame would end the worker, and the other calls with it.
-        return TypeError(f"the answer was no answer: {why_no_answer(answer.status, answer.headers)}")
+        return TypeError(f"the answer cannot be sent: {why_no_answer(answer.status, answer.headers)}")
     return answer
 
 

@@ -317,7 +317,7 @@ class _Opening:
         memory = parse_bytes(found[3]) if found[3] else None
         if memory == 0:
             raise InvalidSpec(f"--device {spec}: a device of no memory holds no model")
-        options = _options(more, _OPTIONS[kind], f"--device {given}")
+        options = _options(more, kind, f"--device {given}")
         labels = {**self._labels, **_own_labels(more, f"--device {given}")}
         match kind:
             case "cpu":
@@ -373,12 +373,13 @@ def _check_cores(devices: Sequence[NodeDevice]) -> None:
     """:raises InvalidSpec: *devices* have more cores together than there are"""
     asked, there = sum(each.cores for each in devices), len(os.sched_getaffinity(0))
     if asked > there:
-        given = " and ".join(f"{each.device.id.partition('/')[2]} {each.cores:g}" for each in devices)
-        raise InvalidSpec(f"--device: {given} cores are more than the {there} that this machine has for us: give less")
+        given = " and ".join(f"{each.device.id.partition('/')[2]} with cores={each.cores:g}" for each in devices)
+        raise InvalidSpec(f"--device: {given} is more than the {there} cores that this machine has for us: give less")
 
 
-def _options(more: list[str], known: Sequence[str], what: str) -> dict[str, str]:
+def _options(more: list[str], kind: str, what: str) -> dict[str, str]:
     """Take the options of a device, ``KEY=VALUE``, out of *more*; what is left are labels."""
+    known, of_others = _OPTIONS[kind], {key: other for other, keys in _OPTIONS.items() for key in keys}
     options: dict[str, str] = {}
     for text in list(more):
         key, _, value = text.strip().partition("=")
@@ -387,6 +388,10 @@ def _options(more: list[str], known: Sequence[str], what: str) -> dict[str, str]
                 raise InvalidSpec(f"{what}: {key} needs one value: write {key}=VALUE, once")
             options[key] = value
             more.remove(text)
+        elif key in of_others:
+            raise InvalidSpec(
+                f"{what}: {key} is an option of {of_others[key]} devices: remove it, or give a label another name"
+            )
     return options
 
 

@@ -517,7 +517,7 @@ _NOBODY: Final[tuple[None, bool]] = (None, False)
 
 
 def _no_answer(wrong: str) -> BadAnswer:
-    return BadAnswer(f"the function's answer was no answer: {wrong}")
+    return BadAnswer(f"the function's answer cannot be sent: {wrong}")
 
 
 def _decoded(decode: Callable[[bytes], HeadT], header: bytes) -> HeadT:

@@ -206,7 +206,7 @@ class HttpSlot:
         if wrong and exchange is not None:
             self.close()
             self._over(exchange, ok=False)
-            exchange.fail(BadAnswer(f"the function's answer was no answer: {wrong}"))
+            exchange.fail(BadAnswer(f"the function's answer cannot be sent: {wrong}"))
         return bool(wrong)
 
     def on_chunk(self, piece: bytes) -> None:

@@ -52,6 +52,15 @@ def _named(world: World, owner: FunctionState, names: tuple[CallId, ...]) -> tup
     return tuple(calls)
 
 
+def with_held(world: World, call: Call, why: contract.Why | None) -> contract.Why | None:
+    """Return *why* the batch of *call* starts now, and how long it was held back for more calls."""
+    held = call.owner.held
+    if why is None or held is None or held[0] is not call:
+        return why
+    held_s = world.cluster.now - held[1]
+    return contract.Why(f"{why.rule}; its batch was held back {held_s:.3f} s for more calls", why.options)
+
+
 def tell_held(world: World, call: Call) -> None:
     """The grant of *call*, the command that was added last, says how long it was held back for others."""
     owner = call.owner

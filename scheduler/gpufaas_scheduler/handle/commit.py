@@ -4,7 +4,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, Part, Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
-from gpufaas_scheduler.handle.batches import batch_of, tell_held
+from gpufaas_scheduler.handle.batches import batch_of, tell_held, with_held
 from gpufaas_scheduler.handle.grants import Place, full_part, obtain, reserve, reserve_parts, start
 from gpufaas_scheduler.handle.parts import places_for
 from gpufaas_scheduler.handle.staging import try_stage
@@ -59,11 +59,11 @@ def try_start(world: World, action: contract.Start) -> str | None:
             return fit.say(call.function, device.id, device.kind)
         victims = fit.victims
     world.queue.remove(call)
-    call.why = action.why
+    call.why = why = action.why if owner.batch_max < 2 else with_held(world, call, action.why)
     if others:
         for each in others:
             world.queue.remove(each)
-            each.why = action.why
+            each.why = why
     if action.reserved_s:
         world.cluster.reserved_until = world.cluster.now + action.reserved_s
     start(world, call, device, copy, victims, others, places)

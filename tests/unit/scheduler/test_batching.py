@@ -120,6 +120,7 @@ def test_a_call_waits_for_others_and_an_idle_device_with_it() -> None:
     explained = world.engine.explain(CallId("c1"), world.now)
     assert explained is not None
     assert explained.batch == ("c0",)
+    assert explained.rule.endswith("; its batch was held back 0.500 s for more calls")
 
 
 def test_a_full_batch_does_not_wait() -> None:
