@@ -9,22 +9,19 @@ order of the workload. The engine handles one event at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
-from heapq import heappop, heappush
-from typing import Final, Protocol
+from heapq import heappop
+from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_core.cost import Truth
-from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, FunctionId, NodeId, Seconds
+from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds
 from gpufaas_core.snapshot import StagedWeights
-from gpufaas_simulator.calendar import Calendar, Later, Loading
-from gpufaas_simulator.costs import mixes
+from gpufaas_simulator.calendar import Later, Loading
 from gpufaas_simulator.fleet import Fleet
-from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Revisions, Running, SimulatedDeviceState
-from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
-from gpufaas_simulator.times import TrueTimes
+from gpufaas_simulator.nodes import HostMemory, Noise, Running, SimulatedDeviceState
+from gpufaas_simulator.nodes_at_work import Decides, Nodes, Observer, numbers
+from gpufaas_simulator.record import COMPLETED, FAILED, Record
 from gpufaas_simulator.workload import (
     Change,
     DeviceJoins,
@@ -34,43 +31,15 @@ from gpufaas_simulator.workload import (
     NodeLeaves,
     NodeOffer,
     SimulatedDevice,
-    SimulatedFunction,
     Workload,
 )
 
 _PROGRESS_EVERY: Final = 5_000
 _VAIN_WAKES: Final = 1_000
 """After so many in a row without effect, with nothing else to come, the calls that wait are never served."""
-_LAST: Final = 1 << 60
-"""Above the orders of all grants and loads."""
 
 
-class Decides(Protocol):
-    """What nodes obey: an engine."""
-
-    @property
-    def wake_at(self) -> Seconds | None: ...
-    def handle(self, event: m.Event, now: Seconds) -> list[m.Command]: ...
-
-
-class Observer(Protocol):
-    """Gets what the nodes do, in order of time. Functions have the names of their revisions: ``f``, ``f@2``."""
-
-    def started(
-        self, t: Seconds, calls: tuple[int, ...], function: str, device: str, hit: bool, victims: tuple[str, ...],
-        local: bool,
-    ) -> None: ...  # fmt: skip
-
-    def loading(self, t: Seconds, function: str, device: str, victims: tuple[str, ...]) -> None:
-        """A load without a call."""
-
-    def evicted(self, t: Seconds, function: str, device: str) -> None:
-        """An eviction that is not for a load: a revision was removed, or there was one copy too many."""
-
-    def left(self, t: Seconds, device: str) -> None: ...
-
-
-class Simulation:
+class Simulation(Nodes):
     """
     One run of *workload* through *engine*, which must be new.
 
@@ -87,55 +56,23 @@ class Simulation:
         observer: Observer | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> None:
-        self.workload = workload
-        self.engine = engine
-        self.now: Seconds = 0.0
-        self.record = Record(workload)
-        self._observer = observer
+        super().__init__(workload, engine, noise, observer)
         self._progress = progress
-        self._revisions = Revisions(workload.functions)
-        self._costs = self._revisions.costs
-        self._times = TrueTimes(self._costs, workload, noise or Noise())
+        self._told = _PROGRESS_EVERY
+        """Of how many ended calls *progress* is told next."""
         self._index = {each.name: index for index, each in enumerate(workload.functions)}
-        self._devices: dict[DeviceId, SimulatedDeviceState] = {}
+        self._timeouts = [each.timeout_s for each in workload.functions]
         self._hosts: dict[str, HostMemory] = {}
         self._fleet = Fleet(workload.offers, workload.prices)
         self.record.nodes = self._fleet.stays
-        self._calendar = Calendar()
-        self._under_way = self._calendar.entries
-        self._mixed = self.record.mixed = any(map(mixes, _all_functions(workload)))
-        """Grants may run beside others that slow them. False: the end of each is known when it starts."""
-        self._as_costs = not self._mixed and self._times.as_costs
-        """Calls take the service times of their functions."""
-        self._caps: dict[tuple[FunctionId, int], int] = {}
-        """The share of the compute that each copy may use, as the policy has set it."""
-        self._ended = 0
-        self._orders = 0
-        """The number of things that came after all grants and loads of their instant."""
 
     def run(self) -> Record:
-        """
-        Run to the end of all work. Exceptions of the engine and its policy are passed on.
-
-        Each event passes here, so this is one long function with its fields in local names.
-        """
-        handle = self.engine.handle
-        for known, revision in zip(self.workload.functions, self._revisions.current, strict=True):
-            self._obey(handle(m.FunctionDeployed(known.known_as(revision)), 0.0))
-        if self.workload.offers:
-            self._obey(handle(m.Offered(self._fleet.offers()), 0.0))
-        for each in self.workload.devices:
-            self._join(each)
-        under_way, engine, obey = self._under_way, self.engine, self._obey
-        times, calls, current = self.workload.times, self.workload.calls, self._revisions.current
-        timeouts = [each.timeout_s for each in self.workload.functions]
-        ended, outcome, mixed = self.record.ended, self.record.outcome, self._mixed
-        changes, change = self.workload.changes, 0
-        arrivals, arrival = len(times), 0
+        """Run to the end of all work. Exceptions of the engine and its policy are passed on."""
+        self._set_up()
+        under_way, engine, times, changes = self._under_way, self.engine, self.workload.times, self.workload.changes
+        arrivals, arrival, change, vain = len(times), 0, 0, 0
         arrives = times[0] if arrivals else math.inf
         changes_at = changes[0].at_s if changes else math.inf
-        told = _PROGRESS_EVERY
-        vain = 0
         while True:
             first = under_way[0][0] if under_way else math.inf
             wake_at = engine.wake_at
@@ -143,243 +80,92 @@ class Simulation:
                 if self._ended == arrivals and first == changes_at == math.inf:
                     break
                 self.now = max(self.now, wake_at)
-                commands = handle(m.Woken(), self.now)
-                obey(commands)
+                commands = engine.handle(m.Woken(), self.now)
+                self._obey(commands)
                 vain = 0 if commands or min(first, arrives, changes_at) < math.inf else vain + 1
                 if vain > _VAIN_WAKES:
                     break
             elif first <= arrives and first <= changes_at:
                 if first == math.inf:
                     break
-                at, _, version, work = heappop(under_way)
-                kind = type(work)
-                if kind is Running and version != work.version:  # type: ignore[union-attr]
-                    continue
-                if kind is Later and not work.devices and self._ended == arrivals:
-                    continue  # a node that was procured joins when nothing is left to do
-                self.now = at
-                if work.lost:
-                    continue
-                if kind is Running:
-                    if mixed and not self._served(work):  # type: ignore[arg-type]
-                        continue
-                    for call in work.calls:  # type: ignore[union-attr]
-                        number = int(call)
-                        ended[number] = at
-                        outcome[number] = COMPLETED
-                        self._ended += 1
-                        obey(handle(m.Finished(call, work.place, work.service_s), at))  # type: ignore[union-attr]
-                elif kind is Loading:
-                    self._loaded(work)  # type: ignore[arg-type]
-                else:
-                    work.do()  # type: ignore[union-attr]
+                self._do_next()
             elif changes_at <= arrives:
                 self.now = changes_at
                 self._change(changes[change])
                 change += 1
                 changes_at = changes[change].at_s if change < len(changes) else math.inf
             else:
-                self.now = arrives
-                function = calls[arrival]
-                timeout_s = timeouts[function]
-                deadline = None if timeout_s is None else arrives + timeout_s
-                commands = handle(m.Arrived(CallId(str(arrival)), current[function], deadline), arrives)
-                if commands:
-                    obey(commands)
+                self._call(arrival, arrives)
                 arrival += 1
                 arrives = times[arrival] if arrival < arrivals else math.inf
-            if self._ended >= told and self._progress is not None:
+            if self._ended >= self._told and self._progress is not None:
                 self._progress(self._ended)
-                told = self._ended + _PROGRESS_EVERY
+                self._told = self._ended + _PROGRESS_EVERY
+        self._close()
+        return self.record
+
+    def _set_up(self) -> None:
+        """The functions are deployed, and the nodes of the start join."""
+        for known, revision in zip(self.workload.functions, self._revisions.current, strict=True):
+            self._hear(m.FunctionDeployed(known.known_as(revision)))
+        if self.workload.offers:
+            self._hear(m.Offered(self._fleet.offers()))
+        for each in self.workload.devices:
+            self._join(each)
+
+    def _do_next(self) -> None:
+        """Do the first entry of the calendar, unless it is void."""
+        at, _, version, work = heappop(self._under_way)
+        kind = type(work)
+        if kind is Running and version != work.version:  # type: ignore[union-attr]
+            return
+        if kind is Later and not work.devices and self._ended == len(self.workload.times):
+            return  # a node that was procured joins when nothing is left to do
+        self.now = at
+        if work.lost:
+            return
+        if kind is Running:
+            if self._mixed and not self._served(work):  # type: ignore[arg-type]
+                return
+            for call in work.calls:  # type: ignore[union-attr]
+                number = int(call)
+                self.record.ended[number] = at
+                self.record.outcome[number] = COMPLETED
+                self._ended += 1
+                self._obey(self.engine.handle(m.Finished(call, work.place, work.service_s), at))  # type: ignore[union-attr]
+        elif kind is Loading:
+            self._loaded(work)  # type: ignore[arg-type]
+        else:
+            work.do()  # type: ignore[union-attr]
+
+    def _call(self, number: int, at: Seconds) -> None:
+        """A call of the workload arrives."""
+        self.now = at
+        function = self.workload.calls[number]
+        timeout_s = self._timeouts[function]
+        deadline = None if timeout_s is None else at + timeout_s
+        commands = self.engine.handle(m.Arrived(CallId(str(number)), self._revisions.current[function], deadline), at)
+        if commands:
+            self._obey(commands)
+
+    def _close(self) -> None:
         self.record.close(self.now)
         for state in self._devices.values():
             state.close(self.now)
         if self._progress is not None:
-            self._progress(arrivals)
-        return self.record
+            self._progress(len(self.workload.times))
 
-    # --- commands -----------------------------------------------------------------------------------------------------
+    # --- nodes and functions that come and go -------------------------------------------------------------------------
 
-    def _obey(self, commands: list[m.Command]) -> None:
-        for command in commands:
-            kind = type(command)
-            if kind is m.StartCall:
-                self._start(command.grant)  # type: ignore[union-attr]
-            elif isinstance(command, m.LoadCopy):
-                self._load(command)
-            elif isinstance(command, m.Evict):
-                self._evict(command)
-            elif isinstance(command, m.Reject):
-                self._reject(command)
-            elif isinstance(command, m.Abort):
-                self._abort(command)
-            elif isinstance(command, m.Stage):
-                self._stage(command)
-            elif isinstance(command, m.SetLimit):
-                self._limit(command)
-            elif isinstance(command, m.Procure):
-                self._procure(command)
-            elif isinstance(command, m.Release):
-                for device in [each for each in self._devices if each.rpartition("/")[0] == command.node]:
-                    self._hosts.pop(self._devices[device].device.node, None)
-                    self._leave(device)
-            # No memory is measured, so none is resized; and loads have no times of fetching.
-
-    def _start(self, grant: m.Grant) -> None:
-        """Nearly all grants are of one call, and run alone on one device: this is written out for them."""
-        record, now, cold, parts, calls = self.record, self.now, grant.cold, grant.parts, grant.calls
-        place, function, order = parts[0].device, grant.function, grant.number * 3
-        device = self._devices[place]
-        devices = device.itself if len(parts) == 1 else tuple([self._devices[each.device] for each in parts])
-        truth = self._costs.of(function, device.kind)
-        cap = parts[0].share or truth.cap
-        if self._caps:
-            cap = self._caps.get((function, grant.copy), cap)
-        if truth.whole and len(parts) == 1:
-            begin = device.free_at if device.free_at > now else now
-            if device.ready_at and not cold:  # it may be loaded beside other calls
-                begin = max(begin, device.ready_at.get((function, grant.copy), begin))
-        else:
-            begin = self._begins(truth, devices, None if cold else (function, grant.copy))
-        ready, start, victims = begin, HIT, grant.victims
-        if cold:
-            start = FALSE_MISS if record.holders.get(function) else MISS
-            victims = record.hold(function, place, grant.copy, victims, now)
-            load_s, staged = self._times.loads(function, devices, parts, now)
-            record.host_loads += staged
-            ready = begin + load_s
-        if self._as_costs and len(calls) == 1 and cap == ALL_COMPUTE:
-            service_s = truth.cost.service_s
-        else:
-            service_s = self._times.serves(_numbers(calls), function, truth, devices, cap)
-        for call in map(int, calls):
-            record.start[call] = start
-            record.started[call] = begin
-            record.service_s[call] = service_s
-            record.device[call] = device.index
-            record.starts.append(call)
-        running = Running(order + 2, calls, function, grant.copy, place, devices, truth, cap, service_s, ready)
-        if cold:
-            loaded = m.Loaded(function, place, ready - begin, 0, grant.copy, "host" if staged else "disk")
-            heappush(self._under_way, (ready, order + 1, 0, Loading(loaded, devices, running)))
-        if self._mixed:
-            self._runs_beside(running, begin, ready if cold else None)
-        else:
-            end = running.end = ready + service_s
-            heappush(self._under_way, (end, order + 2, 0, running))
-            if truth.whole and len(parts) == 1:
-                device.free_at = end
-                device.busy_s += end - begin
-            elif cold or truth.whole:
-                self._occupy(truth, devices, (function, grant.copy), begin, end if truth.whole else ready)
-        observer = self._observer
-        if observer is not None:
-            tell = partial(observer.started, begin, _numbers(calls), function, place, not cold, victims, grant.local)
-            self._at(begin, order, devices, tell)
-
-    def _runs_beside(self, running: Running, begin: Seconds, ready: Seconds | None) -> None:
-        """A grant starts that may run beside others. Its service begins at *begin*; on a miss, when it is loaded."""
-        for each in running.devices:
-            each.enter(self.now)
-        if ready is None:
-            heappush(self._under_way, (begin, running.order - 1, 0, running))
-        else:
-            self._occupy(running.truth, running.devices, (running.function, running.copy), begin, ready)
-
-    def _load(self, command: m.LoadCopy) -> None:
-        parts, function, order = command.parts, command.function, command.number * 3
-        devices = tuple([self._devices[each.device] for each in parts])
-        truth = self._costs.of(function, devices[0].kind)
-        begin = self.now if command.beside else self._begins(truth, devices, None)
-        victims = self.record.hold(function, command.device, command.copy, command.victims, self.now)
-        load_s, staged = self._times.loads(function, devices, parts, self.now)
-        self.record.host_loads += staged
-        ready = begin + load_s
-        if command.beside:
-            devices[0].ready_at[function, command.copy] = ready
-        else:
-            self._occupy(truth, devices, (function, command.copy), begin, ready)
-        if self._mixed:
-            for each in devices:
-                each.enter(self.now)
-        self.record.prefetches += 1
-        loaded = m.Loaded(function, command.device, ready - begin, 0, command.copy, "host" if staged else "disk")
-        heappush(self._under_way, (ready, order + 1, 0, Loading(loaded, devices)))
-        observer = self._observer
-        if observer is not None:
-            self._at(begin, order, devices, partial(observer.loading, begin, function, command.device, victims))
-
-    def _begins(self, truth: Truth, devices: tuple[SimulatedDeviceState, ...], hit: CopyKey | None) -> Seconds:
-        """
-        Return when a load or a grant begins: of a function that needs whole devices, once all of them are free; a hit
-        of another one, once its copy is loaded.
-        """
-        if truth.whole:
-            return max(self.now, *[each.free_at for each in devices])
-        return self.now if hit is None else max(self.now, devices[0].ready_at.get(hit, self.now))
-
-    def _occupy(
-        self, truth: Truth, devices: tuple[SimulatedDeviceState, ...], copy: CopyKey, begin: Seconds, end: Seconds
-    ) -> None:
-        """The copy loads, and perhaps serves alone on its devices, from *begin* to *end*."""
-        if not truth.whole:
-            devices[0].ready_at[copy] = end
+    def _provide(self, command: m.Procure | m.Release) -> None:
+        if isinstance(command, m.Procure):
+            for _ in range(command.n):
+                offer, devices = self._fleet.procure(command.kind, self.now)
+                self._last(offer.delay_s, partial(self._arrive, offer, devices))
             return
-        for device in devices:
-            device.free_at = end
-            if not self._mixed:
-                device.busy_s += end - begin
-
-    def _at(self, time: Seconds, order: int, devices: tuple[SimulatedDeviceState, ...], do: Callable[[], None]) -> None:
-        """Call *do* at *time*: now, or later if the devices are still busy."""
-        if time <= self.now:
-            do()
-        else:
-            heappush(self._under_way, (time, order, 0, Later(do, devices)))
-
-    def _abort(self, command: m.Abort) -> None:
-        running = self._calendar.running(command.call)
-        if running is None:  # it ends at this instant
-            return
-        running.calls = tuple([each for each in running.calls if each != command.call])
-        if not running.calls:
-            self._stop(running)
-        if command.requeue:
-            self.record.preempted += 1
-            answer: m.Event = m.NodeRefused(command.call, running.place, command.reason, opened=True)
-        else:
-            self.record.outcome[int(command.call)] = FAILED
-            self._ended += 1
-            answer = m.Finished(command.call, running.place, max(0.0, self.now - running.begin), ok=False)
-        self._last(0.0, lambda: self._obey(self.engine.handle(answer, self.now)), running.devices)
-
-    def _stop(self, running: Running) -> None:
-        free_at = [each.free_at for each in running.devices]
-        loads = self._calendar.stop(running, self.now)
-        for device, before in zip(running.devices, free_at, strict=True):
-            if not self._mixed:
-                device.busy_s -= before - device.free_at
-            elif not loads:
-                device.leave(self.now)
-
-    def _limit(self, command: m.SetLimit) -> None:
-        function, copy = command.function, command.copy
-        device = self._devices[command.device]
-        cap = command.share or self._costs.of(function, device.kind).cap
-        self._caps[function, copy] = cap
-        self._calendar.cap(function, copy, device.itself, cap, self.now)
-
-    def _procure(self, command: m.Procure) -> None:
-        for _ in range(command.n):
-            offer, devices = self._fleet.procure(command.kind, self.now)
-            self._last(offer.delay_s, partial(self._arrive, offer, devices))
-
-    def _last(
-        self, delay_s: Seconds, do: Callable[[], None], devices: tuple[SimulatedDeviceState, ...] = ()
-    ) -> None:  # fmt: skip
-        """Call *do* after *delay_s*, after what grants and loads do at that instant."""
-        self._orders += 1
-        heappush(self._under_way, (self.now + delay_s, _LAST + self._orders, 0, Later(do, devices)))
+        for device in [each for each in self._devices if each.rpartition("/")[0] == command.node]:
+            self._hosts.pop(self._devices[device].device.node, None)
+            self._leave(device)
 
     def _arrive(self, offer: NodeOffer, devices: Sequence[SimulatedDevice]) -> None:
         """A node that was procured joins."""
@@ -388,73 +174,6 @@ class Simulation:
             self._hosts[node] = HostMemory(NodeId(node), offer.host_memory)
         for each in devices:
             self._join(each)
-
-    # --- what ends ----------------------------------------------------------------------------------------------------
-
-    def _loaded(self, loading: Loading) -> None:
-        if self._mixed:
-            if loading.running is not None:
-                self._calendar.serve(loading.running, self.now)
-            else:
-                for device in loading.devices:
-                    device.leave(self.now)
-        self._obey(self.engine.handle(loading.loaded, self.now))
-        for device in loading.devices if loading.loaded.tier == "disk" else ():
-            if device.host is not None:
-                self._keep(device.host, device, loading.loaded.function)
-
-    # --- host memory ---
-
-    def _keep(self, host: HostMemory, device: SimulatedDeviceState, function: FunctionId) -> None:
-        """The weights of *function* were read on the node of *device*: its host memory keeps them, or does not."""
-        self._tell(device, host.keep(function, self._costs.of(function, device.kind).cost))
-
-    def _stage(self, command: m.Stage) -> None:
-        """The weights are read beside all that the devices do, after what else was asked for."""
-        function = command.function
-        device = next(each for each in self._devices.values() if each.known and each.device.node == command.node)
-        cost, host = self._costs.of(function, device.kind).cost, device.host
-        assert host is not None
-        self.record.staged += 1
-        facts, at = host.bring(function, cost, self.now)
-        self._last(0.0, lambda: self._tell(device, facts), (device,))
-        if at < math.inf:
-            self._last(at - self.now, lambda: self._tell(device, host.read(function, cost)), (device,))
-
-    def _tell(self, device: SimulatedDeviceState, facts: list[m.Event]) -> None:
-        """The node of *device* tells the engine of its host memory."""
-        for fact in facts if device.known else ():
-            self._obey(self.engine.handle(fact, self.now))
-
-    def _served(self, running: Running) -> bool:
-        """Return whether a grant that may run beside others has ended. If not, its service begins now."""
-        if not running.version:
-            self._calendar.serve(running, self.now)
-            return False
-        self._calendar.ended(running, self.now)
-        for device in running.devices:
-            device.leave(self.now)
-        for call in _numbers(running.calls):
-            self.record.service_s[call] = running.service_s
-        return True
-
-    def _evict(self, command: m.Evict) -> None:
-        self.record.release(command.function, command.copy, self.now)
-        self.record.evictions += 1
-        self._caps.pop((command.function, command.copy), None)
-        device = self._devices[command.device]
-        if command.to == "host" and device.host is not None:
-            device.host.ask(command.function, self._costs.of(command.function, device.kind).cost, self.now)
-            self._keep(device.host, device, command.function)
-        if self._observer is not None:
-            self._observer.evicted(self.now, command.function, command.device)
-
-    def _reject(self, command: m.Reject) -> None:
-        self.record.outcome[int(command.call)] = REJECTED
-        self.record.rejections[command.code] = self.record.rejections.get(command.code, 0) + 1
-        self._ended += 1
-
-    # --- changes ------------------------------------------------------------------------------------------------------
 
     def _change(self, change: Change) -> None:
         match change:
@@ -468,12 +187,12 @@ class Simulation:
                 self._hosts.pop(node, None)
             case FunctionUpdated(_, function, costs):
                 old, new, revision = self._revisions.update(self._index[function], costs)
-                self._obey(self.engine.handle(m.FunctionDeployed(revision.known_as(new)), self.now))
+                self._hear(m.FunctionDeployed(revision.known_as(new)))
                 self.record.replaced(old, new, self.now)
-                self._obey(self.engine.handle(m.FunctionRemoved(old), self.now))
+                self._hear(m.FunctionRemoved(old))
             case FunctionScaled(_, function, copies):
                 current = self._revisions.current[self._index[function]]
-                self._obey(self.engine.handle(m.Scaled(current, copies), self.now))
+                self._hear(m.Scaled(current, copies))
 
     def _join(self, device: SimulatedDevice) -> None:
         host = self._hosts.get(device.node)
@@ -487,13 +206,13 @@ class Simulation:
         staged = None
         if host is not None and state.known:
             staged = tuple([StagedWeights(each) for each in host.tier])
-        self._obey(self.engine.handle(m.DeviceJoined(known, None, staged), self.now))
+        self._hear(m.DeviceJoined(known, None, staged))
 
     def _leave(self, device: DeviceId) -> None:
         state = self._devices.pop(device)
         state.left_at = self.now
         for running in self._calendar.lose(state, self.now):
-            for call in _numbers(running.calls):
+            for call in numbers(running.calls):
                 self.record.outcome[call] = FAILED
                 self._ended += 1
         if not self._mixed:
@@ -502,21 +221,7 @@ class Simulation:
         self.record.release_all(device, self.now)
         if self._observer is not None:
             self._observer.left(self.now, device)
-        self._obey(self.engine.handle(m.DeviceLeft(device, "left"), self.now))
+        self._hear(m.DeviceLeft(device, "left"))
         node = state.device.node
         if all(each.device.node != node for each in self._devices.values()) and self._fleet.left(node, self.now):
-            self._obey(self.engine.handle(m.Offered(self._fleet.offers()), self.now))
-
-
-def _numbers(calls: Iterable[CallId]) -> tuple[int, ...]:
-    """Return the indices of calls in the workload, which are their names."""
-    return tuple([int(each) for each in calls])
-
-
-def _all_functions(workload: Workload) -> Iterator[SimulatedFunction]:
-    """The functions at the start, and those that updates make of them."""
-    yield from workload.functions
-    known = {each.name: each for each in workload.functions}
-    for change in workload.changes:
-        if isinstance(change, FunctionUpdated) and change.costs is not None:
-            yield replace(known[change.function], costs=change.costs)
+            self._hear(m.Offered(self._fleet.offers()))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpufaas_core.model import Seconds
-from gpufaas_simulator.simulation import Observer
+from gpufaas_simulator.nodes_at_work import Observer
 
 
 @dataclass(frozen=True, slots=True)
