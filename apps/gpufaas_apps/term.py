@@ -112,7 +112,7 @@ class Term:
                 worker = self._leader.deployed.workers.get(each.function)
                 if worker is not None:
                     try:
-                        await self._deployed.save_profile(worker.digest, each.kind, each.profile)
+                        await self._deployed.save_profile(worker.profiled, each.kind, each.profile)
                     except StorageFailed as exc:
                         log.warning("profile.not_saved %s", exc)
 
@@ -144,7 +144,7 @@ class Term:
             return
         profiles = {}
         try:
-            profiles = await self._deployed.profiles(entry.function.digest)
+            profiles = await self._deployed.profiles(entry.worker.profiled)
         except StorageFailed as exc:
             log.warning("profiles.not_read, are learnt again: %s", exc)
         function = replace(entry.function, profiles={**entry.function.profiles, **profiles})

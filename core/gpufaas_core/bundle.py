@@ -12,14 +12,17 @@ functions with the same weights share one file and its page cache. The digest of
 tar is reproducible (names sorted, no times, no owners): the same function has the same digest.
 """
 
+from hashlib import sha256
 from typing import Literal
 
-from msgspec import Struct, field
+from msgspec import Struct, field, json
 
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.constraints import Constraint
 from gpufaas_core.model import FunctionId, Need
 
+_NAMES = frozenset({"OPENFAAS_NAME", "OPENFAAS_NAMESPACE"})
+"""What the platform adds to the environment of each function."""
 MANIFEST = "gpufaas.json"
 FUNCTION_DIR = "function"
 SITE_DIR = "site"
@@ -117,3 +120,17 @@ class WorkerSpec(Struct, frozen=True):
     """On the devices that it may run on. The scheduler obeys them, and a deployment is checked on such a device."""
     elastic: bool = False
     """It declares no memory: once it is loaded, the scheduler says how much it may use beyond its reservation."""
+
+    @property
+    def profiled(self) -> str:
+        """
+        Under which name its costs are kept: the bundle's, and more if its author's environment, its share or its slots
+        may change them.
+        """
+        env = {name: value for name, value in self.env.items() if name not in _NAMES}
+        need = self.need
+        usual = need.sharing not in ("spatial", "share") and (self.kind != "model" or need.slots == 1)
+        if usual and not env:
+            return self.digest
+        differs = [sorted(env.items()), [] if usual else [need.sharing, need.compute, need.slots]]
+        return f"{self.digest}+{sha256(json.encode(differs)).hexdigest()[:12]}"

@@ -303,7 +303,7 @@ class Deployer:
         spec = worker_spec(record, options, manifest.kind, need, memory)
         if spec != asked:
             await self._workers.define(spec)
-        learnt = await asyncio.to_thread(self._store.profiles, spec.digest)
+        learnt = await asyncio.to_thread(self._store.profiles, spec.profiled)
         if sizes is not None:
             # The use of a container is not measured: the reservation is what it declares, or its limit.
             learnt = {kind: replace(each, occupation=sizes.get(kind, memory)) for kind, each in learnt.items()}

@@ -27,7 +27,7 @@ class Keeper:
         deployed = self._catalogue.by_id(learnt.function)
         if deployed is not None:
             deployed.profiles[learnt.kind] = learnt.profile
-            self._unsaved[deployed.spec.digest, learnt.kind] = learnt.profile
+            self._unsaved[deployed.spec.profiled, learnt.kind] = learnt.profile
 
     async def save(self) -> None:
         """

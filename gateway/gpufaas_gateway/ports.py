@@ -42,11 +42,11 @@ class FunctionStore(Protocol):
         ...
 
     def save_profile(self, digest: str, kind: str, profile: Profile) -> None:
-        """Store the profile of the bundle *digest* on devices of *kind*, replacing an earlier one."""
+        """Store the profile of *digest* (`WorkerSpec.profiled`) on devices of *kind*, replacing an earlier one."""
         ...
 
     def profiles(self, digest: str) -> dict[str, Profile]:
-        """Return the profiles of the bundle *digest* by kind of device."""
+        """Return the profiles of *digest* (`WorkerSpec.profiled`) by kind of device."""
         ...
 
     def add_invocations(self, counts: Mapping[str, int]) -> None:

@@ -341,6 +341,23 @@ async def test_what_was_measured_counts_more_than_what_is_declared(platform: Pla
         await platform.deployer.deploy(platform.spec(bundle=bundle, memory="1GiB"), update=False)
 
 
+async def test_costs_that_were_learnt_are_those_of_the_same_environment_and_share(platform: Platform) -> None:
+    bundle = platform.bundle()
+    small = replace(platform.spec("small", bundle=bundle), env_vars={"MODEL": "small"})
+    large = replace(platform.spec("large", bundle=bundle), env_vars={"MODEL": "large"})
+    third = platform.spec("third", bundle=bundle, sharing="share", compute="30")
+    learnt = await platform.deployer.deploy(large, update=False)
+    too_much = Profile(9.0, 5.0, 900 * GiB, measured=True)
+    platform.keeper.learn(Learnt(learnt.function_id, "cpu", too_much))
+    await platform.keeper.save()
+
+    for spec in (small, third, platform.spec("plain", bundle=bundle)):
+        deployed = await platform.deployer.deploy(spec, update=False)
+        assert not deployed.function.profile("cpu").measured, f"{deployed.name} is another one, of the same bundle"
+    with pytest.raises(NoDeviceFits, match=r"needs 900.0 GiB \(measured\)"):
+        await platform.deployer.deploy(replace(large, service="again"), update=False)
+
+
 @pytest.mark.parametrize(
     ("annotations", "message"),
     [
