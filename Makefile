@@ -27,7 +27,7 @@ help:
 	@echo "make bench-live    the same calls live and simulated: writes its part of docs/evaluation.md"
 	@echo "make bench-emulated  emulated devices against their cost model, and against the simulator: a part of docs/evaluation.md"
 	@echo "make reproduce     every number of the five papers beside ours: writes docs/claims.md (minutes)"
-	@echo "make reproduce-gpu what anybody with a GPU can measure for us: one file to send back (under 10 minutes)"
+	@echo "make reproduce-gpu what one machine with a GPU can tell: starts, transfers, a swap storm, MPS; one file to send back (under 10 minutes)"
 	@echo "make clean   remove .venv, builds and the demo's data"
 
 # torch first and with plain pip: which build of it is meant (CPU, CUDA) is a matter of this machine's pip configuration.
@@ -127,7 +127,7 @@ reproduce: setup
 	$(BIN)/python benchmarks/reproduce.py
 
 reproduce-gpu: setup
-	$(BIN)/python benchmarks/gpu_bundle.py
+	$(BIN)/python benchmarks/gpu.py
 
 # Every part of a cluster is killed, stopped and cut off under load: ten minutes, needs etcd, and root for networks of
 # their own (ip netns, iptables) and small disks; what cannot be done here is skipped, and says why. JSON=FILE: the table.

@@ -57,7 +57,7 @@ for line in sys.stdin:
         sys.path.insert(0, line.strip())
         import handler
         began = time.perf_counter()
-        model = handler.load("cpu")
+        model = handler.load(sys.argv[3])
         loaded = time.perf_counter()
         answer = handler.handle(model, Event, None)
         ended = time.perf_counter()
@@ -114,8 +114,8 @@ class ByHand:
 
 
 @contextlib.contextmanager
-def by_hand(threads: int) -> Iterator[ByHand]:
-    command = [sys.executable, "-c", _BY_HAND, str(threads), BODY.decode()]
+def by_hand(threads: int, device: str = "cpu") -> Iterator[ByHand]:
+    command = [sys.executable, "-c", _BY_HAND, str(threads), BODY.decode(), device]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # of the import, as in the platform's fork server
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as child:
         yield ByHand(child)

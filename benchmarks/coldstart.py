@@ -70,11 +70,11 @@ class Served:
     client: httpx.Client
     home: Path
 
-    def weights(self, folder: Path) -> list[Path]:
-        """Return the files that the platform may read the weights in *folder* from."""
-        size = (folder / "weights.safetensors").stat().st_size
+    def weights(self, path: Path) -> list[Path]:
+        """Return the files that the platform may read the weights in the file *path* from."""
+        size = path.stat().st_size
         files = [each for each in (self.home / "data").rglob("*") if each.is_file() and each.stat().st_size == size]
-        return [*files, folder / "weights.safetensors"]
+        return [*files, path]
 
 
 def write_functions(home: Path, models: tuple[str, ...], threads: int) -> None:
@@ -155,9 +155,9 @@ class Rounds:
             for case, reference in (("page cache", quick), ("no page cache", slow)):
                 freed = evict(served)
                 if case == "no page cache":
-                    self._drop(served.weights(folder))
+                    self._drop(served.weights(folder / "weights.safetensors"))
                 else:
-                    into_page_cache(served.weights(folder))
+                    into_page_cache(served.weights(folder / "weights.safetensors"))
                 times, tier = called(served, model, expected)
                 assert tier != "hit", f"{model} was still there"
                 if keep:

@@ -28,7 +28,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -125,9 +125,20 @@ def held_by(pid: int) -> int:
     return held
 
 
+def held_by_workers(pid: int) -> dict[str, int]:
+    """Return the bytes that the workers of the platform with process *pid* hold, by device."""
+    held: dict[str, int] = {}
+    for each in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            device = each.name().partition(" ")[0]
+            if device.startswith("cpu:"):
+                held[device] = held.get(device, 0) + held_by(each.pid)
+    return held
+
+
 @contextlib.contextmanager
-def watched(url: str, pid: int, memory: int, found: Replayed) -> Iterator[None]:
-    """Watch the devices of a platform: what they hold of *memory*, by its engine and by the kernel."""
+def watched(url: str, pid: int, memory: int, found: Replayed, held: Callable[[int], dict[str, int]]) -> Iterator[None]:
+    """Watch the devices of a platform: what they hold of *memory*, by its engine and by the kernel or driver."""
     over = threading.Event()
 
     def look() -> None:
@@ -135,13 +146,7 @@ def watched(url: str, pid: int, memory: int, found: Replayed) -> Iterator[None]:
             while not over.wait(WATCH_S):
                 status = client.get("/system/status").json()
                 found.reserved = max(found.reserved, *(each["used"] / memory for each in status["devices"]))
-                held: dict[str, int] = {}
-                for each in psutil.Process(pid).children(recursive=True):
-                    with contextlib.suppress(psutil.Error):
-                        device = each.name().partition(" ")[0]
-                        if device.startswith("cpu:"):
-                            held[device] = held.get(device, 0) + held_by(each.pid)
-                found.held = max([found.held, *(each / memory for each in held.values())])
+                found.held = max([found.held, *(each / memory for each in held(pid).values())])
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -164,9 +169,9 @@ def deploy(url: str, source: Path, names: Sequence[str], tree: Path) -> None:
         gpufaas(url, "up", cwd=Path(home), tree=tree)
 
 
-def occupation(source: Path, tree: Path, options: Sequence[str]) -> int:
+def occupation(source: Path, tree: Path, options: Sequence[str], device: str = "cpu:0=2GiB") -> int:
     """Return what *tree* reserves for one of the models once it has run."""
-    with platform("--device", "cpu:0=2GiB", *options, tree=tree) as (url, _, _):
+    with platform("--device", device, *options, tree=tree) as (url, _, _):
         deploy(url, source, NAMES[:1], tree)
         for _ in range(3):
             httpx.post(f"{url}/function/{NAMES[0]}", content=BODY, timeout=120).raise_for_status()
@@ -182,31 +187,39 @@ class Storm:
     source: Path
     sequence: Sequence[int]
     times: Sequence[float]
+    devices: int = DEVICES
+    room: int = ROOM
+    kind: str = "cpu"
+    held: Callable[[int], dict[str, int]] = held_by_workers
 
     def over(self, tree: Path, options: Sequence[str], room: int) -> Replayed:
-        """Have the platform of *tree* meet the storm, on devices with *room* bytes for each of four models."""
-        memory = room * ROOM + room // 2
-        devices = [part for index in range(DEVICES) for part in ("--device", f"cpu:{index}={memory // MiB}MiB")]
+        """Have the platform of *tree* meet the storm, on devices with *room* bytes for each model that has room."""
+        memory = room * self.room + room // 2
+        devices = [
+            part for index in range(self.devices) for part in ("--device", f"{self.kind}:{index}={memory // MiB}MiB")
+        ]
         with platform(*devices, *options, tree=tree) as (url, child, _):
             deploy(url, self.source, NAMES, tree)
             for name in reversed(NAMES):  # what each needs is measured, and the first ones are there
                 httpx.post(f"{url}/function/{name}", content=BODY, timeout=120).raise_for_status()
             time.sleep(2.0)
             watch = Replayed()
-            with watched(url, child.pid, memory // MiB * MiB, watch):
+            with watched(url, child.pid, memory // MiB * MiB, watch, self.held):
                 found = asyncio.run(replay(url, self.sequence, self.times))
         found.reserved, found.held = watch.reserved, watch.held
         return found
 
 
-def storm(source: Path, options: argparse.Namespace) -> tuple[Storm, dict[str, float]]:
-    """Write the models, measure one by hand, and draw the requests."""
+def storm(
+    source: Path, options: argparse.Namespace, devices: int = DEVICES, room: int = ROOM, device: str = "cpu"
+) -> tuple[Storm, dict[str, float]]:
+    """Write the models, measure them by hand, and draw the requests."""
     for index, name in enumerate(NAMES):
         rows = 1 if options.sleep else 128
         write_layers(source / name, options.size, width=2048, rows=rows, seed=index, sleep_s=options.sleep / 1e3)
         handler = source / name / "handler.py"
         handler.write_text(f"import torch\n\ntorch.set_num_threads(1)\n{handler.read_text()}")
-    with by_hand(1) as one, by_hand(1) as other, ThreadPoolExecutor(2) as at_once:
+    with by_hand(1, device) as one, by_hand(1, device) as other, ThreadPoolExecutor(2) as at_once:
         halves = at_once.map(
             lambda hand, names: [hand.start(source / name)[0] for name in names],
             (one, other),
@@ -216,12 +229,12 @@ def storm(source: Path, options: argparse.Namespace) -> tuple[Storm, dict[str, f
     quick = {key: statistics.median(each[key] for each in every) for key in every[0]}
     rng = random.Random(options.seed)
     sequence = requests(options.calls, options.skew, rng)
-    ideal = lru_misses(sequence, DEVICES * ROOM, range(MODELS - 1, -1, -1)) / len(sequence)
+    ideal = lru_misses(sequence, devices * room, range(MODELS - 1, -1, -1)) / len(sequence)
     busy_s = quick["again"] + ideal * (quick["all"] - quick["again"])
-    rate = options.load * DEVICES / busy_s
+    rate = options.load * devices / busy_s
     times = list(accumulate(rng.expovariate(rate) for _ in sequence))
     facts = {"ideal_lru": ideal, "by_hand_all_ms": 1e3 * quick["all"], "by_hand_run_ms": 1e3 * quick["again"]}
-    return Storm(source, sequence, times), {**facts, "calls_per_s": rate}
+    return Storm(source, sequence, times, devices, room), {**facts, "calls_per_s": rate}
 
 
 def summary(replayed: list[Replayed]) -> dict[str, Any]:
