@@ -147,6 +147,11 @@ class BundleStore:
             raise CorruptArtifact(f"weights {weights.path} of the function in {directory}: {exc}") from exc
         except UnknownArtifact as exc:
             raise UnknownArtifact(f"weights {weights.path} of the function in {directory}: {exc}") from exc
+        if (found := artifact.stat().st_size) != weights.bytes:
+            raise InvalidSpec(
+                f"{MANIFEST} of the bundle says {weights.bytes} bytes of {weights.path}, and its weights have {found}: "
+                "build the function again"
+            )
         place = directory / weights.path
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(place, artifact):

@@ -46,6 +46,8 @@ def _state(found: Mapping[str, Any]) -> str:
     if found["state"] == "local":
         return f"waiting in the local queue of {found['device']}"
     how = "hit" if found["hit"] else "miss"
+    if tier := found.get("tier"):
+        how += f" (weights from {tier})"
     via = ", from its local queue" if found["via"] == "local" else ""
     return f"{found['state']}: a {how} on {found['device']} at {found['at']:.3f} s{via}"
 

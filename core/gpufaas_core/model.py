@@ -305,6 +305,8 @@ class ResidentStatus(Struct, frozen=True):
     """What it may use now: `memory`, and the free memory that is lent to it."""
     share: int = 0
     """Per cent of the device's compute that it holds while it is there; 0: its calls take what they need."""
+    tier: str = ""
+    """Where its weights came from: ``parked``, ``host``, ``peer``, ``disk`` or ``store``. Empty: not known (yet)."""
 
 
 class DeviceStatus(Struct, frozen=True):
@@ -381,6 +383,8 @@ class Explanation(Struct, frozen=True):
     overtaken_by_count: int = 0
     batch: tuple[CallId, ...] = ()
     """The other calls of its grant, as far as they are remembered."""
+    tier: str = ""
+    """Of a miss whose load is over: where its weights came from, as `ResidentStatus.tier`."""
     service: ServiceEstimate | None = None
     """On the kind of device where it was started; of a waiting call, on the kind that joined first."""
 

@@ -44,6 +44,8 @@ class ResidentSnapshot(Struct, frozen=True):
     loading: bool = False
     load_age_s: Seconds = 0.0
     """Since the start of its load; 0.0: the load is over."""
+    tier: str = ""
+    """Where its weights came from; empty: it loads."""
 
 
 class RunningCall(Struct, frozen=True):

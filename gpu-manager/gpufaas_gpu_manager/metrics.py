@@ -27,7 +27,10 @@ class _Collector:
             reserved.add_metric([device.id], self._node.reserved(device.id))
         for (device_id, state), count in sorted(counts.items()):
             workers.add_metric([device_id, state], count)
+        host = self._node.host_cache.status()
         yield from (memory, reserved, workers)
+        yield GaugeMetricFamily("gpufaas_node_host_cache_bytes", "Memory for weights beside devices.", host.budget)
+        yield GaugeMetricFamily("gpufaas_node_host_cache_used_bytes", "Weights that are kept there.", host.used)
 
 
 def node_metrics(node: "Node") -> bytes:

@@ -208,6 +208,7 @@ class WorkerDevice:
                     idle_s=now - each.used_at,
                     loading=each.state is not WorkerState.READY,
                     load_age_s=now - each.asked_at if each.state is not WorkerState.READY else 0.0,
+                    tier=each.tier,
                 )
                 for each in workers
             ),

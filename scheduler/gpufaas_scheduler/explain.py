@@ -95,10 +95,15 @@ def _explain_direct(world: World, at: Seconds, call: Call) -> Explanation | None
         waited_s=at - call.arrived_at,
         device=device.id,
         hit=not call.cold,
+        tier=_tier(call),
         victims=tuple(copy_id(function, number) for function, number in call.victims),
         rule=f"it started without the policy, on {where}",
         service=call.owner.service_estimate(device.kind, 0.0),
     )
+
+
+def _tier(call: Call) -> str:
+    return call.copy.tier if call.cold and call.copy is not None else ""
 
 
 def _why_it_waits(world: World, call: Call) -> contract.Why:
@@ -147,6 +152,7 @@ def _explain_start(world: World, index: int) -> Explanation:
         waited_s=at - call.arrived_at,
         device=device,
         hit=not cold,
+        tier=_tier(call),
         via="local" if local else "global",
         victims=victims,
         rule="" if why is None else why.rule,
@@ -228,6 +234,7 @@ def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
                 copy=each.number,
                 limit=each.limit,
                 share=each.share,
+                tier=each.tier,
             )
             for each in device.residency
         ),

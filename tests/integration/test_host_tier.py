@@ -164,6 +164,7 @@ async def test_the_second_start_is_from_host_memory(rig: Rig, tmp_path: Path) ->
 
     assert (first["tier"], second["tier"]) == ("disk", "host")
     assert rig.loaded() == ["disk", "host"]
+    assert [each.tier for each in rig.node.snapshot().devices[0].residents] == ["host"]
     assert first["sum"] == second["sum"] == warm["sum"] == 2 * MiB
     assert "/memfd:gpufaas-weights" in second["maps"]
     assert "w.safetensors" not in second["maps"]

@@ -262,7 +262,7 @@ def _adopt_residents(
         charged = min(each.memory, costs.occupation if before is None else before.memory)
         copy = residency.Copy(owner, charged, at - each.idle_s, at - each.load_age_s + owner.load_on(state), each.copy)
         copy.limit = each.memory
-        copy.loading = each.loading
+        copy.loading, copy.tier = each.loading, each.tier
         copy.running = running[key]
         copy.asked = ANSWERED if copy.running and before is not None and before.asked else NOT_ASKED
         if before is not None:

@@ -40,6 +40,7 @@ def loaded(world: World, event: m.Loaded) -> None:
     device, copy = found
     owner = copy.owner
     owner.loaded(copy, device, world.cluster.now)
+    copy.tier = event.tier
     if owner.backoff is not None:
         note_lack(world, owner)
     if world.learn and owner.declared.elastic:

@@ -126,6 +126,32 @@ def test_weights_that_are_not_here_are_named(stores: Stores) -> None:
     assert (stores.bundles.install(digest) / "function/weights.safetensors").read_bytes() == WEIGHTS
 
 
+def test_weights_of_another_size_than_the_manifest_says_are_refused(stores: Stores) -> None:
+    stores.put(WEIGHTS)
+    said = WeightsFile("function/weights.safetensors", sha256(WEIGHTS), len(WEIGHTS) + 1)
+    digest = stores.put_bundle(manifest=manifest_of(weights=(said,)))
+
+    with pytest.raises(
+        InvalidSpec, match=rf"{len(WEIGHTS) + 1} bytes of function/weights.safetensors, .* {len(WEIGHTS)}:"
+    ):
+        stores.bundles.install(digest)
+
+
+def test_weights_that_look_right_and_are_damaged_are_found_by_hashing_them_again(stores: Stores) -> None:
+    """What filled the host tier found it: size, time and inode of the file are as they were."""
+    stores.put(WEIGHTS)
+    path = stores.artifacts.path(sha256(WEIGHTS))
+    stores.artifacts.recheck(sha256(WEIGHTS))
+    before = path.stat()
+    path.write_bytes(WEIGHTS[::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert stores.artifacts.path(sha256(WEIGHTS)) == path, "it is trusted"
+
+    with pytest.raises(CorruptArtifact, match="was damaged on the disk"):
+        stores.artifacts.recheck(sha256(WEIGHTS))
+    assert not path.exists()
+
+
 def test_an_unknown_bundle_is_named(stores: Stores) -> None:
     with pytest.raises(UnknownArtifact, match="a" * 64):
         stores.bundles.install("a" * 64)

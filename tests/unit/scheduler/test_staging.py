@@ -185,3 +185,18 @@ def test_the_engine_learns_by_the_tier_that_the_node_says() -> None:
 
     (learnt,) = engine.take_learnt()
     assert (learnt.profile.load_s, learnt.profile.loads) == (8.0, {"host": 0.5})
+
+
+def test_a_miss_says_where_its_weights_came_from_once_they_are_there() -> None:
+    site = Site()
+    site.call("x", BIG)
+    (start,) = (each for each in site.do(c.Start((CallId("x"),), None, (c.Part(DeviceId("n2/c"), 0),)))
+                if isinstance(each, m.StartCall))  # fmt: skip
+    before = site.engine.explain(CallId("x"), site.now)
+    site.tell(m.Loaded(BIG, DeviceId("n2/c"), 0.5, 10, start.grant.copy, "host"))
+    after = site.engine.explain(CallId("x"), site.now)
+    assert before is not None
+    assert after is not None
+    assert (before.tier, after.tier, after.hit) == ("", "host", False)
+    (resident,) = next(each for each in site.engine.status(site.now).devices if each.device.id == "n2/c").resident
+    assert resident.tier == "host"

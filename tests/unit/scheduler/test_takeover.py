@@ -60,6 +60,7 @@ class Worker:
     used_at: float
     began_at: float
     loading: bool = True
+    tier: str = ""
 
 
 @dataclass
@@ -132,7 +133,7 @@ class Nodes:
             tuple(
                 ResidentSnapshot(
                     each.function, f"digest of {each.function}", each.memory, each.copy, now - each.used_at,
-                    each.loading, now - each.began_at if each.loading else 0.0,
+                    each.loading, now - each.began_at if each.loading else 0.0, each.tier,
                 )
                 for each in workers.values()
             ),
@@ -302,6 +303,7 @@ class Site:
         load_s, tier, read_s = self.rng.randint(4, 40) / 8, "disk", 0.0
         if self.host:
             tier, read_s = "disk" if self.nodes.staged.get(worker.function, True) else "host", load_s / 2
+        worker.tier = tier
         self.tell(m.Loaded(worker.function, device, load_s, 0, worker.copy, tier, read_s))
 
     def stage(self, pick: int) -> None:
