@@ -51,8 +51,8 @@ def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
     for index in range(len(world.starts) - 1, -1, -1):
         if is_meant(world.starts[index][1]):
             return _explain_start(world, index)
-    found = next(((at, each) for at, each in reversed(world.direct) if is_meant(each)), None)
-    return None if found is None else _explain_direct(world, *found)
+    found = next((each for each in reversed(world.direct) if is_meant(each)), None)
+    return None if found is None else _explain_direct(world, found)
 
 
 def _explain_wait(world: World, waiting: Call, now: Seconds) -> Explanation:
@@ -77,10 +77,11 @@ def _explain_wait(world: World, waiting: Call, now: Seconds) -> Explanation:
     )
 
 
-def _explain_direct(world: World, at: Seconds, call: Call) -> Explanation | None:
+def _explain_direct(world: World, call: Call) -> Explanation | None:
     device = call.device
     if device is None:
         return None
+    at = call.arrived_at if call.started_at is None else call.started_at
     where = "the copy with the fewest calls"
     if call.cold:
         where = "a new copy, since no other one had a free slot"

@@ -248,6 +248,7 @@ def finished(world: World, event: m.Finished) -> None:
             if copy.running < owner.slots:
                 following = waiting.calls[0]
                 waiting.remove(following)
+                following.started_at = world.cluster.now
                 start(world, following, device, copy, ())
         elif copy.running == 0 and (
             # Others may wait for the memory of an idle copy. A next copy of *owner* does not, see `fits`.

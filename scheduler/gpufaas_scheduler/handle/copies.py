@@ -120,11 +120,13 @@ def serve_fifo(world: World, owner: FunctionState) -> None:
         device, victims = room
         first = queue.calls[0]
         queue.remove(first)
+        first.started_at = world.cluster.now
         start(world, first, device, None, victims)
     world.homeless.pop(owner.id, None)
     while queue.calls and (free := owner.free_copy()) is not None:
         following = queue.calls[0]
         queue.remove(following)
+        following.started_at = world.cluster.now
         start(world, following, owner.active[free], free, ())
 
 

@@ -97,7 +97,7 @@ def start(
             world.overdue.note(device)
     else:
         device.direct[call.id] = call
-        world.direct.append((now, call))
+        world.direct.append(call)
         if owner.ready is not None:
             owner.ready.started(copy)
     said = m.Grant(

@@ -79,6 +79,8 @@ class Call:
     aborted: bool = False
     preempted: bool = False
     """The policy has stopped it, and it waits again once its node has ended it."""
+    started_at: Seconds | None = None
+    """Of a call of a direct function that has waited."""
     outer: Call | None = None
     """The call that made it, and waits for it."""
     avoid: frozenset[DeviceId] = _NOWHERE

@@ -113,8 +113,8 @@ class World:
         """A nested call has come, or a copy has begun to drain, which may be the only place of one."""
         self.grant = 0
         self.starts: deque[Started] = deque(maxlen=EXPLAINED)
-        self.direct: deque[tuple[Seconds, Call]] = deque(maxlen=EXPLAINED)
-        """Starts of calls of direct functions."""
+        self.direct: deque[Call] = deque(maxlen=EXPLAINED)
+        """The last calls of direct functions that were started."""
         self.overdue = Overdue()
         self.late = self.overdue.entries
         self.lost: dict[CallId, Call] = {}
