@@ -16,7 +16,7 @@ def show(found: Mapping[str, Any] | None, call: str) -> None:
         ("Function", str(found["function"])),
         ("Policy", str(found["policy"])),
         ("State", _state(found)),
-        ("Waited", f"{found['waited_s']:.3f} s"),
+        ("Waited", output.format_seconds(found["waited_s"])),
     ]
     if others := found.get("batch"):
         rows.append(("Together with", _calls(others, len(others))))
@@ -36,8 +36,8 @@ def show(found: Mapping[str, Any] | None, call: str) -> None:
 def _service(known: Mapping[str, Any]) -> str:
     calls = f"{known['calls']} call{'' if known['calls'] == 1 else 's'}"
     size = f", for a size of {known['size']:g}" if known["size"] else ""
-    spread = f"p50 {known['p50_s']:.3f}, p90 {known['p90_s']:.3f}, {calls} on {known['kind']}{size}"
-    return f"{known['estimate_s']:.3f} s ({spread})"
+    mean, p50, p90 = (output.format_seconds(known[each]) for each in ("estimate_s", "p50_s", "p90_s"))
+    return f"{mean} (p50 {p50}, p90 {p90}, {calls} on {known['kind']}{size})"
 
 
 def _state(found: Mapping[str, Any]) -> str:

@@ -407,6 +407,6 @@ def test_explanations_are_shown_line_by_line(capsys: pytest.CaptureFixture[str])
     assert "running: a miss on n1/cpu:0 at 12.000 s" in shown
     assert "load n1/cpu:0" in shown
     assert "21: b, and 20 more" in shown
-    assert "0.400 s (p50 0.310, p90 0.920, 123 calls on cpu, for a size of 512)" in shown
+    assert "400 ms (p50 310 ms, p90 920 ms, 123 calls on cpu, for a size of 512)" in shown
     assert "2: c, d" in shown
     assert "no call" in shown
