@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpufaas_core.errors import InvalidSpec, LoadFailed
-from gpufaas_functions import staged
+from gpufaas_functions.staged import UnknownType, descriptor_of, source_of
+from gpufaas_functions.staged import tensors as tensors_of
 from gpufaas_functions.transfer import to_cuda
 
 if TYPE_CHECKING:
@@ -117,10 +118,10 @@ def _load_safetensors(path: Path, device: str) -> Any:
     from safetensors.torch import load_file
 
     if device.startswith("cuda"):
-        return to_cuda(staged.source_of(path), device)
-    if device == "cpu" and (descriptor := staged.descriptor_of(path)) is not None:
-        with contextlib.suppress(staged.UnknownType):
-            return staged.tensors(path, descriptor)
+        return to_cuda(source_of(path), device)
+    if device == "cpu" and (descriptor := descriptor_of(path)) is not None:
+        with contextlib.suppress(UnknownType):
+            return tensors_of(path, descriptor)
     try:
         return load_file(path, device=device)
     except SafetensorError as exc:

@@ -17,11 +17,11 @@ from gpufaas_core.frames import FailedHead, ReadyHead
 from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, copy_id
 from gpufaas_gpu_manager.enforcement import WorkerLimits
-from gpufaas_gpu_manager.exchange import SlotOwner
 from gpufaas_gpu_manager.load_watch import watch_load
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink, Output
 from gpufaas_gpu_manager.proc import state_of
+from gpufaas_gpu_manager.slot_protocol import SlotOwner
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import CallsHost, DevicePort, Running, WorkerCalls
 from gpufaas_gpu_manager.worker_end import Cause, end_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -16,6 +16,9 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.processor_sharing import begin, demand_of, paced, recap
 from gpufaas_simulator.nodes import Running, SimulatedDeviceState
+
+_LAST: Final = 1 << 60
+"""Above the orders of all grants and loads."""
 
 
 class Loading(Struct, eq=False, gc=False):
@@ -43,9 +46,16 @@ class Calendar:
 
     def __init__(self) -> None:
         self.entries: list[tuple[Seconds, int, int, Work]] = []
+        self._orders = 0
+        """The number of things that came after all grants and loads of their instant."""
 
     def push(self, time: Seconds, order: int, work: Work, version: int = 0) -> None:
         heappush(self.entries, (time, order, version, work))
+
+    def last(self, time: Seconds, do: Callable[[], None], devices: tuple[SimulatedDeviceState, ...] = ()) -> None:
+        """Call *do* at *time*, after what grants and loads do at that instant."""
+        self._orders += 1
+        heappush(self.entries, (time, _LAST + self._orders, 0, Later(do, devices)))
 
     def lose(self, device: SimulatedDeviceState, now: Seconds) -> Iterator[Running]:
         """The device has left: strike out what is under way on it, and yield each grant that is lost."""

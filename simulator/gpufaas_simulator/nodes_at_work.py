@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from heapq import heappush
-from typing import Final, Protocol
+from typing import Protocol
 
 from gpufaas_core import messages as m
 from gpufaas_core.cost import Truth
@@ -22,9 +22,6 @@ from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Revisions, Runni
 from gpufaas_simulator.record import FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
 from gpufaas_simulator.times import TrueTimes
 from gpufaas_simulator.workload import FunctionUpdated, SimulatedFunction, Workload
-
-_LAST: Final = 1 << 60
-"""Above the orders of all grants and loads."""
 
 
 class Decides(Protocol):
@@ -75,8 +72,6 @@ class Nodes:
         """The share of the compute that each copy may use, as the policy has set it."""
         self._ended = 0
         """The number of calls that have ended."""
-        self._orders = 0
-        """The number of things that came after all grants and loads of their instant."""
 
     def _hear(self, event: m.Event) -> None:
         """The engine is told *event*, and obeyed."""
@@ -233,7 +228,7 @@ class Nodes:
             self.record.outcome[int(command.call)] = FAILED
             self._ended += 1
             answer = m.Finished(command.call, running.place, max(0.0, self.now - running.begin), ok=False)
-        self._last(0.0, lambda: self._hear(answer), running.devices)
+        self._calendar.last(self.now, lambda: self._hear(answer), running.devices)
 
     def _stop(self, running: Running) -> None:
         free_at = [each.free_at for each in running.devices]
@@ -250,13 +245,6 @@ class Nodes:
         cap = command.share or self._costs.of(function, device.kind).cap
         self._caps[function, copy] = cap
         self._calendar.cap(function, copy, device.itself, cap, self.now)
-
-    def _last(
-        self, delay_s: Seconds, do: Callable[[], None], devices: tuple[SimulatedDeviceState, ...] = ()
-    ) -> None:  # fmt: skip
-        """Call *do* after *delay_s*, after what grants and loads do at that instant."""
-        self._orders += 1
-        heappush(self._under_way, (self.now + delay_s, _LAST + self._orders, 0, Later(do, devices)))
 
     # --- what ends ----------------------------------------------------------------------------------------------------
 
@@ -314,9 +302,9 @@ class Nodes:
         assert host is not None
         self.record.staged += 1
         facts, at = host.bring(function, cost, self.now)
-        self._last(0.0, lambda: self._tell(device, facts), (device,))
+        self._calendar.last(self.now, lambda: self._tell(device, facts), (device,))
         if at < math.inf:
-            self._last(at - self.now, lambda: self._tell(device, host.read(function, cost)), (device,))
+            self._calendar.last(at, lambda: self._tell(device, host.read(function, cost)), (device,))
 
     def _tell(self, device: SimulatedDeviceState, facts: list[m.Event]) -> None:
         """The node of *device* tells the engine of its host memory."""

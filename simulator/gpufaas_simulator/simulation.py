@@ -161,7 +161,7 @@ class Simulation(Nodes):
         if isinstance(command, m.Procure):
             for _ in range(command.n):
                 offer, devices = self._fleet.procure(command.kind, self.now)
-                self._last(offer.delay_s, partial(self._arrive, offer, devices))
+                self._calendar.last(self.now + offer.delay_s, partial(self._arrive, offer, devices))
             return
         for device in [each for each in self._devices if each.rpartition("/")[0] == command.node]:
             self._hosts.pop(self._devices[device].device.node, None)

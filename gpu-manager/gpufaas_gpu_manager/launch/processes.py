@@ -10,11 +10,11 @@ import socket
 import msgspec
 
 from gpufaas_core.model import Bytes
-from gpufaas_gpu_manager.exchange import SlotProtocol
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.launch.recipes import STACKS, Recipes
 from gpufaas_gpu_manager.launch.served import Face, Ports
 from gpufaas_gpu_manager.proc import sizes_of
+from gpufaas_gpu_manager.slot_protocol import SlotProtocol
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.zygote import COPIED, Spawn, data_limit
 

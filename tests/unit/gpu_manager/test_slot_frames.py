@@ -31,7 +31,8 @@ from gpufaas_core.frames import (
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_gpu_manager import exchange_state as states
-from gpufaas_gpu_manager.exchange import Exchange, SlotProtocol
+from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.slot_protocol import SlotProtocol
 
 OK = AnswerHead(200, [(b"content-type", b"text/plain")], 0.1)
 READY = encode_frame(Kind.READY, ReadyHead(0, []))
