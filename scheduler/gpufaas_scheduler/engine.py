@@ -41,6 +41,7 @@ from gpufaas_scheduler.contract import SchedulingPolicy
 from gpufaas_scheduler.explain import explain, status
 from gpufaas_scheduler.handle import agenda, calls, copies, fleet, joins, staging, takeover, workers
 from gpufaas_scheduler.handle.clear import make_way
+from gpufaas_scheduler.handle.prefetch import prefetch
 from gpufaas_scheduler.handle.settle import is_watched, return_overdue, settle, untangle
 from gpufaas_scheduler.view import view_of
 from gpufaas_scheduler.world.call_state import RUNNING
@@ -172,6 +173,8 @@ class Engine:
             untangle(world)
         if cluster.mixed or cluster.clearing.call is not None:
             make_way(world)
+        if world.hosts.size and world.queue.count:
+            prefetch(world, event)
         if world.lenders and (world.homeless or cluster.orphans.functions):
             out += world.lending.ask(world.homeless.values())
         return out

@@ -19,8 +19,8 @@ the others by these protocols only. A class of your own is registered as an entr
 
 *One run.* Admission is asked about the calls that came, then the order runs, then scaling: each sees what the one
 before it did. The engine asks batching about each start of a function whose calls may form batches, also from a local
-queue. A batch that the engine refuses starts as the one call that the order chose. Prefetch is asked when calls go on
-waiting for functions that no device holds, if a node has a host tier.
+queue. A batch that the engine refuses starts as the one call that the order chose. Prefetch comes last: it is asked
+while calls wait for functions that no device holds, if a node has a host tier.
 
 *Precedence.* Where roles disagree, or one of them and a declared wish, the first of these decides:
 
@@ -38,7 +38,7 @@ stead. Order and placement may evict a last copy, because they do so for a call 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from gpufaas_scheduler.contract import Assign, Choose, Load, Plan, Reject, Start, Wake
@@ -108,9 +108,10 @@ class Scaling(Protocol):
 
 
 class Prefetch(Protocol):
-    def plan(self, view: View) -> Plan:
+    def plan(self, view: View, devices: Sequence[DeviceView]) -> Plan:
         """
         Propose loads into host tiers (`Load` with the tier `HOST`) or beside what devices compute (`beside`), one at a
-        time; other actions are refused. It is asked after each event by which a call began to wait, or something became
-        free, while calls wait for functions that no device holds, and if a node has a host tier.
+        time; other actions are refused. It is asked while calls wait for functions that no device holds, if a node has
+        a host tier: about *devices* on which a call has just started, or that may be free soon when a call of such a
+        function comes or weights have come.
         """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from heapq import nsmallest
 from itertools import islice
 from math import exp, inf
 from typing import cast
@@ -199,10 +198,6 @@ class _Residency(_Fleet):
     def fits(self, device: DeviceState, call: Call) -> bool:
         return isinstance(self._cluster.fits(device, call.owner), Fit)
 
-    @property
-    def stageable(self) -> bool:
-        return self._cluster.hosts.open
-
     def can_stage(self, device: DeviceState, function: FunctionState) -> bool:
         return device.host.refusal(function.id, self._cluster.now) is None
 
@@ -241,12 +236,6 @@ class _Costs(_Residency):
 
     def left_s(self, device: DeviceState) -> Seconds:
         return finish.left_s(device, self._cluster.now)
-
-    def soonest_free(self, limit: int) -> list[tuple[DeviceState, Seconds]]:
-        now = self._cluster.now
-        devices = self._cluster.devices.values()
-        found = nsmallest(limit, [(finish.left_s(each, now), each.order, each) for each in devices if not each.closed])
-        return [(device, left_s) for left_s, _, device in found]
 
     def overrun_s(self, device: DeviceState) -> Seconds:
         return finish.overrun_s(device, self._cluster.now)

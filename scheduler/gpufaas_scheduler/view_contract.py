@@ -361,10 +361,6 @@ class ResidencyView(Protocol):
     def fits(self, device: DeviceView, call: WaitingCall) -> bool:
         """Whether a miss can start there: the device is allowed and large enough, and enough can be evicted. O(M)."""
 
-    @property
-    def stageable(self) -> bool:
-        """Whether some node can bring further weights into its host tier now."""
-
     def can_stage(self, device: DeviceView, function: FunctionView) -> bool:
         """Whether the node of the device can bring the weights of the function into its host tier now."""
 
@@ -391,9 +387,6 @@ class CostsView(Protocol):
         longer as the function's calls that had run for t did on average (E[X - t | X > t]), and at least half of t if
         none had. So it grows while a call overruns. 0.0 if idle. O(1); O(buckets) after a call has finished.
         """
-
-    def soonest_free(self, limit: int) -> list[tuple[DeviceView, Seconds]]:
-        """Up to *limit* devices with the least `left_s`, and these times, in order. O(devices)."""
 
     def overrun_s(self, device: DeviceView) -> Seconds:
         """

@@ -12,7 +12,7 @@ from gpufaas_scheduler.contract import ARRIVAL, NEVER
 from gpufaas_scheduler.handle.batches import adapt
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
-from gpufaas_scheduler.handle.settle import prefetch, run_policy, settle, start_nested
+from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, join_queue, place_again, refuse_failing
 from gpufaas_scheduler.world import backoff
 from gpufaas_scheduler.world.call_state import RUNNING
@@ -95,8 +95,6 @@ def _has_to_wait(world: World, call: Call, age_s: Seconds) -> None:
         _overloaded(world, call)
     elif call.deadline is not None:
         world.calls.watch(call)
-    if world.hosts.size and owner.queued and not owner.holders and not age_s:
-        prefetch(world)
 
 
 def _outer_of(world: World, said: m.Outer, deadline: Seconds | None) -> tuple[Call | None, Seconds | None]:

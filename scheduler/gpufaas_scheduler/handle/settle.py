@@ -59,8 +59,6 @@ def settle(world: World) -> None:
     if world.short:
         for owner in list(world.short.values()):
             load_copies(world, owner)
-    if world.hosts.size and world.queue.count:
-        prefetch(world)
     if world.agenda.releasing:
         release_empty(world)
 
@@ -82,7 +80,7 @@ def run_policy(world: World) -> None:
         for action in plan:
             reason = COMMIT.get(type(action), _no_action)(world, action)
             if reason is not None:
-                _refuse(world, plan, action, reason)
+                refuse(world, plan, action, reason)
         if world.queue.aside:
             world.queue.rewind()
         if not (world.cluster.mixed and world.grant > starts and world.queue.count and world.idle):
@@ -93,7 +91,7 @@ def _commit(world: World, action: Action) -> str | None:
     return COMMIT.get(type(action), _no_action)(world, action)
 
 
-def _refuse(
+def refuse(
     world: World,
     plan: contract.Plan,
     action: Action,
@@ -116,23 +114,6 @@ def _refuse(
     world.refusals.append(Refusal(action, reason))
     world.refusals.append(Refusal(action, f"{limit} actions without one that was done: run ended"))
     plan.close()
-
-
-def prefetch(world: World) -> None:
-    """Let weights be brought into host tiers for calls that wait for functions that no device holds."""
-    if world.prefetch is None or not world.cluster.orphans.functions:
-        return
-    plan = world.prefetch.plan(world.view)
-    for action in plan:
-        reason = _stage(world, action)
-        if reason is not None:
-            _refuse(world, plan, action, reason, _stage)
-
-
-def _stage(world: World, action: Action) -> str | None:
-    if type(action) is not contract.Load or not (action.tier == contract.HOST or action.beside):
-        return "a prefetch loads into host tiers, and beside what devices compute"
-    return try_load(world, action)
 
 
 def _no_action(_world: World, action: object) -> str:

@@ -1,63 +1,59 @@
-"""Which weights are brought into the host tiers of nodes ahead of the misses that need them."""
+"""Which weights are brought ahead of the misses that need them: into host tiers, and from there onto devices."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.contract import HOST, Load, Plan, Why
-from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
+from gpufaas_scheduler.view_contract import DeviceView, FunctionView, View, WaitingCall
 
-LOOK: Final = 8
-"""The number of functions without a copy that are examined, and of devices for them."""
+LOOK: Final = 4
+"""The number of functions without a copy that are examined."""
 
-_NEXT: Final = Why("its calls wait, no device holds it, and its weights can be here before a device is free")
-
-
+_NEXT: Final = Why("its calls wait, no device holds it, and its weights can be here before this device is free")
 _HERE: Final = Why("its calls wait, no device holds it, and there is room for it beside what this device computes")
 
 
 class NextMisses:
     """
-    While devices compute, the weights of functions whose calls wait and that no device holds are staged: those that
-    have waited longest on the node whose device is free first, and so on. From there they are loaded onto that device,
-    if it has room without a victim.
+    While a device computes, the weights of a function whose calls wait and that no device holds are staged on its node.
+    From there they are loaded onto the device, if it has room without a victim.
 
     One host tier that has them is enough. They are not staged if the device is free before they could be there, or if
     nothing is known to be gained: then the load itself reads them as soon. On a CPU device, a load takes cores from the
     calls that run there, so it is not done beside them.
     """
 
-    def plan(self, view: View) -> Plan:
-        soonest: list[tuple[DeviceView, Seconds]] = []
-        for rank, call in enumerate(view.orphans(LOOK)):
-            owner = call.owner
-            if owner.staging or not (owner.staged or view.stageable):
+    def plan(self, view: View, devices: Sequence[DeviceView]) -> Plan:
+        for device in devices:
+            if not device.busy:
                 continue
-            soonest = soonest or view.soonest_free(2 * LOOK)
-            first = soonest[rank % max(1, len(soonest)) :]
-            yield from _load(view, call, first) if owner.staged else _stage(view, call, first)
+            left_s = view.left_s(device)
+            for call in view.orphans(LOOK):
+                load = _load(view, call, device) or _stage(view, call, device, left_s)
+                if load is not None and (yield load) is None:
+                    break
 
 
-def _stage(view: View, call: WaitingCall, devices: list[tuple[DeviceView, Seconds]]) -> Plan:
+def _load(view: View, call: WaitingCall, device: DeviceView) -> Load | None:
+    """Return the load of a staged function onto *device*, if there is room."""
     owner = call.owner
-    for device, left_s in devices:
-        figures = owner.costs[device.kind]
-        if figures is None or not view.allows(device, call) or not view.can_stage(device, owner):
-            continue
-        saved_s = figures.disk_s - figures.host_s
-        if 0.0 < saved_s <= left_s and (yield Load(owner.id, device.part, HOST, None, _NEXT)) is None:
-            return
+    if device.node not in owner.staged or device.kind.startswith("cpu") or not _has_room(view, owner, device):
+        return None
+    return Load(owner.id, device.part, why=_HERE, beside=True)
 
 
-def _load(view: View, call: WaitingCall, devices: list[tuple[DeviceView, Seconds]]) -> Plan:
+def _has_room(view: View, function: FunctionView, device: DeviceView) -> bool:
+    need = view.occupation(device, function)
+    return need is not None and need <= view.free(device) and not any(each.loading for each in view.residents(device))
+
+
+def _stage(view: View, call: WaitingCall, device: DeviceView, left_s: Seconds) -> Load | None:
+    """Return the load of a function into the host tier of the node of *device*, which is free in *left_s*."""
     owner = call.owner
-    for device, _ in devices:
-        if not device.busy or device.node not in owner.staged or device.kind.startswith("cpu"):
-            continue
-        need = view.occupation(device, owner)
-        if (
-            need is not None
-            and need <= view.free(device)
-            and not any(each.loading for each in view.residents(device))
-            and (yield Load(owner.id, device.part, why=_HERE, beside=True)) is None
-        ):
-            return
+    figures = owner.costs[device.kind]
+    if owner.staged or owner.staging or figures is None or not 0.0 < figures.disk_s - figures.host_s <= left_s:
+        return None
+    if not (view.allows(device, call) and view.can_stage(device, owner)):
+        return None
+    return Load(owner.id, device.part, HOST, None, _NEXT)

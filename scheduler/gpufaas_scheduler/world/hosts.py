@@ -65,11 +65,6 @@ class Hosts:
         self.size: Bytes = 0
         """The size of all host tiers together."""
 
-    @property
-    def open(self) -> bool:
-        """Whether some node can bring further weights. O(nodes)."""
-        return any(each.size and len(each.staging) < MAX_STAGING for each in self.by_node.values())
-
     def of(self, device: Device) -> Host:
         """Return that of the node of *device*, which joins."""
         host = self.by_node.get(device.node)

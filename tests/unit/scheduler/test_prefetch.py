@@ -87,16 +87,30 @@ def test_other_policies_can_have_it() -> None:
     assert site.call("f") == [stage("f")]
 
 
-def test_those_that_wait_longest_go_to_the_node_whose_device_is_free_first() -> None:
-    site = full(devices=("n1/a", "n2/b"))
-    for name in ("f", "g", "busy-too"):
-        site.deploy(name)
+def test_they_are_staged_on_the_node_whose_device_is_free_first() -> None:
+    site = full(devices=("n2/b", "n1/a"))
+    site.deploy("f")
     site.now = 3.0
-    site.tell(m.Loaded(FunctionId("busy0"), DeviceId("n1/a"), 4.0, 10))
+    (busy,) = (each.resident[0].function for each in site.engine.status(3.0).devices if each.device.id == "n1/a")
+    site.tell(m.Loaded(busy, DeviceId("n1/a"), 3.0, 10))
     site.now = 6.0  # the call on n1/a has 7 s left, the one on n2/b 8
 
     assert site.call("f") == [stage("f", "n1")]
-    assert site.call("g") == [stage("g", "n2")]
+
+
+def test_a_call_that_starts_gives_time_to_stage_for_another_one() -> None:
+    site = Site("lalb-o3+prefetch=next-misses", devices=("n1/a",))
+    for name in "fg":
+        site.deploy(name)
+    assert [site.call(name) for name in "fgf"] == [[], [stage("g")], []]
+    site.tell(m.Unstaged(NodeId("n1"), FunctionId("g"), "others are worth more"))
+    site.now = 4.0
+    assert site.tell(m.Loaded(FunctionId("f"), DeviceId("n1/a"), 4.0, 10)) == []
+    site.now = 14.0
+
+    start, second = site.tell(m.Finished(CallId("c1"), DeviceId("n1/a"), 10.0))
+    assert isinstance(start, m.StartCall)
+    assert (start.grant.cold, second) == (False, stage("g"))
 
 
 def test_it_tries_again_when_a_node_can_bring_more() -> None:
@@ -183,7 +197,7 @@ class Proposed:
         self.actions = actions
         self.refusals: list[c.Refusal | None] = []
 
-    def plan(self, view: c.View) -> c.Plan:  # noqa: ARG002
+    def plan(self, view: c.View, devices: object) -> c.Plan:  # noqa: ARG002
         for each in self.actions:
             self.refusals.append((yield each))
 
