@@ -159,7 +159,8 @@ def text(found: Sequence[Found], seeds: int) -> str:
         "workload", "functions", "device, GB", "host tier, GB", "times", "mean, s", "p99, s", "misses per call",
         "loads from disk per call", "prefetch: mean",
     ]  # fmt: skip
-    lines = [INTRODUCTION.strip().format(seeds=seeds - 1, nodes=NODES, devices=DEVICES, minutes=PAPER_MINUTES, share=SHARE)]
+    figures = {"seeds": seeds - 1, "nodes": NODES, "devices": DEVICES, "minutes": PAPER_MINUTES, "share": SHARE}
+    lines = [INTRODUCTION.strip().format(**figures)]
     for policy in SPECS:
         of = [each for each in found if each.cell.policy == policy]
         gains = [ratio(each, TIERS, WITHOUT) for each in of]
