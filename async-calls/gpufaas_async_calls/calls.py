@@ -343,7 +343,7 @@ def _exchange(
     wanted: Sequence[Wanted],
     now: float,
 ) -> tuple[list[list[CancelledCall]] | StorageFailed, list[tuple[list[ClaimedCall], float | None]]]:
-    """The turn's part of the queue's thread."""
+    """Do the part of a turn that the thread of the queue does."""
     if accepted or outcomes:
         queue.write([call for call, _ in accepted], [outcome for _, outcome in outcomes])
     cancelled: list[list[CancelledCall]] | StorageFailed = []

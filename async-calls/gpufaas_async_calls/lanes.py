@@ -101,7 +101,7 @@ class Backlog:
         self._open_in[queue] += 1
 
     def release(self, function: str) -> None:
-        """Give a place back."""
+        """A place in the queue is free again."""
         self.change(function, -1)
         self._open_in[self._queue_of(function)] -= 1
 

@@ -102,7 +102,7 @@ class HostTier(Generic[KeyT]):
         return self._gone(key, kept)
 
     def forget(self, key: KeyT) -> None:
-        """Nobody will ask for them again."""
+        """The weights will not be asked for again."""
         self._worth.pop(key, None)
         self._saves.pop(key, None)
 

@@ -22,7 +22,7 @@ class Owner(Protocol):
 
     @property
     def copies(self) -> int:
-        """On all devices, loading ones included."""
+        """The number of its copies on all devices, loading ones included."""
 
     @property
     def share(self) -> int:

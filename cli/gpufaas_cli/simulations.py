@@ -212,7 +212,7 @@ def as_json(runs: Sequence[Run]) -> Any:
 
 
 def grouped(runs: Sequence[Run]) -> dict[tuple[str, int], list[Run]]:
-    """By setting: what differs within a group is the seed."""
+    """Return the runs by setting: within a group, only the seed differs."""
     found: dict[tuple[str, int], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.working_set):
         found.setdefault((run.policy, run.working_set), []).append(run)

@@ -87,7 +87,7 @@ class Stack:
     functions: Mapping[str, StackFunction]
     templates: tuple[TemplateSource, ...] = ()
     copy: tuple[Path, ...] = ()
-    """Relative to `root`."""
+    """Paths relative to `root`."""
 
     @property
     def folder(self) -> Path:

@@ -24,7 +24,7 @@ class StoreFunction(msgspec.Struct, frozen=True, kw_only=True):
     author: str = ""
     repo_url: str = ""
     images: dict[str, str] = {}
-    """By platform: ``x86_64``, ``arm64``, ``armhf``."""
+    """The image for each platform: ``x86_64``, ``arm64``, ``armhf``."""
     fprocess: str = ""
     environment: dict[str, str] = {}
     labels: dict[str, str] = {}
@@ -89,7 +89,7 @@ def templates(place: str | None = None) -> list[StoreTemplate]:
 
 
 def find_function(name: str, store: Sequence[StoreFunction]) -> StoreFunction:
-    """By name or title. :raises InvalidSpec: there is none; says which is near"""
+    """Find it by name or title. :raises InvalidSpec: there is none; says which is near"""
     found = next((each for each in store if name.lower() in (each.name.lower(), each.title.lower())), None)
     if found is None:
         raise InvalidSpec(f"the store has no function {name!r}{_near(name, store)}")

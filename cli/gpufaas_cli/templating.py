@@ -11,7 +11,7 @@ from gpufaas_templates import Template, find_template
 
 
 def bare(name: str) -> str:
-    """``NAME@ref`` without its ref."""
+    """Return ``NAME@ref`` without its ref."""
     return name.partition("@")[0]
 
 

@@ -396,7 +396,7 @@ class AsyncCall:
 
 
 async def _unblocked(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Each step in a thread: it may read a file."""
+    """Do each step in a thread: it may read a file."""
     import anyio.to_thread
 
     while (part := await anyio.to_thread.run_sync(next, parts, None)) is not None:

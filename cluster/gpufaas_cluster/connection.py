@@ -248,7 +248,7 @@ class _Connecting(Link):
     def __init__(self, address: str, me: Identity, calls: bool) -> None:
         super().__init__(self._on_handshake, self._on_end)
         self.answer: asyncio.Future[Any] = self._loop.create_future()
-        """To our hello."""
+        """The answer to our hello."""
         self._address = address
         self._me = me
         self._calls = calls

@@ -192,7 +192,7 @@ class ClusterState(Message, frozen=True, array_like=True, tag=51):
 class QueryReply(Message, frozen=True, array_like=True, tag=52):
     number: int
     value: bytes = b""
-    """JSON."""
+    """The answer as JSON."""
     error: str = ""
 
 

@@ -34,7 +34,7 @@ class Party(Protocol):
         """There is a link to a leader: send what it needs to know."""
 
     def heard(self, message: Any) -> None:
-        """A message of the leader. Messages that it sent before `end` may still come."""
+        """The leader sent a message. Messages that it sent before `end` may still come."""
 
     def end(self) -> None:
         """The link is over."""

@@ -49,7 +49,7 @@ class Environment(Struct, frozen=True):
     markers: dict[str, str]
     """The values of PEP 508's markers."""
     distributions: dict[str, Distribution]
-    """By canonical name."""
+    """The installed packages, by canonical name."""
     nodes: tuple[str, ...] = ()
     """The nodes that have it."""
 

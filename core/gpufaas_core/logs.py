@@ -111,7 +111,7 @@ class FunctionLogs:
         self.extend(function, instance, (Printed(text),))
 
     def extend(self, function: str, instance: str, printed: Iterable[Printed]) -> None:
-        """`append` for several lines: one lock, one write to the file. Some 3 us for each."""
+        """Do `append` for several lines: one lock, one write to the file. Some 3 us for each."""
         name, _, namespace = function.rpartition(".")
         with self._lock:
             if self._closed or not _SAFE_NAME.fullmatch(function):
@@ -209,7 +209,7 @@ class FunctionLogs:
     # --- below: the lock is held, unless it says otherwise ------------------------------------------------------------
 
     def _query(self, query: LogQuery, until: str | None) -> list[LogLine]:
-        """Without the lock. `until` leaves out lines after that timestamp."""
+        """Do `query` without the lock. `until` leaves out lines after that timestamp."""
         function = f"{query.name}.{query.namespace}"
         earliest = _stamp_of(query.since) if query.since is not None else ""
         with self._lock:

@@ -229,7 +229,7 @@ class PlacementPlan(Struct, frozen=True):
     """Grows with each plan."""
     replicas: tuple[Replica, ...] = ()
     notes: tuple[str, ...] = ()
-    """For people."""
+    """What people should know of it."""
 
 
 class Offer(Struct, frozen=True):
@@ -396,7 +396,7 @@ class Failing(Struct, frozen=True):
     failures: int
     """Loads that failed in a row."""
     for_s: Seconds
-    """Since the first of them."""
+    """The seconds since the first of them."""
     retry_in_s: Seconds
     """Until a call, or its minimum of copies, may try again; 0: the next call does."""
 

@@ -114,12 +114,12 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     number: int
     """Arrival number: the order of the queue."""
     age_s: Seconds
-    """Since it arrived."""
+    """The seconds since it arrived."""
     deadline_in_s: Seconds | None = None
     left: bool = False
     """It left its queue; if it waits, it came back."""
     note: int = 0
-    """Kept with it for the policy."""
+    """What the policy keeps with the call."""
     refusals: int = 0
     aborted: bool = False
     preempted: bool = False
@@ -274,7 +274,7 @@ class FunctionDoc(Struct, frozen=True):
     eager: bool = False
     excess: int = 0
     costs: dict[str, CostsDoc] = {}
-    """By device kind."""
+    """The costs of the function, by kind of device."""
     starved: str | None = None
     """Why no device has enough memory for its load; set when a load runs out of memory."""
     backoff: BackoffDoc | None = None

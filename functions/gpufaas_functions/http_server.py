@@ -61,7 +61,7 @@ class ContainerSettings:
     device: str = ""
     """Empty: a GPU if torch finds one, else the CPU."""
     device_memory: Bytes = 0
-    """0: all of the device's."""
+    """The bytes of the device that it may use; 0: all."""
     slots: int = 1
     drain_s: Seconds = 30.0
     function: str = ""

@@ -45,7 +45,7 @@ class Target(Protocol):
         """Return so many bytes of host memory that it copies from."""
 
     def lane(self) -> contextlib.AbstractContextManager[None]:
-        """Copies of this thread within the context go beside those of other lanes."""
+        """In the context, copies of this thread go beside those of other lanes."""
 
     def copy(self, to: "Tensor", source: "Tensor") -> Callable[[], None]:
         """Begin a copy. What is returned waits for its end; until then *source* must not change."""

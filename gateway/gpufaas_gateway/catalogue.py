@@ -79,7 +79,7 @@ class Catalogue:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._functions: dict[str, Deployed] = {}
-        """By ``NAME.NAMESPACE``."""
+        """What is deployed, by ``NAME.NAMESPACE``."""
         self._called: dict[str, Deployed] = {}
         """By every name that a URL may use: in the default namespace, also by ``NAME`` alone."""
         self._by_id: dict[FunctionId, Deployed] = {}

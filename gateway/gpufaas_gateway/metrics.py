@@ -52,7 +52,7 @@ class Metrics:
         :param queues: returns the queues of asynchronous calls, by name
         """
         self.functions: dict[str, FunctionStats] = {}
-        """By ``NAME.NAMESPACE``."""
+        """The figures of functions, by ``NAME.NAMESPACE``."""
         self.rules: dict[str, tuple[int, ScalingRule | None]] = {}
         """Desired copies until it is scaled, and the rule of its labels, by ``NAME.NAMESPACE``."""
         self.pending = pending

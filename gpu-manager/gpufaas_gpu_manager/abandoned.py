@@ -52,7 +52,7 @@ class AbandonedCalls:
             self._go_on(list(self._bound()))
 
     def on_pong(self) -> None:
-        """The loop lives."""
+        """The event loop of the worker has answered: it lives."""
         self._owed = 0
 
     def _look(self) -> None:

@@ -37,7 +37,7 @@ class Batches:
         self._timers = timers
         self._begin = begin
         self._gathering: dict[int, _Gathering] = {}
-        """By the number of the grant."""
+        """The batches whose calls still come, by the number of the grant."""
         self._together: dict[Exchange, list[Exchange]] = {}
         """The calls that begin together with each call that waits for a slot."""
 

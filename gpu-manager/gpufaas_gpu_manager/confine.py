@@ -110,7 +110,9 @@ def set_data_limit(limit: Bytes, hard: Bytes) -> None:
 
 
 def _own_shm() -> None:
-    """Mount one without a size of its own: the control group limits it. The kernel's default is half of memory."""
+    """
+    Mount a ``/dev/shm`` without a size of its own: the control group limits it. The kernel's default is half of memory.
+    """
     if _libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC):
         return
     # Mounts made outside are still seen here; what is mounted here is not seen outside.

@@ -82,7 +82,7 @@ class Replaced:
         self._loop = asyncio.get_running_loop()
         self._workers = dict(workers)
         self._watched: dict[int, int] = {}
-        """Worker to pidfd."""
+        """The pidfd of each worker that is watched, by its process."""
         self._ending: dict[int, asyncio.TimerHandle | None] = {}
         """Workers that have ended, and whose remaining processes are being killed."""
         os.kill(process.pid, signal.SIGSTOP)  # if it recovers, it must not fork what another one forks now

@@ -65,7 +65,10 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
 
 
 def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
-    """O(residents + local queue). Calls of CPU functions are left out: their node knows all that matters of them."""
+    """
+    Return the doc of a device. O(residents + local queue). Calls of CPU functions are left out: their node knows all
+    that matters of them.
+    """
     grants = device.grants()
     calls = [call for each in grants for call in each.calls if call.granted is each and call.device is device]
     running = tuple(call_doc(call, now) for call in calls)
@@ -112,7 +115,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
 
 
 def function_doc(owner: FunctionState, now: Seconds) -> FunctionDoc:
-    """O(copies + buckets of service times)."""
+    """Return the doc of a function. O(copies + buckets of service times)."""
     return FunctionDoc(
         function=owner.declared,
         holders=_holders(owner.active.items()),

@@ -236,7 +236,7 @@ class Engine:
         return found
 
     def status(self, now: Seconds) -> EngineStatus:
-        """O(devices, residents, functions)."""
+        """Return what `gpufaas top` shows. O(devices, residents, functions)."""
         return status(self._world, now)
 
     def remember(self, starts: int) -> None:

@@ -95,7 +95,7 @@ class FunctionView(Protocol):
 
     @property
     def costs(self) -> Mapping[str, FiguresView | None]:
-        """By kind of device; None where it cannot run. It has every kind."""
+        """Its costs by kind of device; None where it cannot run. It has every kind."""
 
     @property
     def called(self) -> float:
@@ -109,7 +109,7 @@ class FunctionView(Protocol):
 
     @property
     def staging(self) -> Collection[NodeId]:
-        """The nodes that bring them there because of a `Load`."""
+        """The nodes that bring its weights to their host tiers now, because of a `Load`."""
 
     def load_s(self, kind: str) -> Seconds:
         """As `FiguresView.load_s`; infinite on devices where it cannot run."""
@@ -118,7 +118,7 @@ class FunctionView(Protocol):
         """Return the time of a load on that device; infinite where it cannot run."""
 
     def service_s(self, kind: str) -> Seconds:
-        """The mean; infinite on devices where it cannot run."""
+        """The mean service time; infinite on devices where it cannot run."""
 
     def grant_s(self, kind: str, batch: int = 1, share: int = 0, neighbours: int = 0) -> Seconds:
         """
@@ -169,7 +169,7 @@ class WaitingCall(Protocol):
     def owner(self) -> FunctionView: ...
     @property
     def number(self) -> int:
-        """Arrival number."""
+        """The arrival number of the call."""
 
     @property
     def left(self) -> bool:
@@ -312,7 +312,7 @@ class FleetView(Protocol):
         """The calls of model functions that run on the device."""
 
     def devices_of(self, node: NodeId) -> list[DeviceView]:
-        """O(devices)."""
+        """Return the devices of *node*. O(devices)."""
 
     def allows(self, device: DeviceView, call: WaitingCall) -> bool:
         """Whether the device satisfies the constraints of the call's function. O(constraints)."""

@@ -23,7 +23,7 @@ from gpufaas_simulator.report import Estimate
 from gpufaas_simulator.timeline import Stay
 
 Setting = tuple[str, int]
-"""Policy and working set."""
+"""A policy, and a working set."""
 
 _SETTINGS: Final[Any] = {  # matplotlib's own type has every key in it
     "svg.hashsalt": "gpufaas",
@@ -174,6 +174,6 @@ def lines(
 
 
 def _natural(name: str) -> tuple[object, ...]:
-    """Sorts g2 before g10."""
+    """Return a key that sorts g2 before g10."""
     head = name.rstrip("0123456789")
     return head, int(name[len(head) :] or -1)

@@ -33,12 +33,12 @@ class Record:
         self.started = array("d", [math.nan]) * calls
         self.ended = array("d", [math.nan]) * calls
         self.service_s = array("d", [0.0]) * calls
-        """Inference alone."""
+        """The time of the inference alone."""
         self.device = array("i", [-1]) * calls
         """Index into `devices`."""
         self.outcome = bytearray(calls)
         self.start = bytearray(calls)
-        """0, `HIT`, `MISS` or `FALSE_MISS`."""
+        """How each call started: 0, `HIT`, `MISS` or `FALSE_MISS`."""
         self.starts = array("i")
         """Calls in the order in which they were started."""
         self.devices: list[tuple[SimulatedDevice, SimulatedDeviceState]] = []
@@ -63,7 +63,7 @@ class Record:
         self.nodes: list[NodeStay] = []
         """The nodes that have a price, or were procured."""
         self.rejections: dict[str, int] = {}
-        """By code."""
+        """The number of rejected calls, by code."""
         self.holders: dict[FunctionId, dict[int, tuple[DeviceId, int]]] = {}
         """
         The current copies of each function by number, from the start of their loads: the device, and the least number

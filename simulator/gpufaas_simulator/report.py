@@ -86,7 +86,7 @@ class Report(Struct, frozen=True):
     unfinished: int
     """Still waiting at the end: no device can serve them."""
     duration_s: Seconds
-    """From 0 to the last answer."""
+    """The time from 0 to the last answer."""
     latency: Latency
     mean_wait_s: float
     """Latency less inference: queueing and loading."""

@@ -180,7 +180,7 @@ class Workload:
     times: array[float]
     calls: array[int]
     changes: Sequence[Change] = ()
-    """By time."""
+    """Changes of the cluster and of functions, by time."""
     host_memory: Mapping[str, Bytes] = field(default_factory=dict)
     name: str = "workload"
     service_s: array[float] | None = None

@@ -252,7 +252,7 @@ class Registration:
 
     @property
     def lease(self) -> EtcdLease:
-        """The one in use; another after a loss."""
+        """The lease in use; it is another one after a loss."""
         return self._lease
 
     async def put(self, key: str, value: bytes) -> None:

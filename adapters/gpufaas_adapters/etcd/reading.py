@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 def decoded(item: Item, kind: type[_T]) -> _T | None:
-    """None: it cannot be read."""
+    """Return the value; None: it cannot be read."""
     try:
         return msgspec.json.decode(item.value, type=kind)
     except ValueError as exc:  # msgspec's are

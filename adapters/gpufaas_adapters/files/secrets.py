@@ -70,7 +70,7 @@ class SecretFiles:
         log.info("secret.updated name=%s namespace=%s", name, namespace)
 
     def put(self, namespace: str, name: str, value: bytes) -> None:
-        """`update`, or `create`."""
+        """Do `update`, or `create` if there is none."""
         try:
             self.update(namespace, name, value)
         except UnknownName:

@@ -56,7 +56,7 @@ def command(
 
 
 def _state(function: Function) -> str:
-    """In one line; empty: the gateway does not say, as OpenFaaS's does not."""
+    """Return the state in one line; empty: the gateway does not say, as OpenFaaS's does not."""
     ours = function.get("gpufaas") or {}
     state, wanted = str(ours.get("state") or ""), int(function.get("replicas") or 0)
     if state in ("failed", "unavailable"):
@@ -72,7 +72,7 @@ def _state(function: Function) -> str:
 
 
 def _time(text: object) -> str:
-    """To the second, in UTC."""
+    """Return the time to the second, in UTC."""
     try:
         return f"{datetime.fromisoformat(str(text)).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if text else ""
     except ValueError:

@@ -13,7 +13,7 @@ from gpufaas_cli import declare, output
 class _Plan(NamedTuple):
     help: str
     options: tuple[click.Option, ...] = ()
-    """Given to `solve` by name."""
+    """The options that `solve` gets by name."""
 
 
 _POLICIES: Final = ("igniter", "usher", "wao-usher", "ao-milp", "wsm-milp", "qa-milp", "ia-greedy")

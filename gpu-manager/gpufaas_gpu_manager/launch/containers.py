@@ -96,7 +96,7 @@ class Containers:
         """Its id when it is there: several may have its name."""
         self._on_network = on_network
         self._running: dict[str, Container] = {}
-        """By the engine's id."""
+        """The containers that run, by the engine's id."""
         self._events: Any = None
         self.closing = False
         self._loop: asyncio.AbstractEventLoop

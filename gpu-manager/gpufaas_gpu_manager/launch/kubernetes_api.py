@@ -102,7 +102,7 @@ class Change(NamedTuple):
     kind: str
     """``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``."""
     version: str
-    """To resume the watch from."""
+    """The version from which a watch resumes."""
     pod: str
     """The pod's name; empty: a bookmark."""
     status: PodStatus

@@ -136,7 +136,7 @@ class Composite:
 
 
 def _restrained(view: View, plan: Plan) -> Plan:
-    """The actions of a scaling, without those that another role or a wish stands against."""
+    """Yield the actions of a scaling, without those that another role, or what was asked for, does not allow."""
     verdict: Refusal | None = None
     while True:
         try:

@@ -268,7 +268,7 @@ class Described(Struct, frozen=True):
     """A policy, or what fills a role, for people."""
 
     role: str
-    """Empty for a policy."""
+    """The role that it plays; empty: it is a whole policy."""
     name: str
     says: str
     options: tuple[tuple[str, str, str, str], ...]

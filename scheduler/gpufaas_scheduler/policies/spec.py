@@ -60,7 +60,7 @@ class PolicySpec(Struct, frozen=True, omit_defaults=True):
     name: str
     options: dict[str, Value] = {}
     roles: dict[str, Chosen] = {}
-    """By the name of the role."""
+    """What was chosen for each role, by the role's name."""
 
     @classmethod
     def parse(cls, text: str) -> PolicySpec:

@@ -29,7 +29,7 @@ RUNNING: Final = 2
 ENDED: Final = 3
 """Neither waits nor runs. If its worker ended before the call began, it may wait again."""
 NEW: Final = 4
-"""Not in the call book yet."""
+"""The call is not in the call book yet."""
 
 _NAMES: Final = ("waits", "waits in a local queue", "runs", "is over", "is new")
 _step = partial(Step, "a call", _NAMES)

@@ -40,7 +40,7 @@ class Marked:
 
     def __init__(self, key: str, changes: Changes) -> None:
         self.key = key
-        """The key of its doc."""
+        """The key of the doc."""
         self.marked = False
         self._changes = changes
 

@@ -18,7 +18,7 @@ _FAR: Final = ("peer", "store")
 """Where weights come from: see `messages.Loaded.tier`."""
 
 _THREE_OF_FOUR: Final = 0.674
-"""Quantile of the standard normal distribution."""
+"""The quantile of the standard normal distribution below which three of four values are."""
 
 
 class Costs:
@@ -50,11 +50,11 @@ class Costs:
         self.expect()
         self.service_s = profile.service_s
         self.size = profile.occupation
-        """Guessed, then measured."""
+        """The memory of a copy: guessed at first, then measured."""
         self.least = 0
         """A lower bound: a load with less memory ran out, whatever is measured afterwards."""
         self.floor = floor
-        """As declared."""
+        """The memory that the function declares."""
         self.occupation = max(self.size, floor)
         """What is reserved: the largest of the three above."""
         self.measured = profile.measured

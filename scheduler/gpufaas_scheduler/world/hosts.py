@@ -24,7 +24,7 @@ DECLINED_S: Final[Seconds] = 10.0
 
 
 class Host:
-    """That of one node."""
+    """The host tier of one node."""
 
     __slots__ = ("declined", "devices", "node", "size", "staged", "staging")
 

@@ -141,7 +141,10 @@ class Nests:
         )
 
     def _room(self, owner: FunctionState, device: DeviceState, held: set[Call], copies: _Held) -> Bytes | None:
-        """None: *owner* fits on *device* once all that may leave has left; else the bytes that it would have there."""
+        """
+        Return None if *owner* fits on *device* once all that may leave has left; else the bytes that it would have
+        there.
+        """
         need = owner.need(device)
         if isinstance(need, Reason):
             return 0

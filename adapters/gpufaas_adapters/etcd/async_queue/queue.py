@@ -172,7 +172,7 @@ class EtcdAsyncQueue:
         return self._bodies.new_file()
 
     def close(self) -> None:
-        """`stop`, from another thread."""
+        """Do `stop`, from another thread."""
         self._blocking(self.stop())
 
     # --- on the loop ---

@@ -51,7 +51,7 @@ class Etcd:
 
     @property
     def endpoint(self) -> str:
-        """The one in use, or the next to be tried."""
+        """The endpoint in use, or the one that is tried next."""
         return self._connection.endpoint
 
     @property
@@ -180,5 +180,5 @@ class Etcd:
 
 
 def _boottime() -> Seconds:
-    """Seconds since boot, suspended time included: a lease ends while its machine sleeps."""
+    """Return the seconds since boot, suspended time included: a lease ends while its machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -98,7 +98,7 @@ class Connection:
 
     @property
     def endpoint(self) -> str:
-        """The one in use, or the next to be tried."""
+        """The endpoint in use, or the one that is tried next."""
         return self.settings.endpoints[self._current]
 
     async def call(
