@@ -462,6 +462,8 @@ def report_sides(sides: list[Phase], status: dict[str, Any]) -> list[str]:
             if place != (device["id"], str(share)):
                 failures.append(f"{side.name}: {count} calls ran on {place[0]} with a share of {place[1]}")
     console.print(table)
+    if any(abs(len(side.latencies) / calls - shared.SHARES[side.name] / 100) > 0.1 for side in sides):
+        console.print("A share is a limit: other work on this machine, or no control groups, left them other parts.")
     return failures
 
 
