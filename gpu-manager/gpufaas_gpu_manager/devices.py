@@ -64,6 +64,10 @@ class NodeDevice(Protocol):
         """Added to the environment of its workers."""
 
     @property
+    def compiles_for(self) -> str:
+        """What code that is compiled for it fits, as the name of a folder. torch says the rest in names of files."""
+
+    @property
     def enforced(self) -> bool:
         """Whether the kernel holds workers to their reservation (RLIMIT_DATA)."""
 
@@ -101,6 +105,7 @@ class _Plain:
     """What most devices need not do."""
 
     note = ""
+    compiles_for = "cpu"
 
     def share_env(self, need: Need, share: int, memory: Bytes) -> dict[str, str]:  # noqa: ARG002 - the port's
         return {}
@@ -178,6 +183,7 @@ class CudaDevice:
         sharing = {COMPUTE: MPS if self._mps else TIME_SLICING}
         every = {**(labels or {}), **_labels(node, device, "cuda"), PRODUCT: label_value(name), **sharing}
         self.device = Device(device, name, memory or max(total - _CUDA_SPARE, 0), every)
+        self.compiles_for = re.sub(r"[^\w.-]+", "-", f"{name}-driver-{nvml.driver()}")
         self.env = {
             "CUDA_VISIBLE_DEVICES": self.uuid,
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",

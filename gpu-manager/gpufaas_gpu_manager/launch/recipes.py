@@ -23,6 +23,7 @@ from gpufaas_gpu_manager.zygote import Exec
 STACKS: Final[Bytes] = 64 * MiB
 """Private memory that a program may have beyond its reservation: the kernel counts stacks of threads as a whole (8 MiB
 each by default), although little of them is ever touched."""
+_COMPILED: Final = ".compiled"
 _SHIM: Final = Path(__file__).parent.with_name("shim")
 
 
@@ -80,12 +81,13 @@ class Recipes:
         spec, source = worker.spec, worker.device.source
         emulation, share = source.emulation, self.cpu_share(worker)
         manifest = self._bundles.manifest(spec.digest)
-        env = self._environment(worker)
+        bundle = self._bundles.install(spec.digest)
+        env = self._environment(worker, bundle)
         if manifest.allow_pickle:
             env["GPUFAAS_ALLOW_PICKLE"] = "1"
         return WorkerStart(
             function=f"{spec.name}.{spec.namespace}",
-            bundle=str(self._bundles.install(spec.digest)),
+            bundle=str(bundle),
             handler=manifest.handler,
             kind=spec.kind,
             device=source.torch_device,
@@ -121,7 +123,7 @@ class Recipes:
             )
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
-        env = {**inherited(os.environ), **manifest.env, **self._environment(worker)}
+        env = {**inherited(os.environ), **manifest.env, **self._environment(worker, bundle)}
         paths = [str(bundle / "site"), env.get("PYTHONPATH", "")]
         if manifest.port:
             env["GPUFAAS_FIXED_PORT"] = str(manifest.port)
@@ -163,15 +165,19 @@ class Recipes:
             gateway = origins.address(gateway, Outer(worker.device.id, worker.spec.function, worker.copy))
         return {"OPENFAAS_URL": gateway} if gateway else {}
 
-    def _environment(self, worker: Worker) -> dict[str, str]:
-        spec = worker.spec
+    def _environment(self, worker: Worker, bundle: Path) -> dict[str, str]:
+        spec, source = worker.spec, worker.device.source
+        # What torch.compile makes is kept with the bundle, for each function by itself: it is read by unpickling. By
+        # default torch has one folder for all.
+        compiled = bundle / _COMPILED / f"{spec.name}.{spec.namespace}" / source.compiles_for
         env = {
+            "TORCHINDUCTOR_CACHE_DIR": str(compiled),
             **self.settings.env,
             "OPENFAAS_NAME": spec.name,
             "OPENFAAS_NAMESPACE": spec.namespace,
             **self.address_for(worker, self.settings.env.get("OPENFAAS_URL", "")),
             **spec.env,
-            **worker.device.source.env,
+            **source.env,
             **({} if worker.scratch else self._share_env(worker)),
             MARK_VARIABLE: worker.output.secret,
         }

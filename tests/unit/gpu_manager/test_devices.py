@@ -27,6 +27,7 @@ typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned int pid; unsigned long long used; unsigned int gi, ci; } process_t;
 int nvmlInitWithFlags(unsigned f) { return 0; }
 int nvmlInit_v2(void) { return 0; }
+int nvmlSystemGetDriverVersion(char *s, unsigned n) { strncpy(s, "550.54/a", n); return 0; }
 int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(unsigned long)(i + 1); return 0; }
 #ifdef MIG
@@ -159,6 +160,7 @@ def test_gpus_are_found_and_measured_through_nvml(tmp_path: Path) -> None:
                      found[1].used_bytes([4242, 4243])],
             "refusals": refusals,
             "labels": found[0].device.labels,
+            "compiles_for": found[0].compiles_for,
         }))
         """
     )
@@ -178,6 +180,7 @@ def test_gpus_are_found_and_measured_through_nvml(tmp_path: Path) -> None:
     ]
     assert told["limited"] == ["n/cuda:1", 2 * GiB]
     assert told["used"] == [GiB, 0, 0, 2 * GiB]
+    assert told["compiles_for"] == "Test-GPU-driver-550.54-a", "the name of a folder"
     expected = {"gpu": "true", "device.kind": "cuda", "nvidia.com/gpu.product": "Test-GPU", "device.id": "n/cuda:0"}
     assert expected.items() <= told["labels"].items()
     assert "there are 2 GPUs here" in told["refusals"][0]
