@@ -95,7 +95,8 @@ class EmulatedMemory:
     def limit(self, memory: int) -> None:
         """Do nothing: calls need what the cost model says."""
 
-    def peak(self) -> int:
+    def loaded(self) -> int:
+        """Return the occupation after the load."""
         return self._occupation
 
     def grown(self) -> int:

@@ -70,6 +70,8 @@ class WorkerStart(msgspec.Struct, frozen=True):
     """Calls that one ``handle_batch`` gets at most."""
     weights: tuple[str, ...] = ()
     """Paths of the weights that the node keeps in host memory. Their descriptors come with the start, in this order."""
+    known: int = 0
+    """The peak memory that other workers of the function have had: this one measures its own only beyond that."""
 
 
 def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
@@ -130,7 +132,7 @@ def _serve_in_threads(
 ) -> None:
     function, device, alone = start.function, start.device, start.slots == 1
     ready = encode_frame(
-        Kind.READY, ReadyHead(memory.peak(), phases, fork_point().data, held=memory.held(), staged=staged.used())
+        Kind.READY, ReadyHead(memory.loaded(), phases, fork_point().data, held=memory.held(), staged=staged.used())
     )
     servers = [SlotServer(each, handle, function, device, memory, alone=alone) for each in slots]
     if handle_batch is not None and start.batch > 1:
@@ -148,14 +150,16 @@ def _serve_async(
     from gpufaas_functions.async_server import AsyncServer  # only where it is needed
 
     server = AsyncServer(start.function, start.device, handle, memory, alone=len(slots) == 1)
-    ready = ReadyHead(memory.peak(), phases, fork_point().data, loop=True, held=memory.held(), staged=staged.used())
+    ready = ReadyHead(memory.loaded(), phases, fork_point().data, loop=True, held=memory.held(), staged=staged.used())
     server.serve(slots, encode_frame(Kind.READY, ready))
 
 
 def _memory_of(start: WorkerStart, slots: int) -> Memory:
     if start.emulated is not None:
         return EmulatedMemory(start.emulated)
-    return CudaMemory(start.device, start.device_memory) if start.device.startswith("cuda") else CpuMemory(slots)
+    if start.device.startswith("cuda"):
+        return CudaMemory(start.device, start.device_memory)
+    return CpuMemory(slots, start.known)
 
 
 def _with_model(handler: Any, model: Any) -> tuple[Handle, HandleBatch | None]:

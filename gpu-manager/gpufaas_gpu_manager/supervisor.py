@@ -72,7 +72,7 @@ class Supervisor:
         self.fetch = fetch
         self.open_files = OpenFiles(on_said)
         self.zygote = Zygote(self._on_forked, self._on_exited, on_said)
-        self.measured: set[tuple[str, str]] = set()
+        self.measured: dict[tuple[str, str], Bytes] = {}
         self._ports = Ports()
         self._workers: dict[int, Worker] = {}
         self._last_number = 1

@@ -84,8 +84,8 @@ class CallsHost(Protocol):
     report: Callable[[Event], None]
     """Sends a fact to the scheduler."""
 
-    measured: set[tuple[str, str]]
-    """Bundles of which a worker's memory was measured, with the kind of its device."""
+    measured: dict[tuple[str, str], Bytes]
+    """The peak memory of workers by what their costs are kept under, and by the kind of their device."""
 
     over: Callable[[Exchange], None]
     """Called with an exchange that has no worker any more."""
@@ -214,6 +214,8 @@ class WorkerCalls:
             if out_of_memory and number > 0:
                 self._ran_out = number
             self.on_measured(peak, out_of_memory)
+        elif not self._measured and worker.device.source.enforced and (known := self.known):
+            self.on_measured(known)  # it measures itself only beyond that
         if self.exchanges:
             self._others_until = time.monotonic()
         if self.stopped and (why := self.stopped.pop(exchange, None)) is not None:
@@ -228,16 +230,21 @@ class WorkerCalls:
         self._measured = True
         if peak:
             peak += worker.uncounted
-            host.measured.add(self._kind())
+            host.measured[self._kind()] = max(peak, self.known)
         host.report(Measured(worker.spec.function, worker.device.id, peak, worker.copy, out_of_memory))
 
     @property
     def is_measured(self) -> bool:
         """Whether the need of its function is known here, or no measurement of it is under way."""
-        return self._measured or not self._served or self._kind() in self._host.measured
+        return self._measured or not self._served or self.known > 0
+
+    @property
+    def known(self) -> Bytes:
+        """The peak memory that workers of its function have had here; 0: none was measured."""
+        return self._host.measured.get(self._kind(), 0)
 
     def _kind(self) -> tuple[str, str]:
-        return self._worker.spec.digest, self._worker.device.source.device.kind
+        return self._worker.spec.profiled, self._worker.device.source.device.kind
 
     def _bound(self) -> Iterator[Exchange]:
         return (each for each in self.exchanges.values() if each.slot is not None)

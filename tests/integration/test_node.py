@@ -231,13 +231,54 @@ async def test_a_victim_says_first_what_it_needed_if_nobody_knows(rig: Rig) -> N
     for known in (False, True):
         await rig.call(rig.grant(function, cold=True))
         ends = rig.node.workers()[0]
-        assert rig.facts_of(Measured) == []
+        assert len(rig.facts_of(Measured)) == known  # as the first one has said it
 
         rig.node.evict(function, DEVICE)
         await eventually(lambda ends=ends: ends not in rig.node.workers())
 
-        assert len(rig.facts_of(Measured)) == (not known)
+        (measured,) = rig.facts_of(Measured)
+        assert isinstance(measured, Measured)
+        assert 60 * MiB <= measured.occupation <= 80 * MiB
         rig.facts.clear()
+
+
+async def test_a_worker_measures_itself_only_beyond_what_others_had(rig: Rig) -> None:
+    """To look at every page of a large worker takes as long as a call; the first one of a function has done it."""
+    function = await rig.function(
+        "grows",
+        """
+        from gpufaas_functions.memory import CpuMemory
+
+        peak, looks = CpuMemory.peak, []
+
+        def looking(self):
+            looks.append(1)
+            return peak(self)
+
+        CpuMemory.peak = looking
+
+        def load(device):
+            return []
+
+        def handle(model, event, context):
+            model.append(bytearray(int(event.body) << 20))
+            return str(len(looks))
+        """,
+    )
+    looks = []
+    for call, size in enumerate((b"40", b"10", b"20", b"60", b"1")):
+        if cold := call in (0, 1):
+            rig.node.evict(function, DEVICE)
+            await eventually(lambda: not rig.node.workers())
+        looks.append((await rig.call(rig.grant(function, cold=cold, memory=180 * MiB), size))[1])
+        await eventually(lambda: bool(rig.facts_of(Measured)))
+    await asyncio.sleep(0.2)
+
+    assert looks == [b"0", b"0", b"0", b"0", b"1"], "10 and 20 MiB are below the 40 of the first worker, 90 are not"
+    sizes = [each.occupation // MiB for each in rig.facts_of(Measured) if isinstance(each, Measured)]
+    assert len(sizes) == 3
+    assert 40 <= sizes[0] == sizes[1] <= 60
+    assert 90 <= sizes[2] <= 110
 
 
 async def test_a_victim_that_never_says_what_it_needed_ends_all_the_same(rig: Rig) -> None:

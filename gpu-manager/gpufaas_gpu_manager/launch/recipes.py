@@ -100,6 +100,7 @@ class Recipes:
             label=source.device.id.rpartition("/")[2],
             device_memory=0 if source.enforced else worker.memory,
             emulated=None if emulation is None or worker.scratch else emulation.start_of(spec, worker.memory),
+            known=worker.calls.known,
         )
 
     def attached(self, worker: Worker) -> list[Attached]:
