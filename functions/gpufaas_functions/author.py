@@ -23,7 +23,12 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
+from gpufaas_core.frames import MAX_HEADER
+from gpufaas_core.plausible import why_no_answer
+
 _PIECE: Final = 256 * 1024
+_FRAMING: Final = 16
+"""More bytes than a header takes in a frame beside its name and value."""
 _TEXT: Final = b"text/plain; charset=utf-8"
 _JSON: Final = b"application/json"
 _BINARY: Final = b"application/octet-stream"
@@ -249,6 +254,9 @@ def _headers(given: Any) -> list[tuple[bytes, bytes]]:
                     f"{name!r}: {str(each)[:80]!r} is no header: its name or value has characters that none has"
                 )
             raw.append(pair)
+    if sum(len(name) + len(value) + _FRAMING for name, value in raw) > MAX_HEADER:
+        # A head that is too large for a frame would end the worker, and the other calls with it.
+        raise TypeError(f"the answer cannot be sent: {why_no_answer(200, raw)}")
     return raw
 
 

@@ -10,9 +10,9 @@ from gpufaas_core.model import Bytes
 from gpufaas_functions import call_lines
 from gpufaas_functions.answers import Memory, answer_of, event_of, failure, whole_head
 from gpufaas_functions.author import HandlerAnswer
-from gpufaas_functions.batches import HandleBatch, run_batch
+from gpufaas_functions.batches import HandleBatch, Result, run_batch
 from gpufaas_functions.memory import is_out_of_memory
-from gpufaas_functions.slot_server import SlotServer
+from gpufaas_functions.slot_server import SlotServer, no_room
 
 _Small: TypeAlias = "tuple[int, AnswerHead, bytes | memoryview]"
 """An answer for ANSWERS: the place of its call, head and body."""
@@ -29,15 +29,22 @@ class BatchServer:
         """Answer a batch of *size* calls. What is printed meanwhile belongs to none of them."""
         slot, memory = self._slot, self._slot.memory
         calls = [slot.next_call() for _ in range(size)]
-        events = [event_of(head, body) for head, body in calls]
-        contexts = [slot.context(head) for head, _ in calls]
+        heads = [head for head, _ in calls]
+        events = [event_of(head, body) for head, body in calls if body is not None]
+        calls.clear()
+        contexts = [slot.context(head) for head in heads]
         began = time.perf_counter()
-        results = run_batch(self._handle_batch, events, contexts)
+        results: list[Result]
+        if len(events) < size:
+            events.clear()
+            results = [no_room()] * size
+        else:
+            results = run_batch(self._handle_batch, events, contexts)
         run_s = time.perf_counter() - began
         small: list[_Small] = []
         large: list[tuple[int, HandlerAnswer, str]] = []
         shown: dict[int, str] = {}
-        for place, ((head, _), result) in enumerate(zip(calls, results, strict=True)):
+        for place, (head, result) in enumerate(zip(heads, results, strict=True)):
             failed = isinstance(result, BaseException)
             out_of_memory = isinstance(result, BaseException) and is_out_of_memory(result)
             answer = _failure(memory, head.call, result, shown) if isinstance(result, BaseException) else result

@@ -10,8 +10,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from gpufaas_core.frames import MAX_HEADER
-from gpufaas_core.plausible import why_no_answer
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, to_answer
 
 NAME: Final = "handle_batch"
@@ -95,9 +93,6 @@ def _result(value: Any) -> Result:
         return exc
     if answer.body is None:
         return _cannot_stream()
-    if sum(len(name) + len(value) for name, value in answer.headers) > MAX_HEADER // 2:
-        # A head that is too large for a frame would end the worker, and the other calls with it.
-        return TypeError(f"the answer cannot be sent: {why_no_answer(answer.status, answer.headers)}")
     return answer
 
 

@@ -220,6 +220,13 @@ _OUT_OF_MEMORY: Final = (
 """What exceptions say that are no `MemoryError`."""
 
 
+def _text_of(exc: Exception) -> str:
+    try:
+        return str(exc)
+    except Exception:  # the author's class of it may not be able to
+        return ""
+
+
 def is_out_of_memory(exc: BaseException) -> bool:
     """
     Whether *exc* says that memory could not be had: Python's, torch's on the CPU, CUDA's, or the kernel's; for the
@@ -231,8 +238,7 @@ def is_out_of_memory(exc: BaseException) -> bool:
         seen.add(id(each))
         if isinstance(each, MemoryError) or type(each).__name__ == "OutOfMemoryError":
             return True
-        text = str(each)
-        if isinstance(each, Exception) and any(words in text for words in _OUT_OF_MEMORY):
+        if isinstance(each, Exception) and any(words in _text_of(each) for words in _OUT_OF_MEMORY):
             return True
         each = each.__cause__ or each.__context__
     return False

@@ -8,12 +8,13 @@ serves them all (`async_server`). The worker ends when its manager closes the so
 
 import contextlib
 import importlib
+import os
 import socket
 import sys
 import threading
 import time
 import traceback
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -40,6 +41,9 @@ from gpufaas_functions.emulated import Emulated, EmulatedHandler, EmulatedMemory
 from gpufaas_functions.loading import spent
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
 from gpufaas_functions.slot_server import SlotServer
+
+_BROKEN: Final = 70
+"""Exit status of a worker that cannot serve any more; the zygote has the same."""
 
 
 class WorkerStart(msgspec.Struct, frozen=True):
@@ -139,9 +143,21 @@ def _serve_in_threads(
         for each in servers:
             each.serve_batch = BatchServer(each, handle_batch).serve
     for index, each in enumerate(servers[1:], start=1):
-        threading.Thread(target=each.serve, name=f"slot-{index}", daemon=True).start()
+        threading.Thread(target=_serve_for_good, args=(each,), name=f"slot-{index}", daemon=True).start()
     slots[0].sendall(ready)
     servers[0].serve()
+
+
+def _serve_for_good(server: SlotServer) -> None:
+    """
+    Serve a slot. Whatever ends that ends the worker, as in its main thread: calls on this slot would wait in vain.
+    """
+    try:
+        server.serve()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            traceback.print_exc()
+    os._exit(_BROKEN)
 
 
 def _serve_async(

@@ -53,6 +53,11 @@ class Cancel(BaseException):
     """The caller is gone. Raised in the loop over a generator, never in the author's own code."""
 
 
+def no_room() -> MemoryError:
+    """Return what a call fails with whose body has no room in memory."""
+    return MemoryError("for the body of the call")
+
+
 class SlotServer:
     """Serves the calls of one slot: one socket, one thread, one call or batch at a time."""
 
@@ -100,19 +105,21 @@ class SlotServer:
         except (Closed, OSError):
             return
 
-    def _call(self, head: CallHead, body: bytes) -> None:
+    def _call(self, head: CallHead, body: bytes | None) -> None:
         stream: _BodyStream | None = None
         if head.body_mode == STREAM:
             stream = _BodyStream(self, body)
             event = Event(head.method, head.path, head.query, head.headers, None, stream.chunks)
         elif head.body_mode == FILE:
-            event = event_of(head, body)
+            event = event_of(head, b"")
         else:
             event = Event(head.method, head.path, head.query, head.headers, body)
         context = Context(head.call, self._function, self._device)
         failed = out_of_memory = False
         began = time.perf_counter()
         try:
+            if body is None and stream is None:
+                raise no_room()
             answer = to_answer(self._handle(event, context))
         except BaseException as exc:
             if isinstance(exc, (Closed, KeyboardInterrupt)):
@@ -145,8 +152,8 @@ class SlotServer:
         self.memory.limit(_decode_limit(header).memory)
         return True
 
-    def next_call(self) -> tuple[CallHead, bytes]:
-        """Return the next call, which is one of a batch."""
+    def next_call(self) -> tuple[CallHead, bytes | None]:
+        """Return the next call, which is one of a batch, and its body, as `_read` does."""
         while True:
             kind, header, body = self._read()
             if kind == Kind.CALL:
@@ -215,7 +222,8 @@ class SlotServer:
 
     # Reading: one recv for a small frame; a large body is received into its own buffer.
 
-    def _read(self) -> tuple[int, bytes, bytes]:
+    def _read(self) -> tuple[int, bytes, bytes | None]:
+        """Return the next frame: kind, header and body; None: there is no memory for the body, which is left out."""
         self._need(16)
         kind, _, _, header_bytes, body_bytes = PREFIX.unpack_from(self._buffer, self._at)
         header_at = self._at + 16
@@ -224,7 +232,11 @@ class SlotServer:
         if self._at <= self._filled:  # nearly always: all of the frame is here
             return kind, bytes(self._view[header_at:body_at]), bytes(self._view[body_at : self._at])
         self._at = header_at
-        return kind, self._take(header_bytes), self._take(body_bytes)
+        header = self._take(header_bytes)
+        try:
+            return kind, header, self._take(body_bytes)
+        except MemoryError:
+            return kind, header, None
 
     def _need(self, size: int) -> None:
         """Receive until *size* bytes, at most those of the buffer, are ready at `_at`."""
@@ -240,12 +252,19 @@ class SlotServer:
             self._filled += self._receive(self._view[self._filled :])
 
     def _take(self, size: int) -> bytes:
+        """:raises MemoryError: there is none for so many bytes, which are received all the same"""
         ready = self._filled - self._at
         if size <= ready:
             taken = bytes(self._view[self._at : self._at + size])
             self._at += size
             return taken
-        whole = bytearray(size)
+        try:
+            whole = bytearray(size)
+        except MemoryError:
+            self._at = self._filled = 0
+            while ready < size:
+                ready += self._receive(self._view[: size - ready])
+            raise
         whole[:ready] = self._view[self._at : self._filled]
         self._at = self._filled = 0
         view = memoryview(whole)
@@ -267,18 +286,22 @@ class _BodyStream:
     Reading it raises ConnectionAbortedError if the caller goes away before the end.
     """
 
-    def __init__(self, slot: SlotServer, first: bytes) -> None:
+    def __init__(self, slot: SlotServer, first: bytes | None) -> None:
         self._slot = slot
         self._first = first
         self.ended = False
 
     def chunks(self) -> Iterator[bytes]:
         first, self._first = self._first, b""
+        if first is None:
+            raise no_room()
         if first:
             yield first
         while not self.ended:
             kind, header, body = self._slot._read()
             if kind == Kind.BODY:
+                if body is None:
+                    raise no_room()
                 yield body
             elif kind == Kind.CANCEL:
                 self.ended = True
@@ -288,6 +311,7 @@ class _BodyStream:
 
     def drain(self) -> None:
         """Read what the handler did not, so that the next frame is a CALL."""
-        with contextlib.suppress(ConnectionAbortedError):
-            for _ in self.chunks():
-                pass
+        while not self.ended:
+            with contextlib.suppress(ConnectionAbortedError, MemoryError):
+                for _ in self.chunks():
+                    pass

@@ -34,8 +34,11 @@ _NOTED: Final = HOP_BY_HOP | ASKED | {
     b"host",
 }  # fmt: skip
 """Request headers that are read here, or not passed on."""
-_DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-served-by"}
-"""Headers of a function's answer that are not passed on."""
+_DROPPED: Final = HOP_BY_HOP | {
+    b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-served-by", b"x-gpufaas-start",
+    b"x-gpufaas-device", b"x-gpufaas-share", b"x-gpufaas-batch",
+}  # fmt: skip
+"""Headers of a function's answer that are not passed on: a function may answer with those of one that it called."""
 _HIT: Final = (b"x-gpufaas-start", b"hit")
 _FROM: Final = {each: (b"x-gpufaas-start", each.encode()) for each in ("parked", "host", "peer", "disk", "store")}
 _NOT_VERSION: Final = ~(0xF000 << 64 | 0xC000 << 48)

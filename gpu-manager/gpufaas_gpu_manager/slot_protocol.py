@@ -163,6 +163,7 @@ class SlotProtocol(_SlotSocket):
     def limit(self, memory: Bytes) -> None:
         """Tell the worker how much it may occupy of its device."""
         if self._transport is not None and not self._transport.is_closing():
+            self._whole = False  # a thread that runs a call does not read this: it is no sign that the call is unread
             self._transport.write(encode_frame(Kind.LIMIT, LimitHead(memory)))
 
     def begin_batch(self, calls: int) -> None:

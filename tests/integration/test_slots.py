@@ -172,6 +172,27 @@ def test_a_handler_that_blocks_the_loop_blocks_only_its_worker(platform: Platfor
     assert blocks.result().text == "it has slept"
 
 
+def test_a_slot_whose_thread_ends_takes_its_worker_along(platform: Platform) -> None:
+    source = """
+    import sys, time
+
+    def load(device):
+        return None
+
+    def handle(model, event, context):
+        if event.text == "stays":
+            time.sleep(60)
+        sys.stderr.close()
+        raise ValueError("which cannot be written")
+"""
+    path = platform.deploy("ends", source, slots="2")
+    beside = platform.begin(path, b"stays")
+    until(lambda: platform.running() == 1)
+
+    assert "exit status 70" in platform.call(path).text
+    assert beside.result().status_code == 502
+
+
 @pytest.mark.long
 def test_a_loop_that_is_blocked_for_good_is_ended_while_calls_keep_coming_and_they_are_answered(
     platform: Platform,

@@ -58,6 +58,7 @@ def test_a_body_may_be_a_generator_with_headers() -> None:
         ({"statusCode": "many"}, "statusCode is 'many'"),
         ({"statusCode": 42}, "statusCode is 42"),
         ({"body": "", "headers": {"X": "a\r\nY: b"}}, "is no header: its name or value"),
+        ({"body": "", "headers": {"X": "x" * 5_000_000}}, "headers of 5 MiB: an answer may have 64 KiB"),
         ({"statusCode": 401, "header": {}}, r"'header' \(did you mean 'headers'\?\)"),
         ({"statusCode": 200, "message": "hi"}, "statusCode and 'message', but an answer has"),
     ],

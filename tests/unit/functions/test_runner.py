@@ -30,7 +30,14 @@ def test_these_are_out_of_memory_also_as_causes(error: Exception) -> None:
     assert is_out_of_memory(wrapped)
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), BlockingIOError(11, "Resource temporarily unavailable")], ids=str)
+class Untold(ValueError):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), BlockingIOError(11, "Resource temporarily unavailable"), Untold()], ids=repr
+)
 def test_these_are_not(error: Exception) -> None:
     assert not is_out_of_memory(error)
 

@@ -58,6 +58,7 @@ async def test_every_answer_says_who_served_it_and_how_long_it_took(rig: Rig) ->
 
 async def test_what_a_watchdog_measured_stays_and_what_is_ours_cannot_be_forged(rig: Rig) -> None:
     forged = [(b"x-served-by", b"me"), (b"x-start-time", b"1"), (b"x-call-id", b"1"), (b"content-length", b"9")]
+    forged += [(b"x-gpufaas-%b" % each, b"1") for each in (b"start", b"device", b"share", b"batch")]
     rig.functions.answer = AnswerHead(200, [*forged, (b"x-duration-seconds", b"1.500000")], 0.25)
 
     answer = await rig.call(body=b"four")
@@ -67,6 +68,8 @@ async def test_what_a_watchdog_measured_stays_and_what_is_ours_cannot_be_forged(
     assert answer.headers.get_list("content-length") == ["4"]
     assert len(answer.headers.get_list("x-start-time")) == len(answer.headers.get_list("x-call-id")) == 1
     assert answer.headers["x-start-time"] != "1"
+    assert len(answer.headers.get_list("x-gpufaas-start")) == len(answer.headers.get_list("x-gpufaas-device")) == 1
+    assert not answer.headers.keys() & {"x-gpufaas-share", "x-gpufaas-batch"}
 
 
 async def test_the_start_time_is_the_gateways_whatever_the_caller_says(rig: Rig) -> None:

@@ -420,6 +420,22 @@ def test_a_call_whose_worker_died_before_it_had_read_it_can_be_placed_again(
     assert (unread.exchange.untouched, read.exchange.untouched, answering.exchange.untouched) == (True, False, False)
 
 
+def test_a_limit_that_a_busy_worker_has_not_read_does_not_make_its_call_one_that_it_had_not_read(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    rig, following = Rig(loop), Rig(loop, ready=False)
+    rig.slot.limit(1 << 30)
+    following.slot.data_received(READY)
+    following.slot.limit(1 << 30)
+    following.exchange.bind(following.slot, 0.0, True)
+
+    rig.slot.connection_lost(ConnectionResetError())
+    following.slot.connection_lost(ConnectionResetError())
+
+    assert not rig.exchange.untouched
+    assert following.exchange.untouched, "the limit came before it"
+
+
 def test_a_call_with_a_body_that_streams_may_have_begun_though_not_all_was_read(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
