@@ -9,6 +9,7 @@ from typing import Final
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.bundle import WeightsFile
+from gpufaas_core.descriptors import weights_share
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import Bytes, MiB
 from gpufaas_gpu_manager.host_cache import HostCache
@@ -33,7 +34,7 @@ def host_cache(budget: Bytes | None, artifacts: ArtifactStore) -> HostCache:
             artifacts.recheck(weights.sha256)
 
     size = _memory() // _SHARE // MiB * MiB if budget is None else budget
-    return HostCache(HostTier(size), log.warning, on_corrupt)
+    return HostCache(HostTier(size, weights_share()), log.warning, on_corrupt)
 
 
 def _memory() -> Bytes:

@@ -1,5 +1,6 @@
 """
-What a node keeps of weights in its host memory, within a budget. Pure: the node and the simulator decide by this.
+What a node keeps of weights in its host memory, within a budget and a number of files. Pure: the node and the simulator
+decide by this.
 
 Weights are worth keeping that are often asked for and save much time per byte. What was asked for long ago counts less:
 half after `HALF_LIFE_S`. All weights age alike, so the order of two changes only when one of them is asked for. Weights
@@ -9,6 +10,7 @@ that workers have mapped stay charged until the last mapping ends: to drop them 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from math import inf, log2
+from sys import maxsize
 from typing import Final, Generic, TypeVar
 
 from gpufaas_core._types import Bytes, Seconds
@@ -29,8 +31,10 @@ class _Kept:
 class HostTier(Generic[KeyT]):
     """See module. A key names weights: by their digest on a node, by their function in the simulator."""
 
-    def __init__(self, budget: Bytes) -> None:
+    def __init__(self, budget: Bytes, most: int = maxsize) -> None:
+        """:param most: how many may be kept: each is an open file of the node"""
         self.budget = budget
+        self.most = most
         self.used: Bytes = 0
         self._kept: dict[KeyT, _Kept] = {}
         self._worth: dict[KeyT, float] = {}
@@ -65,13 +69,15 @@ class HostTier(Generic[KeyT]):
             return []
         worth = self.worth(key)
         victims: list[KeyT] = []
-        short = self.used + size - self.budget
-        for each in sorted((each for each, kept in self._kept.items() if not kept.mapped), key=self.worth):
-            if short <= 0 or self.worth(each) >= worth:
-                break
-            victims.append(each)
-            short -= self._kept[each].size
-        if short > 0:
+        short, over = self.used + size - self.budget, len(self._kept) + 1 - self.most
+        if short > 0 or over > 0:
+            for each in sorted((each for each, kept in self._kept.items() if not kept.mapped), key=self.worth):
+                if (short <= 0 and over <= 0) or self.worth(each) >= worth:
+                    break
+                victims.append(each)
+                short -= self._kept[each].size
+                over -= 1
+        if short > 0 or over > 0:
             return None
         for each in victims:
             self.used -= self._kept.pop(each).size

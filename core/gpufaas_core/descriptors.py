@@ -1,6 +1,7 @@
 """
-How a process that serves shares out the open files that it may have: a third for callers' connections, a reserve for
-its own files and databases, the rest for workers. So neither callers nor workers take what the others need.
+How a process that serves shares out the open files that it may have: a third for callers' connections, a sixteenth for
+weights in host memory, a reserve for its own files and databases, the rest for workers. So none of them takes what the
+others need.
 """
 
 import errno
@@ -23,7 +24,12 @@ def callers_share() -> int:
 
 def workers_share() -> int:
     """Return how many open files workers may take in all, of this process's."""
-    return max(0, limit() - callers_share() - _RESERVE - limit() // 16)
+    return max(0, limit() - callers_share() - weights_share() - _RESERVE - limit() // 16)
+
+
+def weights_share() -> int:
+    """Return how many files of weights may be kept in host memory, each of which is an open file."""
+    return limit() // 16
 
 
 def is_lack(error: BaseException) -> bool:

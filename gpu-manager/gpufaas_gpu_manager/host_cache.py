@@ -29,6 +29,8 @@ _DISK: Final = 1_000 * MiB
 """Bytes per second that a start would read from the disk: one figure for all weights, since they lie on the same disk.
 What a worker says is no measure: it maps a file, and reads it later, page by page."""
 _NICE: Final = 10
+MOST_GIVEN: Final = 250
+"""Open files that one message to a new worker can carry, beside its two of output (SCM_MAX_FD of the kernel)."""
 
 
 class Keeper(Protocol):
@@ -36,6 +38,7 @@ class Keeper(Protocol):
 
     budget: Bytes
     used: Bytes
+    most: int
 
     def __contains__(self, key: str, /) -> bool: ...
 
@@ -101,18 +104,25 @@ class HostCache:
         self._files: dict[str, int] = {}
         self._given: dict[int, _Given] = {}
         self._filling: dict[str, asyncio.Task[bool]] = {}
+        self._unwanted: set[str] = set()
+        """Of these, what no function has any more."""
         self._lock = asyncio.Lock()
         self._stop = threading.Event()
         self._thread: ThreadPoolExecutor | None = None
         self._note = ""
         self._forbidden = False
-        self._too_large: set[str] = set()
+        self._refused: set[str] = set()
+        """Reasons that people were told."""
 
     # --- what workers get ---
 
-    def attached(self, worker: int, weights: Sequence[WeightsFile]) -> list[Attached]:
-        """Return those of *weights* that are here. They stay until `release` of *worker*."""
-        if self._keeper is None:
+    def attached(self, worker: int, weights: Sequence[WeightsFile], connections: int = 1) -> list[Attached]:
+        """
+        Return those of *weights* that are here. They stay until `release` of *worker*.
+
+        :param connections: of the worker: with too many, there is no room for weights beside them
+        """
+        if self._keeper is None or len(weights) + connections > MOST_GIVEN:
             return []
         found = [Attached(each, self._files[each.sha256]) for each in weights if self._is_here(each)]
         if found:
@@ -146,11 +156,32 @@ class HostCache:
 
     def asked(self, weights: Sequence[WeightsFile], folder: Path, now: Seconds) -> None:
         """A start has wanted *weights*, which are below *folder*: keep them in the background, if they are worth it."""
-        if self._keeper is not None:
-            for each in weights:
-                self._keeper.asked(each.sha256, now)
-                if not self._is_here(each):
-                    self.stage(each, folder)
+        if self._keeper is None:
+            return
+        if reason := self.refusal(weights):
+            if reason not in self._refused:
+                self._refused.add(reason)
+                self._say(reason)
+            return
+        for each in weights:
+            self._keeper.asked(each.sha256, now)
+            if not self._is_here(each):
+                self.stage(each, folder)
+
+    def refusal(self, weights: Sequence[WeightsFile]) -> str:
+        """Return why *weights*, those of one function, can never be here together; empty: they may."""
+        keeper, size = self._keeper, sum(each.bytes for each in weights)
+        if keeper is None:
+            return "this node keeps no weights in host memory"
+        if size > keeper.budget:
+            what = weights[0].path if len(weights) == 1 else f"{weights[0].path} and {len(weights) - 1} more files"
+            have = "has" if len(weights) == 1 else "have"
+            return f"{what} {have} {format_bytes(size)}, more than --host-cache {format_bytes(keeper.budget)}"
+        if len(weights) > (most := min(keeper.most, MOST_GIVEN - 1)):
+            return (
+                f"{weights[0].path} is one of {len(weights)} files of weights of a function, and at most {most} can be"
+            )
+        return ""
 
     def stage(self, weights: WeightsFile, folder: Path) -> asyncio.Task[bool]:
         """Bring *weights* here in the background. The result says whether they are here."""
@@ -159,13 +190,20 @@ class HostCache:
         if task is None:
             loop = asyncio.get_running_loop()
             task = self._filling[digest] = loop.create_task(self._keep(weights, folder))
-            task.add_done_callback(lambda _: self._filling.pop(digest, None))
+            task.add_done_callback(lambda _: self._filled(digest))
+        self._unwanted.discard(digest)
         return task
+
+    def _filled(self, digest: str) -> None:
+        self._filling.pop(digest, None)
+        self._unwanted.discard(digest)
 
     def forget(self, digests: Sequence[str]) -> None:
         """No function has these weights any more."""
         for digest in digests:
             if self._keeper is not None:
+                if digest in self._filling:
+                    self._unwanted.add(digest)
                 self._keeper.forget(digest)
                 if self._keeper.drop(digest):
                     self._close(digest)
@@ -188,11 +226,8 @@ class HostCache:
         keeper, digest = self._keeper, weights.sha256
         if keeper is None or self._forbidden:
             return False
-        if weights.bytes > keeper.budget:
-            self._say_too_large(weights, keeper.budget)
-            return False
         async with self._lock:  # one at a time, so that the thread's next file is not planned for ever
-            if self._stop.is_set():
+            if self._stopped(digest):
                 return False
             if digest in self._files:
                 keeper.keep(digest, weights.bytes, weights.bytes / _DISK)
@@ -206,12 +241,18 @@ class HostCache:
             keeper.map(digest)  # no victim of another one while it is filled
             for victim in victims:
                 self._close(victim)
-            made = await self._fill(weights, folder)
-            if not made:
-                keeper.drop(digest)
-            if keeper.unmap(digest):
-                self._close(digest)
+            made = False
+            try:
+                made = await self._fill(weights, folder)
+            finally:
+                if not made:
+                    keeper.drop(digest)
+                if keeper.unmap(digest):
+                    self._close(digest)
             return digest in self._files
+
+    def _stopped(self, digest: str) -> bool:
+        return self._stop.is_set() or digest in self._unwanted
 
     async def _fill(self, weights: WeightsFile, folder: Path) -> bool:
         if self._thread is None:
@@ -219,7 +260,7 @@ class HostCache:
         path, digest = folder / weights.path, weights.sha256
         try:
             self._files[digest] = await asyncio.get_running_loop().run_in_executor(
-                self._thread, sealed_copy, path, weights.bytes, digest, self._stop.is_set
+                self._thread, sealed_copy, path, weights.bytes, digest, lambda: self._stopped(digest)
             )
         except Stopped:
             return False
@@ -240,13 +281,6 @@ class HostCache:
         if descriptor is not None:
             os.close(descriptor)
             self.on_changed()
-
-    def _say_too_large(self, weights: WeightsFile, budget: Bytes) -> None:
-        if weights.sha256 not in self._too_large:
-            self._too_large.add(weights.sha256)
-            self._say(
-                f"{weights.path} has {format_bytes(weights.bytes)}, more than --host-cache {format_bytes(budget)}"
-            )
 
     def _say(self, reason: str) -> None:
         if reason != self._note:

@@ -41,6 +41,8 @@ class Staging:
         self._bundles = bundles
         self._report = report
         self._fetch = fetch
+        self._deployed: set[FunctionId] = set()
+        """Those of them that are not removed."""
         self._weights: dict[FunctionId, tuple[WeightsFile, ...]] = {}
         """Of the functions whose bundle is here."""
         self._digests: set[str] = set()
@@ -51,6 +53,10 @@ class Staging:
 
     def know(self, spec: WorkerSpec, manifest: Manifest) -> None:
         """The bundle of *spec* is here: its weights may be in the host tier for another function already."""
+        self._deployed.add(spec.function)
+        self._note(spec, manifest)
+
+    def _note(self, spec: WorkerSpec, manifest: Manifest) -> None:
         if manifest.weights and self._cache.status().budget:
             self._weights[spec.function] = manifest.weights
             self._digests.add(spec.digest)
@@ -58,19 +64,21 @@ class Staging:
             self._changed()
 
     def loaded(self, spec: WorkerSpec) -> None:
-        """A worker of *spec* is ready: keep its weights, if they are worth it."""
-        if spec.image or not self._cache.status().budget:
+        """A worker of *spec* is ready: keep its weights, if they are worth it. Not those of a function that drains."""
+        if spec.image or not self._cache.status().budget or spec.function not in self._deployed:
             return
         with contextlib.suppress(GpufaasError, OSError):  # the next load says what is wrong
             manifest = self._bundles.manifest(spec.digest)
             if spec.function not in self._weights:
-                self.know(spec, manifest)
+                self._note(spec, manifest)
             self._cache.asked(manifest.weights, self._bundles.install(spec.digest), time.monotonic())
 
     def expect(self, spec: WorkerSpec) -> None:
         """*spec* was deployed elsewhere. Its bundle may be here, from another function or an earlier time."""
+        self._deployed.add(spec.function)
         if spec.digest in self._digests:
-            self.know(spec, self._bundles.manifest(spec.digest))
+            with contextlib.suppress(GpufaasError, OSError):  # it was collected meanwhile
+                self._note(spec, self._bundles.manifest(spec.digest))
 
     def stage(self, function: FunctionId) -> None:
         """Bring the weights of *function* into the host tier, in the background; the scheduler is told how it went."""
@@ -80,8 +88,11 @@ class Staging:
 
     def forget(self, function: FunctionId) -> None:
         """*function* is removed: weights that no other one has are dropped."""
-        gone = self._weights.pop(function, ())
+        self._deployed.discard(function)
         self._told.pop(function, None)
+        self._drop(self._weights.pop(function, ()))
+
+    def _drop(self, gone: tuple[WeightsFile, ...]) -> None:
         others = {each.sha256 for weights in self._weights.values() for each in weights}
         self._cache.forget([each.sha256 for each in gone if each.sha256 not in others])
 
@@ -116,10 +127,14 @@ class Staging:
         weights = self._bundles.manifest(spec.digest).weights
         if not weights:
             return "it has no weights"
-        if function not in self._weights:
-            self.know(spec, self._bundles.manifest(spec.digest))
+        if reason := self._cache.refusal(weights):
+            return reason
+        if function not in self._weights and function in self._deployed:
+            self._note(spec, self._bundles.manifest(spec.digest))
         for each in weights:
-            if not await self._cache.stage(each, folder):
+            if function not in self._deployed:
+                return "it was removed"
+            if not await asyncio.shield(self._cache.stage(each, folder)):
                 return self._cache.status().note or "others are worth more in the host tier"
         return ""
 

@@ -108,7 +108,7 @@ class Recipes:
         if worker.scratch or worker.device.source.emulation is not None:
             return []
         weights = self._bundles.manifest(worker.spec.digest).weights
-        found = self.host_cache.attached(worker.number, weights)
+        found = self.host_cache.attached(worker.number, weights, worker.spec.need.slots)
         worker.staged = len(found) == len(weights)
         return found
 

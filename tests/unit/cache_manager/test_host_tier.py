@@ -56,6 +56,17 @@ def test_what_is_mapped_is_no_victim_and_stays_charged_after_it_was_dropped() ->
     assert host.keep("other", 50, 1.0) == []
 
 
+def test_no_more_files_are_kept_than_a_node_may_have_open() -> None:
+    host = HostTier[str](100, 2)
+    for now, key in enumerate(("once", "twice", "twice")):
+        ask(host, key, float(now), size=10)
+    assert ask(host, "new", 3.0, size=10) == ["once"]
+    assert list(host) == ["twice", "new"]
+    host.map("new")
+    assert ask(host, "last", 4.0, size=10) is None
+    assert host.used == 20
+
+
 def test_what_was_dropped_and_is_still_mapped_is_taken_back() -> None:
     host = tier(50)
     ask(host, "f", 0.0)
