@@ -34,6 +34,7 @@ class Rig:
         self.staging = Staging(NodeId("n"), self.cache, self, self.facts.append, None)
 
     def install(self, digest: str) -> Path:
+        self.manifest(digest)
         return self.root
 
     def manifest(self, digest: str) -> Manifest:
