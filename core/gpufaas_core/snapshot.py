@@ -312,6 +312,8 @@ class EngineDoc(Struct, frozen=True):
     """Until the policy wants to run again, by key."""
     plan: PlacementPlan | None = None
     """The plan in force."""
+    planned: bool = False
+    """The policy set it, and has not run for it yet."""
     offers: tuple[Offer, ...] = ()
     ordered: tuple[tuple[str, int], ...] = ()
     """Nodes that were procured and have not joined, by kind."""

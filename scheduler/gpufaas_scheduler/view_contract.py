@@ -75,6 +75,10 @@ class FunctionView(Protocol):
         """How many of its copies are loading."""
 
     @property
+    def loadable(self) -> bool:
+        """Whether it may get one more copy by a `Load`: it is deployed, and its last load did not fail."""
+
+    @property
     def batch_max(self) -> int:
         """How many of its calls may start together."""
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from gpufaas_core import messages as m
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, note_lack, send_off, serve_fifo
 from gpufaas_scheduler.handle.grants import end, return_local
@@ -72,9 +74,16 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
         world.cluster.constrained += bool(owner.constraints)
         world.hosts.deployed(owner.id, owner)
     else:
+        function = event.function
+        need = owner.declared.need
+        if function.need != need and (need.compute or function.need.compute):
+            # A gateway of another version reads its record differently. Compute is held, and calls wait, by the first
+            # need; only the slots of a function without compute may change.
+            world.ignored["FunctionDeployed"] += 1
+            function = replace(function, need=need)
         world.cluster.mixed -= owner.mixed
         world.cluster.constrained -= owner.mixed
-        owner.deploy(event.function)
+        owner.deploy(function)
         world.cluster.moves += 1
         if not owner.queued:
             serve_fifo(world, owner)

@@ -99,7 +99,9 @@ def _without_policy(event: m.Restored) -> m.Restored:
     def plain(calls: tuple[CallDoc, ...]) -> tuple[CallDoc, ...]:
         return tuple(replace(each, note=0, promised_in_s=None) for each in calls)
 
-    engine = event.engine and replace(event.engine, waiting=plain(event.engine.waiting), wakes=(), policy_state=None)
+    engine = event.engine and replace(
+        event.engine, waiting=plain(event.engine.waiting), wakes=(), planned=False, policy_state=None
+    )
     devices = [replace(each, running=plain(each.running), local=plain(each.local)) for each in event.devices]
     return replace(event, engine=engine, devices=tuple(devices))
 

@@ -30,6 +30,8 @@ class NextMisses:
                 continue
             left_s = view.left_s(device)
             for call in view.orphans(LOOK):
+                if not call.owner.loadable:
+                    continue
                 load = _load(view, call, device) or _stage(view, call, device, left_s)
                 if load is not None and (yield load) is None:
                     break

@@ -234,6 +234,11 @@ class FunctionState(Deployed):
         self.scale(None)
         self.excess = 0
 
+    @property
+    def loadable(self) -> bool:
+        """Whether one more copy may be loaded without a call that tries it."""
+        return not self.removed and self.backoff is None and not 0 < self.max_copies <= self.copies
+
     def allows(self, device: DeviceState) -> bool:
         """Whether *device* satisfies its constraints, and is not being drained."""
         return not device.closed and (not self.constraints or satisfied(self.constraints, device.device.labels))

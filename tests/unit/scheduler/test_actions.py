@@ -409,6 +409,23 @@ def test_what_a_policy_asked_for_and_its_state_survive_a_takeover(
     assert (view.placement, view.ordered, view.offers["gpu"].limit) == (plan, {"gpu": 1}, 4)
 
 
+@pytest.mark.parametrize(("name", "runs"), [("scripted", [c.FLEET, c.PLAN | c.WAKE]), ("scripted:option=1", [c.FLEET])])
+def test_a_plan_that_the_policy_has_not_run_for_is_not_lost_in_a_takeover(name: str, runs: list[int]) -> None:
+    site = Site()
+    site.do(c.SetPlan(PlacementPlan(1)))
+    doc = site.engine.doc("engine", site.now)
+
+    successor = Scripted()
+    successor.name = name
+    engine = Engine(policy=successor, replacement=make_replacement("lru"), epoch=2)
+    engine.handle(m.Restored(doc), 100.0)  # type: ignore[arg-type]
+    engine.handle(m.Serving(), 100.0)
+    if engine.wake_at is not None:
+        engine.handle(m.Woken(), 100.0)
+
+    assert successor.causes == runs
+
+
 class Noting(Scripted):
     """Notes 7 with each call that leaves the queue."""
 

@@ -203,6 +203,9 @@ class World:
                 self._over(lambda grant: grant.device == device.id, orphans=True)
             case m.FunctionDeployed(function):
                 self.redeployed = self.redeployed or function.id in self.functions
+                known = self.functions.get(function.id)
+                if known is not None and (known.need.compute or function.need.compute):
+                    function = replace(function, need=known.need)  # the engine keeps it
                 self.functions[function.id] = function
                 self.removed.discard(function.id)
             case m.FunctionRemoved(function):

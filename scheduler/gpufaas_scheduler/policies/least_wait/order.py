@@ -226,7 +226,7 @@ class Order:
         late_s = wait_s - BEHIND * load_s
         if late_s >= 0.0 and late_s > HORIZON_S * (room.worth - gain):
             return self._load_for(call, room, "its holders were further behind than a load takes", waiting)
-        if HORIZON_S * (gain - REPLACE * room.worth) > load_s * price:
+        if owner.loadable and HORIZON_S * (gain - REPLACE * room.worth) > load_s * price:
             options = (waiting, ("load", room.device.id, load_s))
             why = Why("a replica is worth more than its load", options)
             return Load(owner.id, room.device.part, DEVICE, room.victims, why), owner.id
