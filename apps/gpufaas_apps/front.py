@@ -84,6 +84,8 @@ class Parts:
     """A line for each device of this process that was given up."""
     fault: Callable[[], str] = lambda: ""
     """Returns what is wrong with the node of this process."""
+    standbys: Callable[[], dict[str, int]] | None = None
+    """Returns the processes of that node which wait to become workers, for people."""
 
 
 class Front:
@@ -144,7 +146,7 @@ class Front:
         app = management_app(
             self.deployer, parts.scheduler, parts.logs, parts.artifacts, self.metrics, parts.secrets,
             version=version("gpufaas"), commit=git_revision(), orchestration=self._orchestration,
-            usage_of=parts.usage_of, fault=parts.fault, gone=parts.gone,
+            usage_of=parts.usage_of, fault=parts.fault, gone=parts.gone, standbys=parts.standbys,
         )  # fmt: skip
         app.include_router(
             async_routes(self.async_calls, async_invocations, lambda name: self.catalogue.find(name) is not None)

@@ -76,6 +76,7 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
         env={"OPENFAAS_URL": options.gateway_url} if options.gateway_url else {},
         secrets=secrets,
         origins=Origins(me.token),
+        standby=given.standby,
     )
     node = agent.node = Node(
         devices, bundles, logs, agent.report, log.warning, settings, containers, fetch=weights.fetch,

@@ -14,6 +14,7 @@ DEFAULT_PORT: Final = 8080
 DEFAULT_SCHEDULER_PORT: Final = 7070
 DEFAULT_NODE_PORT: Final = 7080
 DEFAULT_MAX_QUEUE: Final = 1000
+DEFAULT_STANDBY: Final = 1
 DEFAULT_MAX_ASYNC_QUEUE: Final = 100_000
 DEFAULT_ASYNC_QUEUE_LIMIT: Final = 1_000_000
 DEFAULT_MAX_BODY: Final = 100 * MiB
@@ -76,6 +77,8 @@ class DeviceOptions:
     """What holds workers on CPU devices to their memory; auto: control groups, else the watcher."""
     host_cache: Bytes | None = None
     """Memory for weights, in bytes, beside that of the devices; None: an eighth of the machine's; 0: none."""
+    standby: int = DEFAULT_STANDBY
+    """Blank processes that wait to become workers; 0: each worker is forked when it starts."""
 
 
 @dataclass(frozen=True, kw_only=True)

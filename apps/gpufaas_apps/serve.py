@@ -121,7 +121,9 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     # Of this data directory: what another platform on this machine runs is left alone.
     instance = hashlib.sha256(bytes(options.data)).hexdigest()[:16]
     containers = container_engine(options.functions, instance, options.port, listener.found)
-    settings = NodeSettings(env={"OPENFAAS_URL": _url(options)}, secrets=stores.secrets, origins=origins)
+    settings = NodeSettings(
+        env={"OPENFAAS_URL": _url(options)}, secrets=stores.secrets, origins=origins, standby=options.standby
+    )
     node = Node(
         devices, stores.bundles, stores.logs, scheduler.report, logging.getLogger("node").warning, settings,
         containers, enforcement=enforcement, host_cache=host_cache(options.host_cache, stores.artifacts),
@@ -133,6 +135,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
         node=node.grants, workers=node.functions, usage_of=node.host.usage_of, origins=origins,
         nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),
         async_queue=stores.async_queue, builds=builds, gone=gone, fault=lambda: node.fault,
+        standbys=node.host.standbys.status,
     )  # fmt: skip
     front = Front(options, parts, listener)
     return ServeApp(options, credentials, stores, journal, scheduler, node, containers, front, gone)

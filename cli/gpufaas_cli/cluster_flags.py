@@ -13,6 +13,7 @@ from gpufaas_apps.options import (
     DEFAULT_MAX_BODY,
     DEFAULT_MAX_QUEUE,
     DEFAULT_PORT,
+    DEFAULT_STANDBY,
     ClusterOptions,
     default_data_dir,
 )
@@ -113,6 +114,9 @@ device_options = options(
     option("--host-cache", callback=parsed(parse_bytes), metavar="SIZE",
            says="Keep weights in so much memory of this machine, beside that of its devices, so that starts need not "
            "read them from the disk; 0: keep none. [default: an eighth of the memory]"),
+    option("--standby", type=click.IntRange(0, 64), default=DEFAULT_STANDBY, metavar="N",
+           says="Keep N blank processes that have torch imported, of some 10 MiB each, so that a cold start does not "
+           "wait until one is forked. CPU devices with cores have N each. 0: none."),
 )  # fmt: skip
 """The names are those of `DeviceOptions`."""
 

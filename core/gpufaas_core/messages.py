@@ -179,7 +179,7 @@ class Loaded(Struct, frozen=True, tag=True):
     device: DeviceId
     load_s: Seconds
     occupation: Bytes
-    """In bytes, measured after the load."""
+    """In bytes, roughly, after the load; `Measured` says more after the first call."""
     copy: int = 0
     tier: str = "disk"
     """Where its weights came from: ``parked``, ``host``, ``peer``, ``disk`` or ``store``. ``disk``, too, if it has no

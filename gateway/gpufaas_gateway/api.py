@@ -44,6 +44,7 @@ def management_app(
     usage_of: UsageOf | None = None,
     fault: Callable[[], str] = lambda: "",
     gone: Sequence[str] = (),
+    standbys: Callable[[], dict[str, int]] | None = None,
 ) -> FastAPI:
     """
     Return the ASGI app of the management routes.
@@ -51,6 +52,7 @@ def management_app(
     :param version: of the platform, for ``/system/info``; must not be empty, nor must *commit*
     :param orchestration: returns what functions run as: ``processes``, ``processes and containers``
     :param fault: returns why the node in this process cannot start workers; empty if it can, or if there is none
+    :param standbys: returns the processes of this node that wait to become workers, for ``/system/status``
     :param gone: one line for each device of this process that failed and is no longer used
     """
     catalogue = deployer.catalogue
@@ -67,7 +69,7 @@ def management_app(
         secret_routes(deployer, secrets),
         environment_routes(deployer),
         log_routes(catalogue, logs),
-        status_routes(catalogue, scheduler, metrics, version, commit, orchestration),
+        status_routes(catalogue, scheduler, metrics, version, commit, orchestration, standbys),
         artifact_routes(artifacts),
         health_routes(catalogue, scheduler, fault, gone),
         page_routes(app),

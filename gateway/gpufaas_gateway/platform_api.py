@@ -36,6 +36,7 @@ def status_routes(
     version: str,
     commit: str,
     orchestration: Callable[[], str],
+    standbys: Callable[[], dict[str, int]] | None = None,
 ) -> APIRouter:
     routes = router()
 
@@ -48,6 +49,8 @@ def status_routes(
     async def describe_status() -> Response:
         """Devices, queues and what is resident."""
         whole = _whole_status(scheduler.status(), catalogue)
+        if standbys is not None:
+            whole["standbys"] = standbys()
         return Response(encode({**whole, "asyncQueues": metrics.queues()}), media_type="application/json")
 
     @routes.get("/system/explain/{call}", responses=refuses(UnknownCall))

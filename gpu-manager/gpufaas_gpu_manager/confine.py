@@ -56,12 +56,17 @@ def confine(wanted: Confine) -> None:
             os.write(fd, b"0")
         finally:
             os.close(fd)
-    if wanted.cpus:
-        os.sched_setaffinity(0, wanted.cpus)
+    bind(wanted.cpus)
     inherit_orphans()
     if wanted.own_shm:
         _own_shm()
     give_up(CAP_SYS_RESOURCE)
+
+
+def bind(cpus: tuple[int, ...]) -> None:
+    """Let this process run on *cpus* only; none: on all."""
+    if cpus:
+        os.sched_setaffinity(0, cpus)
 
 
 def inherit_orphans() -> None:

@@ -12,7 +12,7 @@ memory and children are limited by a control group per worker where the platform
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, Literal
 
 from gpufaas_core.constraints import AFFINITY, CGROUP_V1, CGROUP_V2, CPU_QUOTA, RLIMIT, WATCHER
@@ -69,23 +69,48 @@ class Enforcement:
         """What holds workers on devices with cores to their shares; the value of these devices' label."""
         self._pinning = Pinning()
 
+    def group(self, name: str, device: str = "", cores: float = 0.0) -> Group | None:
+        """
+        Return a new control group with room for one worker's processes; None: this machine gives none.
+
+        :param device: whose workers use *cores* together; empty: their CPU time is not limited
+        :raises OSError: the kernel makes no more groups
+        """
+        self._left = [each for each in self._left if not each.remove()]
+        if self._groups is None:
+            return None
+        group = self._groups.make(name, device, cores)
+        group.limit_pids(self._pids)
+        return group
+
+    def stand_by(self, pids: Collection[int]) -> None:
+        """These children of the fork server are no workers, and did not escape from one."""
+        if self._watch is not None:
+            self._watch.spare = frozenset(pids)
+
+    def remove(self, group: Group | None) -> None:
+        """Kill what is in *group*, and remove it."""
+        if group is not None:
+            group.kill()
+            if not group.remove():
+                self._left.append(group)
+
     def limits(
-        self, number: int, memory: Bytes, capacity: Bytes, on_over: Callable[[str], None], cpu: CpuShare | None = None
-    ) -> "WorkerLimits":
+        self, number: int, memory: Bytes, capacity: Bytes, on_over: Callable[[str], None], cpu: CpuShare | None = None,
+        group: Group | None = None,
+    ) -> "WorkerLimits":  # fmt: skip
         """
         Prepare the limits of worker *number*: *memory* bytes; 0: its memory is not limited.
 
         :param capacity: of its device, which it never exceeds
         :param on_over: called on the event loop with the reason when it must be ended for holding more
         :param cpu: what it may use of its device's cores; None: its CPU time is not limited
+        :param group: of `group`, which its process has joined already; None: it joins one of its own
         :raises OSError: the kernel makes no more groups
         """
-        self._left = [each for each in self._left if not each.remove()]
-        group, pinned = None, None
-        if self._groups is not None:
-            within = (cpu.device, cpu.cores) if cpu is not None else ("", 0.0)
-            group = self._groups.make(f"worker-{number}", *within)
-            group.limit_pids(self._pids)
+        pinned = None
+        if group is None:
+            group = self.group(f"worker-{number}", *((cpu.device, cpu.cores) if cpu is not None else ()))
         if cpu is not None and self.shares_by == AFFINITY:
             pinned = self._pinning.take(cpu)
         hard = 0 if self.hard_is_soft else capacity

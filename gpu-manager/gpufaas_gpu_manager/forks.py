@@ -26,6 +26,7 @@ from gpufaas_gpu_manager.zygote import (
     FromZygote,
     KillWithManager,
     Ping,
+    Prepare,
     Spawn,
     SpawnFailed,
     ToZygote,
@@ -49,7 +50,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 class _Request:
     """A worker that was asked for and is not forked yet. `fds` are copies, so that it can be asked for once more."""
 
-    message: Spawn | Exec
+    message: Spawn | Exec | Prepare
     fds: list[int]
     sent: int = 0
     """To so many fork servers."""
@@ -63,7 +64,7 @@ class _Requests:
     def __init__(self) -> None:
         self._open: dict[int, _Request] = {}
 
-    def add(self, message: Spawn | Exec, fds: Sequence[int]) -> None:
+    def add(self, message: Spawn | Exec | Prepare, fds: Sequence[int]) -> None:
         """:raises OSError: this process can have no more open files"""
         copies: list[int] = []
         try:
@@ -91,10 +92,13 @@ class _Requests:
             each.unsent = True
         return given_up
 
-    def forget(self, worker: int) -> None:
+    def forget(self, worker: int) -> Spawn | Exec | Prepare | None:
+        """Return what was asked for."""
         request = self._open.pop(worker, None)
-        if request is not None:
-            _close(request.fds)
+        if request is None:
+            return None
+        _close(request.fds)
+        return request.message
 
     def close(self) -> None:
         for worker in list(self._open):
@@ -165,6 +169,10 @@ class Zygote:
         self._ready: asyncio.Future[ZygoteReady] | None = None
         self._alive: dict[int, int] = {}
         """Workers that this fork server has forked, and their process ids."""
+        self._standbys: dict[int, int] = {}
+        """As `_alive`, of standbys that are no workers yet."""
+        self._adopted: dict[int, int] = {}
+        """The workers that standbys have become, by the standby's number, which the fork server knows."""
         self._requests = _Requests()
         self._replaced: list[Replaced] = []
         self._silence = Silence()
@@ -208,16 +216,26 @@ class Zygote:
             self._ready = asyncio.get_running_loop().create_future()  # asked for before start()
         return await asyncio.shield(self._ready)
 
-    async def fork(self, worker: Spawn | Exec, fds: Sequence[int]) -> None:
+    async def fork(self, worker: Spawn | Exec | Prepare, fds: Sequence[int]) -> None:
         """
-        Have *worker* forked with *fds* (its slots if it is a `Spawn`, then stdout and stderr); `on_forked` or
-        `on_exited` will tell.
+        Have *worker* forked with *fds* (its slots if it is a `Spawn`, then stdout and stderr; a standby's socket);
+        `on_forked` or `on_exited` will tell.
 
         :raises OSError: this process can have no more open files
         """
         await self.ready()
         self._requests.add(worker, fds)
         self._send_requests()
+
+    def adopt(self, standby: int, worker: int) -> bool:
+        """Standby number *standby* is *worker* from now on; `on_forked` is called with that. False: it has ended."""
+        pid = self._standbys.pop(standby, None)
+        if pid is None:
+            return False
+        self._alive[worker] = pid
+        self._adopted[standby] = worker
+        self._on_forked(worker, pid)
+        return True
 
     def _send_requests(self) -> None:
         if self._server is not None and not self._starting:
@@ -250,12 +268,15 @@ class Zygote:
                 self._ready.set_result(said)
             self._tell_replaced()
         elif isinstance(said, Forked):
-            self._requests.forget(said.worker)
-            self._alive[said.worker] = said.pid
+            asked = self._requests.forget(said.worker)
+            living = self._standbys if isinstance(asked, Prepare) else self._alive
+            living[said.worker] = said.pid
             self._on_forked(said.worker, said.pid)
         elif isinstance(said, Exited):
-            self._alive.pop(said.worker, None)
-            self._on_exited(said.worker, said.status)
+            self._standbys.pop(said.worker, None)
+            number = self._adopted.pop(said.worker, said.worker)
+            self._alive.pop(number, None)
+            self._on_exited(number, said.status)
         elif isinstance(said, SpawnFailed):
             self._on_said(f"a worker could not be forked: {said.reason}")
             self._requests.forget(said.worker)
@@ -279,11 +300,15 @@ class Zygote:
 
     def _replace(self, reason: str) -> None:
         server, workers, self._alive = self._server, self._alive, {}
+        standbys, self._standbys = self._standbys, {}
+        self._adopted.clear()
         assert server is not None
         lived = f"; its {len(workers)} workers go on" if workers else ""
         self._on_said(f"the fork server is stuck: {reason}: another one is started{lived}")
         self._detach()
         self._replaced.append(Replaced(server.process, workers, self._on_exited, self._is_over))
+        for each in standbys:  # they are killed: it could not reap them
+            self._on_exited(each, -9)
         self._start_again(f"the fork server was stuck: {reason}")
 
     def _is_over(self, replaced: Replaced) -> None:
@@ -303,7 +328,8 @@ class Zygote:
         status = process.wait()  # its socket is closed, so it is gone or about to be
         self._on_said(f"the fork server ended with status {status}: it is started again, its workers are gone")
         end_orphans(process.pid)
-        lost, self._alive = self._alive, {}
+        lost, self._alive, self._standbys = {**self._alive, **self._standbys}, {}, {}
+        self._adopted.clear()
         self._start_again(f"the fork server ended with status {status}")
         for worker in lost:
             self._on_exited(worker, -9)

@@ -56,6 +56,8 @@ class MemoryWatch:
         self._thread: threading.Thread | None = None
         self._strays: set[int] = set()
         self._growing = False
+        self.spare: frozenset[int] = frozenset()
+        """Processes beside the workers that their zygote has forked."""
 
     def add(
         self, worker: int, pid: int, memory: Bytes, zygote: int | None, over: Callable[[Bytes, Bytes], None],
@@ -123,7 +125,7 @@ class MemoryWatch:
         """A process that escaped from its worker is the zygote's child: make the zygote look, which kills it."""
         zygotes = {each.zygote for each in watched.values() if each.zygote is not None}
         workers = {each.pid for each in watched.values()}
-        strays = {pid for zygote in zygotes for pid in children_of(zygote)} - workers
+        strays = {pid for zygote in zygotes for pid in children_of(zygote)} - workers - self.spare
         if strays & self._strays:  # a worker that was just forked is known in the next round
             for zygote in zygotes:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 if TYPE_CHECKING:
     from gpufaas_gpu_manager.node import Node
@@ -27,10 +27,16 @@ class _Collector:
             reserved.add_metric([device.id], self._node.reserved(device.id))
         for (device_id, state), count in sorted(counts.items()):
             workers.add_metric([device_id, state], count)
-        host = self._node.host_cache.status()
+        host, standbys = self._node.host_cache.status(), self._node.host.standbys
         yield from (memory, reserved, workers)
         yield GaugeMetricFamily("gpufaas_node_host_cache_bytes", "Memory for weights beside devices.", host.budget)
         yield GaugeMetricFamily("gpufaas_node_host_cache_used_bytes", "Weights that are kept there.", host.used)
+        yield GaugeMetricFamily("gpufaas_node_standbys", "Processes that wait to be workers.", len(standbys.pids))
+        yield GaugeMetricFamily("gpufaas_node_standby_bytes", "Memory of these.", standbys.memory())
+        starts = CounterMetricFamily("gpufaas_node_starts", "Workers that were standbys, or not.", labels=["from"])
+        starts.add_metric(["standby"], standbys.taken)
+        starts.add_metric(["fork"], standbys.missed)
+        yield starts
 
 
 def node_metrics(node: "Node") -> bytes:

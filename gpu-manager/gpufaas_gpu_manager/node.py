@@ -98,6 +98,7 @@ class Node:
             if device.source.note:
                 self.on_said(device.source.note)
         self.host.zygote.start()
+        self.host.standbys.begin([self.host.recipes.home_of(each.source) for each in self._devices.values()])
 
     async def close(self) -> None:
         """End all workers and the zygote; returns when none is left."""

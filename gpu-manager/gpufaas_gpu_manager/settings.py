@@ -31,6 +31,8 @@ class NodeSettings:
     """For the import of a handler at deploy. A first import from a cold disk is slow."""
     threads: int = 0
     """The threads of the math libraries in each worker; 0: the machine's cores divided by its CPU devices."""
+    standby: int = 0
+    """Blank processes that wait to become workers (standbys.py), for each home; 0: none."""
     env: Mapping[str, str] = field(default_factory=dict)
     """In the environment of every worker; a function's own variables replace these."""
     secrets: SecretFiles | None = None

@@ -16,8 +16,10 @@ from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink
 from gpufaas_gpu_manager.proc import cpu_seconds, usage_of
 from gpufaas_gpu_manager.room import WorkerDevice
+from gpufaas_gpu_manager.standbys import Standbys
 from gpufaas_gpu_manager.worker import Worker, WorkerDevicePort
 from gpufaas_gpu_manager.worker_calls import Running
+from gpufaas_gpu_manager.worker_state import WorkerState
 
 
 class ContainerEngine(Protocol):
@@ -73,12 +75,16 @@ class Supervisor:
         self.open_files = OpenFiles(on_said)
         self.zygote = Zygote(self._on_forked, self._on_exited, on_said)
         self.measured: dict[tuple[str, str], Bytes] = {}
+        self.standbys = Standbys(
+            self.zygote, recipes.enforcement, recipes.settings.standby, self._next_number, self._loads
+        )
         self._ports = Ports()
         self._workers: dict[int, Worker] = {}
         self._last_number = 1
 
     async def close(self) -> None:
         """End all workers and the fork server; returns when none is left."""
+        self.standbys.close()
         await self.zygote.close()
         if self.containers is not None:
             await self.containers.close()
@@ -97,10 +103,16 @@ class Supervisor:
         self, device: WorkerDevicePort, spec: WorkerSpec, memory: Bytes, copy: int = 0, share: int = 0,
         *, scratch: bool = False,
     ) -> Worker:  # fmt: skip
-        self._last_number += 1
-        worker = Worker(self, device, spec, memory, self._last_number, copy, share, scratch=scratch)
+        worker = Worker(self, device, spec, memory, self._next_number(), copy, share, scratch=scratch)
         self._workers[worker.number] = worker
         return worker
+
+    def _next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
+    def _loads(self) -> bool:
+        return any(each.state is WorkerState.STARTING for each in self._workers.values())
 
     def start(self, device: WorkerDevice, spec: WorkerSpec, command: Grant | LoadCopy) -> Worker:
         """Start a worker on *device* when the victims that *command* names have freed their memory."""
@@ -108,6 +120,8 @@ class Supervisor:
             device.end(victim)
         worker = self.make(device, spec, command.memory, command.copy, command.parts[0].share)
         device.add(worker)
+        if worker.state is WorkerState.WAITING and isinstance(worker.run, ForkedProcess):
+            worker.run.prepare()
         return worker
 
     def change_share(self, device: WorkerDevice, worker: Worker, share: int) -> None:
@@ -122,7 +136,7 @@ class Supervisor:
             return self.containers.running(worker, self.recipes)
         if worker.spec.kind == "server":
             return ServedProcess(worker, self.recipes, self.zygote, self._ports)
-        return ForkedProcess(worker, self.recipes, self.zygote)
+        return ForkedProcess(worker, self.recipes, self.zygote, self.standbys)
 
     def drop(self, worker: Worker) -> None:
         self._workers.pop(worker.number, None)
@@ -153,8 +167,12 @@ class Supervisor:
         worker = self._workers.get(number)
         if worker is not None:
             worker.on_started(pid)
+        else:
+            self.standbys.on_forked(number, pid)
 
     def _on_exited(self, number: int, status: int) -> None:
         worker = self._workers.get(number)
         if worker is not None:
             worker.on_reaped(f"it ended with {describe_status(status)}")
+        else:
+            self.standbys.on_exited(number)

@@ -5,11 +5,11 @@ Run as ``python -m gpufaas_gpu_manager.zygote FD``, where FD is one end of a SEQ
 manager holds. It stays single-threaded and never touches CUDA or a tensor, so that a fork of it is a good start of a
 worker. (`multiprocessing`'s fork server would re-import the parent's ``__main__``, the CLI, in each child.)
 
-Manager → zygote: `Spawn` and `Exec`, with the worker's sockets and its output's pipes attached; `Ping`. Zygote →
-manager: first `ZygoteReady`; for each worker `Forked`, later `Exited`; `Pong` to each `Ping`. It is the workers'
-parent and reaps them. It also inherits what they leave behind, daemons too (PR_SET_CHILD_SUBREAPER): `Exited` means
-that the worker and all that it started are gone, and that the kernel has taken the memory back. The zygote ends when
-its socket closes, and no worker outlives it (PR_SET_PDEATHSIG).
+Manager → zygote: `Spawn` and `Exec`, with the worker's sockets and its output's pipes attached; `Prepare`; `Ping`.
+Zygote → manager: first `ZygoteReady`; for each worker `Forked`, later `Exited`; `Pong` to each `Ping`. It is the
+workers' parent and reaps them. It also inherits what they leave behind, daemons too (PR_SET_CHILD_SUBREAPER):
+`Exited` means that the worker and all that it started are gone, and that the kernel has taken the memory back. The
+zygote ends when its socket closes, and no worker outlives it (PR_SET_PDEATHSIG).
 """
 
 import contextlib
@@ -25,11 +25,12 @@ import msgspec
 
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_functions import call_lines, staged
-from gpufaas_functions.memory import THREAD_STACK, mark_fork_point, use_small_stacks
+from gpufaas_functions.memory import THREAD_STACK, MemoryPoint, mark_fork_point, use_small_stacks
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.confine import (
     NOT_CONFINED,
     Confine,
+    bind,
     confine,
     end_with_parent,
     inherit_orphans,
@@ -67,6 +68,17 @@ class Exec(msgspec.Struct, frozen=True, tag=True):
     limit: int
     """RLIMIT_DATA in bytes; 0: none."""
     confine: Confine = NOT_CONFINED
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """
+    Fork a standby: a blank process that becomes a worker later, once. Attached: a socket over which the `Spawn` of that
+    worker comes, with what is attached to it; the standby answers `TAKEN`. It ends when the socket closes before.
+    """
+
+    worker: int
+    confine: Confine = NOT_CONFINED
+    """Of this, `cpus` and `hard` come with the worker."""
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -113,7 +125,8 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 FromZygote = ZygoteReady | Forked | Exited | SpawnFailed | Pong
-ToZygote = Spawn | Exec | Ping | KillWithManager
+ToZygote = Spawn | Exec | Prepare | Ping | KillWithManager
+TAKEN: Final = b"taken"
 _decode: Final = msgspec.msgpack.Decoder(ToZygote).decode
 
 
@@ -197,10 +210,10 @@ class _ForkServer:
                 self.say(Pong())
             case KillWithManager():
                 self._guarded = asked.pids
-            case Spawn() | Exec():
+            case Spawn() | Exec() | Prepare():
                 self._fork(asked, fds)
 
-    def _fork(self, spawn: Spawn | Exec, fds: list[int]) -> None:
+    def _fork(self, spawn: Spawn | Exec | Prepare, fds: list[int]) -> None:
         try:
             pid = os.fork()
         except OSError as exc:
@@ -224,31 +237,18 @@ class _ForkServer:
             kill_group(pid)
         self._reaper.end()
 
-    def _become_worker(self, spawn: Spawn | Exec, fds: list[int]) -> NoReturn:
+    def _become_worker(self, spawn: Spawn | Exec | Prepare, fds: list[int]) -> NoReturn:
         status = 70
         try:
-            end_with_parent(signal.SIGKILL)
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
-            self._control.close()
-            for fd in (self._wake_read, self._wake_write):
-                os.close(fd)
-            os.setsid()
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(nothing, 0)
-            os.dup2(fds[-2], 1)
-            os.dup2(fds[-1], 2)
-            for fd in (nothing, *fds[-2:]):
-                os.close(fd)
-            confine(spawn.confine)
-            if isinstance(spawn, Exec):
-                _become_program(spawn)
-            weights = spawn.start.weights
-            sockets = len(fds) - 2 - len(weights)
-            staged.attach(weights, fds[sockets:-2])
-            slots = [socket.socket(fileno=fd) for fd in fds[:sockets]]
-            status = _work(spawn.start, slots, spawn.confine.hard)
+            self._leave()
+            if isinstance(spawn, Prepare):
+                status = _stand_by(spawn, socket.socket(fileno=fds[0]))
+            else:
+                _print_to(*fds[-2:])
+                confine(spawn.confine)
+                if isinstance(spawn, Exec):
+                    _become_program(spawn)
+                status = _work(spawn, fds[:-2], mark_fork_point())
         except BaseException:
             import traceback
 
@@ -258,6 +258,44 @@ class _ForkServer:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(status)
+
+    def _leave(self) -> None:
+        """Cut what ties a child to this server, and begin a session of its own."""
+        end_with_parent(signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        self._control.close()
+        for fd in (self._wake_read, self._wake_write):
+            os.close(fd)
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+
+
+def _print_to(stdout: int, stderr: int) -> None:
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.close(stdout)
+    os.close(stderr)
+
+
+def _stand_by(prepared: Prepare, door: socket.socket) -> int:
+    """Wait for the worker to become. Return the exit status."""
+    confine(prepared.confine)
+    _name_process("standby")
+    fork_point = mark_fork_point()
+    data, fds, _, _ = socket.recv_fds(door, MAX_MESSAGE, _MAX_FDS)
+    if not data:
+        return 0
+    door.send(TAKEN)
+    door.close()
+    spawn = _decode(data)
+    assert isinstance(spawn, Spawn)
+    _print_to(*fds[-2:])
+    bind(spawn.confine.cpus)
+    return _work(spawn, fds[:-2], fork_point)
 
 
 def _become_program(program: Exec) -> NoReturn:
@@ -271,9 +309,13 @@ def _become_program(program: Exec) -> NoReturn:
         os._exit(127)
 
 
-def _work(start: WorkerStart, slots: list[socket.socket], hard: int) -> int:
+def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     from gpufaas_functions import runner
 
+    start, hard = spawn.start, spawn.confine.hard
+    sockets = len(fds) - len(start.weights)
+    staged.attach(start.weights, fds[sockets:])
+    slots = [socket.socket(fileno=fd) for fd in fds[:sockets]]
     os.environ.update(start.env)
     threads = str(start.threads)
     os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, OPENBLAS_NUM_THREADS=threads)
@@ -285,7 +327,6 @@ def _work(start: WorkerStart, slots: list[socket.socket], hard: int) -> int:
     _name_process(f"{start.label} {start.function}")
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(start.threads)
-    fork_point = mark_fork_point()
     if start.limit:
         set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
     return runner.run(start, slots)

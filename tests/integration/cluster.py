@@ -132,7 +132,7 @@ class Service:
             for zygote in psutil.Process(self.pid).children():
                 for each in zygote.children():
                     with contextlib.suppress(psutil.NoSuchProcess):
-                        if each.status() != psutil.STATUS_ZOMBIE:
+                        if each.status() != psutil.STATUS_ZOMBIE and each.name() != "standby":
                             alive.append(each)
         return alive
 

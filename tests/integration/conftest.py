@@ -199,7 +199,7 @@ class Platform:
         alive = []
         for each in self.zygote().children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if each.status() != psutil.STATUS_ZOMBIE:
+                if each.status() != psutil.STATUS_ZOMBIE and each.name() != "standby":
                     alive.append(each)
         return alive
 

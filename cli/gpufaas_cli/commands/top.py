@@ -102,6 +102,8 @@ def render(status: Mapping[str, Any], gateway: str, *, brief: bool = False) -> "
         f"{gateway} · policy {status['policy']} · {calls} running · {waiting} queued · {served} served{share}",
         style="bold",
     )
+    if (standbys := status.get("standbys")) and standbys["ready"]:
+        head.append(f" · {standbys['ready']} standby, {format_bytes(standbys['memory'])}")
     where = _Names(devices, brief)
     residents = _residents(devices, where, queued, running, status.get("functions") or {})
     parts: list[RenderableType] = [head, Text(), _devices(devices, where), Text(), residents]

@@ -10,11 +10,15 @@ import socket
 import msgspec
 
 from gpufaas_core.model import Bytes
+from gpufaas_functions.runner import WorkerStart
+from gpufaas_gpu_manager.cgroup_ports import Group
+from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.launch.recipes import STACKS, Recipes
 from gpufaas_gpu_manager.launch.served import Face, Ports
 from gpufaas_gpu_manager.proc import sizes_of
 from gpufaas_gpu_manager.slot_protocol import SlotProtocol
+from gpufaas_gpu_manager.standbys import Standbys
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.zygote import COPIED, Spawn, data_limit
 
@@ -25,11 +29,17 @@ class ForkedProcess:
     waits_for = ""
     death_known_s = 0.5
 
-    def __init__(self, worker: Worker, recipes: Recipes, zygote: Zygote) -> None:
+    def __init__(self, worker: Worker, recipes: Recipes, zygote: Zygote, standbys: Standbys) -> None:
         self._worker = worker
         self._recipes = recipes
         self._zygote = zygote
+        self._standbys = standbys
         self._slots: list[SlotProtocol] = []
+
+    def prepare(self) -> None:
+        """The worker waits for memory: have a process for it when that is there."""
+        if not self._worker.scratch:
+            self._standbys.await_one(self._worker.number, self._recipes.home(self._worker))
 
     async def start(self) -> None:
         worker, loop = self._worker, asyncio.get_running_loop()
@@ -37,8 +47,6 @@ class ForkedProcess:
         weights = self._recipes.attached(worker)
         paths = tuple(os.path.join(start.bundle, each.weights.path) for each in weights)
         start = msgspec.structs.replace(start, weights=paths)
-        limits = worker.limits = self._recipes.limits(worker)
-        limits.not_counted = self._recipes.host_cache.files_of(worker.number)
         pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.need.slots)]
         theirs = [theirs for _, theirs in pairs]
         try:
@@ -52,10 +60,36 @@ class ForkedProcess:
                 theirs += self._clocks(worker.spec.need.slots)
             with worker.output.piped() as ends:
                 fds = [*(each.fileno() for each in theirs), *(each.descriptor for each in weights), *ends]
-                await self._zygote.fork(Spawn(worker.number, start, limits.confine), fds)
+                if not await self._become(start, fds):
+                    limits = self._limits()
+                    await self._zygote.fork(Spawn(worker.number, start, limits.confine), fds)
         finally:
             for each in theirs:
                 each.close()
+
+    async def _become(self, start: WorkerStart, fds: list[int]) -> bool:
+        """Have a standby become the worker; False: there is none."""
+        worker = self._worker
+        if worker.scratch:
+            return False
+        standby = await self._standbys.take(worker.number, self._recipes.home(worker))
+        if standby is None:
+            return False
+        try:
+            limits = self._limits(standby.group)
+        except OSError:  # the group holds more than the worker may
+            self._standbys.end(standby)
+            return False
+        if await self._standbys.become(standby, Spawn(worker.number, start, limits.confine), fds):
+            return True
+        limits.close()
+        worker.limits = None
+        return False
+
+    def _limits(self, group: Group | None = None) -> WorkerLimits:
+        limits = self._worker.limits = self._recipes.limits(self._worker, group)
+        limits.not_counted = self._recipes.host_cache.files_of(self._worker.number)
+        return limits
 
     def _clocks(self, slots: int) -> list[socket.socket]:
         """Return the worker's ends of what tells it when calls on an emulated device are over."""
@@ -95,6 +129,7 @@ class ForkedProcess:
         return max(data, worker.limits.used(worker.pid))
 
     def close(self) -> None:
+        self._standbys.forget(self._worker.number)
         for slot in self._slots:
             slot.close()
 

@@ -6,17 +6,21 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gpufaas_core.bundle import Manifest
+from gpufaas_core.constraints import CPU_QUOTA
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.messages import Outer
 from gpufaas_core.model import ALL_COMPUTE, Bytes
 from gpufaas_core.units import MiB
 from gpufaas_functions.runner import WorkerStart
+from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.cores import CpuShare
+from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.enforcement import Enforcement, WorkerLimits
 from gpufaas_gpu_manager.forks import inherited
 from gpufaas_gpu_manager.host_cache import Attached, HostCache
 from gpufaas_gpu_manager.settings import NodeSettings
+from gpufaas_gpu_manager.standbys import ANYWHERE, Home
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.zygote import Exec
 
@@ -25,6 +29,10 @@ STACKS: Final[Bytes] = 64 * MiB
 each by default), although little of them is ever touched."""
 _COMPILED: Final = ".compiled"
 _SHIM: Final = Path(__file__).parent.with_name("shim")
+
+
+def _cpu_name(source: NodeDevice) -> str:
+    return source.device.id.rpartition("/")[2].replace(":", "-")
 
 
 class Bundles(Protocol):
@@ -51,12 +59,25 @@ class Recipes:
         self._bundles = bundles
         self._threads = threads
 
-    def limits(self, worker: Worker) -> WorkerLimits:
-        """:raises OSError: the kernel makes no more control groups"""
+    def limits(self, worker: Worker, group: Group | None = None) -> WorkerLimits:
+        """
+        :param group: that its process has joined; None: it joins a new one
+        :raises OSError: the kernel makes no more control groups
+        """
         memory = worker.memory if worker.device.source.enforced else 0
         return self.enforcement.limits(
-            worker.number, memory, worker.device.ledger.capacity, worker.on_over_memory, self.cpu_share(worker)
+            worker.number, memory, worker.device.ledger.capacity, worker.on_over_memory, self.cpu_share(worker), group
         )
+
+    def home(self, worker: Worker) -> Home:
+        """Return which standbys can become *worker*."""
+        return self.home_of(worker.device.source)
+
+    def home_of(self, source: NodeDevice) -> Home:
+        """Return which standbys can become workers on *source*: workers with a CPU quota have a group of groups."""
+        if not source.cores or self.enforcement.shares_by != CPU_QUOTA:
+            return ANYWHERE
+        return _cpu_name(source), source.cores
 
     def cpu_share(self, worker: Worker) -> CpuShare | None:
         """
@@ -66,8 +87,7 @@ class Recipes:
         source = worker.device.source
         if not source.cores or worker.scratch:
             return None
-        name = source.device.id.rpartition("/")[2].replace(":", "-")
-        return CpuShare(name, source.cores, worker.share)
+        return CpuShare(_cpu_name(source), source.cores, worker.share)
 
     def cpus(self, worker: Worker) -> float:
         """Return how many cores a container or pod may use; 0: no limit. What several use together is not limited."""

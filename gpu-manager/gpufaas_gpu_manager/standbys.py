@@ -1,0 +1,281 @@
+"""
+Standbys: blank processes that wait to become workers, so that a start does not wait until one is forked and confined.
+
+A standby is forked from the zygote with torch imported, and has joined its control group, which takes some 12 ms on
+version 1. A worker takes one, once: it gets its start and its sockets over the standby's own socket, and is limited as
+one that was forked for it. Until then a standby belongs to no function, and no author's code has run in it.
+
+A pool has `size` of them for each home. It is filled one by one and not beside loads on a small machine; one that is
+about to be needed, since its worker waits for memory, is forked at once. One that ends by itself is replaced after a
+pause that doubles.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeAlias
+
+import msgspec
+
+from gpufaas_core.model import Bytes, Seconds
+from gpufaas_gpu_manager.cgroup_ports import Group
+from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, Confine, may
+from gpufaas_gpu_manager.proc import private_of
+from gpufaas_gpu_manager.timers import Timers
+from gpufaas_gpu_manager.zygote import TAKEN, Prepare, Spawn
+
+Home: TypeAlias = tuple[str, float]
+"""The device whose cores a standby's worker will share, and their number, for its control group. Empty: any device."""
+ANYWHERE: Final[Home] = ("", 0.0)
+
+_PAUSE_S: Final[Seconds] = 0.05
+"""Between a start and the fork of the standby that replaces its own, and between two forks."""
+_LOADS_S: Final[Seconds] = 1.0
+"""On a small machine a pool waits so long for a moment in which nothing loads."""
+_SMALL: Final = 4
+"""CPUs of a small machine."""
+_FAILED_S: Final[Seconds] = 1.0
+_FAILED_MOST_S: Final[Seconds] = 60.0
+_TAKEN_S: Final[Seconds] = 1.0
+"""One that does not answer within this is stopped, or stuck: its worker is forked."""
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class Forks(Protocol):
+    """The fork server (`forks.Zygote`)."""
+
+    async def fork(self, worker: Prepare, fds: Sequence[int]) -> None: ...
+
+    def adopt(self, standby: int, worker: int) -> bool: ...
+
+
+class Groups(Protocol):
+    """Makes control groups (`enforcement.Enforcement`)."""
+
+    def group(self, name: str, device: str = "", cores: float = 0.0) -> Group | None: ...
+
+    def remove(self, group: Group | None) -> None: ...
+
+    def stand_by(self, pids: Sequence[int]) -> None: ...
+
+
+class Standby:
+    """One of them. `group` is its control group, if there is one."""
+
+    def __init__(self, number: int, home: Home, group: Group | None, door: socket.socket) -> None:
+        self.number = number
+        self.taken = False
+        """A worker has it."""
+        self.home = home
+        self.group = group
+        self.door = door
+        self.pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """Set when it is forked; cancelled when it has ended."""
+
+    @property
+    def ready(self) -> bool:
+        return self.pid.done() and not self.pid.cancelled()
+
+
+class Standbys:
+    """See module. `begin` fills the pool."""
+
+    def __init__(
+        self, forks: Forks, groups: Groups, size: int, next_number: Callable[[], int], loads: Callable[[], bool]
+    ) -> None:
+        """
+        :param size: of each home; 0: there are no standbys
+        :param next_number: returns a number that no worker has
+        :param loads: returns whether a worker loads now
+        """
+        self.size = size
+        self.taken = 0
+        """So many workers were standbys."""
+        self.missed = 0
+        """So many workers were forked, since no standby was there."""
+        self._forks = forks
+        self._groups = groups
+        self._next_number = next_number
+        self._loads = loads
+        self._homes: list[Home] = []
+        self._pool: dict[int, Standby] = {}
+        self._awaited: dict[int, Home] = {}
+        """The homes of workers that wait for memory, by worker."""
+        self._failures = 0
+        self._waited_s = 0.0
+        self._timers = Timers()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._own_shm = may(CAP_SYS_ADMIN)
+        self._small = len(os.sched_getaffinity(0)) <= _SMALL
+
+    # --- the pool ---
+
+    def begin(self, homes: Sequence[Home]) -> None:
+        """Have `size` of them for each of *homes* from now on."""
+        self._homes = list(dict.fromkeys(homes)) if self.size else []
+        self._later(0.0)
+
+    def await_one(self, worker: int, home: Home) -> None:
+        """*worker* waits for memory: have a process for it when that is there."""
+        if home in self._homes:
+            self._awaited[worker] = home
+            if self._lacks(home, 0) and not self._failures:
+                self._add(home)
+
+    def on_forked(self, number: int, pid: int) -> None:
+        standby = self._pool.get(number)
+        if standby is not None and not standby.pid.done():
+            standby.pid.set_result(pid)
+            self._tell()
+
+    def on_exited(self, number: int) -> None:
+        """It has ended, or could not be forked; not through us, who take one out of the pool before."""
+        standby = self._pool.pop(number, None)
+        if standby is not None:
+            self._discard(standby)
+            self._failed()
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the processes that no worker has taken."""
+        return [each.pid.result() for each in self._pool.values() if each.ready and not each.taken]
+
+    def _tell(self) -> None:
+        self._groups.stand_by([each.pid.result() for each in self._pool.values() if each.ready])
+
+    def memory(self) -> Bytes:
+        """Return the memory that would be free without them. Takes milliseconds."""
+        return sum(map(private_of, self.pids))
+
+    def status(self) -> dict[str, int]:
+        """Return it for people, by name: how many there are, their memory, how many starts had one and how many not."""
+        return {"ready": len(self.pids), "memory": self.memory(), "taken": self.taken, "missed": self.missed}
+
+    def close(self) -> None:
+        self._homes = []
+        self._timers.close()
+        for task in self._tasks:
+            task.cancel()
+        for each in self._pool.values():
+            self._discard(each)
+        self._pool.clear()
+
+    def _later(self, delay: Seconds) -> None:
+        if self._homes:
+            self._timers.later("fill", delay, self._fill)
+
+    def _fill(self) -> None:
+        lacking = next((each for each in self._homes if self._lacks(each, self.size)), None)
+        if lacking is None:
+            return
+        if self._small and self._loads() and self._waited_s < _LOADS_S:
+            self._waited_s += _PAUSE_S
+        elif all(each.pid.done() for each in self._pool.values()):  # one at a time
+            self._waited_s = 0.0
+            self._add(lacking)
+        self._later(_PAUSE_S)
+
+    def _lacks(self, home: Home, spare: int) -> bool:
+        there = sum(each.home == home and not each.taken for each in self._pool.values())
+        return there < spare + sum(each == home for each in self._awaited.values())
+
+    def _add(self, home: Home) -> None:
+        number = self._next_number()
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:  # no open files are left: workers need them more
+            self._failed()
+            return
+        ours.setblocking(False)
+        try:
+            group = self._groups.group(f"standby-{number}", *home)
+        except OSError:
+            ours.close()
+            theirs.close()
+            self._failed()
+            return
+        standby = self._pool[number] = Standby(number, home, group, ours)
+        task = asyncio.get_running_loop().create_task(self._fork(standby, theirs))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _fork(self, standby: Standby, theirs: socket.socket) -> None:
+        entries = standby.group.entries if standby.group is not None else ()
+        prepare = Prepare(standby.number, Confine(entries, self._own_shm))
+        try:
+            await self._forks.fork(prepare, [theirs.fileno()])
+        except OSError:
+            self.on_exited(standby.number)
+        finally:
+            theirs.close()
+
+    def _failed(self) -> None:
+        self._failures = min(self._failures + 1, 16)
+        self._later(min(_FAILED_MOST_S, _FAILED_S * 2 ** (self._failures - 1)))
+
+    def _discard(self, standby: Standby) -> None:
+        standby.pid.cancel()
+        standby.door.close()  # by which it ends
+        self._tell()
+        self._groups.remove(standby.group)
+
+    # --- a start ---
+
+    async def take(self, worker: int, home: Home) -> Standby | None:
+        """Return a standby for *worker* alone, which `become` or `end` gets next; None: it must be forked."""
+        self.forget(worker)
+        if home not in self._homes:
+            return None
+        free = [each for each in self._pool.values() if each.home == home and not each.taken]
+        found = next((each for each in free if each.ready), None) or next(iter(free), None)
+        self._later(_PAUSE_S)
+        if found is not None:
+            found.taken = True
+            await asyncio.wait([found.pid])  # it was asked for before, if it is not there yet
+        if found is None or not found.ready:
+            self.missed += 1
+            return None
+        return found
+
+    def forget(self, worker: int) -> None:
+        """*worker* does not wait for a standby any more."""
+        self._awaited.pop(worker, None)
+
+    async def become(self, standby: Standby, spawn: Spawn, fds: Sequence[int]) -> bool:
+        """
+        Have *standby* become the worker of *spawn*, with *fds*: it has the standby's control group from now on. False:
+        it did not; then it has ended, or is about to, and its group with it.
+        """
+        if await self._accepts(standby, spawn, fds) and self._forks.adopt(standby.number, spawn.worker):
+            del self._pool[standby.number]
+            self._tell()
+            standby.door.close()
+            self.taken += 1
+            self._failures = 0
+            return True
+        self.missed += 1
+        self.end(standby)
+        return False
+
+    async def _accepts(self, standby: Standby, spawn: Spawn, fds: Sequence[int]) -> bool:
+        try:
+            socket.send_fds(standby.door, [_encode(spawn)], list(fds))
+            async with asyncio.timeout(_TAKEN_S):
+                return await asyncio.get_running_loop().sock_recv(standby.door, len(TAKEN)) == TAKEN
+        except TimeoutError:
+            with contextlib.suppress(OSError):
+                os.kill(standby.pid.result(), signal.SIGKILL)
+            with contextlib.suppress(OSError):  # it may have answered just now: then this is the end of the worker
+                return standby.door.recv(len(TAKEN)) == TAKEN
+        except OSError:
+            pass
+        return False
+
+    def end(self, standby: Standby) -> None:
+        if self._pool.pop(standby.number, None) is not None:
+            self._discard(standby)
