@@ -1,7 +1,9 @@
 """Replacement orders over the residency lists. An order only ranks the models; `eviction` applies it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
+
+from msgspec import Meta, Struct
 
 from gpufaas_cache_manager.residency import Copy, OwnerT, Residency
 from gpufaas_core.errors import InvalidSpec
@@ -17,10 +19,23 @@ class Replacement(Protocol):
     def order(self, residency: Residency[OwnerT]) -> Iterable[Copy[OwnerT]]: ...
 
 
+class ReplacementOptions(Struct, frozen=True):
+    """Of all orders here."""
+
+    park: Annotated[bool, Meta(description="victims are parked on nodes that can do that, and not ended")] = False
+
+
+_DEFAULT: Final = ReplacementOptions()
+
+
 class Lru:
     """Least recently used first (GPU-FaaS, cache manager)."""
 
     name = "lru"
+    Options = ReplacementOptions
+
+    def __init__(self, options: ReplacementOptions = _DEFAULT) -> None:
+        self.park = options.park
 
     def order(self, residency: Residency[OwnerT]) -> Iterable[Copy[OwnerT]]:
         return residency.copies.values()
@@ -35,6 +50,10 @@ class CostAware:
     """
 
     name = "cost-aware"
+    Options = ReplacementOptions
+
+    def __init__(self, options: ReplacementOptions = _DEFAULT) -> None:
+        self.park = options.park
 
     def order(self, residency: Residency[OwnerT]) -> Iterable[Copy[OwnerT]]:
         kind = residency.kind

@@ -46,7 +46,10 @@ class Grant(Struct, frozen=True, gc=False):
     parts: tuple[Part, ...]
     """Where the copy is, and what it has there."""
     cold: bool
-    """A miss: evict `victims`, reserve memory, load. False: a hit, perhaps on a worker that still loads."""
+    """
+    A miss: evict `victims`, reserve memory, load; or wake the copy, if it is parked. False: a hit, perhaps on a worker
+    that still loads.
+    """
     victims: tuple[CopyId, ...] = ()
     """The copies to evict from these devices first, in this order. Empty on a hit."""
     local: bool = False
@@ -57,6 +60,8 @@ class Grant(Struct, frozen=True, gc=False):
     limit."""
     held_s: Seconds = 0.0
     """Its first call could have started so long ago, and was held back for others of the batch."""
+    parked: tuple[CopyId, ...] = ()
+    """Those of `victims` that are parked, as far as the node can. The others end."""
 
     @property
     def call(self) -> CallId:
@@ -299,6 +304,25 @@ class Unstaged(Struct, frozen=True, tag=True):
     """Why a `Stage` has not done it; empty: they gave way to others."""
 
 
+class Parked(Struct, frozen=True, tag=True):
+    """An evicted copy is parked: its process stays, and holds nothing of its device but *memory*."""
+
+    function: FunctionId
+    device: DeviceId
+    copy: int
+    memory: Bytes = 0
+    """What it holds of its device all the same: on a GPU, mostly the context of its process."""
+
+
+class Unparked(Struct, frozen=True, tag=True):
+    """An evicted copy was not parked, or a parked one is gone: its worker has ended, or ends."""
+
+    function: FunctionId
+    device: DeviceId
+    copy: int
+    reason: str = ""
+
+
 class Woken(Struct, frozen=True, tag=True):
     """`Engine.wake_at` has come."""
 
@@ -339,7 +363,7 @@ class Serving(Struct, frozen=True, tag=True):
 Event = (
     DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | CallerLeft
     | Loaded | CopyFailed | Finished | Measured | Resized | ShareKept | WorkerExited | NodeRefused | Staged
-    | Unstaged | Woken | Planned | Offered | Restored | Serving
+    | Unstaged | Parked | Unparked | Woken | Planned | Offered | Restored | Serving
 )  # fmt: skip
 
 
@@ -391,6 +415,8 @@ class LoadCopy(Struct, frozen=True, tag="Load"):
     copy: int = 0
     beside: bool = False
     """Other calls of the device go on meanwhile, and new ones start."""
+    parked: tuple[CopyId, ...] = ()
+    """As in `Grant`."""
 
     @property
     def device(self) -> DeviceId:
@@ -410,7 +436,8 @@ class Evict(Struct, frozen=True, tag=True):
     device: DeviceId
     copy: int = 0
     to: str = "none"
-    """``host``: its weights stay in the memory of its node, if the node can keep them. ``none``: they do not."""
+    """``host``: its weights stay in the memory of its node, and it is parked, as far as the node can. ``none``: it
+    ends, also if it is parked."""
 
 
 class Resize(Struct, frozen=True, tag=True):

@@ -82,6 +82,8 @@ class Device(Struct, frozen=True):
     compute: int = ALL_COMPUTE
     host_memory: Bytes = 0
     """The memory of its node for weights, which the devices of the node share."""
+    parks: bool = False
+    """Its node can park copies."""
 
     @property
     def node(self) -> NodeId:
@@ -309,6 +311,15 @@ class ResidentStatus(Struct, frozen=True):
     """Where its weights came from: ``parked``, ``host``, ``peer``, ``disk`` or ``store``. Empty: not known (yet)."""
 
 
+class ParkedStatus(Struct, frozen=True):
+    """A copy that is parked: its process and its weights are in the memory of its node."""
+
+    function: FunctionId
+    copy: int
+    memory: Bytes = 0
+    """What it holds of its device all the same."""
+
+
 class DeviceStatus(Struct, frozen=True):
     """A device as the engine sees it. `resident` is in LRU order, least recently used first."""
 
@@ -327,6 +338,8 @@ class DeviceStatus(Struct, frozen=True):
     """How long it has been `busy` in all since it joined."""
     reserved: int = 0
     """Per cent of its compute that shares of copies hold, and running calls reserve."""
+    parked: tuple[ParkedStatus, ...] = ()
+    """In the order in which they were parked."""
 
 
 class Considered(Struct, frozen=True):

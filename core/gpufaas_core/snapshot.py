@@ -48,6 +48,16 @@ class ResidentSnapshot(Struct, frozen=True):
     """Where its weights came from; empty: it loads."""
 
 
+class ParkedSnapshot(Struct, frozen=True):
+    """A worker that is parked."""
+
+    function: FunctionId
+    digest: str
+    copy: int
+    memory: Bytes = 0
+    """What it holds of its device all the same."""
+
+
 class RunningCall(Struct, frozen=True):
     """A call that has a grant of one of the node's workers and has not ended."""
 
@@ -77,6 +87,8 @@ class DeviceSnapshot(Struct, frozen=True):
     running: tuple[RunningCall, ...] = ()
     """In the order in which their grants were opened. They may reserve more compute than there is: without a scheduler,
     each gateway sends calls to models that it knows to be ready."""
+    parked: tuple[ParkedSnapshot, ...] = ()
+    """In the order in which they were parked."""
 
 
 class StagedWeights(Struct, frozen=True):
@@ -251,6 +263,8 @@ class CostsDoc(Struct, frozen=True):
     """The part of a load from disk in which weights are read."""
     room: tuple[int, int, int] | None = None
     """`world.batch_size.Room`: of a function whose batch ran out of memory."""
+    parked_bytes: Bytes = 0
+    """What a parked copy holds of its device."""
 
 
 class FunctionDoc(Struct, frozen=True):

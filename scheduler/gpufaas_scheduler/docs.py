@@ -233,7 +233,7 @@ def costs_doc(costs: Costs) -> CostsDoc:
         costs.disk_s, costs.service_s, max(costs.size, costs.least), costs.loaded, costs.served, costs.sized,
         costs.measured, costs.least, costs.times_doc(), costs.conditions.docs(),
         costs.batch, dict(costs.loads), costs.read_s,
-        None if costs.room is None else (costs.room.calls, costs.room.good, costs.room.tries),
+        None if costs.room is None else (costs.room.calls, costs.room.good, costs.room.tries), costs.parked_bytes,
     )  # fmt: skip
 
 
@@ -247,6 +247,7 @@ def restore_costs(costs: Costs, doc: CostsDoc) -> None:
     costs.restore_times(doc.times)
     costs.conditions = Conditions(doc.ratios)
     costs.batch = doc.batch
+    costs.parked_bytes = doc.parked_bytes
     costs.room = None if doc.room is None else Room(*doc.room)
 
 

@@ -39,7 +39,7 @@ from gpufaas_scheduler import docs
 from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.contract import SchedulingPolicy
 from gpufaas_scheduler.explain import explain, status
-from gpufaas_scheduler.handle import agenda, calls, copies, fleet, joins, staging, takeover, workers
+from gpufaas_scheduler.handle import agenda, calls, copies, fleet, joins, parking, staging, takeover, workers
 from gpufaas_scheduler.handle.clear import make_way
 from gpufaas_scheduler.handle.prefetch import prefetch
 from gpufaas_scheduler.handle.settle import is_watched, return_overdue, settle, untangle
@@ -78,6 +78,8 @@ HANDLERS: Final[dict[type[m.Event], Handler]] = {
     m.NodeRefused: calls.refused,
     m.Staged: staging.staged,
     m.Unstaged: staging.unstaged,
+    m.Parked: parking.parked,
+    m.Unparked: parking.unparked,
     m.Woken: calls.woken,
     m.DeviceJoined: joins.device_joined,
     m.DeviceLeft: fleet.device_left,

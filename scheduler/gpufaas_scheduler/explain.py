@@ -10,6 +10,7 @@ from gpufaas_core.model import (
     Explanation,
     Failing,
     FunctionId,
+    ParkedStatus,
     ResidentStatus,
     Seconds,
     ServiceEstimate,
@@ -21,6 +22,7 @@ from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.agenda import batch_key
 from gpufaas_scheduler.world.call_state import LOCAL, RUNNING, WAITING
 from gpufaas_scheduler.world.kept import kept_out
+from gpufaas_scheduler.world.parked import ParkedCopies
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
@@ -175,7 +177,7 @@ def status(world: World, now: Seconds) -> EngineStatus:
     """O(devices, residents, functions)."""
     return EngineStatus(
         policy=world.policy.name,
-        devices=tuple(_device_status(each, now) for each in world.devices.values()),
+        devices=tuple(_device_status(each, world.cluster.parked, now) for each in world.devices.values()),
         queued={each.id: each.waiting for each in world.functions.values() if each.waiting},
         running={each.id: each.running for each in world.functions.values() if each.running},
         desired={each.id: each.target for each in world.functions.values() if each.desired is not None},
@@ -218,7 +220,7 @@ def _running(device: DeviceState, copy: Copy) -> int:
     return sum(each.open for each in device.grants() if each.copy.id == copy.id)
 
 
-def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
+def _device_status(device: DeviceState, parked: ParkedCopies, now: Seconds) -> DeviceStatus:
     return DeviceStatus(
         device=device.device,
         used=device.device.memory - device.residency.free - device.residency.held,
@@ -247,4 +249,5 @@ def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
         estimated_finish_s=finish.left_s(device, now),
         busy_s=device.busy_s + (now - device.busy_since if device.busy else 0.0),
         reserved=device.reserved + device.residency.shares,
+        parked=tuple(ParkedStatus(each.owner.id, each.number, each.memory) for each in parked.on(device)),
     )

@@ -79,6 +79,18 @@ class _Fleet:
             known = costs[device.kind]
             if known is not None and name not in device.copies and not device.closed:
                 found.append((device, known.occupation - residency.free))
+        if function.parked:
+            found += self._parked_places(function, [each for each, _ in found])
+        return found
+
+    def _parked_places(self, function: FunctionState, known: list[DeviceState]) -> list[tuple[DeviceState, Bytes]]:
+        """Return the idle devices with a parked copy that are not among *known*."""
+        mixed, found = self._cluster.mixed, []
+        for device in sorted([self._cluster.devices[each] for each in function.parked], key=lambda each: each.order):
+            costs = function.costs[device.kind]
+            able = device.idle_key is not None and not device.closed and (not mixed or self._can_load(device, function))
+            if able and costs is not None and device not in known:
+                found.append((device, costs.occupation - device.residency.free))
         return found
 
     @property

@@ -112,6 +112,14 @@ class FunctionView(Protocol):
         """The nodes that have its weights in their host tiers."""
 
     @property
+    def parked(self) -> Collection[DeviceId]:
+        """The devices that have a parked copy."""
+
+    @property
+    def near(self) -> bool:
+        """It is staged or parked somewhere: its loads do not take the same time everywhere."""
+
+    @property
     def staging(self) -> Collection[NodeId]:
         """The nodes that bring its weights to their host tiers now, because of a `Load`."""
 

@@ -324,7 +324,9 @@ def refused(world: World, event: m.NodeRefused) -> None:
             # The node may not have evicted the victims yet, and their memory is promised: evict them now.
             for function, number in call.victims:
                 if copy_id(function, number) not in device.residency.copies:
-                    world.out.append(m.Evict(function, device.id, number))
+                    parked = world.cluster.parked.find(device, function)
+                    to = "host" if parked is not None and parked.number == number else "none"
+                    world.out.append(m.Evict(function, device.id, number, to))
     place_again(world, call, event.reason)
     if not owner.queued:
         serve_fifo(world, owner)

@@ -6,6 +6,7 @@ from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.handle.batches import batch_of, tell_held, with_held
 from gpufaas_scheduler.handle.grants import Place, full_part, obtain, reserve, reserve_parts, start
+from gpufaas_scheduler.handle.parking import parked_of
 from gpufaas_scheduler.handle.parts import places_for
 from gpufaas_scheduler.handle.staging import try_stage
 from gpufaas_scheduler.world.call_state import WAITING
@@ -183,8 +184,11 @@ def try_load(world: World, action: contract.Load) -> str | None:
             world.cluster.set_busy(each)
     world.grant = number = world.grant + 1
     world.out.append(
-        m.LoadCopy(world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number)
-    )
+        m.LoadCopy(
+            world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number,
+            parked=parked_of(world, device, names),
+        )
+    )  # fmt: skip
     return None
 
 
@@ -200,10 +204,10 @@ def _try_load_beside(world: World, owner: FunctionState, action: contract.Load) 
     found = world.cluster.fits(device, owner, (), starts=False)
     if isinstance(found, Reason):
         return found.say(owner.id, device.id, device.kind)
-    copy, _ = reserve(world, device, owner, ())
+    copy, names = reserve(world, device, owner, ())
     world.grant = number = world.grant + 1
     world.out.append(
-        m.LoadCopy(world.epoch, number, owner.id, owner.digest, parts_of(copy, device), (), copy.number, True)
+        m.LoadCopy(world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number, True)
     )
     return None
 

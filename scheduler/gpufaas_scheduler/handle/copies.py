@@ -7,6 +7,7 @@ from typing import Final
 
 from gpufaas_core import messages as m
 from gpufaas_scheduler.handle.grants import next_local, reserve, return_local, start
+from gpufaas_scheduler.handle.parking import evicted, park, parked_of
 from gpufaas_scheduler.world.places import room_for
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
 from gpufaas_scheduler.world.world import World
@@ -50,6 +51,8 @@ def evict(world: World, device: DeviceState, copy: Copy, to: str = "none") -> No
     preload, further = device.preload, world.cluster.parts(copy)
     world.cluster.evict(device, copy)
     world.out.append(m.Evict(copy.owner.id, device.id, copy.number, to))
+    if to != "none":
+        park(world, device, (copy,))
     if preload is not device.preload:
         next_local(world, device)
     for other, _ in further:
@@ -98,6 +101,10 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
         return
     for copy, device in [*owner.active.items(), *owner.draining.items()]:
         evict(world, device, copy)
+    for name in list(owner.parked):
+        device = world.devices[name]
+        if (gone := world.cluster.parked.take(device, owner)) is not None:
+            world.out += evicted(device, (gone,))
     del world.functions[owner.id]
     owner.forget()
     world.hosts.forgotten(owner.id)
@@ -179,8 +186,12 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
         return False
     copy, names = reserve(world, device, owner, victims)
     world.grant = number = world.grant + 1
-    load = m.LoadCopy(world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number)
-    world.out.append(load)
+    world.out.append(
+        m.LoadCopy(
+            world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number,
+            parked=parked_of(world, device, names),
+        )
+    )  # fmt: skip
     if not owner.queued:
         serve_fifo(world, owner)  # its slots are free from now on, see `free_copy`
     return True

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from gpufaas_core import messages as m
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, note_lack, send_off, serve_fifo
 from gpufaas_scheduler.handle.grants import end, return_local
+from gpufaas_scheduler.handle.parking import evicted
 from gpufaas_scheduler.handle.waiting import give_up
 from gpufaas_scheduler.world.state import DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
@@ -35,6 +36,7 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
         return_local(world, device, call)
     for copy in list(device.residency):
         send_off(world, device, copy)
+    world.out += evicted(device, world.cluster.parked.leave(device))
     if device.idle_key is not None:
         world.cluster.set_busy(device)
 

@@ -9,6 +9,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, Part, Seconds, copy_id
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.batches import joining
+from gpufaas_scheduler.handle.parking import evicted, park, parked_of
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.state import JOINED, Call, Copy, DeviceState, FunctionState, Grant, parts_of
@@ -103,7 +104,7 @@ def start(
     said = m.Grant(
         world.epoch, number, (call.id, *[each.id for each in others]) if others else (call.id,), owner.id,
         owner.digest, copy.parts or parts_of(copy, device), call.cold, names, local, copy.number,
-        None if call.ends is None else call.ends - now,
+        None if call.ends is None else call.ends - now, 0.0, parked_of(world, device, names) if names else (),
     )  # fmt: skip
     world.out.append(m.StartCall(said))
 
@@ -183,12 +184,18 @@ def reserve(
     leave_for_others(world, device, victims)
     costs = owner.costs[device.kind]
     assert costs is not None
+    names, load_s, woken = tuple([each.id for each in victims]), owner.load_on(device), None
+    if (parked := world.cluster.parked).devices:
+        woken = parked.take(device, owner)
+        names += tuple([each.id for each in parked.make_room(device, costs.occupation)])
     world.out += world.lending.take_back(device, costs.occupation)
-    copy = world.cluster.insert(device, owner, costs.occupation, owner.load_on(device))
+    copy = world.cluster.insert(device, owner, costs.occupation, load_s, None if woken is None else woken.number)
+    if victims and world.cluster.parks:
+        park(world, device, victims)
     if owner.copies >= owner.target:
         world.short.pop(owner.id, None)
         world.held_back.pop(owner.id, None)
-    return copy, tuple([each.id for each in victims])
+    return copy, names
 
 
 def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...]) -> tuple[Copy, tuple[Copy, ...]]:
@@ -197,6 +204,7 @@ def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...])
     victims = {victim.id: victim for each in places for victim in each.victims}
     for device, part, leaving in places:
         leave_for_others(world, device, leaving)
+        world.out += evicted(device, world.cluster.parked.make_room(device, part.memory))
         world.out += world.lending.take_back(device, part.memory)
         load_s = max(load_s, owner.load_on(device) * part.memory / whole)
     device, part, _ = places[0]

@@ -17,6 +17,7 @@ from gpufaas_scheduler.handle.agenda import node_joined
 from gpufaas_scheduler.handle.copies import balance, serve_fifo
 from gpufaas_scheduler.handle.fleet import forget_removed, leave
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, hold_parts, next_local
+from gpufaas_scheduler.handle.parking import keep_parked
 from gpufaas_scheduler.handle.waiting import unqueue, wait_again
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.calls import runs_on
@@ -110,6 +111,7 @@ def adopt(
         state.starts, state.served, state.hits = doc.starts, doc.served, doc.hits
         state.misses, state.evictions, state.busy_s = doc.misses, doc.evictions, doc.busy_s
     changed = _adopt_residents(world, state, snapshot, at, doc, since)
+    _adopt_parked(world, state, snapshot)
     if doc is not None and doc.closed:
         cluster.close(state, closed=True)
     running: list[tuple[Call, RunningCall]] = []
@@ -285,6 +287,16 @@ def _adopt_residents(
         (copy_id(each.function, each.copy), each.limit or each.memory, each.loading, each.running)
         for each in known.values()
     ]
+
+
+def _adopt_parked(world: World, state: DeviceState, snapshot: DeviceSnapshot) -> None:
+    """List the parked copies of the device; those that are of no use end."""
+    for each in snapshot.parked:
+        owner = world.functions.get(each.function)
+        if owner is not None:
+            owner.number = max(owner.number, each.copy + 1)
+        if owner is None or owner.digest != each.digest or not keep_parked(world, state, owner, each.copy, each.memory):
+            world.out.append(m.Evict(each.function, state.id, each.copy))
 
 
 def _is_torn(world: World, key: CopyId, before: ResidentDoc | None) -> bool:

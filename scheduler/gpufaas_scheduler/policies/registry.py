@@ -79,7 +79,12 @@ POLICIES: Final[Mapping[str, Preset | Factory]] = {
     ),
     NAME: Preset(
         "The call and the place that shorten all waiting most, with replicas.",
-        {ORDER: Chosen(NAME), PLACEMENT: Chosen(NAME), PREFETCH: Chosen("next-misses")},
+        {
+            ORDER: Chosen(NAME),
+            PLACEMENT: Chosen(NAME),
+            REPLACEMENT: Chosen("lru", {"park": True}),
+            PREFETCH: Chosen("next-misses"),
+        },
     ),
 }
 

@@ -23,6 +23,8 @@ CAUSE: Final[Mapping[type[m.Event], int]] = {
     m.WorkerExited: LOADED,
     m.Staged: LOADED,
     m.Unstaged: LOADED,
+    m.Parked: LOADED,
+    m.Unparked: LOADED,
     m.DeviceJoined: FLEET,
     m.DeviceLeft: FLEET,
     m.DeviceDrained: FLEET,

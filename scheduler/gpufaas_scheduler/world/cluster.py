@@ -18,6 +18,7 @@ from gpufaas_scheduler.world.demand import Demand
 from gpufaas_scheduler.world.hits import Hits
 from gpufaas_scheduler.world.hosts import Hosts
 from gpufaas_scheduler.world.orphans import Orphans
+from gpufaas_scheduler.world.parked import ParkedCopies
 from gpufaas_scheduler.world.queue import GlobalQueue
 from gpufaas_scheduler.world.state import JOINED, Call, Copy, DeviceState, FunctionState, IdleKey
 
@@ -73,6 +74,9 @@ class Cluster:
         self.moves = 0
         """Counts the copies that came or went, the devices likewise, and deployments."""
         self.replacement = replacement
+        self.parks: bool = getattr(replacement, "park", False)
+        """Victims are parked where their nodes can do that."""
+        self.parked = ParkedCopies()
         self.joined = 0
         """Devices that have joined so far."""
         self.asked: tuple[FunctionState, DeviceState] | None = None
@@ -117,6 +121,7 @@ class Cluster:
         self.constrained -= device.closed
         for copy in list(device.residency):
             self.evict(device, copy, lost=True)
+        self.parked.leave(device)
         del self.devices[device.id]
         device.gone = True
         device.forget()
@@ -176,9 +181,16 @@ class Cluster:
         if self.hits.asked:
             self.hits.note_busy(device)
 
-    def insert(self, device: DeviceState, owner: FunctionState, memory: Bytes, load_s: Seconds) -> Copy:
-        copy: Copy = residency.Copy(owner, memory, self.now, self.now + load_s, owner.number)
-        owner.number += 1
+    def insert(
+        self, device: DeviceState, owner: FunctionState, memory: Bytes, load_s: Seconds, woken: int | None = None
+    ) -> Copy:
+        """:param woken: the number of the parked copy that it was"""
+        number = owner.number
+        if woken is None:
+            owner.number += 1
+        else:
+            number = woken
+        copy: Copy = residency.Copy(owner, memory, self.now, self.now + load_s, number)
         self.place(device, copy)
         owner.add(copy, device)
         owner.loading += 1

@@ -12,6 +12,7 @@ from gpufaas_scheduler.world.changes import Marked
 from gpufaas_scheduler.world.conditions import Condition, Conditions
 from gpufaas_scheduler.world.times import ON_GRID, SHARE, BySize, ServiceTimes, on_grid
 
+PARKED: Final = "parked"
 HOST: Final = "host"
 DISK: Final = "disk"
 _FAR: Final = ("peer", "store")
@@ -30,15 +31,17 @@ class Costs:
     was started after small calls needs room for large ones.
 
     Loads are learnt by where the weights came from. A load from the host tier that was never measured is taken for one
-    from disk without the time of reading; while that is not known either, for one from disk.
+    from disk without the time of reading; while that is not known either, for one from disk. A parked copy is taken to
+    wake as soon as one is loaded from the host tier, until that was measured.
     """
 
     __slots__ = (
         "batch", "conditions", "disk_s", "floor", "host_s", "least", "load_s", "loaded", "loads", "measured", "noted",
-        "occupation", "read_s", "room", "served", "service_s", "size", "sized", "sizes", "staged", "times",
+        "occupation", "parked", "parked_bytes", "parked_s", "read_s", "room", "served", "service_s", "size", "sized",
+        "sizes", "staged", "times",
     )  # fmt: skip
 
-    def __init__(self, profile: Profile, floor: Bytes = 0, staged: bool = False) -> None:
+    def __init__(self, profile: Profile, floor: Bytes = 0, staged: bool = False, parked: bool = False) -> None:
         self.disk_s = profile.load_s
         """The time of a load on a node that does not have the weights in its host tier."""
         self.read_s = profile.read_s
@@ -47,6 +50,10 @@ class Costs:
         """Times of loads from other tiers, as far as they are known."""
         self.staged = staged
         """The host tier of some node has the weights."""
+        self.parked = parked
+        """Some device has a parked copy."""
+        self.parked_bytes: Bytes = 0
+        """What a parked copy holds of its device; 0: nothing, or not known yet."""
         self.expect()
         self.service_s = profile.service_s
         self.size = profile.occupation
@@ -79,7 +86,9 @@ class Costs:
         """Set the expected times of loads anew."""
         self.host_s = host_s = self.loads.get(HOST, max(0.0, self.disk_s - self.read_s))
         """The time of a load from the host tier of a node."""
-        self.load_s = host_s if self.staged else self.disk_s
+        self.parked_s = self.loads.get(PARKED, host_s)
+        """The time in which a parked copy wakes."""
+        self.load_s = self.parked_s if self.parked else host_s if self.staged else self.disk_s
         """The time of a load where it is shortest now."""
 
     def learn_load(self, load_s: Seconds, rate: float, tier: str = DISK, read_s: Seconds = 0.0) -> None:
@@ -185,17 +194,19 @@ class Costs:
 class CostsByKind(dict[str, Costs | None]):
     """By kind of device, made on first use; None: the function has no profile for it, and cannot run there."""
 
-    __slots__ = ("_function", "staged")
+    __slots__ = ("_function", "parked", "staged")
 
-    def __init__(self, function: Function, staged: bool = False) -> None:
+    def __init__(self, function: Function, staged: bool = False, parked: bool = False) -> None:
         super().__init__()
         self._function = function
         self.staged = staged
         """The host tier of some node has the weights."""
+        self.parked = parked
+        """Some device has a parked copy."""
 
     def __missing__(self, kind: str) -> Costs | None:
         try:
-            costs = Costs(self._function.profile(kind), self._function.floor, self.staged)
+            costs = Costs(self._function.profile(kind), self._function.floor, self.staged, self.parked)
         except KeyError:
             costs = None
         self[kind] = costs
@@ -208,6 +219,13 @@ class CostsByKind(dict[str, Costs | None]):
             costs.staged = staged
             costs.expect()
 
+    def park(self, parked: bool) -> None:
+        """The first device has a parked copy, or none has any more."""
+        self.parked = parked
+        for _, costs in self.known():
+            costs.parked = parked
+            costs.expect()
+
     def known(self) -> Iterator[tuple[str, Costs]]:
         """Yield the costs that exist so far."""
         return ((kind, costs) for kind, costs in self.items() if costs is not None)
@@ -216,7 +234,7 @@ class CostsByKind(dict[str, Costs | None]):
 class Costed(Marked):
     """The costs of a function as policies see them. Infinite where it cannot run."""
 
-    __slots__ = ()
+    __slots__ = ("near",)
 
     costs: CostsByKind
     batch_max: int
@@ -226,17 +244,21 @@ class Costed(Marked):
     """The nodes that have its weights in their host tiers."""
     staging: dict[NodeId, None]
     """The nodes that bring them there because of a `Stage`."""
+    near: bool
+    """A host tier has its weights, or a device has a parked copy: loads do not take the same time everywhere."""
 
     def stage(self, node: NodeId) -> None:
         """The host tier of *node* has its weights."""
         self.staging.pop(node, None)
         self.staged[node] = None
+        self.near = True
         if not self.costs.staged:
             self.costs.stage(True)
 
     def unstage(self, node: NodeId) -> None:
         self.staging.pop(node, None)
         self.staged.pop(node, None)
+        self.near = bool(self.staged or self.costs.parked)
         if self.costs.staged and not self.staged:
             self.costs.stage(False)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpufaas_core.model import ALL_COMPUTE, Function, Seconds
+from gpufaas_core.model import ALL_COMPUTE, DeviceId, Function, Seconds
+from gpufaas_scheduler.view_contract import DeviceView
 from gpufaas_scheduler.world.backoff import Backoff
 from gpufaas_scheduler.world.changes import Changes, function_key
 from gpufaas_scheduler.world.costs import Costed, CostsByKind
@@ -13,8 +14,8 @@ class Deployed(Costed):
 
     __slots__ = (
         "adaptive", "backoff", "batch_max", "batch_wait_s", "constraints", "costs", "declared", "desired", "digest",
-        "fits", "fits_as_of", "id", "max_copies", "max_queue", "min_copies", "queued", "removed", "reserves", "share",
-        "shared_hold", "slots", "staged", "staging", "starved", "target", "wanted", "whole",
+        "fits", "fits_as_of", "id", "max_copies", "max_queue", "min_copies", "parked", "queued", "removed",
+        "reserves", "share", "shared_hold", "slots", "staged", "staging", "starved", "target", "wanted", "whole",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -27,6 +28,9 @@ class Deployed(Costed):
         """The number of copies that `Scaled` set; None: its calls decide."""
         self.staged = {}
         self.staging = {}
+        self.parked: dict[DeviceId, DeviceView] = {}
+        """The devices that have a parked copy."""
+        self.near = False
         self.deploy(function)
 
     def deploy(self, function: Function) -> None:
@@ -53,7 +57,7 @@ class Deployed(Costed):
         self.max_queue = function.max_queue
         self.declared = function
         """The function as it was deployed."""
-        self.costs = CostsByKind(function, bool(self.staged))
+        self.costs = CostsByKind(function, bool(self.staged), bool(self.parked))
         self.starved: str | None = None
         """Why no device has enough memory for its load; set when a load runs out of memory."""
         self.backoff: Backoff | None = None
@@ -62,6 +66,19 @@ class Deployed(Costed):
         self.fits = False
         """Whether some device was large enough for it when `Cluster.fleet` was `fits_as_of`."""
         self.fits_as_of = -1
+
+    def park(self, device: DeviceView) -> None:
+        """*device* has a parked copy."""
+        self.parked[device.id] = device
+        self.near = True
+        if not self.costs.parked:
+            self.costs.park(True)
+
+    def unpark(self, device: DeviceView) -> None:
+        self.parked.pop(device.id, None)
+        self.near = bool(self.staged or self.parked)
+        if not self.parked:
+            self.costs.park(False)
 
     def remove(self) -> None:
         """It takes no new calls, and is forgotten once its calls have ended."""

@@ -75,25 +75,27 @@ class Lending:
             return []
         return [resize_of(device, each) for each in device.residency.take_back(need)]
 
-    def resize(self, device: DeviceState, copy: Copy, wanted: Bytes) -> list[m.Resize]:
+    def resize(self, device: DeviceState, copy: Copy, wanted: Bytes) -> list[m.Command]:
         """Charge *model* with *wanted*, as far as there is room, and raise its limit to that if it is lower."""
         residency, limit = device.residency, copy.limit
         room = limit if copy.asked == ASKED else residency.room_of(copy)  # a new limit must not cross the node's answer
         memory = min(wanted, room)
         grown = max(limit, memory)
+        gone = self._cluster.parked.make_room(device, grown - limit) if grown > limit else []
         changed = residency.take_back(grown - limit, copy) if grown > limit else []
         residency.resize(copy, memory, grown)
         self.note(device, copy)
         if grown > limit:
             changed.append(copy)
-        return [resize_of(device, each) for each in changed]
+        ended = [m.Evict(each.owner.id, device.id, each.number) for each in gone]
+        return [*ended, *(resize_of(device, each) for each in changed)]
 
     def lend(self, device: DeviceState, copy: Copy) -> list[m.Resize]:
         """Let *model* use all free memory of its device."""
         residency = device.residency
         if copy.asked == ASKED or not _lends(device):
             return []
-        limit = residency.room_of(copy)
+        limit = residency.room_of(copy) - sum(each.memory for each in self._cluster.parked.on(device))
         if limit <= copy.limit:
             return []
         changed = residency.take_back(limit - copy.limit, copy)

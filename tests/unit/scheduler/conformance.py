@@ -32,6 +32,8 @@ from gpufaas_scheduler.policies import POLICIES, make_policy, policy_spec
 from gpufaas_scheduler.policies.registry import FILLS
 from gpufaas_scheduler.roles import ORDER, PLACEMENT
 
+PARKED = 4
+"""What a parked copy holds of its device."""
 HOST = 3
 """The size of the host tier of each node, in functions."""
 NEEDS = (
@@ -60,6 +62,7 @@ def specs() -> list[str]:
             except InvalidSpec:
                 continue
             found.append(text)
+    found.append("order=o3+placement=locality+replacement=lru:park=true")
     return list(dict.fromkeys(found))
 
 
@@ -97,6 +100,9 @@ class Rig:
         self.answered: Callable[[FunctionId], None] = lambda _function: None
         """Told of each call that has finished, by its function."""
         self.staged: dict[NodeId, set[FunctionId]] = {}
+        self.parked: dict[tuple[DeviceId, CopyId], Worker] = {}
+        """The engine was told of each, or will be: its `memory` is then what it holds of its device."""
+        self.woken = 0
         self._calendar: list[tuple[float, int, Callable[[], None]]] = []
         self._entries = 0
         for number in range(devices):
@@ -109,7 +115,7 @@ class Rig:
     # --- what the test does ---
 
     def join(self, number: int) -> None:
-        device = Device(DeviceId(f"n{number}/d"), "gpu", (60, 80, 100)[number % 3], host_memory=HOST)
+        device = Device(DeviceId(f"n{number}/d"), "gpu", (60, 80, 100)[number % 3], host_memory=HOST, parks=number > 0)
         self.devices[device.id] = device
         self.tell(m.DeviceJoined(device))
 
@@ -173,7 +179,7 @@ class Rig:
             case m.StartCall(grant):
                 self._grant(grant)
             case m.LoadCopy():
-                self._evict(command.victims, command.device)
+                self._evict(command.victims, command.device, command.parked)
                 self._load(command.function, command.device, command.copy, command.parts[0].memory)
             case m.Reject(call):
                 assert call in self.arrived
@@ -182,24 +188,51 @@ class Rig:
             case m.Abort(call, device):
                 self._at(self.now + 0.1, lambda: self._finish(call, device, ok=False))
             case m.Evict(function, device, copy):
-                worker = self.workers.pop((device, copy_id(function, copy)))
-                assert not worker.grants, "a copy that runs calls is evicted"
+                self._evict((copy_id(function, copy),), device)
             case m.Stage(function, node):
                 self._at(self.now + 1.0, lambda: self._stage(function, node))
             case _:
                 raise AssertionError(f"what is {command}?")
 
-    def _evict(self, victims: tuple[CopyId, ...], device: DeviceId) -> None:
-        for each in victims:
-            assert not self.workers.pop((device, each)).grants, "a victim runs calls"
+    def _evict(self, victims: tuple[CopyId, ...], device: DeviceId, parked: tuple[CopyId, ...] = ()) -> None:
+        for key in [(device, each) for each in victims]:
+            if key in self.parked:
+                assert key[1] not in parked, "it is parked already"
+                del self.parked[key]
+                continue
+            worker = self.workers.pop(key)
+            assert not worker.grants, "a victim runs calls"
+            if key[1] in parked:
+                assert self.devices[device].parks
+                if self.breaks and self.rng.random() < 0.2:
+                    self._unparked(worker)
+                else:
+                    self.parked[key], worker.memory = worker, 0
+                    self._at(self.now + 0.1, lambda worker=worker: self._parked(worker))  # type: ignore[misc]
+
+    def _parked(self, worker: Worker) -> None:
+        key = worker.device, copy_id(worker.function, worker.number)
+        if self.parked.get(key) is worker:
+            worker.memory = PARKED
+        if self.parked.get(key) is worker or worker in self.workers.values():
+            self.tell(m.Parked(worker.function, worker.device, worker.number, PARKED))
+
+    def _unparked(self, worker: Worker) -> None:
+        said = m.Unparked(worker.function, worker.device, worker.number, "it could not")
+        self._at(self.now + 0.1, lambda: self.tell(said))
 
     def _load(self, function: FunctionId, device: DeviceId, number: int, memory: int) -> Worker:
-        worker = Worker(function, device, number, memory)
         key = device, copy_id(function, number)
         assert key not in self.workers, "a number is used twice"
+        worker = self.parked.pop(key, None)
+        tier = "host" if function in self.staged.get(node_of(device), ()) else "disk"
+        if worker is not None:
+            worker.memory, worker.ready, tier = memory, False, "parked"
+            self.woken += 1
+        else:
+            worker = Worker(function, device, number, memory)
         self.workers[key] = worker
         profile = self.functions[function].profile("gpu")
-        tier = "host" if function in self.staged.get(node_of(device), ()) else "disk"
         load_s = profile.loads.get(tier, profile.load_s) * self.rng.uniform(0.8, 1.3)
         fails = self.breaks and self.rng.random() < 0.03
         self._at(self.now + load_s, lambda: self._loaded(worker, load_s, tier, fails))
@@ -224,7 +257,7 @@ class Rig:
     def _grant(self, grant: m.Grant) -> None:
         key = grant.device, copy_id(grant.function, grant.copy)
         if grant.cold:
-            self._evict(grant.victims, grant.device)
+            self._evict(grant.victims, grant.device, grant.parked)
             worker = self._load(grant.function, grant.device, grant.copy, grant.memory)
         else:
             worker = self.workers[key]
@@ -292,7 +325,7 @@ class Rig:
             self.tell(m.NodeRefused(call, worker.device, "it did not like it"))
 
     def _break(self) -> None:
-        rng, kind = self.rng, self.rng.randrange(4)
+        rng, kind = self.rng, self.rng.randrange(5)
         if kind == 0 and self.open:
             call = rng.choice(self.open)
             if call not in self.running:
@@ -307,6 +340,7 @@ class Rig:
             del self.devices[device]
             for worker in [each for each in self.workers.values() if each.device == device]:
                 self._gone(worker)
+            self.parked = {key: each for key, each in self.parked.items() if key[0] != device}
             self.staged.pop(node_of(device), None)
             self.tell(m.DeviceLeft(device, "gone"))
             self._at(self.now + 5.0, lambda: self.join(int(device[1:-2])))
@@ -314,12 +348,17 @@ class Rig:
             device = rng.choice(list(self.devices))
             self.tell(m.DeviceDrained(device))
             self._at(self.now + 5.0, lambda: self.tell(m.DeviceDrained(device, drain=False)))
+        elif kind == 4 and self.parked:
+            key = rng.choice(list(self.parked))
+            self._unparked(self.parked.pop(key))
 
     # --- what always holds ---
 
     def _check(self) -> None:
         memory: Counter[DeviceId] = Counter()
         compute: Counter[DeviceId] = Counter()
+        for worker in self.parked.values():
+            memory[worker.device] += worker.memory
         for worker in self.workers.values():
             need = self.functions[worker.function].need
             memory[worker.device] += worker.memory

@@ -58,7 +58,7 @@ def test_a_spec_has_the_options_with_their_types() -> None:
         ("lb+order=best", "no order is called 'best': choose one of arrival, o3"),
         ("lb+taste=good", "there is no role 'taste': choose one of "),
         ("lb+replacement=fifo", "no replacement is called 'fifo': choose one of lru, cost-aware"),
-        ("lb+replacement=lru:size=3", "lru has no option 'size': it has none"),
+        ("lb+replacement=lru:size=3", "lru has no option 'size': it has park"),
         ("lalb:o3_limit=3", "lalb has no option 'o3_limit': it has none"),
         ("lalb-o3:limit=3", "lalb-o3 has no option 'limit': it has o3_limit"),
         ("lalb-o3:o3_limit=-1", "lalb-o3: o3_limit is a whole number, 0 or more, not '-1'"),

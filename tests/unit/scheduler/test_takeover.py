@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.scheduler.world import limited, state_of
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import CostAware, Lru, ReplacementOptions, make_replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, NodeId, Part, Profile, copy_id
 from gpufaas_core.snapshot import (
@@ -25,6 +25,7 @@ from gpufaas_core.snapshot import (
     EngineDoc,
     FunctionDoc,
     NodeSnapshot,
+    ParkedSnapshot,
     ResidentSnapshot,
     RunningCall,
     StagedWeights,
@@ -78,11 +79,14 @@ class Nodes:
     devices: dict[DeviceId, Device] = field(default_factory=dict)
     workers: dict[DeviceId, dict[str, Worker]] = field(default_factory=dict)
     running: dict[DeviceId, dict[CallId, Running]] = field(default_factory=dict)
+    parked: dict[DeviceId, dict[str, tuple[Worker, int]]] = field(default_factory=dict)
+    """And what each holds of its device."""
     staged: dict[FunctionId, bool] = field(default_factory=dict)
     """The host tier of their one node; true: the weights are on their way there."""
 
     def join(self, device: Device) -> None:
         self.devices[device.id], self.workers[device.id], self.running[device.id] = device, {}, {}
+        self.parked[device.id] = {}
 
     def obey(self, command: m.Command, now: float) -> None:
         match command:
@@ -98,6 +102,7 @@ class Nodes:
             case m.LoadCopy():
                 self._begin(command, now)
             case m.Evict(function, device, copy):
+                self.parked[device].pop(copy_id(function, copy), None)
                 self.end(device, copy_id(function, copy))
             case m.Resize(function, device, memory, copy):
                 self.workers[device][copy_id(function, copy)].memory = memory
@@ -112,9 +117,14 @@ class Nodes:
 
     def _begin(self, command: m.Grant | m.LoadCopy, now: float) -> None:
         for victim in command.victims:
+            worker = self.workers[command.device].get(victim)
             self.end(command.device, victim)
+            self.parked[command.device].pop(victim, None)
+            if victim in command.parked and worker is not None:
+                self.parked[command.device][victim] = worker, 0
         key = copy_id(command.function, command.copy)
         assert key not in self.workers[command.device]
+        self.parked[command.device].pop(key, None)
         self.workers[command.device][key] = Worker(command.function, command.copy, command.memory, now, now)
 
     def end(self, device: DeviceId, key: str) -> None:
@@ -144,6 +154,10 @@ class Nodes:
                     each.grant.number if len(each.grant.calls) > 1 else 0, len(each.grant.calls),
                 )
                 for call, each in running.items()
+            ),
+            tuple(
+                ParkedSnapshot(each.function, f"digest of {each.function}", each.copy, memory)
+                for each, memory in self.parked[device].values()
             ),
         )  # fmt: skip
 
@@ -180,7 +194,7 @@ class Site:
         policy, replacement, learn = self.how
         return Engine(
             policy=make_policy(limited(policy, 3)),
-            replacement=make_replacement(replacement),
+            replacement=(Lru if replacement == "lru" else CostAware)(ReplacementOptions(park=self.host > 0)),
             epoch=epoch,
             max_queue=30,
             learn=learn,
@@ -203,9 +217,27 @@ class Site:
                     self.waiting.pop(call, None)
             elif isinstance(command, m.Reject):
                 self.waiting.pop(command.call, None)
+            begun = command.grant if isinstance(command, m.StartCall) else command
+            if isinstance(begun, m.Grant | m.LoadCopy):
+                answers += self.parked(begun)
         for answer in answers:
             self.tell(answer)
         return commands
+
+    def parked(self, command: m.Grant | m.LoadCopy) -> list[m.Event]:
+        """What the node says of the victims that were to be parked: one of four could not be."""
+        here, said = self.nodes.parked[command.device], []
+        for key in command.parked:
+            if key not in here:
+                continue
+            worker, holds = here[key][0], self.rng.choice([0, 1 << 20, 2 << 20, -1])
+            if holds < 0:
+                del here[key]
+                said.append(m.Unparked(worker.function, command.device, worker.copy, "it could not"))
+            else:
+                here[key] = worker, holds
+                said.append(m.Parked(worker.function, command.device, worker.copy, holds))
+        return said
 
     def write(self) -> None:
         for key in self.engine.take_changed():
@@ -343,7 +375,7 @@ class Site:
             self.tell(m.DeviceDrained(names[pick % len(names)], drain=pick % 2 == 0))
         elif names and pick % 3 == 0:
             name = names[pick % len(names)]
-            del self.nodes.devices[name], self.nodes.workers[name], self.nodes.running[name]
+            del self.nodes.devices[name], self.nodes.workers[name], self.nodes.running[name], self.nodes.parked[name]
             self.tell(m.DeviceLeft(name, "gone"))
         elif names and pick % 3 == 1:
             name = names[pick % len(names)]
@@ -352,7 +384,7 @@ class Site:
             self.join(f"n/d{pick % 5}", ("cpu", "kind1")[pick % 2], self.rng.randint(20, 60) << 20)
 
     def join(self, name: str, kind: str, memory: int) -> None:
-        device = Device(DeviceId(name), kind, memory, host_memory=self.host)
+        device = Device(DeviceId(name), kind, memory, host_memory=self.host, parks=self.host > 0)
         self.nodes.join(device)
         self.tell(m.DeviceJoined(device, None, self.all_staged()))
 

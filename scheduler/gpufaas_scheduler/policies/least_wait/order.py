@@ -158,7 +158,7 @@ class Order:
             if figures is None:
                 continue
             load_s, relieved = figures.load_s, float(owner.waiting)
-            if owner.staged:  # perhaps not on the node of this device
+            if owner.near:  # perhaps not near this device
                 load_s = owner.load_on(device)
             if owner.copies:
                 relieved *= REPLICA_SHARE / (owner.copies + 1)

@@ -73,15 +73,15 @@ class Rooms:
         best = rooms[0]
         if len(rooms) == 1:
             return best
-        least, staged = (inf, 0), function.staged
+        least, near = (inf, 0), function.near
         for room in rooms:
             device = room.device
             cost_s = room.worth * HORIZON_S
             if cost_s > least[0]:
                 break  # the victims of all others are worth as much, or more
-            load_s = function.load_on(device) if staged else function.load_s(device.kind)
+            load_s = function.load_on(device) if near else function.load_s(device.kind)
             cost_s += CROWDED * load_s * self._crowd(device, room.victims)
-            if staged:
+            if near:
                 cost_s += load_s
             cost = (cost_s, device.order)
             if cost < least:
