@@ -1,11 +1,13 @@
 """Copies are parked instead of ended where their node can do that, and the next load there wakes them."""
 
+import pytest
+from tests.unit.scheduler.conformance import Rig
 from tests.unit.scheduler.test_actions import Scripted, Site
 from tests.unit.scheduler.world import state_of
 
 from gpufaas_cache_manager.replacement import Lru, ReplacementOptions
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Part, Profile
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Need, Part, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, ParkedSnapshot
 from gpufaas_scheduler import contract as c
 from gpufaas_scheduler.engine import Engine
@@ -181,3 +183,17 @@ def test_a_parked_copy_draws_its_call_to_its_device() -> None:
 
 def _function(name: FunctionId):  # type: ignore[no-untyped-def]
     return m.Function(name, name, profiles={"*": LOADS})
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spec", ["least-wait", "order=o3+placement=locality+replacement=cost-aware:park=true"])
+def test_a_cluster_that_breaks_answers_all_calls_and_wakes_many(spec: str, seed: int) -> None:
+    """`Rig` checks after each event that no device is promised twice, what parked copies hold included."""
+    rig = Rig(spec, seed, functions=0, devices=3)
+    for number in range(8):
+        rig.deploy(f"f{number}", Need(), Profile(2.0, 0.5, 15 + 4 * number, loads={"host": 1.0, "parked": 0.2}))
+    rig.work(150, per_s=2.0)
+    rig.until_rest()
+
+    assert set(rig.ended.values()) == {1}
+    assert rig.woken > 1

@@ -101,6 +101,8 @@ class Nodes:
                     self.running[grant.device][call] = Running(call, grant, now)
             case m.LoadCopy():
                 self._begin(command, now)
+            case m.Evict(function, device, copy, "host"):
+                assert copy_id(function, copy) in self.parked[device], "of a refused grant"
             case m.Evict(function, device, copy):
                 self.parked[device].pop(copy_id(function, copy), None)
                 self.end(device, copy_id(function, copy))
