@@ -115,7 +115,7 @@ class Rig:
     # --- what the test does ---
 
     def join(self, number: int) -> None:
-        device = Device(DeviceId(f"n{number}/d"), "gpu", (60, 80, 100)[number % 3], host_memory=HOST, parks=number > 0)
+        device = Device(DeviceId(f"n{number}/d"), "gpu", (60, 80, 100)[number % 3], host_memory=HOST, parks=number != 3)
         self.devices[device.id] = device
         self.tell(m.DeviceJoined(device))
 

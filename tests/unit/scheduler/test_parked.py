@@ -185,15 +185,17 @@ def _function(name: FunctionId):  # type: ignore[no-untyped-def]
     return m.Function(name, name, profiles={"*": LOADS})
 
 
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("spec", ["least-wait", "order=o3+placement=locality+replacement=cost-aware:park=true"])
-def test_a_cluster_that_breaks_answers_all_calls_and_wakes_many(spec: str, seed: int) -> None:
+def test_a_cluster_that_breaks_answers_all_calls_and_wakes_many(spec: str) -> None:
     """`Rig` checks after each event that no device is promised twice, what parked copies hold included."""
-    rig = Rig(spec, seed, functions=0, devices=3)
-    for number in range(8):
-        rig.deploy(f"f{number}", Need(), Profile(2.0, 0.5, 15 + 4 * number, loads={"host": 1.0, "parked": 0.2}))
-    rig.work(150, per_s=2.0)
-    rig.until_rest()
+    woken = 0
+    for seed in range(6):
+        rig = Rig(spec, seed, functions=0, devices=2)
+        for number in range(8):
+            rig.deploy(f"f{number}", Need(), Profile(2.0, 0.5, 25 + 4 * number, loads={"host": 1.0, "parked": 0.2}))
+        rig.work(150, per_s=2.0)
+        rig.until_rest()
+        assert set(rig.ended.values()) == {1}
+        woken += rig.woken
 
-    assert set(rig.ended.values()) == {1}
-    assert rig.woken > 1
+    assert woken > 10
