@@ -208,14 +208,20 @@ class SlotServer:
 
     def _cancelled(self, place: int) -> bool:
         """Whether a CANCEL of this call has come. Asked between chunks, to stop an answer that never ends."""
-        if self._filled == self._at:
+        if self._filled > self._at:
+            kind = self._buffer[self._at]
+        else:
             try:
-                if not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                    raise Closed
+                peeked = self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
             except OSError:
                 raise Closed from None
+            if not peeked:
+                raise Closed
+            kind = peeked[0]
+        if kind == Kind.BATCH:
+            return False  # it went ahead, and nothing about this call comes behind it
         kind, header, _ = self._read()
         self.take(kind, header)
         return kind == Kind.CANCEL and _decode_cancel(header).place == place

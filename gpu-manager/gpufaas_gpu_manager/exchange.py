@@ -51,7 +51,7 @@ class BatchSlot(Slot, Protocol):
     """A slot that carries batches, too."""
 
     def begin_batch(self, calls: int) -> None:
-        """The so many calls that begin next, at once, are a batch."""
+        """The so many calls that begin next, at once, are a batch: if the slot has one, that which follows it."""
 
 
 class PingSlot(Slot, Protocol):
@@ -183,6 +183,18 @@ class Exchange(AnswerBuffer):
         self.head, self.body = None, b""
         slot.begin(self, head, body)
         self._wake_sender()
+
+    def send_ahead(self, slot: Slot, now: float, buffer: Bytes) -> None:
+        """The slot takes the call, and its worker begins it only when the batch before it has ended."""
+        self.bind(slot, now, buffer)
+        if self.state == states.RUNNING:
+            self.state = states.HOLD[self.state]
+
+    def follow(self, now: float) -> None:
+        """The batch before it has ended: its worker may have begun it."""
+        self.bound_at = now
+        if self.state == states.UNSENT:
+            self.state = states.SEND[self.state]
 
     def on_answer(self, head: AnswerHead, body: bytes) -> None:
         if self.state not in states.GIVEN_UP:

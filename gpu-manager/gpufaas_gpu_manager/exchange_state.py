@@ -30,7 +30,7 @@ QUEUED: Final = 3
 RUNNING: Final = 4
 """Its worker has it, or a part of it."""
 UNSENT: Final = 5
-"""A slot has all of it, and its worker has nothing yet."""
+"""A slot has all of it, and its worker has nothing yet, or has certainly not begun."""
 ABANDONED: Final = 6
 """Nobody waits for its answer, and its worker has not let go of it."""
 OVER: Final = 7

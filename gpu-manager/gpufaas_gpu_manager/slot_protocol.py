@@ -122,8 +122,12 @@ class SlotProtocol(_SlotSocket):
         """The place of `_exchange` in its batch."""
         self._batch: dict[int, tuple[Exchange, bool]] = {}
         """The calls of a batch that are not answered, by their place; and whether their answers have no body."""
+        self._next: dict[int, tuple[Exchange, bool]] = {}
+        """As `_batch`, of the batch that the worker has beside what it runs, and begins after that."""
         self._beginning = 0
         """So many calls of a batch begin next."""
+        self._follows = False
+        """These are of the batch that follows what the worker runs."""
         self._spoke = False
         """READY or FAILED has come."""
         self._answering = False
@@ -142,7 +146,8 @@ class SlotProtocol(_SlotSocket):
     def begin(self, exchange: Exchange, head: CallHead, body: bytes | memoryview) -> None:
         if self._beginning:
             self._beginning -= 1
-            self._batch[len(self._batch)] = exchange, head.method == "HEAD"
+            batch = self._next if self._follows else self._batch
+            batch[len(batch)] = exchange, head.method == "HEAD"
         else:
             self._exchange = exchange
             self._bodiless = head.method == "HEAD"
@@ -151,7 +156,8 @@ class SlotProtocol(_SlotSocket):
             if head.body_mode != STREAM:
                 exchange.state = states.HOLD[exchange.state]
             return  # the worker has died, or will be killed for this: then its calls are failed or placed again
-        self._whole = head.body_mode != STREAM
+        if not self._next:
+            self._whole = head.body_mode != STREAM
         frame = encode_prefix(Kind.CALL, head, len(body))
         if len(body) <= 16 * 1024:
             self._transport.write(frame + body)
@@ -168,6 +174,7 @@ class SlotProtocol(_SlotSocket):
 
     def begin_batch(self, calls: int) -> None:
         self._beginning = calls
+        self._follows = self._exchange is not None or bool(self._batch)
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(encode_frame(Kind.BATCH, BatchHead(calls)))
@@ -183,10 +190,11 @@ class SlotProtocol(_SlotSocket):
         Tell the worker that nobody waits for this call. Its frames are dropped, its END still counts.
 
         The handler goes on with a batch, and what is small of its answers comes at once: of its calls, the worker is
-        told only of that whose answer streams.
+        told only of that whose answer streams. Nothing is said behind a batch that went ahead: it would come too late.
         """
         if self._exchange is exchange and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_frame(Kind.CANCEL, CancelHead(self._place)))
+            if not self._next:
+                self._transport.write(encode_frame(Kind.CANCEL, CancelHead(self._place)))
             self.resume()
 
     async def send_body(self, piece: bytes) -> None:
@@ -215,6 +223,7 @@ class SlotProtocol(_SlotSocket):
             _check_figures(head.run_s, head.peak)
             self._exchange = None
             self._grew = True
+            self._begin_next()
             error = self._why_none(head, body)
             # The engine first: it may have the next call for this slot. Then the caller.
             ok = not head.failed and error is None
@@ -260,6 +269,7 @@ class SlotProtocol(_SlotSocket):
             self._place = 0
             self._answering = False
             self._grew = True
+            self._begin_next()
             self._worker.on_done(self, exchange, end.run_s, end.peak, end.out_of_memory, not end.error)
             exchange.on_end(end)
         else:
@@ -285,6 +295,7 @@ class SlotProtocol(_SlotSocket):
         if at < len(bodies):
             raise BrokenFrame("bytes of no answer")
         self._grew, self._whole = True, False
+        self._begin_next()
         errors = [self._why_none(head, body) for _, head, body in found]
         # The engine first, as it may have the next batch for this slot. Then the callers.
         for (exchange, head, _), error in zip(found, errors, strict=True):
@@ -295,6 +306,11 @@ class SlotProtocol(_SlotSocket):
                 exchange.fail(error)
             else:
                 exchange.on_answer(head, body)
+
+    def _begin_next(self) -> None:
+        """If all that the worker ran is answered, it begins the batch that went ahead."""
+        if self._next and not self._batch:
+            self._batch, self._next, self._whole = self._next, {}, True
 
     def _stream_next(self, head: AnswerHead) -> None:
         """The first answer of a batch begins to stream that was too large for ANSWERS."""
@@ -332,6 +348,7 @@ class SlotProtocol(_SlotSocket):
         self.lost = True
         # The kernel says so if the worker closed it, or died, before it had read all.
         unread = isinstance(exc, (ConnectionResetError, BrokenPipeError)) and self._whole and not self._answering
+        unread = unread and not self._next
         for exchange in (self._exchange, *(each for each, _ in self._batch.values())) if unread else ():
             if exchange is not None and exchange.state == states.RUNNING:
                 exchange.state = states.HOLD[exchange.state]

@@ -129,6 +129,10 @@ class WorkerCalls:
         self._free: list[Slot] = []
         self._open: dict[Slot, int] = {}
         """How many calls of its batch have not ended, for each slot that runs one."""
+        self._only: Slot | None = None
+        """Its slot, if there is one only: a batch may go ahead to it."""
+        self._ahead: list[Exchange] = []
+        """The batch that went ahead: the worker begins it when the one before has ended."""
         self._measured = worker.spec.kind == "server" or bool(worker.spec.image)
         """Its memory was measured, or never is by itself."""
         self._served = False
@@ -157,6 +161,7 @@ class WorkerCalls:
     def on_slots(self, slots: Sequence[Slot]) -> None:
         """Use *slots* for calls, once the worker is ready."""
         self._free = list(slots[::-1])  # slot 0, the main thread, is taken first
+        self._only = slots[0] if len(slots) == 1 else None
 
     def bind(self, exchange: Exchange) -> None:
         """Give the call to a free slot; the engine makes no more grants than there are slots."""
@@ -169,11 +174,37 @@ class WorkerCalls:
             exchange.bind(slot, now, self._buffer)
             return
         self._open[slot] = len(exchanges)
+        self._begin_batch(slot, exchanges)
+        for each in exchanges:
+            each.bind(slot, now, self._buffer)
+
+    def _begin_batch(self, slot: Slot, exchanges: list[Exchange]) -> None:
         cast(BatchSlot, slot).begin_batch(len(exchanges))
         for each in exchanges:
             with contextlib.suppress(ValueError):
                 self.unbound.remove(each)
-            each.bind(slot, now, self._buffer)
+
+    def _send_ahead(self) -> None:
+        """Send the batch that waits for the slot to the worker, which begins it as soon as the slot is free."""
+        slot, now = self._only, time.monotonic()
+        if slot is None or self._free or self._ahead or not self.unbound:
+            return
+        self._ahead = self.batches.take(self.unbound[0]) or []
+        if not self._ahead:
+            return
+        self._begin_batch(slot, self._ahead)
+        for each in self._ahead:
+            each.send_ahead(slot, now, self._buffer)
+
+    def _follow(self, slot: Slot) -> None:
+        """What *slot* had is over: the batch that went ahead begins, or the slot is free."""
+        following, self._ahead = self._ahead, []
+        if not following:
+            self._free.append(slot)
+            return
+        self._open[slot], now = len(following), time.monotonic()
+        for each in following:
+            each.follow(now)
 
     def _begin_together(self, exchanges: list[Exchange]) -> None:
         """The calls of a batch are there: give them to a slot, or let them wait for one."""
@@ -182,6 +213,7 @@ class WorkerCalls:
         self.unbound.extend(exchanges)
         if self._worker.takes_calls:
             self.bind_waiting()
+            self._send_ahead()
         else:
             self._worker.device.admit()
 
@@ -204,7 +236,7 @@ class WorkerCalls:
         if open_calls:
             self._open[slot] = open_calls
         else:
-            self._free.append(slot)
+            self._follow(slot)
         call, number = exchange.grant.call, exchange.grant.number
         self.exchanges.pop(call, None)
         host.over(exchange)
@@ -247,7 +279,7 @@ class WorkerCalls:
         return self._worker.spec.profiled, self._worker.device.source.device.kind
 
     def _bound(self) -> Iterator[Exchange]:
-        return (each for each in self.exchanges.values() if each.slot is not None)
+        return (each for each in self.exchanges.values() if each.slot is not None and each not in self._ahead)
 
     def on_call_lost(self, slot: Slot, exchange: Exchange, reason: str) -> None:
         """
@@ -314,6 +346,7 @@ class WorkerCalls:
         """
         running = len(list(self._bound()))
         exchanges, self.exchanges = self.exchanges, {}
+        self._ahead = []
         self.unbound.clear()
         self.batches.clear()
         refused: list[Exchange] = []

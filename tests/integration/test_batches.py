@@ -66,11 +66,14 @@ class Calls:
         self.begun: list[Future[httpx.Response]] = []
 
     def begin(self, body: bytes = b"", **headers: str) -> "Future[httpx.Response]":
-        before = self.platform.queued()
+        before = self._there()
         named = {name.replace("_", "-"): text for name, text in headers.items()}
         self.begun.append(self.platform.begin(self.path, body, headers=named))
-        until(lambda: self.platform.queued() > before, "the call waits")  # so that the order is known
+        until(lambda: self._there() > before, "the call waits")  # so that the order is known
         return self.begun[-1]
+
+    def _there(self) -> int:
+        return self.platform.queued() + self.platform.running()  # a full batch of short calls goes ahead
 
     def answers(self) -> list[httpx.Response]:
         return [each.result() for each in self.begun]
@@ -181,7 +184,7 @@ def test_a_batch_that_runs_out_of_memory_is_answered_with_one_text_and_the_next_
 
 
 def test_a_caller_who_hangs_up_takes_only_its_own_call_along(platform: Platform) -> None:
-    path = platform.deploy("together", TOGETHER, batch_max="3")
+    path = platform.deploy("together", TOGETHER, batch_max="4")
     inside = platform.gate()
     with held(platform, path) as calls:
         calls.begin(b"stays", x_gate=inside.body.decode())
@@ -212,6 +215,70 @@ def test_calls_of_a_batch_whose_worker_dies_are_answered_as_if_each_had_been_alo
     assert [each.status_code for each in calls.answers()] == [502] * 3
     assert all("exit status 3" in each.text for each in calls.answers())
     assert platform.call(path).json()["size"] == 1
+
+
+SHORT = TOGETHER + "\n    # its calls are short"  # times are learnt for each bundle
+
+
+@contextmanager
+def two_batches(platform: Platform, do: str, ahead: list[str]) -> Iterator[list[Future[httpx.Response]]]:
+    """
+    Hold a batch of three calls, whose first one shall *do* that, until the end of the block; meanwhile calls that shall
+    do *ahead* come, and three of them go ahead. Give all.
+    """
+    path = platform.deploy("short", SHORT, batch_max="3")
+    for _ in range(12):
+        platform.call(path)
+    gate = platform.gate()
+    with held(platform, path) as calls:
+        calls.begin(x_gate=gate.body.decode(), x_do=do)
+        calls.begin()
+        calls.begin()
+    until(gate.reached, "they run together")
+    begun = calls.begun
+    for number, each in enumerate(ahead):
+        begun.append(platform.begin(path, b"%d" % number, headers={"x-do": each}))
+        until(lambda: platform.queued() + platform.running() == len(begun), "it is there")
+    if len(ahead) >= 3:
+        assert platform.running() == 6, "three went ahead"
+    yield begun
+    gate.open()
+
+
+def test_a_batch_that_went_ahead_is_served_though_the_worker_dies_before_it_began(platform: Platform) -> None:
+    with two_batches(platform, "exit", [""] * 3) as calls:
+        pass
+
+    answers = [each.result() for each in calls]
+
+    assert [each.status_code for each in answers] == [502] * 3 + [200] * 3
+    assert len({each.json()["pid"] for each in answers[3:]}) == 1
+
+
+def test_batches_go_ahead_of_each_other_and_each_call_has_its_own_answer(platform: Platform) -> None:
+    do = ["", "raise", "large", "status", "", "large", "", "", ""]
+    with two_batches(platform, "large", do) as calls:
+        pass
+
+    answers = [each.result() for each in calls]
+
+    assert [each.status_code for each in answers] == [200] * 4 + [500, 200, 201] + [200] * 5
+    lengths = [len(each.content) for each, what in zip(answers[3:], do, strict=True) if what == "large"]
+    assert lengths == [1_000_000] * 2
+    plain = [(number, each.json()) for number, each in enumerate(answers[3:]) if not do[number]]
+    assert [said["text"] for _, said in plain] == [str(number) for number, _ in plain]
+    assert {said["size"] for _, said in plain} == {3}
+
+
+def test_callers_of_a_batch_that_went_ahead_may_leave(platform: Platform) -> None:
+    with two_batches(platform, "", ["", ""]) as calls:
+        leaves = platform.socket()
+        leaves.sendall(b"POST /function/short HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        until(lambda: platform.running() == 6, "three went ahead")
+        leaves.close()
+
+    assert [each.result().status_code for each in calls] == [200] * 5
+    until(platform.is_idle, "nothing is left of it")
 
 
 def test_a_call_waits_for_others_beside_an_idle_device_and_not_longer_than_it_may(platform: Platform) -> None:

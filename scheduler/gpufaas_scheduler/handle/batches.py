@@ -74,13 +74,14 @@ def tell_held(world: World, call: Call) -> None:
 
 
 def joining(world: World, device: DeviceState, call: Call, copy: Copy) -> list[Call]:
-    """Return the calls that start with *call*, the first of the local queue of *device*: of that queue, and others."""
+    """Return the calls that start on *copy* with *call*, of the local queue of *device* and others."""
     owner = call.owner
     if world.batching is None:
         return []
     local = {each.id: each for each in islice((each for each in device.local if each.copy is copy), owner.batch_max)}
-    extended = world.batching.extend(world.view, contract.Start(tuple(local), copy.id), call)
-    names = tuple(local) if isinstance(extended, contract.Wake) else extended.calls[: owner.batch_max]
+    firsts = tuple(local) or (call.id,)
+    extended = world.batching.extend(world.view, contract.Start(firsts, copy.id), call)
+    names = firsts if isinstance(extended, contract.Wake) else extended.calls[: owner.batch_max]
     found = (local.get(name) or world.calls.by_id.get(name) for name in names if name != call.id)
     return [each for each in found if each is not None and each.owner is owner and _waits(each, copy)]
 

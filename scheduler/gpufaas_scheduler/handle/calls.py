@@ -9,6 +9,7 @@ from gpufaas_core.model import CallId, Seconds, copy_id
 from gpufaas_core.plausible import MAX_S
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.contract import ARRIVAL, NEVER
+from gpufaas_scheduler.handle.ahead import send_ahead, send_ahead_to
 from gpufaas_scheduler.handle.batches import adapt
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
@@ -81,6 +82,10 @@ def arrived(world: World, event: m.Arrived) -> None:
     else:
         place_shared(world, call)
     if call.state != RUNNING:
+        if owner.batch_max > 1 and owner.queued:
+            send_ahead(world, owner)
+            if call.state == RUNNING:
+                return
         _has_to_wait(world, call, age_s)
 
 
@@ -216,6 +221,7 @@ def finished(world: World, event: m.Finished) -> None:
             world.ignored["Finished"] += 1
             return
     owner = call.owner
+    last = call.granted is None or call.granted.open == 1
     device.served += 1
     if event.ok:
         if owner.backoff is not None:
@@ -237,8 +243,11 @@ def finished(world: World, event: m.Finished) -> None:
                 world.learnt[(owner.id, device.kind)] = None
     end(world, call)
     if owner.queued:
-        next_local(world, device)
-        world.freed = True
+        if last:
+            next_local(world, device)
+            world.freed = True
+        if owner.batch_max > 1:
+            send_ahead_to(world, device)
     else:
         copy, waiting = call.copy, owner.flow
         assert copy is not None

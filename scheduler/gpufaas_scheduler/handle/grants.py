@@ -34,6 +34,7 @@ def start(
     victims: tuple[Copy, ...],
     others: tuple[Call, ...] = (),
     places: tuple[Place, ...] = (),
+    ahead: bool = False,
 ) -> None:
     """
     Grant *call* a grant: a hit on *copy*, or a miss for which *victims* are evicted. The caller has checked it.
@@ -42,6 +43,7 @@ def start(
 
     :param others: calls of its function that run together with it, and were taken out of their queue like it
     :param places: of a new copy with several parts, which say the victims then
+    :param ahead: they begin once the grant has ended that runs on *copy* now
     """
     cluster, owner, before = world.cluster, call.owner, call.state
     local, after = before == LOCAL, START[before]
@@ -93,7 +95,7 @@ def start(
             device.reserved = compute
             device.busy_since = now
         else:
-            _start_beside(world, call, device, copy, others, costs, ready, names)
+            _start_beside(world, call, device, copy, others, costs, ready, names, ahead)
         if device.local:
             world.overdue.note(device)
     else:
@@ -118,11 +120,12 @@ def _start_beside(
     costs: Costs | None,
     ready: Seconds,
     names: tuple[CopyId, ...],
+    ahead: bool,
 ) -> None:
     """Make the grant of a call that may have company: on the device, in the grant, or in the hold of its copy."""
     owner, estimate_s, now = call.owner, call.estimate_s, world.cluster.now
-    compute = 0 if copy.share or (copy.running > 1 and owner.shared_hold) else owner.reserves
-    call.granted = grant = Grant(world.grant, (call,), copy, compute, estimate_s, ready + estimate_s)
+    compute = 0 if copy.share or ahead or (copy.running > 1 and owner.shared_hold) else owner.reserves
+    call.granted = grant = Grant(world.grant, (call,), copy, compute, estimate_s, ready + estimate_s, ahead=ahead)
     if device.reserved or others or copy.share:
         _in_company(grant, device, others, costs, ready)
     if compute:
@@ -146,7 +149,7 @@ def _in_company(
     if others:
         grant.calls, grant.open = (first, *others), 1 + len(others)
     beside = [each for each in device.holding if each.copy is not grant.copy]
-    own = grant.copy.running - 1
+    own = 0 if grant.ahead else grant.copy.running - 1
     grant.neighbours = len(beside) + own
     if own:
         for each in (*device.holding, *device.beside):
@@ -157,6 +160,8 @@ def _in_company(
     if costs is not None:
         first.estimate_s = grant.estimate_s = costs.grant_s(first.size, grant.condition)
         grant.free_at = ready + grant.estimate_s
+    if grant.ahead:
+        device.free_at = grant.free_at = device.free_at + grant.estimate_s
 
 
 def _take_along(
@@ -251,7 +256,7 @@ def let_parts_go(world: World, grant: Grant) -> None:
             device.beside.pop(grant, None)
         else:
             device.holding.remove(grant)
-            if not (grant.copy.owner.shared_hold and entry.running and _hand_on(grant, device)):
+            if not (grant.copy.owner.shared_hold and entry.running and _hand_on(grant, device, world.cluster.now)):
                 device.let_go(grant.compute, world.cluster.now)
                 if device.others:
                     _next_other(world, device)
@@ -334,7 +339,7 @@ def _end_beside(world: World, grant: Grant, device: DeviceState) -> None:
         let_parts_go(world, grant)
     if compute:
         device.holding.remove(grant)
-        if copy.running and copy.owner.shared_hold and _hand_on(grant, device):
+        if copy.running and _hand_on(grant, device, world.cluster.now):
             return
         device.let_go(compute, world.cluster.now)
         if device.local:
@@ -343,6 +348,8 @@ def _end_beside(world: World, grant: Grant, device: DeviceState) -> None:
             _next_other(world, device)
     elif grant in device.beside:
         del device.beside[grant]
+        if grant.ahead and device.holding:
+            device.free_at = max(each.free_at for each in device.holding)
     else:
         device.others.remove(grant)
 
@@ -358,13 +365,15 @@ def run_within(world: World, device: DeviceState, copy: Copy) -> None:
     next_local(world, device)
 
 
-def _hand_on(grant: Grant, device: DeviceState) -> bool:
-    """Another grant of the same copy holds the compute from now on. False: there is none."""
+def _hand_on(grant: Grant, device: DeviceState, now: Seconds) -> bool:
+    """Another grant of the same copy, which runs or went ahead, holds the compute from now on. False: there is none."""
     heir = next((each for each in device.beside if each.copy is grant.copy), None)
     if heir is None:
         return False
     del device.beside[heir]
     heir.compute = grant.compute
+    if heir.ahead:
+        heir.ahead, heir.free_at = False, now + heir.estimate_s
     device.holding.append(heir)
     device.free_at = max(each.free_at for each in device.holding)
     return True
@@ -432,11 +441,16 @@ def _take_joining(world: World, device: DeviceState, call: Call, copy: Copy) -> 
     """Take the calls out of their queues that start with *call*, the first of the local queue of *device*."""
     others = tuple(joining(world, device, call, copy))
     for each in others:
-        if each.state == LOCAL:
-            take_local(world, device, each)
-        else:
-            world.queue.remove(each)
+        take_from_queue(world, device, each)
     return others
+
+
+def take_from_queue(world: World, device: DeviceState, call: Call) -> None:
+    """Take *call* out of the local queue of *device*, or out of the global queue."""
+    if call.state == LOCAL:
+        take_local(world, device, call)
+    else:
+        world.queue.remove(call)
 
 
 def obtain(world: World, device: DeviceState, owner: FunctionState) -> bool:

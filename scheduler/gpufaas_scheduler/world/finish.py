@@ -38,6 +38,9 @@ def left_s(device: DeviceState, now: Seconds) -> Seconds:
         left = device.free_at - now
         if left < 0.0:
             left = -SHARE * left
+    for each in device.beside:
+        if each.ahead:
+            left += each.estimate_s
     return left + device.local_s
 
 

@@ -166,6 +166,8 @@ class Grant(Light):
     """An older engine made it, or nobody: its number is not one of this engine's."""
     ended: int = 0
     """The number of its calls that had ended before it was adopted."""
+    ahead: bool = False
+    """It begins when the grant ends that runs on its copy, and holds the compute then."""
 
     @property
     def size(self) -> int:

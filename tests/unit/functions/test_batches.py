@@ -1,12 +1,26 @@
 """What each call of a batch is answered, whatever `handle_batch` returns or raises."""
 
+import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from gpufaas_core.frames import (
+    CHUNK_BYTES,
+    BatchHead,
+    CallHead,
+    CancelHead,
+    FrameReader,
+    Kind,
+    encode_frame,
+)
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
+from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import BadBatch, check, one_by_one, run_batch
+from gpufaas_functions.memory import CpuMemory
+from gpufaas_functions.slot_server import SlotServer
 
 
 def event(body: bytes) -> Event:
@@ -116,3 +130,34 @@ def test_what_cannot_be_a_batch_is_refused() -> None:
     with pytest.raises(TypeError, match="is a generator"):
         check(generator, "handler")
     check(run, "handler")
+
+
+def batch_of(*bodies: bytes) -> bytes:
+    calls = [encode_frame(Kind.CALL, CallHead("c", "POST", "/", b"", []), each) for each in bodies]
+    return encode_frame(Kind.BATCH, BatchHead(len(bodies))) + b"".join(calls)
+
+
+def test_a_batch_that_came_early_waits_until_large_answers_of_the_one_before_are_sent() -> None:
+    ours, theirs = socket.socketpair()
+    server = SlotServer(theirs, lambda *_: None, "f.ns", "cpu", CpuMemory(), alone=True)
+    server.serve_batch = BatchServer(server, lambda events, _: [each.body * 3 for each in events]).serve
+    serving = threading.Thread(target=server.serve, daemon=True)
+    large, small = b"x" * CHUNK_BYTES, b"ab"
+    sending = threading.Thread(
+        target=ours.sendall, args=(batch_of(large, small) + batch_of(b"c") + encode_frame(Kind.CANCEL, CancelHead(0)),)
+    )
+    serving.start()
+    sending.start()
+    reader, said = FrameReader(), []
+    while len([kind for kind, _ in said if kind == Kind.ANSWERS]) < 2:
+        said += [(kind, body) for kind, _, body in reader.feed(ours.recv(1 << 20))]
+    sending.join()
+    ours.close()
+    serving.join(10)
+
+    assert not serving.is_alive()
+    assert [kind for kind, _ in said if kind != Kind.MEASURED] == [
+        Kind.ANSWERS, Kind.HEAD, Kind.CHUNK, Kind.CHUNK, Kind.CHUNK, Kind.END, Kind.ANSWERS,
+    ]  # fmt: skip
+    assert sum(len(body) for kind, body in said if kind == Kind.CHUNK) == 3 * CHUNK_BYTES
+    assert said[-1][1] == b"ccc" or said[-2][1] == b"ccc"

@@ -38,6 +38,9 @@ OK = AnswerHead(200, [(b"content-type", b"text/plain")], 0.1)
 READY = encode_frame(Kind.READY, ReadyHead(0, []))
 MEASURED = encode_frame(Kind.MEASURED, MeasuredHead(7))
 
+FIVE = encode_frame(Kind.HEAD, AnswerHead(200, [], length=5))
+END = encode_frame(Kind.END, EndHead(0.5))
+
 
 class Transport:
     def __init__(self) -> None:
@@ -325,6 +328,67 @@ def test_a_batch_whose_worker_died_before_it_had_read_it_can_be_placed_again(loo
     assert not any(each.untouched for each in (*read.calls, *begun.calls))
 
 
+def ahead_of(rig: Batch, loop: asyncio.AbstractEventLoop) -> list[Exchange]:
+    """Send two calls ahead."""
+    calls = [Exchange(grant(f"n{place}"), rig.owner, loop, 0.0) for place in range(2)]
+    rig.slot.begin_batch(2)
+    for each in calls:
+        each.arrive(CallHead(each.grant.call, "POST", "/", b"", []), b"")
+        each.send_ahead(rig.slot, 0.0, 1)
+    return calls
+
+
+def test_answers_are_those_of_the_batch_before_until_all_of_it_are_there(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Batch(loop)
+    following = ahead_of(rig, loop)
+    assert [kind for kind, _, _ in FrameReader().feed(rig.transport.written)][4:] == [Kind.BATCH, Kind.CALL, Kind.CALL]
+
+    rig.say(answers((0, 1, OK), (2, 1, OK), body=b"ac"))
+    rig.say(FIVE, encode_frame(Kind.CHUNK, None, b"hello"), END)
+    rig.say(answers((1, 1, OK), (0, 1, OK), body=b"yx"))
+
+    assert rig.owner.broken == ""
+    assert [each.take() for each in (rig.calls[0], rig.calls[2])] == [(OK, b"a", True), (OK, b"c", True)]
+    assert [each.take() for each in following] == [(OK, b"x", True), (OK, b"y", True)]
+    assert rig.say(answers((0, 0, OK))).owner.broken, "it has no call any more"
+
+
+def test_what_went_ahead_is_untouched_until_it_follows(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Batch(loop)
+    following = ahead_of(rig, loop)
+
+    rig.slot.connection_lost(ConnectionResetError())  # what went ahead is not read
+
+    assert not any(each.untouched for each in rig.calls)
+    assert all(each.untouched for each in following)
+    following[0].follow(1.0)
+    assert not following[0].untouched
+
+
+def test_a_batch_that_followed_and_was_not_read_can_be_placed_again(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Batch(loop)
+    following = ahead_of(rig, loop)
+    rig.say(answers(*((place, 0, OK) for place in range(3))))
+    for each in following:
+        each.follow(1.0)
+
+    rig.slot.connection_lost(ConnectionResetError())
+
+    assert all(each.untouched for each in following)
+
+
+def test_no_cancel_is_sent_behind_a_batch_that_went_ahead(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Batch(loop)
+    ahead_of(rig, loop)
+    rig.say(answers((0, 1, OK), (1, 1, OK), body=b"xy"), FIVE)
+    rig.transport.written = b""
+
+    rig.calls[2].state = states.ABANDON[rig.calls[2].state]
+    rig.slot.cancel(rig.calls[2])
+
+    assert rig.transport.written == b""
+
+
 def test_what_is_no_answer_costs_its_call_and_not_the_batch(loop: asyncio.AbstractEventLoop) -> None:
     rig = Batch(loop).say(
         answers((0, 0, AnswerHead(99, [])), (1, 0, AnswerHead(500, [], 0.1, 0, True, True)), (2, 0, OK))
@@ -366,10 +430,6 @@ def test_answers_that_are_not_those_of_the_batch_end_the_worker(
 
 def test_a_call_alone_has_no_answers_of_a_batch(loop: asyncio.AbstractEventLoop) -> None:
     assert Rig(loop).say(answers((0, 0, OK))).owner.broken
-
-
-FIVE = encode_frame(Kind.HEAD, AnswerHead(200, [], length=5))
-END = encode_frame(Kind.END, EndHead(0.5))
 
 
 @pytest.mark.parametrize(

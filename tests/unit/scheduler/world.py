@@ -350,7 +350,8 @@ def check(status: EngineStatus, world: World) -> None:
         for model in device.resident:
             place = (model.function, name, model.copy)
             assert model.running == calls.get(place, 0)
-            assert running.pop(place, 0) <= world.functions[model.function].need.slots
+            need = world.functions[model.function].need
+            assert running.pop(place, 0) <= need.slots + (need.batch_max > 1), "one batch may go ahead"
             assert model.limit >= model.memory
             floor = min(world.functions[model.function].floor, device.device.memory)
             assert model.memory >= floor or world.redeployed, f"{model.function} has less than it declares"
