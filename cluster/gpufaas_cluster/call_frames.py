@@ -68,6 +68,9 @@ class ErrorHead(msgspec.Struct, array_like=True, frozen=True):
     name: str
     message: str
     retry_after_s: Seconds = 1.0
+    load_s: Seconds = 0.0
+    phases: tuple[tuple[str, Seconds], ...] = ()
+    tier: str = "disk"
 
 
 class QueryHead(msgspec.Struct, array_like=True, frozen=True):

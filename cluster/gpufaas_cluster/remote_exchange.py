@@ -157,6 +157,7 @@ class RemoteExchange(ConnectionBuffer):
             return True
         if kind == NodeKind.REFUSED or kind == NodeKind.ERROR:
             failure = _decode_failure(header)
+            self.load_s, self.phases, self.tier = failure.load_s, failure.phases, failure.tier
             self._finish()
             self._fail_with(make_error(failure.name, failure.message, failure.retry_after_s))
             return True

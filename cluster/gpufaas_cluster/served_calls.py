@@ -108,7 +108,7 @@ class ServedCalls:
         error = exchange.error
         if error is not None:
             self._end()
-            self.fail(error)
+            self.fail(error, exchange)
         elif exchange.end is not None:
             self._end()
             connection.write(encode_frame(Kind.END, exchange.end))
@@ -120,10 +120,13 @@ class ServedCalls:
         if grant is not None and (exchange is None or not exchange.finished):
             self._server.node.grants.abort(grant.call, grant.device)
 
-    def fail(self, error: GpufaasError) -> None:
-        """Tell the gateway *error*, which is the last that it hears of the call."""
+    def fail(self, error: GpufaasError, exchange: Exchange | None = None) -> None:
+        """Tell the gateway *error*, which is the last that it hears of the call, and how its worker was started."""
         kind = NodeKind.REFUSED if isinstance(error, GrantRefused) else NodeKind.ERROR
-        self._connection.write(encode_frame(kind, error_head(error)))
+        head = error_head(error)
+        if exchange is not None:
+            head = msgspec.structs.replace(head, load_s=exchange.load_s, phases=exchange.phases, tier=exchange.tier)
+        self._connection.write(encode_frame(kind, head))
 
     # --- within ---
 

@@ -370,10 +370,14 @@ class Calls:
         call.status = status_of(error)
         if isinstance(error, CallCancelled):
             raise error
-        more = [*call.ours, timing(call.queue_s or time.perf_counter() - call.began, call.load_s, call.run_s)]
+        phases: tuple[tuple[str, Seconds], ...] = ()
+        tier = "disk"
+        if call.exchange is not None:
+            call.load_s, phases, tier = call.exchange.load_s, call.exchange.phases, call.exchange.tier
+        more = [*call.ours, timing(call.queue_s or time.perf_counter() - call.began, call.load_s, call.run_s, phases)]
         if call.grant is not None:
             ran_s = time.perf_counter() - call.began - call.queue_s - call.load_s
-            more += [(b"x-duration-seconds", b"%.6f" % ran_s), *placement_headers(call.grant)]
+            more += [(b"x-duration-seconds", b"%.6f" % ran_s), *placement_headers(call.grant, tier)]
         return refusal(error, more)
 
     def _end(self, call: "_Call") -> None:

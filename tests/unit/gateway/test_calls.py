@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from tests.unit.gateway.conftest import DEVICE, Gateway
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 
-from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, GrantRefused, Overloaded
+from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, GrantRefused, Overloaded, WorkerCrashed
 from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId
@@ -83,6 +84,35 @@ class Streaming(Functions):
 
     def cancel(self, call: CallId) -> None:  # noqa: ARG002 - the port's
         self.cancelled += 1
+
+
+class Crashing(Functions):
+    """Its worker is started from host memory, and crashes."""
+
+    def place(self, *args: Any, **kwargs: Any) -> Grant:
+        return replace(super().place(*args, **kwargs), cold=True)
+
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
+        exchange = super().call(grant, head, body)
+        exchange.load_s, exchange.phases, exchange.tier = 0.5, (("read", 0.4),), "host"
+
+        async def answer() -> tuple[AnswerHead, bytes, bool]:
+            raise WorkerCrashed("it crashed")
+
+        exchange.answer = answer  # type: ignore[method-assign]
+        return exchange
+
+
+async def test_a_call_that_fails_says_how_its_worker_was_started(gateway: Gateway, tmp_path: Path) -> None:
+    await gateway.deployed()
+    functions = Crashing()
+
+    answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo"))
+
+    headers = dict(answer.headers)
+    assert answer.status == 502
+    assert headers[b"x-gpufaas-start"] == b"host"
+    assert b"load;dur=500.000, run;dur=0.000, load-read;dur=400.000" in headers[b"server-timing"]
 
 
 async def test_a_call_is_a_request_and_an_answer(gateway: Gateway, tmp_path: Path) -> None:
