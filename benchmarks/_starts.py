@@ -48,8 +48,9 @@ def handle(model, event, context):
         return {{"mean": round(model(given.to(model[0].weight.device)).mean().item(), 6)}}
 '''
 _BY_HAND: Final = """
-import json, os, sys, time
+import gc, json, os, sys, time
 import torch, safetensors.torch
+gc.freeze()  # else a collection in a fork writes to, and so copies, all that was imported
 class Event: body = sys.argv[2].encode()
 for line in sys.stdin:
     if os.fork() == 0:

@@ -71,15 +71,15 @@ class GroupV1:
 
     def kill(self) -> None:
         freezer = self._directories.get("freezer")
-        if freezer is None:
-            files.kill_all(self)
+        if files.kill_all(self, files.SOME_ROUNDS):
             return
         # A frozen process does not fork; signals wait until it is thawed.
-        with contextlib.suppress(OSError):
-            files.write(freezer / "freezer.state", "FROZEN")
-        files.kill_once(self)
-        with contextlib.suppress(OSError):
-            files.write(freezer / "freezer.state", "THAWED")
+        if freezer is not None:
+            with contextlib.suppress(OSError):
+                files.write(freezer / "freezer.state", "FROZEN")
+            files.kill_all(self, files.SOME_ROUNDS)
+            with contextlib.suppress(OSError):
+                files.write(freezer / "freezer.state", "THAWED")
         files.kill_all(self)
 
     def remove(self) -> bool:

@@ -228,8 +228,8 @@ class WorkerLimits:
         if self._group is not None:
             if self._group.oom_kills():
                 reason = _reason(self._memory, self._memory)
-            self._group.kill()
-            if not self._group.remove():
+            if not self._group.remove():  # something is left in it
+                self._group.kill()
                 self._left.append(self._group)
             self._group = None
         return reason
