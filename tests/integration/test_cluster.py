@@ -45,6 +45,10 @@ LARGE_MODEL = """
 """
 
 
+STARTED = ("disk", "peer")
+"""What a start without weights says: its node had the bundle already, or fetched it from the gateway for this start."""
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("cluster"))
@@ -134,7 +138,7 @@ def test_a_model_is_resident_on_one_node_and_calls_of_both_gateways_hit_it(clust
     until(lambda: other.call(path, b"x").status_code == 200)
     rest = [each.call(path, b"x") for each in cluster.gateways for _ in range(5)]
 
-    assert first.headers["x-gpufaas-start"] == "disk"
+    assert first.headers["x-gpufaas-start"] in STARTED
     assert {each.headers["x-gpufaas-start"] for each in rest} == {"hit"}
     assert {each.headers["x-gpufaas-device"] for each in rest} == {first.headers["x-gpufaas-device"]}
     node = first.headers["x-gpufaas-device"].partition("/")[0]
@@ -175,7 +179,8 @@ def test_a_load_and_a_call_that_run_out_of_memory_have_more_room_the_next_time(c
     twice = gateway.deploy("twice", source, memory="150Mi", idempotent="true")
 
     first = gateway.call(once)
-    assert (first.status_code, first.headers["x-gpufaas-start"]) == (200, "disk"), first.text
+    assert first.status_code == 200, first.text
+    assert first.headers["x-gpufaas-start"] in STARTED
     answer = gateway.call(once, b"1000")
     assert (answer.status_code, answer.headers["x-gpufaas-error"]) == (507, "out-of-memory")
     assert gateway.call(once, b"200").status_code == 200
