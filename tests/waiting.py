@@ -10,22 +10,28 @@ LIMIT_S: Final = 60.0
 _LOOK_S: Final = 0.005
 
 
-def until(claim: Callable[[], object], what: str = "", timeout_s: float = LIMIT_S) -> None:
+def until(claim: Callable[[], object], what: str | Callable[[], str] = "", timeout_s: float = LIMIT_S) -> None:
     """
     Return when *claim* is true.
 
-    :param what: the claim in words, for the message
+    :param what: the claim in words, for the message; or returns them, so that they say what is so at the end
     :raises AssertionError: it is not true after *timeout_s*
     """
     end = time.monotonic() + timeout_s
     while not claim():
-        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what or claim}"
+        assert time.monotonic() < end, _too_late(claim, what, timeout_s)
         time.sleep(_LOOK_S)
 
 
-async def eventually(claim: Callable[[], object], what: str = "", timeout_s: float = LIMIT_S) -> None:
+async def eventually(
+    claim: Callable[[], object], what: str | Callable[[], str] = "", timeout_s: float = LIMIT_S
+) -> None:
     """Return when *claim* is true, as `until`; other tasks run meanwhile."""
     end = time.monotonic() + timeout_s
     while not claim():
-        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what or claim}"
+        assert time.monotonic() < end, _too_late(claim, what, timeout_s)
         await asyncio.sleep(_LOOK_S)
+
+
+def _too_late(claim: Callable[[], object], what: str | Callable[[], str], timeout_s: float) -> str:
+    return f"not within {timeout_s:g} s: {what() if callable(what) else what or claim}"

@@ -49,7 +49,7 @@ class Copy(Generic[OwnerT]):
 
     __slots__ = (
         "asked", "batch", "id", "last_used", "limit", "loading", "memory", "number", "owner", "parts", "queued",
-        "ready_at", "rest", "running", "share", "slots", "split", "tier",
+        "ready_at", "rest", "running", "share", "slots", "split", "tier", "told",
     )  # fmt: skip
 
     def __init__(self, owner: OwnerT, memory: Bytes, now: Seconds, ready_at: Seconds, number: int = 0) -> None:
@@ -61,6 +61,8 @@ class Copy(Generic[OwnerT]):
         """Its charge. Decisions count with this; it is not taken back while the worker lives."""
         self.limit = memory
         """What its worker may use: its charge, and what is lent to it while no other worker needs it."""
+        self.told = memory
+        """What its node was last told that its worker may use."""
         self.asked = NOT_ASKED
         """Whether it was asked, during a call, to return what is lent to it."""
         self.last_used = now

@@ -240,6 +240,8 @@ class Resized(Struct, frozen=True, tag=True):
     device: DeviceId
     memory: Bytes
     copy: int = 0
+    asked: Bytes = 0
+    """`Resize.memory`. 0: a node of an older release does not say it."""
 
 
 class ShareKept(Struct, frozen=True, tag=True):

@@ -210,7 +210,7 @@ class Node:
         owner = self._devices.get(device)
         worker = owner.workers.get(copy_id(function, copy)) if owner is not None else None
         if owner is not None and worker is not None and owner.resize(worker, memory):
-            self.report(Resized(function, device, worker.memory, copy))
+            self.report(Resized(function, device, worker.memory, copy, memory))
 
     def limit(self, function: FunctionId, device: DeviceId, copy: int, share: int) -> None:
         """Cap a copy at *share* per cent of its device's compute; 0: as its function says."""

@@ -140,7 +140,9 @@ class WorkerDevice:
         # Memory that it was promised and did not get yet is given back, too: the scheduler waits for an answer.
         less = memory < max(worker.memory, worker.wanted)
         worker.wanted = memory
-        if memory < worker.memory and worker.number in self.ledger.reserved:
+        if worker.state is WorkerState.WAITING:
+            worker.memory = memory
+        elif memory < worker.memory and worker.number in self.ledger.reserved:
             _shrink(worker, memory)
             self.ledger.resize(worker.number, worker.memory)
             if worker.calls.exchanges:

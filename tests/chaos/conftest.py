@@ -226,7 +226,7 @@ class Chaos:
         self.budget.__exit__()
         verdict = judge(self.load, self.cluster.home / "record", self.since, self.over)
         self._note(verdict, sent_s)
-        until(lambda: not self.cluster.disagreements(), f"all agree: {self.cluster.disagreements()}")
+        self.cluster.wait_agreed()
         assert not self.row.wrong, "\n".join(self.row.wrong[:8]) + f"\n{verdict.texts.most_common(8)}"
         assert all(met for _, _, met in self.row.bars), self.row.bars
         assert self.budget.samples

@@ -77,7 +77,7 @@ class Service:
             assert self.runs, f"{self.id} ended: {self.said()[-2000:]}"
             return self.readiness() == (200, "ready")
 
-        until(ready, f"{self.id} is ready; it says {self.readiness()} and: {self.said()[-2000:]}")
+        until(ready, lambda: f"{self.id} is ready; it says {self.readiness()} and: {self.said()[-2000:]}")
 
     def readiness(self) -> tuple[int, str]:
         """Return status and text of /readyz; 0: it does not answer."""
@@ -340,6 +340,31 @@ class Cluster:
             self.gateways[0].cli.remove(each["name"])
 
     # --- what all of them say ---
+
+    def wait_agreed(self) -> None:
+        """Return when nothing differs any more. :raises AssertionError: something still does after `LIMIT_S`"""
+        found: list[str] = []
+
+        def agreed() -> bool:
+            found[:] = self.disagreements()
+            return not found
+
+        until(agreed, lambda: "all agree:\n" + "\n".join([*found, *self._details()]))
+
+    def _details(self) -> list[str]:
+        """Return what the scheduler promised each copy, to what each worker is limited, and who said what last."""
+        said = [
+            f"{device['device']['id']}: {each['name']} copy {each['copy']} is charged {each['memory']} and may use "
+            f"{each['limit']} bytes, running {each['running']}"
+            f"{' loading' if each['loading'] else ''}{' draining' if each['draining'] else ''}"
+            for device in self.gateways[0].status()["devices"]
+            for each in device["resident"]
+        ]
+        for node in self.nodes:
+            for worker in node.workers():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    said.append(f"{node.id}: worker {worker.pid} may use {worker.rlimit(psutil.RLIMIT_DATA)[0]} bytes")
+        return said + [f"{each.id} says: {each.said()[-1500:]}" for each in self.services]
 
     def disagreements(self) -> list[str]:
         """Return in what etcd, the scheduler, the nodes and the gateways differ, in an idle cluster."""

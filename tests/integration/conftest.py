@@ -82,7 +82,7 @@ def lives(process: psutil.Process) -> bool:
 
 def all_ended(processes: Iterable[psutil.Process]) -> None:
     """Return when none of them lives; signals come, and processes end, when the machine has time for it."""
-    until(lambda: not any(map(lives, processes)), f"all have ended: {processes}")
+    until(lambda: not any(map(lives, processes)), lambda: f"all have ended: {processes}")
 
 
 class Gate:
@@ -157,7 +157,7 @@ class Platform:
     def start(self) -> "Platform":
         """Serve, and return once functions can be called."""
         self.launch()
-        until(self.healthy, f"the platform answers; it said: {self.said()}")
+        until(self.healthy, lambda: f"the platform answers; it said: {self.said()}")
         return self
 
     def launch(self) -> None:

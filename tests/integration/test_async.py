@@ -148,7 +148,7 @@ def status(platform: Platform, call: str) -> dict[str, Any]:
 
 
 def becomes(platform: Platform, call: str, state: str) -> dict[str, Any]:
-    until(lambda: status(platform, call)["state"] == state, f"{call} is {state}: {status(platform, call)}")
+    until(lambda: status(platform, call)["state"] == state, lambda: f"{call} is {state}: {status(platform, call)}")
     return status(platform, call)
 
 
@@ -564,7 +564,7 @@ def survive(platform: Platform, receiver: Receiver, *, calls: int, kills: int, s
             for each in [threads.submit(accept, calls) for _ in range(8)]:
                 each.result()
 
-    until(lambda: not outstanding(), f"{outstanding()} callbacks are missing", 120.0)
+    until(lambda: not outstanding(), lambda: f"{outstanding()} callbacks are missing", 120.0)
     executed = Counter((platform.home / "record").read_text().split())
     assert not [number for number in accepted.values() if number not in executed]
     for call, number in accepted.items():

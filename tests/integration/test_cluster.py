@@ -66,7 +66,7 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
     """Two of each. Every test leaves it as it found it, and all parts of it of one mind."""
     yield shared
     shared.remove_all()
-    until(lambda: not shared.disagreements(), f"all agree: {shared.disagreements()}")
+    shared.wait_agreed()
     until(lambda: not any(node.workers() for node in shared.nodes), "no worker outlives its function")
 
 
@@ -533,7 +533,7 @@ def cli(*arguments: str, fails: bool = False) -> str:
 
 
 def says(service: Service, text: str) -> None:
-    until(lambda: text in service.said(), f"{service.id} says {text!r}; it says {service.said()}", 20.0)
+    until(lambda: text in service.said(), lambda: f"{service.id} says {text!r}; it says {service.said()}", 20.0)
 
 
 @pytest.fixture

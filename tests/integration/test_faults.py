@@ -348,7 +348,7 @@ def test_a_thousand_callers_who_hang_up_leave_nothing_behind(platform: Platform)
     assert done == 1000
     until(platform.is_idle)
     until(lambda: not platform.spooled(), "no spooled body is left")
-    until(lambda: platform.open_files() <= files + 3, f"files are closed again: {platform.open_files()} of {files}")
+    until(lambda: platform.open_files() <= files + 3, lambda: f"{platform.open_files()} of {files} files are open")
     assert all(each["inflight"] == 0 for each in platform.status()["functions"].values())
     assert {each.pid for each in platform.workers()} <= workers
     for path in (stream, gated, upload):

@@ -397,7 +397,7 @@ async def test_what_a_worker_was_to_get_and_has_not_got_yet_is_given_back_too(ri
     rig.node.resize(echo, DEVICE, 48 * MiB)
 
     (given,) = rig.facts_of(Resized)
-    assert given == Resized(echo, DEVICE, 48 * MiB)
+    assert given == Resized(echo, DEVICE, 48 * MiB, 0, 48 * MiB)
     rig.node.evict(other, DEVICE)
     await eventually(lambda: len(rig.node.workers()) == 1)
     assert rig.node.reserved(DEVICE) == 48 * MiB

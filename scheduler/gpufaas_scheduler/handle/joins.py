@@ -263,7 +263,7 @@ def _adopt_residents(
         assert costs is not None
         charged = min(each.memory, costs.occupation if before is None else before.memory)
         copy = residency.Copy(owner, charged, at - each.idle_s, at - each.load_age_s + owner.load_on(state), each.copy)
-        copy.limit = each.memory
+        copy.limit = copy.told = each.memory
         copy.loading, copy.tier = each.loading, each.tier
         copy.running = running[key]
         copy.asked = ANSWERED if copy.running and before is not None and before.asked else NOT_ASKED

@@ -222,9 +222,13 @@ def resized(world: World, event: m.Resized) -> None:
     found = _resident(world, event)
     if found is None:
         world.ignored["Resized"] += 1
-    elif memory.answered(*found, event.memory):
+        return
+    device, copy = found
+    limit = copy.limit
+    world.out += world.lending.answered(device, copy, event)
+    if copy.limit != limit:
         world.cluster.asked = None
-        world.freed = True
+        world.freed = world.freed or copy.limit < limit
 
 
 def share_kept(world: World, event: m.ShareKept) -> None:

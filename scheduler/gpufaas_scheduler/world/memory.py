@@ -46,6 +46,9 @@ def reservation(peak: Bytes) -> Bytes:
 
 
 def resize_of(device: DeviceState, copy: Copy) -> m.Resize:
+    """Tell the node the limit of *copy*. The answer to what it was asked before does not count any more."""
+    copy.asked = NOT_ASKED if copy.asked == ASKED else copy.asked
+    copy.told = copy.limit
     return m.Resize(copy.owner.id, device.id, copy.limit, copy.number)
 
 
@@ -134,10 +137,29 @@ class Lending:
             lent = [each for each in device.residency if each.running and not each.asked and each.limit > each.memory]
             if lent and any(self._lacks(device, owner) for owner in self._seekers(homeless)):
                 for copy in lent:
-                    copy.asked = ASKED
+                    copy.asked, copy.told = ASKED, copy.memory
                     device.mark()
                     asked.append(m.Resize(copy.owner.id, device.id, copy.memory, copy.number))
         return asked
+
+    def answered(self, device: DeviceState, copy: Copy, answer: m.Resized) -> list[m.Resize]:
+        """
+        Its node says how much memory *copy* still uses. What it was told since goes its own way, so only the answer to
+        the last `Resize` counts.
+        """
+        residency, held, limit = device.residency, answer.memory, copy.limit
+        if answer.asked != copy.told and (answer.asked or copy.asked != ASKED):
+            return []
+        if copy.asked == ASKED:
+            copy.asked = ANSWERED if copy.running else NOT_ASKED
+            device.mark()
+            limit = max(copy.memory, min(limit, held))
+        else:  # it was taken for idle, and uses more than its charge
+            limit += max(0, min(held - limit, residency.unpromised))
+        if limit != copy.limit:
+            residency.resize(copy, copy.memory, limit)
+            self.note(device, copy)
+        return [resize_of(device, copy)] if held < limit else []  # its charge has grown meanwhile
 
     def note(self, device: DeviceState, copy: Copy) -> None:
         device.mark()
@@ -153,20 +175,3 @@ class Lending:
             return False
         found = self._cluster.fits(device, owner)
         return isinstance(found, Reason) and found.need > 0
-
-
-def answered(device: DeviceState, copy: Copy, memory: Bytes) -> bool:
-    """
-    Its node says how much memory *model* still uses. Return whether memory became free.
-
-    Only the answer of a worker that was asked counts: an idle one may have been lent more since.
-    """
-    if copy.asked != ASKED:
-        return False
-    copy.asked = ANSWERED if copy.running else NOT_ASKED
-    device.mark()
-    limit = max(copy.memory, min(copy.limit, memory))
-    if limit == copy.limit:
-        return False
-    device.residency.resize(copy, copy.memory, limit)
-    return True

@@ -27,6 +27,50 @@ def one_that_runs_with_lent_memory() -> World:
     return world
 
 
+def answer(world: World, memory: int, asked: int) -> None:
+    world.tell(m.Resized(FunctionId("outer"), DeviceId("a"), memory * MiB, 0, asked * MiB))
+
+
+def test_only_the_answer_to_what_the_node_was_told_last_counts() -> None:
+    """The node held what it was told last, and the scheduler promised what an older answer said, for ever."""
+    world = one_that_runs_with_lent_memory()
+    world.call("i", "inner")
+    assert resizes(world) == [("outer", 100)]
+    world.finish("o")  # it is idle: what is lacking is taken back, though it has not answered yet
+    assert resizes(world) == [("outer", 150)]
+
+    answer(world, 100, asked=100)
+    assert world.model("outer", "a").limit == 150 * MiB
+
+    answer(world, 150, asked=150)
+    assert world.model("outer", "a").limit == 150 * MiB
+
+
+def test_a_worker_that_needs_more_than_it_was_asked_to_keep_is_given_it_again() -> None:
+    world = one_that_runs_with_lent_memory()
+    world.call("i", "inner")
+    measured(world, "outer", 200)
+    assert resizes(world) == []  # it must not cross the answer
+
+    answer(world, 100, asked=100)
+
+    assert resizes(world) == [("outer", 236)]
+    assert world.model("outer", "a").limit == int(200 * MiB * 1.1) + 16 * MiB
+
+
+def test_what_a_worker_did_not_give_back_is_promised_to_nobody_else() -> None:
+    """It was taken for idle; its next call reached the node before the word to give back."""
+    world = one_that_runs_with_lent_memory()
+    world.finish("o")
+    world.call("i", "inner")
+    assert resizes(world) == [("outer", 150)]
+    world.tell(m.WorkerExited(FunctionId("inner"), DeviceId("a"), "killed"))
+
+    answer(world, 300, asked=150)
+
+    assert world.model("outer", "a").limit == 300 * MiB
+
+
 def test_what_is_declared_is_reserved_whatever_is_measured() -> None:
     """Three small calls, then a batch that needs what was declared; also after an eviction, and beside others."""
     world = World(learn=True)
