@@ -15,6 +15,8 @@ _CALLED: Final[Mapping[Kind, Mapping[str, tuple[str, ...]]]] = {
 }
 _BATCH: Final = {"handle_batch": ("model", "events", "contexts")}
 """What a model function may define beside ``handle``, or in place of it."""
+_WARM_UP: Final = {"warm_up": ("model",)}
+"""What it may define besides."""
 
 
 def check_handler(file: Path, kind: Kind, template: str) -> None:
@@ -33,6 +35,8 @@ def check_handler(file: Path, kind: Kind, template: str) -> None:
     called = _CALLED[kind]
     if kind == "model" and bound is not None and "handle_batch" in bound:
         called = {name: each for name, each in called.items() if name != "handle" or name in bound} | _BATCH
+    if kind == "model" and bound is not None and "warm_up" in bound:
+        called = {**called, **_WARM_UP}
     for name, parameters in called.items():
         call = f"{name}({', '.join(parameters)})"
         if bound is not None and name not in bound:

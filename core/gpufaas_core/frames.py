@@ -145,8 +145,12 @@ class MeasuredHead(msgspec.Struct, array_like=True, frozen=True):
     held: Bytes = 0
 
 
+WARM: Final = "warm"
+"""The phase of a load in which the author's ``warm_up`` ran: no part of what a load takes when a call waits for it."""
+
+
 class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
-    """`phases`: seconds by name (read, transfer, init), in order."""
+    """`phases`: seconds by name (read, transfer, init, warm), in order."""
 
     occupation: Bytes
     phases: list[tuple[str, Seconds]]

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpufaas_functions.author import Context, Event
+    from gpufaas_functions.graphs import graphed
     from gpufaas_functions.loading import load_module, load_weights
 
-__all__ = ["Context", "Event", "load_module", "load_weights"]
+__all__ = ["Context", "Event", "graphed", "load_module", "load_weights"]
 
-_HOME = {"Context": "author", "Event": "author", "load_module": "loading", "load_weights": "loading"}
+_HOME = {
+    "Context": "author", "Event": "author", "graphed": "graphs", "load_module": "loading", "load_weights": "loading",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from gpufaas_core.frames import (
+    WARM,
     FailedHead,
     Kind,
     ReadyHead,
@@ -42,6 +43,8 @@ from gpufaas_functions.loading import spent
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
 from gpufaas_functions.slot_server import SlotServer
 
+WARM_UP: Final = "warm_up"
+"""The author's function, with the model, that does what a first call would do first."""
 _BROKEN: Final = 70
 """Exit status of a worker that cannot serve any more; the zygote has the same."""
 
@@ -72,6 +75,8 @@ class WorkerStart(msgspec.Struct, frozen=True):
     """On an emulated device: the author's handler is not run."""
     batch: int = 1
     """Calls that one ``handle_batch`` gets at most."""
+    warm: bool = False
+    """No call waits for it: the author's ``warm_up`` runs before it is ready."""
     weights: tuple[str, ...] = ()
     """Paths of the weights that the node keeps in host memory. Their descriptors come with the start, in this order."""
     known: int = 0
@@ -99,10 +104,13 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
         if start.kind == "model":
             model = handler.load(start.device)
             memory.synchronize()
+            loaded_s = time.perf_counter() - began
+            warmed = _warm_up(handler, model, memory) if start.warm else []
             handle, handle_batch = _with_model(handler, model)
         else:
             handle = handler.handle
-        phases = _phases(time.perf_counter() - began)
+            loaded_s, warmed = time.perf_counter() - began, []
+        phases = [*_phases(loaded_s), *warmed]
     except BaseException as exc:
         # Every error of a load ends this worker. The manager gets a summary, the log the whole traceback.
         text = utf8("".join(traceback.format_exception(from_the_author(exc))))
@@ -124,6 +132,22 @@ def _phases(all_s: float) -> list[tuple[str, float]]:
     """Return how long the parts of a load took that took *all_s*: what loaders say, and the rest."""
     told = spent()
     return [*((name, seconds) for name, seconds in told.items() if seconds), ("init", all_s - sum(told.values()))]
+
+
+def _warm_up(handler: Any, model: Any, memory: Memory) -> list[tuple[str, float]]:
+    """Run the author's ``warm_up``, if there is one, and return its time. What it raises fails no load."""
+    warm_up = getattr(handler, WARM_UP, None)
+    if warm_up is None:
+        return []
+    began = time.perf_counter()
+    try:
+        warm_up(model)
+        memory.synchronize()
+    except Exception as exc:
+        text = utf8("".join(traceback.format_exception(from_the_author(exc))))
+        sys.stderr.write(f"{text}gpufaas: {WARM_UP}() failed, and the model serves without it\n")
+        memory.release()
+    return [(WARM, time.perf_counter() - began)]
 
 
 def _serve_in_threads(
@@ -200,7 +224,7 @@ def import_handler(start: WorkerStart) -> Any:
     :raises AttributeError: it lacks ``handle`` (or ``load``, or ``handle_batch``); other errors are the module's own
     """
     module = importlib.import_module(start.handler)
-    names = ("load", "handle") if start.kind == "model" else ("handle",)
+    names: tuple[str, ...] = ("load", "handle") if start.kind == "model" else ("handle",)
     if start.kind == "model" and callable(batch := getattr(module, batches.NAME, None)):
         batches.check(batch, start.handler)
         if is_async(getattr(module, "handle", None)):
@@ -218,6 +242,8 @@ def import_handler(start: WorkerStart) -> Any:
         raise AttributeError(
             f"{start.handler}.py defines no function {batches.NAME}(), which gpufaas.batch-max {start.batch} needs"
         )
+    if start.kind == "model" and getattr(module, WARM_UP, None) is not None:
+        names += (WARM_UP,)
     for name in names:
         if not callable(getattr(module, name, None)):
             raise AttributeError(f"{start.handler}.py defines no function {name}()")

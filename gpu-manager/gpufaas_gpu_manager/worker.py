@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import FailedHead, ReadyHead
+from gpufaas_core.frames import WARM, FailedHead, ReadyHead
 from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, copy_id
 from gpufaas_gpu_manager.enforcement import WorkerLimits
@@ -111,6 +111,8 @@ class Worker(SlotOwner):
         """The scheduler has said what it may use. Where that is another process, a first call could come before."""
         self.uncounted: Bytes = 0
         """What its device's driver counts for it beyond what it counts itself."""
+        self.warms = False
+        """No call waits for it when it begins to load."""
         self.staged = False
         """All of its weights were given to it from host memory."""
         self.tier = ""
@@ -190,7 +192,7 @@ class Worker(SlotOwner):
         if self.state is not WorkerState.READY:
             return
         now = time.monotonic()
-        load_s = now - self.asked_at
+        load_s = now - self.asked_at - dict(head.phases).get(WARM, 0.0)
         within = sum(seconds for _, seconds in head.phases)
         fetch_s = self._fetch.took_s or 0.0
         process_s = now - self._begun_at - within - fetch_s

@@ -119,6 +119,7 @@ class Recipes:
             check=worker.scratch,
             label=source.device.id.rpartition("/")[2],
             device_memory=0 if source.enforced else worker.memory,
+            warm=worker.warms,
             emulated=None if emulation is None or worker.scratch else emulation.start_of(spec, worker.memory),
             known=worker.calls.known,
         )

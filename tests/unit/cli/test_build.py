@@ -267,6 +267,7 @@ def test_bad_syntax_is_named_with_its_line(project: Project, source: str, says: 
         ("python3-http", "class A:\n    def handle(self, event): ...\n", "defines no handle"),
         ("python3-torch", HTTP, r"defines no load\(device\)"),
         ("python3-torch", "def load(device): ...\n" + HTTP, r"handler.py:2: .*handle\(model, event, context\)"),
+        ("python3-torch", MODEL + "\ndef warm_up(): ...\n", r"calls warm_up\(model\), which this warm_up does not"),
         ("python3-http", MODEL, r"calls handle\(event, context\), which this handle does not take"),
         ("python3-http", "def handle(event, context, *, key): ...", "does not take"),
     ],

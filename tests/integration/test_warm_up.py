@@ -1,0 +1,61 @@
+"""An author's ``warm_up`` runs where no call waits for a load, and never fails one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.integration.conftest import Platform, until
+
+pytestmark = pytest.mark.slow
+KEPT = {"com.openfaas.scale.min": "1"}
+MODEL = """
+    import time
+
+    def load(device):
+        return []
+
+    def warm_up(model):
+        time.sleep(1.5)
+        model.append("warm")
+
+    def handle(model, event, context):
+        return model
+"""
+
+
+def ready(platform: Platform, name: str) -> None:
+    until(lambda: name in platform.residents(), f"{name} is loaded")
+
+
+def profiles(platform: Platform) -> dict[str, Any]:
+    found: dict[str, Any] = platform.http.get("/system/function/kept").json()["gpufaas"]["profiles"]
+    return found
+
+
+def test_a_copy_that_is_kept_is_warm_and_one_that_a_call_waits_for_is_not(
+    make_platform: Callable[..., Platform],
+) -> None:
+    platform = make_platform("--device", "cpu:0=300MiB").start()
+    kept, called = platform.deploy("kept", MODEL, labels=KEPT), platform.deploy("called", MODEL)
+    ready(platform, "kept")
+
+    warm, cold = platform.call(kept), platform.call(called)
+
+    assert (warm.headers["x-gpufaas-start"], warm.json()) == ("hit", ["warm"])
+    assert (cold.headers["x-gpufaas-start"], cold.json()) == ("disk", [])
+    until(lambda: "cpu" in profiles(platform), "its load is learnt")
+    assert profiles(platform)["cpu"]["load_s"] < 1.5, "warming up is no part of a load"
+
+
+def test_a_warm_up_that_fails_is_in_the_log_and_the_copy_serves(make_platform: Callable[..., Platform]) -> None:
+    platform = make_platform("--device", "cpu:0=300MiB").start()
+    broken = MODEL.replace('model.append("warm")', 'raise MemoryError("no room for the example")')
+    path = platform.deploy("broken", broken, labels=KEPT)
+    ready(platform, "broken")
+
+    answer = platform.call(path)
+
+    assert (answer.headers["x-gpufaas-start"], answer.json()) == ("hit", [])
+    said = platform.log("broken")
+    assert "MemoryError: no room for the example" in said
+    assert "warm_up() failed, and the model serves without it" in said
