@@ -135,7 +135,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
         node=node.grants, workers=node.functions, usage_of=node.host.usage_of, origins=origins,
         nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),
         async_queue=stores.async_queue, builds=builds, gone=gone, fault=lambda: node.fault,
-        standbys=node.host.standbys.status,
+        standbys=node.host.blank,
     )  # fmt: skip
     front = Front(options, parts, listener)
     return ServeApp(options, credentials, stores, journal, scheduler, node, containers, front, gone)

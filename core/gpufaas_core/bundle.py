@@ -115,6 +115,8 @@ class WorkerSpec(Struct, frozen=True):
     """The container's limit in cores; 0: none."""
     memory_limit: Bytes = 0
     """The container's memory limit (limits.memory); 0: its reservation."""
+    preload: tuple[str, ...] = ()
+    """Modules that its workers find imported; not of the bundle."""
     labels: dict[str, str] = field(default_factory=dict)
     constraints: tuple[Constraint, ...] = ()
     """On the devices that it may run on. The scheduler obeys them, and a deployment is checked on such a device."""

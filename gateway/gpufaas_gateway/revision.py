@@ -172,6 +172,7 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
         health_period_s=options.health_period_s,
         health_failures=options.health_failures,
         read_only=bool(record.spec.read_only_root_filesystem),
+        preload=options.preload,
         cpus=options.cpus,
         memory_limit=0 if options.bundle else options.memory_limit,
         constraints=options.placement.constraints,
@@ -202,6 +203,11 @@ def need_of(kind: Kind, options: Options, defaults: Defaults) -> Need:
 
     :raises InvalidSpec: what the deployment says of that is not for a function of this kind
     """
+    if options.preload and (kind == "server" or not options.bundle):
+        raise InvalidSpec(
+            "annotation gpufaas.preload: is for functions of a template such as python3-torch or python3-http, whose "
+            "workers are forked from a process that has imported modules: remove the annotation"
+        )
     asked = "sharing" if options.sharing else "compute" if options.compute is not None else ""
     if kind != "model" and (options.batch_max or 1) > 1:
         raise InvalidSpec(

@@ -32,6 +32,7 @@ _SUBDOMAIN: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*")
 _MAX_SUBDOMAIN: Final = 253
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_SLOTS: Final = 1024  # threads of one worker; more run into limits of the kernel
+_MAX_PRELOAD: Final = 32
 MOST_BATCH_WAIT_S: Final = 10.0
 _NO_LIMIT_S: Final = 86_400.0  # "0" means no limit to OpenFaaS's watchdogs; here every wait has a deadline: a day
 _WHOLE_DEVICE: Final = ("exclusive", "time", "auto")
@@ -160,6 +161,8 @@ class Options:
     batch_wait_s: Seconds | None = None
     """How long a call may wait for others beside an idle device; None: not given."""
     batch_adaptive: bool = False
+    preload: tuple[str, ...] = ()
+    """Modules that its workers find imported."""
     cors: Cors | None = None
 
     @property
@@ -402,6 +405,16 @@ def _queue(text: str) -> str:
     return name
 
 
+def _modules(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(re.split(r"[\s,]+", text.strip().strip(","))))
+    wrong = next((each for each in names if not all(part.isidentifier() for part in each.split("."))), None)
+    if wrong is not None:
+        raise InvalidSpec(f"{wrong[:80]!r} is not the name of a module: write for example transformers, PIL.Image")
+    if len(names) > _MAX_PRELOAD:
+        raise InvalidSpec(f"{len(names)} modules are over the limit of {_MAX_PRELOAD}")
+    return names
+
+
 def _count(text: str) -> int:
     count = _whole(text)
     if count < 1:
@@ -434,6 +447,7 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "annotation gpufaas.batch-max": ("batch_max", _count),
     "annotation gpufaas.batch-wait": ("batch_wait_s", _batch_wait),
     "annotation gpufaas.batch-adaptive": ("batch_adaptive", _yes),
+    "annotation gpufaas.preload": ("preload", _modules),
     "annotation com.openfaas.queue": ("async_queue", _queue),
     "annotation com.openfaas.ready.http.path": ("ready_path", _path),
     "annotation com.openfaas.health.http.path": ("health_path", _path),

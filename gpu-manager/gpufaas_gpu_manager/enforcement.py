@@ -48,6 +48,7 @@ class Enforcement:
         self._groups: Cgroups | None = None
         self._watch: MemoryWatch | None = None
         self._left: list[Group] = []
+        self._spare: dict[object, Collection[int]] = {}
         self.why = ""
         self.name = RLIMIT
         may_raise = may(CAP_SYS_RESOURCE)
@@ -83,10 +84,13 @@ class Enforcement:
         group.limit_pids(self._pids)
         return group
 
-    def stand_by(self, pids: Collection[int]) -> None:
-        """These children of the fork server are no workers, and did not escape from one."""
+    def stand_by(self, pool: object, pids: Collection[int]) -> None:
+        """These children of fork servers, all of *pool*, are no workers, and did not escape from one."""
         if self._watch is not None:
-            self._watch.spare = frozenset(pids)
+            self._spare[pool] = pids
+            self._watch.spare = frozenset(pid for each in self._spare.values() for pid in each)
+            if not pids:
+                del self._spare[pool]
 
     def remove(self, group: Group | None) -> None:
         """Kill what is in *group*, and remove it."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.confine import inherit_orphans
 from gpufaas_gpu_manager.orphans import end_orphans, is_fork_server
 from gpufaas_gpu_manager.proc import progress_of, state_of
@@ -20,14 +22,13 @@ from gpufaas_gpu_manager.stuck import LOOK_S, Replaced, Silence
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.zygote import (
     MAX_MESSAGE,
-    Exec,
     Exited,
+    Fork,
     Forked,
     FromZygote,
     KillWithManager,
     Ping,
     Prepare,
-    Spawn,
     SpawnFailed,
     ToZygote,
     ZygoteReady,
@@ -50,7 +51,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 class _Request:
     """A worker that was asked for and is not forked yet. `fds` are copies, so that it can be asked for once more."""
 
-    message: Spawn | Exec | Prepare
+    message: Fork
     fds: list[int]
     sent: int = 0
     """To so many fork servers."""
@@ -64,7 +65,7 @@ class _Requests:
     def __init__(self) -> None:
         self._open: dict[int, _Request] = {}
 
-    def add(self, message: Spawn | Exec | Prepare, fds: Sequence[int]) -> None:
+    def add(self, message: Fork, fds: Sequence[int]) -> None:
         """:raises OSError: this process can have no more open files"""
         copies: list[int] = []
         try:
@@ -92,7 +93,7 @@ class _Requests:
             each.unsent = True
         return given_up
 
-    def forget(self, worker: int) -> Spawn | Exec | Prepare | None:
+    def forget(self, worker: int) -> Fork | None:
         """Return what was asked for."""
         request = self._open.pop(worker, None)
         if request is None:
@@ -100,24 +101,26 @@ class _Requests:
         _close(request.fds)
         return request.message
 
-    def close(self) -> None:
-        for worker in list(self._open):
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def close(self) -> list[int]:
+        """Forget, and return, all workers."""
+        workers = list(self._open)
+        for worker in workers:
             self.forget(worker)
+        return workers
 
 
 class _Server:
     """One process of a fork server, and our end of its socket."""
 
-    def __init__(self, on_readable: Callable[[], None]) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket, on_readable: Callable[[], None]):
         """:param on_readable: called on the event loop when `receive` has something to return"""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)  # a fork server that does not read must not hold the loop up
-        inherit_orphans()  # of a fork server that is killed: `end_orphans` ends them
-        with theirs:
-            self.process = launch(theirs, environment())
-        is_fork_server(self.process.pid)
-        self._control: socket.socket | None = ours
-        asyncio.get_running_loop().add_reader(ours, on_readable)
+        self.process = process
+        self._control: socket.socket | None = control
+        control.setblocking(False)  # a fork server that does not read must not hold the loop up
+        asyncio.get_running_loop().add_reader(control, on_readable)
 
     def send(self, message: ToZygote, fds: Sequence[int] = ()) -> bool:
         """Return whether it took *message*: not while its buffer is full, nor when it has just died."""
@@ -155,6 +158,8 @@ class Zygote:
 
     `on_forked(worker, pid)` and `on_exited(worker, status)` are called on the event loop.
     """
+
+    DIED = "the fork server ended with status {}: it is started again, its workers are gone"
 
     def __init__(
         self,
@@ -198,15 +203,27 @@ class Zygote:
         return "" if looks < 2 else f"the fork server has not answered for {looks * LOOK_S:g} s"
 
     @property
+    def busy(self) -> bool:
+        """Whether a worker of it lives, or is asked for."""
+        return bool(self._alive or self._requests)
+
+    @property
     def _starting(self) -> bool:
         return self._ready is None or not self._ready.done()
 
     def start(self) -> None:
         """Start it in the background; `ready` says when it can fork."""
-        loop = asyncio.get_running_loop()
-        self._server = _Server(self._read)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        inherit_orphans()  # of a fork server that is killed: `end_orphans` ends them
+        with theirs:
+            process = launch(theirs, environment())
+        is_fork_server(process.pid)
+        self._begin(process, ours)
+
+    def _begin(self, process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
+        self._server = _Server(process, control, self._read)
         if self._ready is None or self._ready.done():
-            self._ready = loop.create_future()
+            self._ready = asyncio.get_running_loop().create_future()
         self._silence, self._owes = Silence(), True
         self._timers.later("look", LOOK_S, self._look)
 
@@ -216,7 +233,7 @@ class Zygote:
             self._ready = asyncio.get_running_loop().create_future()  # asked for before start()
         return await asyncio.shield(self._ready)
 
-    async def fork(self, worker: Spawn | Exec | Prepare, fds: Sequence[int]) -> None:
+    async def fork(self, worker: Fork, fds: Sequence[int]) -> None:
         """
         Have *worker* forked with *fds* (its slots if it is a `Spawn`, then stdout and stderr; a standby's socket);
         `on_forked` or `on_exited` will tell.
@@ -326,7 +343,7 @@ class Zygote:
         assert self._server is not None
         process = self._server.process
         status = process.wait()  # its socket is closed, so it is gone or about to be
-        self._on_said(f"the fork server ended with status {status}: it is started again, its workers are gone")
+        self._on_said(self.DIED.format(status))
         end_orphans(process.pid)
         lost, self._alive, self._standbys = {**self._alive, **self._standbys}, {}, {}
         self._adopted.clear()
@@ -366,6 +383,63 @@ class Zygote:
                 process.kill()
                 await asyncio.to_thread(process.wait)
             await asyncio.to_thread(end_orphans, process.pid)
+
+
+class LayerServer(Zygote):
+    """
+    A fork server that another one has forked (`zygote.Layer`). When it dies, or is stuck, it and its workers are gone
+    for good, and `on_over` is called.
+    """
+
+    DIED = "a fork server with preloaded modules ended: its workers are gone"
+
+    def __init__(
+        self,
+        child: "Child",
+        control: socket.socket,
+        on_forked: Callable[[int, int], None],
+        on_exited: Callable[[int, int], None],
+        on_said: Callable[[str], None],
+        on_over: Callable[[], None],
+    ) -> None:
+        super().__init__(on_forked, on_exited, on_said)
+        self._on_over = on_over
+        self._begin(child, control)  # type: ignore[arg-type] # what is used of it, it has
+
+    async def fork(self, worker: Fork, fds: Sequence[int]) -> None:
+        if self._fault:
+            raise OSError("the process that it should be forked from has ended")
+        await super().fork(worker, fds)
+
+    def _replace(self, reason: str) -> None:
+        self._on_said(f"a fork server with preloaded modules is stuck: {reason}: it is killed with its workers")
+        assert self._server is not None
+        self._server.process.kill()
+
+    def _start_again(self, fault: str) -> None:
+        self._fault = fault
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(ZygoteReady(0, [], "the process that imports them was killed"))
+        for worker in self._requests.close():
+            self._on_exited(worker, -9)
+        self._on_over()
+
+
+class Child:
+    """What a `LayerServer` needs of its process, which the fork server reaps."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def poll(self) -> int:
+        return -9
+
+    def wait(self, timeout: Seconds | None = None) -> int:  # noqa: ARG002 # as Popen
+        return -9
 
 
 def _close(fds: list[int]) -> None:

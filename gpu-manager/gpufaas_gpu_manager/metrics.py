@@ -27,15 +27,17 @@ class _Collector:
             reserved.add_metric([device.id], self._node.reserved(device.id))
         for (device_id, state), count in sorted(counts.items()):
             workers.add_metric([device_id, state], count)
-        host, standbys = self._node.host_cache.status(), self._node.host.standbys
+        host, blank = self._node.host_cache.status(), self._node.host.blank()
         yield from (memory, reserved, workers)
         yield GaugeMetricFamily("gpufaas_node_host_cache_bytes", "Memory for weights beside devices.", host.budget)
         yield GaugeMetricFamily("gpufaas_node_host_cache_used_bytes", "Weights that are kept there.", host.used)
-        yield GaugeMetricFamily("gpufaas_node_standbys", "Processes that wait to be workers.", len(standbys.pids))
-        yield GaugeMetricFamily("gpufaas_node_standby_bytes", "Memory of these.", standbys.memory())
+        yield GaugeMetricFamily("gpufaas_node_standbys", "Processes that wait to be workers.", blank["ready"])
+        yield GaugeMetricFamily("gpufaas_node_standby_bytes", "Memory of these.", blank["memory"])
+        yield GaugeMetricFamily("gpufaas_node_layers", "Fork servers with preloaded modules.", blank["layers"])
+        yield GaugeMetricFamily("gpufaas_node_layer_bytes", "Memory of these.", blank["layerMemory"])
         starts = CounterMetricFamily("gpufaas_node_starts", "Workers that were standbys, or not.", labels=["from"])
-        starts.add_metric(["standby"], standbys.taken)
-        starts.add_metric(["fork"], standbys.missed)
+        starts.add_metric(["standby"], blank["taken"])
+        starts.add_metric(["fork"], blank["missed"])
         yield starts
 
 

@@ -61,7 +61,7 @@ class Groups(Protocol):
 
     def remove(self, group: Group | None) -> None: ...
 
-    def stand_by(self, pids: Sequence[int]) -> None: ...
+    def stand_by(self, pool: object, pids: Sequence[int]) -> None: ...
 
 
 class Standby:
@@ -106,6 +106,7 @@ class Standbys:
         self._pool: dict[int, Standby] = {}
         self._awaited: dict[int, Home] = {}
         """The homes of workers that wait for memory, by worker."""
+        self._closed = False
         self._failures = 0
         self._waited_s = 0.0
         self._timers = Timers()
@@ -119,6 +120,12 @@ class Standbys:
         """Have `size` of them for each of *homes* from now on."""
         self._homes = list(dict.fromkeys(homes)) if self.size else []
         self._later(0.0)
+
+    def use(self, home: Home) -> None:
+        """Have `size` of them for *home*, too."""
+        if self.size and not self._closed and home not in self._homes:
+            self._homes.append(home)
+            self._later(0.0)
 
     def await_one(self, worker: int, home: Home) -> None:
         """*worker* waits for memory: have a process for it when that is there."""
@@ -146,7 +153,7 @@ class Standbys:
         return [each.pid.result() for each in self._pool.values() if each.ready and not each.taken]
 
     def _tell(self) -> None:
-        self._groups.stand_by([each.pid.result() for each in self._pool.values() if each.ready])
+        self._groups.stand_by(self, [each.pid.result() for each in self._pool.values() if each.ready])
 
     def memory(self) -> Bytes:
         """Return the memory that would be free without them. Takes milliseconds."""
@@ -157,6 +164,7 @@ class Standbys:
         return {"ready": len(self.pids), "memory": self.memory(), "taken": self.taken, "missed": self.missed}
 
     def close(self) -> None:
+        self._closed = True
         self._homes = []
         self._timers.close()
         for task in self._tasks:

@@ -12,9 +12,10 @@ from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.launch.processes import ForkedProcess, ServedProcess, describe_status
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.launch.served import Ports
+from gpufaas_gpu_manager.layers import ForkServer, Layers
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink
-from gpufaas_gpu_manager.proc import cpu_seconds, usage_of
+from gpufaas_gpu_manager.proc import cpu_seconds, private_of, usage_of
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.standbys import Standbys
 from gpufaas_gpu_manager.worker import Worker, WorkerDevicePort
@@ -73,11 +74,13 @@ class Supervisor:
         self.containers = containers
         self.fetch = fetch
         self.open_files = OpenFiles(on_said)
-        self.zygote = Zygote(self._on_forked, self._on_exited, on_said)
+        self.zygote = Zygote(self.on_forked, self.on_exited, on_said)
         self.measured: dict[tuple[str, str], Bytes] = {}
-        self.standbys = Standbys(
-            self.zygote, recipes.enforcement, recipes.settings.standby, self._next_number, self._loads
-        )
+        self.standbys = self.standbys_of(self.zygote)
+        self.layers = Layers(
+            ForkServer(self.zygote, self.standbys), self, recipes.enforcement.stand_by, on_said,
+            self.settings.check_timeout_s,
+        )  # fmt: skip
         self._ports = Ports()
         self._workers: dict[int, Worker] = {}
         self._last_number = 1
@@ -85,6 +88,7 @@ class Supervisor:
     async def close(self) -> None:
         """End all workers and the fork server; returns when none is left."""
         self.standbys.close()
+        await self.layers.close()
         await self.zygote.close()
         if self.containers is not None:
             await self.containers.close()
@@ -103,13 +107,25 @@ class Supervisor:
         self, device: WorkerDevicePort, spec: WorkerSpec, memory: Bytes, copy: int = 0, share: int = 0,
         *, scratch: bool = False,
     ) -> Worker:  # fmt: skip
-        worker = Worker(self, device, spec, memory, self._next_number(), copy, share, scratch=scratch)
+        worker = Worker(self, device, spec, memory, self.next_number(), copy, share, scratch=scratch)
         self._workers[worker.number] = worker
         return worker
 
-    def _next_number(self) -> int:
+    def next_number(self) -> int:
         self._last_number += 1
         return self._last_number
+
+    def standbys_of(self, forks: Zygote) -> Standbys:
+        return Standbys(forks, self.recipes.enforcement, self.settings.standby, self.next_number, self._loads)
+
+    def blank(self) -> dict[str, int]:
+        """Return what there is for workers to come, for people: standbys and layers, and their memory."""
+        status, layers = self.standbys.status(), self.layers.all()
+        for each in layers:
+            for name, value in each.standbys.status().items():
+                status[name] += value
+        memory = sum(private_of(each.zygote.pid) for each in layers if each.zygote.pid is not None)
+        return {**status, "layers": len(layers), "layerMemory": memory}
 
     def _loads(self) -> bool:
         return any(each.state is WorkerState.STARTING for each in self._workers.values())
@@ -138,7 +154,7 @@ class Supervisor:
             return self.containers.running(worker, self.recipes)
         if worker.spec.kind == "server":
             return ServedProcess(worker, self.recipes, self.zygote, self._ports)
-        return ForkedProcess(worker, self.recipes, self.zygote, self.standbys)
+        return ForkedProcess(worker, self.recipes, self.layers)
 
     def drop(self, worker: Worker) -> None:
         self._workers.pop(worker.number, None)
@@ -149,6 +165,7 @@ class Supervisor:
 
     def gone(self, worker: Worker) -> None:
         self.on_gone(worker)
+        self.layers.sweep()
         worker.device.leave(worker)
 
     def cpu_seconds(self) -> dict[FunctionId, Seconds]:
@@ -165,16 +182,17 @@ class Supervisor:
         living = [pid for pid in pids if pid is not None]
         return await asyncio.to_thread(usage_of, living) if living else None
 
-    def _on_forked(self, number: int, pid: int) -> None:
+    def on_forked(self, number: int, pid: int, standbys: Standbys | None = None) -> None:
+        """:param standbys: of the fork server that has forked it; None: of the first one"""
         worker = self._workers.get(number)
         if worker is not None:
             worker.on_started(pid)
-        else:
-            self.standbys.on_forked(number, pid)
+        elif standbys is not None or not self.layers.on_forked(number, pid):
+            (standbys or self.standbys).on_forked(number, pid)
 
-    def _on_exited(self, number: int, status: int) -> None:
+    def on_exited(self, number: int, status: int, standbys: Standbys | None = None) -> None:
         worker = self._workers.get(number)
         if worker is not None:
             worker.on_reaped(f"it ended with {describe_status(status)}")
-        else:
-            self.standbys.on_exited(number)
+        elif standbys is not None or not self.layers.on_exited(number):
+            (standbys or self.standbys).on_exited(number)

@@ -20,7 +20,7 @@ from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.load_watch import watch_load
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink, Output
-from gpufaas_gpu_manager.proc import state_of
+from gpufaas_gpu_manager.proc import parent_of, state_of
 from gpufaas_gpu_manager.slot_protocol import SlotOwner
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import CallsHost, DevicePort, Running, WorkerCalls
@@ -56,11 +56,6 @@ class WorkerHost(CallsHost, Protocol):
     Brings what a function's workers need to this node, and returns where it came from: ``peer``, ``store``, or an empty
     string if it was here. None: everything that is deployed is here.
     """
-
-    @property
-    def fork_server(self) -> int | None:
-        """The process that forked workers share pages with."""
-        ...
 
     def running(self, worker: "Worker") -> Running:
         """Return how *worker* runs."""
@@ -173,7 +168,7 @@ class Worker(SlotOwner):
     def on_started(self, pid: int) -> None:
         self.pid = pid
         if self.limits is not None:
-            self.limits.started(pid, None if self.spec.kind == "server" else self.host.fork_server)
+            self.limits.started(pid, None if self.spec.kind == "server" else parent_of(pid) or None)
         if self.state is WorkerState.ENDING or self._cause.killed_for:
             self.run.kill()
 

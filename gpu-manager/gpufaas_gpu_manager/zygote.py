@@ -5,7 +5,8 @@ Run as ``python -m gpufaas_gpu_manager.zygote FD``, where FD is one end of a SEQ
 manager holds. It stays single-threaded and never touches CUDA or a tensor, so that a fork of it is a good start of a
 worker. (`multiprocessing`'s fork server would re-import the parent's ``__main__``, the CLI, in each child.)
 
-Manager → zygote: `Spawn` and `Exec`, with the worker's sockets and its output's pipes attached; `Prepare`; `Ping`.
+Manager → zygote: `Spawn` and `Exec`, with the worker's sockets and its output's pipes attached; `Prepare`; `Layer`;
+`Ping`.
 Zygote → manager: first `ZygoteReady`; for each worker `Forked`, later `Exited`; `Pong` to each `Ping`. It is the
 workers' parent and reaps them. It also inherits what they leave behind, daemons too (PR_SET_CHILD_SUBREAPER):
 `Exited` means that the worker and all that it started are gone, and that the kernel has taken the memory back. The
@@ -14,6 +15,7 @@ zygote ends when its socket closes, and no worker outlives it (PR_SET_PDEATHSIG)
 
 import contextlib
 import gc
+import importlib
 import os
 import select
 import signal
@@ -25,6 +27,7 @@ import msgspec
 
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_functions import call_lines, staged
+from gpufaas_functions.answers import in_one_line
 from gpufaas_functions.memory import THREAD_STACK, MemoryPoint, mark_fork_point, use_small_stacks
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.confine import (
@@ -81,6 +84,16 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Of this, `cpus` and `hard` come with the worker."""
 
 
+class Layer(msgspec.Struct, frozen=True, tag=True):
+    """
+    Fork a fork server that imports `modules` and then serves the attached socket as this one serves its own. To this
+    one it is a worker.
+    """
+
+    worker: int
+    modules: tuple[str, ...]
+
+
 class Ping(msgspec.Struct, frozen=True, tag=True):
     """Answered by `Pong`."""
 
@@ -99,6 +112,10 @@ class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
 
     threads: int
     missing: list[str]
+    fault: str = ""
+    """Of a layer: why it cannot be used."""
+    packages: tuple[str, ...] = ()
+    """Of a layer: what importing its modules has brought, by the first part of the names."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -125,7 +142,8 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 FromZygote = ZygoteReady | Forked | Exited | SpawnFailed | Pong
-ToZygote = Spawn | Exec | Prepare | Ping | KillWithManager
+Fork = Spawn | Exec | Prepare | Layer
+ToZygote = Fork | Ping | KillWithManager
 TAKEN: Final = b"taken"
 _decode: Final = msgspec.msgpack.Decoder(ToZygote).decode
 
@@ -138,11 +156,11 @@ def main() -> None:
     use_small_stacks()  # of all workers' threads: forks inherit the default
     call_lines.install()  # before what is imported keeps the streams that were there
     missing = _preload()
-    server = _ForkServer(socket.socket(fileno=int(sys.argv[1])))
-    gc.collect()
-    gc.freeze()  # else a collection in a child would write to, and so copy, every page of the zygote's
-    server.say(ZygoteReady(len(os.listdir("/proc/self/task")), missing))
-    server.serve()
+    _ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve(ZygoteReady(_threads(), missing))
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def _preload() -> list[str]:
@@ -170,8 +188,11 @@ class _ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
-    def serve(self) -> NoReturn:
-        """Serve the manager until it is gone; then kill the workers and exit."""
+    def serve(self, ready: ZygoteReady) -> NoReturn:
+        """Say *ready*, and serve the manager until it is gone; then kill the workers and exit."""
+        gc.collect()
+        gc.freeze()  # else a collection in a child would write to, and so copy, every page of the zygote's
+        self.say(ready)
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
@@ -210,10 +231,10 @@ class _ForkServer:
                 self.say(Pong())
             case KillWithManager():
                 self._guarded = asked.pids
-            case Spawn() | Exec() | Prepare():
+            case Spawn() | Exec() | Prepare() | Layer():
                 self._fork(asked, fds)
 
-    def _fork(self, spawn: Spawn | Exec | Prepare, fds: list[int]) -> None:
+    def _fork(self, spawn: Fork, fds: list[int]) -> None:
         try:
             pid = os.fork()
         except OSError as exc:
@@ -237,11 +258,13 @@ class _ForkServer:
             kill_group(pid)
         self._reaper.end()
 
-    def _become_worker(self, spawn: Spawn | Exec | Prepare, fds: list[int]) -> NoReturn:
+    def _become_worker(self, spawn: Fork, fds: list[int]) -> NoReturn:
         status = 70
         try:
             self._leave()
-            if isinstance(spawn, Prepare):
+            if isinstance(spawn, Layer):
+                _become_layer(spawn, socket.socket(fileno=fds[0]))
+            elif isinstance(spawn, Prepare):
                 status = _stand_by(spawn, socket.socket(fileno=fds[0]))
             else:
                 _print_to(*fds[-2:])
@@ -296,6 +319,38 @@ def _stand_by(prepared: Prepare, door: socket.socket) -> int:
     _print_to(*fds[-2:])
     bind(spawn.confine.cpus)
     return _work(spawn, fds[:-2], fork_point)
+
+
+def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
+    end_with_parent(signal.SIGTERM)
+    inherit_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _name_process("layer")
+    before = set(sys.modules)
+    fault = _import_installed(layer.modules)
+    staged.install()
+    threads = _threads()
+    if threads > 1:
+        fault = fault or "importing them starts threads, and a process with threads cannot be forked"
+    elif "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+        fault = fault or "importing them uses the GPU, and a process that uses it cannot be forked"
+    packages = {name.partition(".")[0] for name in sys.modules.keys() - before}
+    _ForkServer(control).serve(ZygoteReady(threads, [], fault, tuple(sorted(packages))))
+
+
+def _import_installed(modules: tuple[str, ...]) -> str:
+    """Import what is installed beside the platform, and nothing from the current directory. Return what failed."""
+    path, here = sys.path[:], os.getcwd()
+    sys.path[:] = [each for each in path if each and os.path.realpath(each) != os.path.realpath(here)]
+    try:
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except BaseException as exc:  # modules may do anything, sys.exit, too
+                return f"{name}: {in_one_line(exc)}"
+    finally:
+        sys.path[:] = path
+    return ""
 
 
 def _become_program(program: Exec) -> NoReturn:

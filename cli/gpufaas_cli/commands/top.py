@@ -104,6 +104,8 @@ def render(status: Mapping[str, Any], gateway: str, *, brief: bool = False) -> "
     )
     if (standbys := status.get("standbys")) and standbys["ready"]:
         head.append(f" · {standbys['ready']} standby, {format_bytes(standbys['memory'])}")
+    if standbys and standbys.get("layers"):
+        head.append(f" · {standbys['layers']} preloaded, {format_bytes(standbys['layerMemory'])}")
     where = _Names(devices, brief)
     residents = _residents(devices, where, queued, running, status.get("functions") or {})
     parts: list[RenderableType] = [head, Text(), _devices(devices, where), Text(), residents]

@@ -16,9 +16,9 @@ from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.launch.recipes import STACKS, Recipes
 from gpufaas_gpu_manager.launch.served import Face, Ports
+from gpufaas_gpu_manager.layers import Layers
 from gpufaas_gpu_manager.proc import sizes_of
 from gpufaas_gpu_manager.slot_protocol import SlotProtocol
-from gpufaas_gpu_manager.standbys import Standbys
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.zygote import COPIED, Spawn, data_limit
 
@@ -29,17 +29,19 @@ class ForkedProcess:
     waits_for = ""
     death_known_s = 0.5
 
-    def __init__(self, worker: Worker, recipes: Recipes, zygote: Zygote, standbys: Standbys) -> None:
+    def __init__(self, worker: Worker, recipes: Recipes, layers: Layers) -> None:
         self._worker = worker
         self._recipes = recipes
-        self._zygote = zygote
-        self._standbys = standbys
+        self._layers = layers
+        self._server = layers.base
+        """That its process is forked from."""
         self._slots: list[SlotProtocol] = []
 
     def prepare(self) -> None:
         """The worker waits for memory: have a process for it when that is there."""
         if not self._worker.scratch:
-            self._standbys.await_one(self._worker.number, self._recipes.home(self._worker))
+            self._server = self._layers.ready(self._worker.spec.preload)
+            self._server.standbys.await_one(self._worker.number, self._recipes.home(self._worker))
 
     async def start(self) -> None:
         worker, loop = self._worker, asyncio.get_running_loop()
@@ -60,27 +62,38 @@ class ForkedProcess:
                 theirs += self._clocks(worker.spec.need.slots)
             with worker.output.piped() as ends:
                 fds = [*(each.fileno() for each in theirs), *(each.descriptor for each in weights), *ends]
-                if not await self._become(start, fds):
-                    limits = self._limits()
-                    await self._zygote.fork(Spawn(worker.number, start, limits.confine), fds)
+                await self._fork(start, fds)
         finally:
             for each in theirs:
                 each.close()
+
+    async def _fork(self, start: WorkerStart, fds: list[int]) -> None:
+        worker = self._worker
+        self._server.standbys.forget(worker.number)
+        self._server = await self._layers.claim(() if worker.scratch else worker.spec.preload, start.bundle)
+        try:
+            if not await self._become(start, fds):
+                limits = self._limits()
+                await self._server.zygote.fork(Spawn(worker.number, start, limits.confine), fds)
+        finally:
+            self._layers.release(self._server)
 
     async def _become(self, start: WorkerStart, fds: list[int]) -> bool:
         """Have a standby become the worker; False: there is none."""
         worker = self._worker
         if worker.scratch:
             return False
-        standby = await self._standbys.take(worker.number, self._recipes.home(worker))
+        standbys, home = self._server.standbys, self._recipes.home(worker)
+        standbys.use(home)
+        standby = await standbys.take(worker.number, home)
         if standby is None:
             return False
         try:
             limits = self._limits(standby.group)
         except OSError:  # the group holds more than the worker may
-            self._standbys.end(standby)
+            standbys.end(standby)
             return False
-        if await self._standbys.become(standby, Spawn(worker.number, start, limits.confine), fds):
+        if await standbys.become(standby, Spawn(worker.number, start, limits.confine), fds):
             return True
         limits.close()
         worker.limits = None
@@ -129,7 +142,7 @@ class ForkedProcess:
         return max(data, worker.limits.used(worker.pid))
 
     def close(self) -> None:
-        self._standbys.forget(self._worker.number)
+        self._server.standbys.forget(self._worker.number)
         for slot in self._slots:
             slot.close()
 

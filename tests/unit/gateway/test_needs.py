@@ -125,6 +125,11 @@ async def test_the_scheduler_and_the_node_are_told_what_a_function_needs(
         ("model", {"latency_goal": "0s"}, "gpufaas.latency-goal: '0s' must be more than 0"),
         ("model", {"latency_goal": "25h"}, "gpufaas.latency-goal: '25h' must be more than 0 and at most 24h"),
         ("model", {"latency_goal": "fast"}, "gpufaas.latency-goal: 'fast' is not a duration"),
+        ("model", {"preload": "transformers, my-module"}, "gpufaas.preload: 'my-module' is not the name of a module"),
+        ("model", {"preload": " "}, "gpufaas.preload: '' is not the name of a module"),
+        ("model", {"preload": " ".join(f"m{n}" for n in range(33))}, "gpufaas.preload: 33 modules are over the limit"),
+        ("server", {"preload": "numpy"}, "gpufaas.preload: is for functions of a template .* remove the annotation"),
+        ("image", {"preload": "numpy"}, "gpufaas.preload: is for functions of a template"),
         ("model", {"latency": "1s"}, "gpufaas.latency is not known: did you mean gpufaas.latency-goal"),
     ],
 )
@@ -136,6 +141,13 @@ async def test_what_cannot_be_is_refused_in_one_line_that_says_what_to_do(
 
     assert "\n" not in str(refused.value)
     assert platform.scheduler.functions == {}
+
+
+@pytest.mark.parametrize("kind", ["model", "http"])
+async def test_modules_to_preload_are_names_in_a_row(platform: Platform, kind: str) -> None:
+    deployed = await platform.deploy(kind, preload="transformers, PIL.Image  transformers,")
+
+    assert deployed.spec.preload == ("transformers", "PIL.Image")
 
 
 async def test_compute_that_no_device_has_is_refused(platform: Platform) -> None:

@@ -15,7 +15,7 @@ def test_what_has_the_process_id_of_a_reaped_worker_is_not_killed(reaped: bool) 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as other:
         worker = SimpleNamespace(limits=None, pid=other.pid, reaped=reaped)
 
-        ForkedProcess(cast(Any, worker), *[cast(Any, None)] * 3).kill()
+        ForkedProcess(cast(Any, worker), cast(Any, None), cast(Any, SimpleNamespace(base=None))).kill()
 
         other.communicate(b"\n")
     assert other.returncode == (0 if reaped else -9)

@@ -55,7 +55,7 @@ class Groups:
 
     def remove(self, group: Group | None) -> None: ...
 
-    def stand_by(self, pids: Sequence[int]) -> None:
+    def stand_by(self, _: object, pids: Sequence[int]) -> None:
         self.spare = pids
 
 

@@ -1,0 +1,241 @@
+"""Layers on real processes: what functions preload is imported once, and nothing that befalls a layer fails others."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from tests.integration.test_node import DEVICE, Rig
+from tests.waiting import eventually
+
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.model import FunctionId, NodeId
+from gpufaas_gpu_manager import zygote
+from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.node import Node
+from gpufaas_gpu_manager.settings import NodeSettings
+
+HANDLER = """
+    import os, sys
+    before = set(sys.modules)
+    def load(device):
+        return None
+    def handle(model, event, context):
+        import wave
+        return {"pid": os.getpid(), "server": os.getppid(), "wave": "wave" in before, "from": wave.__file__}
+"""
+WAVE, XMLRPC = ("wave",), ("xmlrpc.client",)
+
+
+class Said(list[str]):
+    def __contains__(self, part: object) -> bool:
+        return any(str(part) in each for each in self)
+
+
+class LayerRig(Rig):
+    """`Rig` with a pool of *size*, on a node that says things."""
+
+    def __init__(self, root: Path, mode: Any, size: int) -> None:
+        super().__init__(root)
+        self.said = Said()
+        self.node = Node(
+            open_devices(["cpu:0=400MiB"], NodeId("n")), self.bundles, self.logs, self.facts.append, self.said.append,
+            settings=NodeSettings(standby=size), enforcement=Enforcement(mode),
+        )  # fmt: skip
+
+    @property
+    def layers(self) -> list[int]:
+        return [each.zygote.pid or 0 for each in self.node.host.layers.all()]
+
+    async def preloading(self, name: str, preload: tuple[str, ...]) -> FunctionId:
+        function = await self.function(name, HANDLER)
+        self.node.functions.specs[function] = msgspec.structs.replace(
+            self.node.functions.specs[function], preload=preload
+        )
+        return function
+
+    async def check(self, function: FunctionId) -> None:
+        await self.node.functions.check(self.node.functions.specs[function])
+
+    async def first(self, function: FunctionId) -> dict[str, Any]:
+        """Start a worker; return what it says."""
+        status, body = await self.call(self.grant(function, cold=True))
+        assert status == 200, body
+        found: dict[str, Any] = msgspec.json.decode(body)
+        return found
+
+    async def end(self, function: FunctionId) -> None:
+        self.node.evict(function, DEVICE)
+        await eventually(lambda: all(each.spec.function != function for each in self.node.workers()))
+
+
+@pytest.fixture(params=[("auto", 1), ("watcher", 0)], ids=["standby", "watcher"])
+async def rig(
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    warm_fork_servers: object,  # noqa: ARG001
+) -> AsyncIterator[LayerRig]:
+    rig = LayerRig(tmp_path, *request.param)
+    await rig.node.start()
+    yield rig
+    await rig.node.close()
+    assert not any(map(psutil.pid_exists, rig.layers))
+
+
+async def test_functions_that_preload_the_same_share_a_layer_and_others_have_none(rig: LayerRig) -> None:
+    one, two = await rig.preloading("one", WAVE), await rig.preloading("two", WAVE)
+    plain = await rig.preloading("plain", ())
+
+    first = await rig.first(one)
+    await asyncio.sleep(0.2)  # the memory watcher looks every 50 ms, and must not take the layer for an orphan
+    second, third = await rig.first(two), await rig.first(plain)
+
+    assert first["wave"]
+    assert second["wave"]
+    assert not third["wave"]
+    assert first["server"] == second["server"] == rig.layers[0]
+    assert third["server"] == rig.node.host.fork_server
+    assert rig.node.host.blank()["layers"] == 1
+    assert rig.node.host.blank()["layerMemory"] > 0
+    assert rig.said == []
+
+
+async def test_what_cannot_be_imported_is_refused_at_deploy_and_a_start_goes_on_without_it(rig: LayerRig) -> None:
+    function = await rig.preloading("wrong", ("wave", "no_such_module"))
+
+    with pytest.raises(InvalidSpec, match=r"annotation gpufaas.preload of wrong: no_such_module: .*No module named"):
+        await rig.check(function)
+
+    said = await rig.first(function)
+    assert said["server"] == rig.node.host.fork_server
+    assert "a worker imports wave, no_such_module itself: no_such_module" in rig.said
+    assert rig.layers == []
+
+
+async def test_a_function_that_brings_a_module_along_gets_its_own(rig: LayerRig, tmp_path: Path) -> None:
+    function = await rig.preloading("own", WAVE)
+    (tmp_path / "own" / "function" / "wave.py").touch()
+
+    with pytest.raises(InvalidSpec, match="the function has its own wave"):
+        await rig.check(function)
+
+    assert (await rig.first(function))["from"] == str(tmp_path / "own" / "function" / "wave.py")
+
+
+async def test_the_layer_that_was_used_longest_ago_makes_room_unless_it_has_workers(rig: LayerRig) -> None:
+    rig.node.host.layers._most = 1
+    one, two = await rig.preloading("one", WAVE), await rig.preloading("two", XMLRPC)
+    first = await rig.first(one)
+
+    assert (await rig.first(two))["server"] == rig.node.host.fork_server
+    assert "this node has 1 sets of preloaded modules" in rig.said
+    assert psutil.pid_exists(first["pid"])
+
+    await rig.end(one)
+    await rig.end(two)
+    assert (await rig.first(two))["server"] == rig.layers[0]
+    await eventually(lambda: not psutil.pid_exists(first["server"]))
+
+
+async def test_the_layer_of_functions_that_are_deleted_ends_with_their_workers(rig: LayerRig) -> None:
+    function = await rig.preloading("one", WAVE)
+    first = await rig.first(function)
+
+    await rig.node.functions.forget(function)
+    assert psutil.pid_exists(first["pid"])
+    await rig.end(function)
+
+    await eventually(lambda: not psutil.pid_exists(first["server"]))
+    assert rig.layers == []
+
+
+@pytest.mark.parametrize("layer", [True, False])
+async def test_a_layer_that_is_killed_or_whose_fork_server_is_has_a_successor(rig: LayerRig, layer: bool) -> None:
+    function = await rig.preloading("one", WAVE)
+    first = await rig.first(function)
+    plain = await rig.first(await rig.preloading("plain", ()))
+
+    os.kill(first["server"] if layer else plain["server"], signal.SIGKILL)
+    await eventually(lambda: not psutil.pid_exists(first["pid"]) and not psutil.pid_exists(first["server"]))
+    await eventually(lambda: all(each.spec.function != function for each in rig.node.workers()))
+
+    assert psutil.pid_exists(plain["pid"]) == layer
+    second = await rig.first(function)
+    assert second["wave"]
+    assert second["server"] == rig.layers[0] != first["server"]
+
+
+async def test_workers_of_a_layer_live_on_when_the_fork_server_is_stuck(rig: LayerRig) -> None:
+    function = await rig.preloading("one", WAVE)
+    first = await rig.first(function)
+    stuck = rig.node.host.fork_server
+    assert stuck is not None
+
+    os.kill(stuck, signal.SIGSTOP)
+    await eventually(lambda: rig.node.host.fork_server != stuck)
+    other = await rig.first(await rig.preloading("two", WAVE))
+
+    assert other["server"] != first["server"]
+    status, body = await rig.call(rig.grant(function))
+    assert (status, msgspec.json.decode(body)["pid"]) == (200, first["pid"])
+    await rig.end(function)
+    await eventually(lambda: not psutil.pid_exists(first["server"]) and not psutil.pid_exists(stuck))
+
+
+async def test_modules_that_take_too_long_are_given_up(rig: LayerRig) -> None:
+    rig.node.host.layers._import_s = 0.0
+    function = await rig.preloading("slow", WAVE)
+
+    said = await rig.first(function)
+
+    assert said["server"] == rig.node.host.fork_server
+    assert "they were not imported within 0 s" in rig.said
+    assert rig.layers == []
+
+
+async def test_threads_and_exits_of_modules_are_told_and_each_is_imported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a fork server of its own, which finds our modules."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "counted.py").write_text(f"open({str(tmp_path / 'log')!r}, 'a').write('x')")
+    (tmp_path / "path" / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    (tmp_path / "path" / "ends.py").write_text("raise SystemExit(3)")
+    (tmp_path / "path" / "dies.py").write_text("import os; os._exit(3)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    rig = LayerRig(tmp_path, "rlimit", 0)
+    await rig.node.start()
+    try:
+        one, two = await rig.preloading("one", ("counted",)), await rig.preloading("two", ("counted",))
+        await rig.check(one)
+        await rig.first(one)
+        await rig.first(two)
+        assert (tmp_path / "log").read_text() == "x"
+        for module, why in (
+            ("threaded", "importing them starts threads"), ("ends", "ends: SystemExit: 3"),
+            ("dies", "the process that imports them was killed"),
+        ):  # fmt: skip
+            wrong = await rig.preloading(module, (module,))
+            with pytest.raises(InvalidSpec, match=why):
+                await rig.check(wrong)
+            assert (await rig.first(wrong))["server"] == rig.node.host.fork_server
+            await rig.end(wrong)
+    finally:
+        await rig.node.close()
+
+
+def test_nothing_of_the_current_directory_is_preloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planted.py").write_text("raise AssertionError('it was run')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend("")
+
+    assert zygote._import_installed(("planted",)).startswith("planted: ModuleNotFoundError")
