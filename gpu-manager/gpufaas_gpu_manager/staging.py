@@ -89,7 +89,8 @@ class Staging:
     def forget(self, function: FunctionId) -> None:
         """*function* is removed: weights that no other one has are dropped."""
         self._deployed.discard(function)
-        self._told.pop(function, None)
+        if self._told.pop(function, None) is not None:
+            self._report(Unstaged(self._node, function, "it was removed"))
         self._drop(self._weights.pop(function, ()))
 
     def _drop(self, gone: tuple[WeightsFile, ...]) -> None:

@@ -99,6 +99,15 @@ async def test_weights_of_a_function_that_drains_are_not_kept(rig: Rig) -> None:
     assert (rig.tier.used, rig.facts) == (0, [])
 
 
+async def test_the_scheduler_forgets_the_weights_of_a_function_that_is_removed(rig: Rig) -> None:
+    function = rig.spec("a")
+    rig.staging.loaded(function)
+    await rig.idle()
+    assert rig.staged == [function.function]
+    rig.staging.forget(function.function)
+    assert (rig.staged, rig.tier.used) == ([], 0)
+
+
 async def test_a_stage_of_a_function_that_is_removed_meanwhile_is_answered(rig: Rig) -> None:
     function = rig.spec("a")
     rig.staging.stage(function.function)
