@@ -177,6 +177,10 @@ def _take_along(
         call.cold, call.victims, call.estimate_s = first.cold, first.victims, first.estimate_s
         world.starts.append((world.cluster.now, call, device.id, call.cold, names, local, call.why))
     device.starts += len(others)
+    if first.cold:
+        device.misses += len(others)
+    else:
+        device.hits += len(others)
     owner.waiting -= len(others)
     owner.running += len(others)
     world.calls.waiting -= len(others)

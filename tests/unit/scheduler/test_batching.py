@@ -77,6 +77,19 @@ def test_all_calls_of_a_batch_count_for_the_place_of_their_device_among_those_wi
     assert (key[0], key[2].starts) == (-4, 4)
 
 
+def test_each_call_of_a_batch_is_a_hit_or_a_miss_of_its_device_unless_it_is_refused() -> None:
+    world = warm(batch_max=3, batch_wait_s=0.5)
+    hits, misses = world.on("a").hits, world.on("a").misses
+    for call in ("c0", "c1", "c2"):
+        world.call(call, "f")
+    assert (world.on("a").hits, world.on("a").misses) == (hits + 3, misses)
+
+    for call in ("c0", "c1", "c2"):
+        world.refuse(call)
+    assert world.running.keys() == {"c0", "c1", "c2"}, "they have other grants"
+    assert (world.on("a").hits, world.on("a").misses) == (hits + 3, misses)
+
+
 def test_the_calls_of_a_local_queue_start_together_with_those_that_wait_for_any_device() -> None:
     world = World("lalb")
     deploy(world, load_s=10.0, batch_max=4)
