@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated reproduce reproduce-gpu chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated bench-neighbours reproduce reproduce-gpu chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench-policy  least-wait against lalb-o3 where service times are uncertain, judged by bars (TRACE=FILE adds the Azure trace)"
 	@echo "make bench-live    the same calls live and simulated: writes its part of docs/evaluation.md"
 	@echo "make bench-emulated  emulated devices against their cost model, and against the simulator: a part of docs/evaluation.md"
+	@echo "make bench-neighbours  batches and shares on a CPU device, live and simulated: a part of docs/evaluation.md"
 	@echo "make reproduce     every number of the five papers beside ours: writes docs/claims.md (minutes)"
 	@echo "make reproduce-gpu what one machine with a GPU can tell: starts, transfers, a swap storm, MPS; one file to send back (under 10 minutes)"
 	@echo "make clean   remove .venv, builds and the demo's data"
@@ -122,6 +123,9 @@ bench-live: setup
 
 bench-emulated: setup
 	$(BIN)/python benchmarks/emulated.py
+
+bench-neighbours: setup
+	$(BIN)/python benchmarks/neighbours.py
 
 reproduce: setup
 	$(BIN)/python benchmarks/reproduce.py

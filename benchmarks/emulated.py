@@ -146,7 +146,7 @@ def drawn(workload: Workload, load: float, seconds: float, seed: int) -> Workloa
     weights = synthetic.popularity(len(workload.functions), synthetic.DEFAULT_SKEW)
     known = [truth(each.name, each.need, each.costs["*"]) for each in workload.functions]
     work = [each.service_s(1, each.cap) * min(each.uses, each.cap) / 100 for each in known]
-    per_s = load * 2 / (sum(w * s for w, s in zip(weights, work, strict=True)) / sum(weights))
+    per_s = load * len(workload.devices) / (sum(w * s for w, s in zip(weights, work, strict=True)) / sum(weights))
     pairs: list[tuple[float, int]] = []
     time = rng.expovariate(per_s)
     while time < seconds:
