@@ -139,6 +139,8 @@ class SlotProtocol(_SlotSocket):
         self._bodiless = False
         self._whole = False
         """Its calls begin when all that was sent is read, and none of them has been answered."""
+        self._behind = False
+        """Something was sent behind the batch that went ahead."""
         self._broken = False
         self._pings = 0
         """The number of pings that are not answered yet."""
@@ -169,7 +171,8 @@ class SlotProtocol(_SlotSocket):
     def limit(self, memory: Bytes) -> None:
         """Tell the worker how much it may occupy of its device."""
         if self._transport is not None and not self._transport.is_closing():
-            self._whole = False  # a thread that runs a call does not read this: it is no sign that the call is unread
+            # A thread that runs a call does not read this: what is unread may be this, and not the call.
+            self._whole, self._behind = False, bool(self._next)
             self._transport.write(encode_frame(Kind.LIMIT, LimitHead(memory)))
 
     def begin_batch(self, calls: int) -> None:
@@ -310,7 +313,7 @@ class SlotProtocol(_SlotSocket):
     def _begin_next(self) -> None:
         """If all that the worker ran is answered, it begins the batch that went ahead."""
         if self._next and not self._batch:
-            self._batch, self._next, self._whole = self._next, {}, True
+            self._batch, self._next, self._whole, self._behind = self._next, {}, not self._behind, False
 
     def _stream_next(self, head: AnswerHead) -> None:
         """The first answer of a batch begins to stream that was too large for ANSWERS."""

@@ -205,6 +205,8 @@ class WorkerCalls:
         self._open[slot], now = len(following), time.monotonic()
         for each in following:
             each.follow(now)
+        if any(each.abandoned for each in following):
+            self.abandoned.watch()
 
     def _begin_together(self, exchanges: list[Exchange]) -> None:
         """The calls of a batch are there: give them to a slot, or let them wait for one."""

@@ -377,6 +377,21 @@ def test_a_batch_that_followed_and_was_not_read_can_be_placed_again(loop: asynci
     assert all(each.untouched for each in following)
 
 
+def test_a_limit_behind_a_batch_that_went_ahead_is_no_sign_that_it_was_not_read(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    rig = Batch(loop)
+    following = ahead_of(rig, loop)
+    rig.slot.limit(1 << 30)
+    rig.say(answers(*((place, 0, OK) for place in range(3))))
+    for each in following:
+        each.follow(1.0)
+
+    rig.slot.connection_lost(ConnectionResetError())
+
+    assert not any(each.untouched for each in following)
+
+
 def test_no_cancel_is_sent_behind_a_batch_that_went_ahead(loop: asyncio.AbstractEventLoop) -> None:
     rig = Batch(loop)
     ahead_of(rig, loop)
