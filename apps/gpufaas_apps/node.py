@@ -77,6 +77,7 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
         secrets=secrets,
         origins=Origins(me.token),
         standby=given.standby,
+        park=given.park,
     )
     node = agent.node = Node(
         devices, bundles, logs, agent.report, log.warning, settings, containers, fetch=weights.fetch,

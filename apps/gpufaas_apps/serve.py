@@ -122,7 +122,11 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     instance = hashlib.sha256(bytes(options.data)).hexdigest()[:16]
     containers = container_engine(options.functions, instance, options.port, listener.found)
     settings = NodeSettings(
-        env={"OPENFAAS_URL": _url(options)}, secrets=stores.secrets, origins=origins, standby=options.standby
+        env={"OPENFAAS_URL": _url(options)},
+        secrets=stores.secrets,
+        origins=origins,
+        standby=options.standby,
+        park=options.park,
     )
     node = Node(
         devices, stores.bundles, stores.logs, scheduler.report, logging.getLogger("node").warning, settings,

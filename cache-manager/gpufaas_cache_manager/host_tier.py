@@ -5,6 +5,8 @@ decide by this.
 Weights are worth keeping that are often asked for and save much time per byte. What was asked for long ago counts less:
 half after `HALF_LIFE_S`. All weights age alike, so the order of two changes only when one of them is asked for. Weights
 that workers have mapped stay charged until the last mapping ends: to drop them earlier would free nothing.
+
+What parked workers hold beside weights is charged, too, as far as there is room. They give way to weights.
 """
 
 from collections.abc import Hashable, Iterator
@@ -41,6 +43,8 @@ class HostTier(Generic[KeyT]):
         """The logarithm of how often and how recently weights were asked for; also of those that are not kept."""
         self._saves: dict[KeyT, float] = {}
         """The logarithm of the seconds that a start saves for each byte of them."""
+        self.parked: dict[int, Bytes] = {}
+        """What parked workers hold, by their number; the one that was parked first before others."""
 
     def __contains__(self, key: KeyT) -> bool:
         """Whether a start can have them from here."""
@@ -88,6 +92,33 @@ class HostTier(Generic[KeyT]):
     def worth(self, key: KeyT) -> float:
         """Return what orders weights: those worth least go first."""
         return self._worth.get(key, -inf) + self._saves.get(key, 0.0)
+
+    def park(self, worker: int, size: Bytes) -> bool:
+        """Charge what a parked worker holds. False: there is no room for it."""
+        if self.used + size > self.budget:
+            return False
+        self.parked[worker] = size
+        self.used += size
+        return True
+
+    def repark(self, worker: int, size: Bytes) -> None:
+        """It holds *size* bytes."""
+        self.used += size - self.parked[worker]
+        self.parked[worker] = size
+
+    def unpark(self, worker: int) -> None:
+        self.used -= self.parked.pop(worker, 0)
+
+    def crowding(self, size: Bytes, apart: int = 0) -> list[int]:
+        """Return the parked workers that have to end before there is room for *size* bytes, but not *apart*."""
+        short, found = self.used + size - self.budget, []
+        for worker, held in self.parked.items():
+            if short <= 0:
+                break
+            if worker != apart:
+                found.append(worker)
+                short -= held
+        return found
 
     def map(self, key: KeyT) -> None:
         """A worker gets them."""

@@ -14,6 +14,8 @@ A call, seen from the node::
     ← MEASURED after that, if the memory of the worker grew; always after its first call
     → CANCEL at any time: the caller is gone; the worker stops at its next chunk and still answers END
     → LIMIT at any time, on a GPU: how much of its memory the worker may occupy
+    → PARK while it has no call   ← PARKED, and the process is stopped
+    → WAKE after that             ← WOKEN
     → PING at any time, if READY says that the worker has an event loop   ← PONG, from the loop itself
 
 A batch::
@@ -52,6 +54,8 @@ class Kind:
     BATCH: Final = 5
     PING: Final = 6
     LIMIT: Final = 7
+    PARK: Final = 8
+    WAKE: Final = 9
     READY: Final = 16
     FAILED: Final = 17
     ANSWER: Final = 18
@@ -61,6 +65,8 @@ class Kind:
     MEASURED: Final = 22
     PONG: Final = 23
     ANSWERS: Final = 24
+    PARKED: Final = 25
+    WOKEN: Final = 26
 
 
 KINDS: Final = frozenset(value for name, value in vars(Kind).items() if name.isupper())
@@ -162,6 +168,29 @@ class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
     """What it holds now by its own account, `occupation` being the peak; 0: the device's driver says no more."""
     staged: int = 0
     """Files of weights that it has read from host memory."""
+    parks: bool = False
+    """Its model can leave the device, and come back (PARK, WAKE)."""
+
+
+class ParkedHead(msgspec.Struct, array_like=True, frozen=True):
+    """`held` is what it holds of its device yet, without what only the device's driver counts."""
+
+    held: Bytes
+    failed: str = ""
+    """Why it could not give the rest back."""
+
+
+class WakeHead(msgspec.Struct, array_like=True, frozen=True):
+    """`moves`: the model moves to the device. False: the driver has brought it there."""
+
+    moves: bool = True
+
+
+class WokenHead(msgspec.Struct, array_like=True, frozen=True):
+    """`failed`: why it cannot be used, or that its self-check answers otherwise now; empty: it can. `phases`: as READY."""
+
+    failed: str
+    phases: list[tuple[str, Seconds]]
 
 
 class FailedHead(msgspec.Struct, array_like=True, frozen=True):

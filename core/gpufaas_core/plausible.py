@@ -68,8 +68,13 @@ def why_not_ready(head: ReadyHead) -> str:
     """Return what is wrong with a worker's report of its load; empty: nothing."""
     if not is_size(head.occupation) or not is_size(head.data_base):
         return f"its memory is {head.occupation} bytes, {head.data_base} at the fork point"
-    if len(head.phases) > _MAX_PHASES or not all(_PHASE.fullmatch(name) and is_time(s) for name, s in head.phases):
-        return f"its load took {str(head.phases)[:200]}"
+    return why_no_phases(head.phases)
+
+
+def why_no_phases(phases: Sequence[tuple[str, Seconds]]) -> str:
+    """Return what is wrong with the phases of a load; empty: nothing."""
+    if len(phases) > _MAX_PHASES or not all(_PHASE.fullmatch(name) and is_time(s) for name, s in phases):
+        return f"its load took {str(phases)[:200]}"
     return ""
 
 

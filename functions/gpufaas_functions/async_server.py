@@ -43,6 +43,7 @@ from gpufaas_functions.answers import (
 from gpufaas_functions.author import Context, HandlerAnswer
 from gpufaas_functions.coroutines import Pieces, called, checked, closed
 from gpufaas_functions.memory import is_out_of_memory
+from gpufaas_functions.parking import Parking
 
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 _decode_limit: Final = msgspec.msgpack.Decoder(LimitHead).decode
@@ -55,6 +56,7 @@ class AsyncServer:
         """:param alone: the worker has one slot"""
         self.function, self.device, self.handle, self.memory, self.alone = function, device, handle, memory, alone
         self.closed: asyncio.Event = asyncio.Event()
+        self.parking: Parking | None = None
 
     def serve(self, slots: Sequence[socket], ready: bytes) -> None:
         """Send *ready* over the first slot, and answer calls until the manager closes it. Tasks are not ended then."""
@@ -133,6 +135,8 @@ class AsyncSlot(asyncio.Protocol):
                 self._transport.write(encode_frame(Kind.PONG))
             elif kind == Kind.LIMIT:
                 self._server.memory.limit(_decode_limit(header).memory)
+            elif self._server.parking and (answer := self._server.parking.answer(kind, header)) is not None:
+                self._transport.write(answer)
             elif self._head is not None:
                 if kind == Kind.BODY:
                     self._body.append(body)

@@ -41,6 +41,7 @@ from gpufaas_functions.coroutines import is_async
 from gpufaas_functions.emulated import Emulated, EmulatedHandler, EmulatedMemory
 from gpufaas_functions.loading import spent
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
+from gpufaas_functions.parking import Parking
 from gpufaas_functions.slot_server import SlotServer
 
 WARM_UP: Final = "warm_up"
@@ -79,6 +80,8 @@ class WorkerStart(msgspec.Struct, frozen=True):
     """No call waits for it: the author's ``warm_up`` runs before it is ready."""
     weights: tuple[str, ...] = ()
     """Paths of the weights that the node keeps in host memory. Their descriptors come with the start, in this order."""
+    parks: bool = False
+    """It may be parked: it keeps what its self-check says after the load."""
     known: int = 0
     """The peak memory that other workers of the function have had: this one measures its own only beyond that."""
 
@@ -92,6 +95,7 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
     slots, clocks = sockets[: start.slots], sockets[start.slots :]
     control = slots[0]
     handle_batch: HandleBatch | None = None
+    parking: Parking | None = None
     try:
         memory = _memory_of(start, start.slots)
         began = time.perf_counter()
@@ -107,6 +111,8 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
             loaded_s = time.perf_counter() - began
             warmed = _warm_up(handler, model, memory) if start.warm else []
             handle, handle_batch = _with_model(handler, model)
+            if start.parks:
+                parking = Parking(handler, model, start.device, memory)
         else:
             handle = handler.handle
             loaded_s, warmed = time.perf_counter() - began, []
@@ -122,9 +128,9 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
             )
         return 1
     if is_async(getattr(handler, "handle", None)):
-        _serve_async(start, slots, handle, memory, phases)
+        _serve_async(start, slots, handle, memory, phases, parking)
         return 0
-    _serve_in_threads(start, slots, handle, handle_batch, memory, phases)
+    _serve_in_threads(start, slots, handle, handle_batch, memory, phases, parking)
     return 0
 
 
@@ -157,12 +163,12 @@ def _serve_in_threads(
     handle_batch: HandleBatch | None,
     memory: Memory,
     phases: list[tuple[str, float]],
+    parking: Parking | None,
 ) -> None:
     function, device, alone = start.function, start.device, start.slots == 1
-    ready = encode_frame(
-        Kind.READY, ReadyHead(memory.loaded(), phases, fork_point().data, held=memory.held(), staged=staged.used())
-    )
+    ready = encode_frame(Kind.READY, _ready(memory, phases, parking))
     servers = [SlotServer(each, handle, function, device, memory, alone=alone) for each in slots]
+    servers[0].parking = parking
     if handle_batch is not None and start.batch > 1:
         for each in servers:
             each.serve_batch = BatchServer(each, handle_batch).serve
@@ -185,13 +191,23 @@ def _serve_for_good(server: SlotServer) -> None:
 
 
 def _serve_async(
-    start: WorkerStart, slots: list[socket.socket], handle: Handle, memory: Memory, phases: list[tuple[str, float]]
-) -> None:
+    start: WorkerStart, slots: list[socket.socket], handle: Handle, memory: Memory, phases: list[tuple[str, float]],
+    parking: Parking | None,
+) -> None:  # fmt: skip
     from gpufaas_functions.async_server import AsyncServer  # only where it is needed
 
     server = AsyncServer(start.function, start.device, handle, memory, alone=len(slots) == 1)
-    ready = ReadyHead(memory.loaded(), phases, fork_point().data, loop=True, held=memory.held(), staged=staged.used())
-    server.serve(slots, encode_frame(Kind.READY, ready))
+    server.parking = parking
+    server.serve(slots, encode_frame(Kind.READY, _ready(memory, phases, parking, loop=True)))
+
+
+def _ready(
+    memory: Memory, phases: list[tuple[str, float]], parking: Parking | None, *, loop: bool = False
+) -> ReadyHead:
+    return ReadyHead(
+        memory.loaded(), phases, fork_point().data, loop, memory.held(), staged.used(),
+        parking is not None and parking.can,
+    )  # fmt: skip
 
 
 def _memory_of(start: WorkerStart, slots: int) -> Memory:

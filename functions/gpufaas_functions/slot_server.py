@@ -38,6 +38,7 @@ from gpufaas_functions.answers import (
 )
 from gpufaas_functions.author import Context, Event, HandlerAnswer, to_answer
 from gpufaas_functions.memory import is_out_of_memory
+from gpufaas_functions.parking import Parking
 
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 _decode_batch: Final = msgspec.msgpack.Decoder(BatchHead).decode
@@ -80,6 +81,7 @@ class SlotServer:
         self._alone = alone
         self.serve_batch: Callable[[int], None] | None = None
         """Answers a batch of that many calls; None: none comes."""
+        self.parking: Parking | None = None
         self._buffer = bytearray(64 * 1024)
         self._view = memoryview(self._buffer)
         self._at = 0
@@ -148,7 +150,10 @@ class SlotServer:
     def take(self, kind: int, header: bytes) -> bool:
         """Take a frame that belongs to no call; return whether it was one."""
         if kind != Kind.LIMIT:
-            return False
+            answer = None if self.parking is None else self.parking.answer(kind, header)
+            if answer is not None:
+                self.send(answer)
+            return answer is not None
         self.memory.limit(_decode_limit(header).memory)
         return True
 

@@ -93,6 +93,14 @@ class Batches:
         to._together.update(self._together)
         self._together.clear()
 
+    def hand_all_over(self, to: "Batches") -> None:
+        """The calls of batches that are not complete begin without those that are late."""
+        self.hand_over(to)
+        for number in list(self._gathering):
+            self._timers.cancel(_timer(number))
+            if there := self._gathering.pop(number).there:
+                to._begin(there)
+
     def clear(self) -> None:
         """The worker is gone."""
         self._gathering.clear()

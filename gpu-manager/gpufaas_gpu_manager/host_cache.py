@@ -9,7 +9,7 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ _DISK: Final = 1_000 * MiB
 """Bytes per second that a start would read from the disk: one figure for all weights, since they lie on the same disk.
 What a worker says is no measure: it maps a file, and reads it later, page by page."""
 _NICE: Final = 10
+_LEAVE_S: Final[Seconds] = 2.0
+"""How long weights wait for the memory of parked workers that end."""
 MOST_GIVEN: Final = 250
 """Open files that one message to a new worker can carry, beside its two of output (SCM_MAX_FD of the kernel)."""
 
@@ -56,6 +58,17 @@ class Keeper(Protocol):
 
     def forget(self, key: str) -> None: ...
 
+    @property
+    def parked(self) -> Mapping[int, Bytes]: ...
+
+    def park(self, worker: int, size: Bytes) -> bool: ...
+
+    def repark(self, worker: int, size: Bytes) -> None: ...
+
+    def unpark(self, worker: int) -> None: ...
+
+    def crowding(self, size: Bytes, apart: int = 0) -> list[int]: ...
+
 
 class Attached(NamedTuple):
     """Weights that a worker is given."""
@@ -71,6 +84,10 @@ class HostCacheStatus:
     budget: Bytes = 0
     used: Bytes = 0
     files: int = 0
+    parked: int = 0
+    """Workers that are parked."""
+    parked_bytes: Bytes = 0
+    """What they hold beside weights; in `used`."""
     note: str = ""
     """Why nothing more is kept; empty: all is well."""
 
@@ -79,6 +96,7 @@ class HostCacheStatus:
 class _Given:
     digests: list[str] = field(default_factory=list)
     files: frozenset[Identity] = frozenset()
+    size: Bytes = 0
 
 
 class HostCache:
@@ -98,6 +116,10 @@ class HostCache:
     ) -> None:
         self.on_changed: Callable[[], None] = lambda: None
         """Called when weights have come or gone."""
+        self.end_parked: Callable[[list[int]], None] = lambda _: None
+        """Called with parked workers whose memory is needed."""
+        self._leaving: dict[int, asyncio.Future[None]] = {}
+        """Parked workers whose memory somebody waits for."""
         self._keeper = keeper if keeper is not None and keeper.budget > 0 else None
         self._on_said = on_said
         self._on_corrupt = on_corrupt
@@ -130,12 +152,47 @@ class HostCache:
             for digest in digests:
                 self._keeper.map(digest)
             self._given[worker] = _Given(digests, frozenset(identity_of(each.descriptor) for each in found))
+            self._given[worker].size = sum(each.weights.bytes for each in found)
         return found
 
     def files_of(self, worker: int) -> frozenset[Identity]:
         """Return the memory files that *worker* may have mapped, which are not charged to it."""
         given = self._given.get(worker)
         return given.files if given is not None else frozenset()
+
+    def given_to(self, worker: int) -> Bytes:
+        """Return the size of the memory files that *worker* was given."""
+        given = self._given.get(worker)
+        return given.size if given is not None else 0
+
+    # --- parked workers ---
+
+    def park(self, worker: int, size: Bytes) -> bool:
+        """Charge what a parked worker holds beside its weights. False: there is no room for it."""
+        return self._keeper is not None and self._keeper.park(worker, size)
+
+    def repark(self, worker: int, size: Bytes) -> None:
+        if self._keeper is not None:
+            self._keeper.repark(worker, size)
+
+    def unpark(self, worker: int) -> None:
+        if self._keeper is not None:
+            self._keeper.unpark(worker)
+        if (waits := self._leaving.pop(worker, None)) is not None and not waits.done():
+            waits.set_result(None)
+
+    def crowding(self, size: Bytes, apart: int = 0) -> list[int]:
+        """Return the parked workers that have to end before there is room for *size* bytes, but not *apart*."""
+        return [] if self._keeper is None else self._keeper.crowding(size, apart)
+
+    async def _crowd_out(self, size: Bytes) -> None:
+        """Parked workers give way to weights of *size* bytes; return when they have, or soon after."""
+        numbers = self.crowding(size)
+        if not numbers:
+            return
+        waits = [self._leaving.setdefault(each, asyncio.get_running_loop().create_future()) for each in numbers]
+        self.end_parked(numbers)
+        await asyncio.wait(waits, timeout=_LEAVE_S)
 
     def release(self, worker: int) -> None:
         """*worker* is gone with all its mappings."""
@@ -211,7 +268,11 @@ class HostCache:
     def status(self) -> HostCacheStatus:
         if self._keeper is None:
             return HostCacheStatus()
-        return HostCacheStatus(self._keeper.budget, self._keeper.used, len(self._files), self._note)
+        keeper = self._keeper
+        parked = keeper.parked
+        return HostCacheStatus(
+            keeper.budget, keeper.used, len(self._files), len(parked), sum(parked.values()), self._note
+        )
 
     async def close(self) -> None:
         self._stop.set()
@@ -235,6 +296,7 @@ class HostCache:
             if available_memory() - weights.bytes < _LEFT:
                 self._say(f"the machine has no {format_bytes(weights.bytes)} of memory to spare")
                 return False
+            await self._crowd_out(weights.bytes)
             victims = keeper.keep(digest, weights.bytes, weights.bytes / _DISK)
             if victims is None:
                 return False

@@ -40,6 +40,10 @@ class MemoryLedger:
         self._sum += size
         return True
 
+    def hold(self, worker: int, size: Bytes) -> bool:
+        """Reserve *size* bytes for *worker*, or change its reservation to that; False: they are not free."""
+        return self.resize(worker, size) if worker in self._reserved else self.reserve(worker, size)
+
     def resize(self, worker: int, size: Bytes) -> bool:
         """Change the reservation of *worker*; False, and nothing changes, if it has none or room is lacking."""
         before = self._reserved.get(worker)

@@ -31,6 +31,12 @@ class _Collector:
         yield from (memory, reserved, workers)
         yield GaugeMetricFamily("gpufaas_node_host_cache_bytes", "Memory for weights beside devices.", host.budget)
         yield GaugeMetricFamily("gpufaas_node_host_cache_used_bytes", "Weights that are kept there.", host.used)
+        yield GaugeMetricFamily("gpufaas_node_parked", "Workers that are parked.", host.parked)
+        yield GaugeMetricFamily("gpufaas_node_parked_bytes", "Memory of these beside weights.", host.parked_bytes)
+        wakes = CounterMetricFamily("gpufaas_node_wakes", "Parked workers that a start wanted.", labels=["outcome"])
+        wakes.add_metric(["ok"], self._node.host.parks.woken)
+        wakes.add_metric(["failed"], self._node.host.parks.failed)
+        yield wakes
         yield GaugeMetricFamily("gpufaas_node_standbys", "Processes that wait to be workers.", blank["ready"])
         yield GaugeMetricFamily("gpufaas_node_standby_bytes", "Memory of these.", blank["memory"])
         yield GaugeMetricFamily("gpufaas_node_layers", "Fork servers with preloaded modules.", blank["layers"])

@@ -77,13 +77,15 @@ class Node:
         cpus = sum(each.torch_device == "cpu" for each in devices)
         threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // max(1, cpus))
         self.host_cache = host_cache or HostCache(None)
-        for each in devices:
-            each.device = replace(each.device, host_memory=self.host_cache.status().budget)
         node = devices[0].device.node if devices else NodeId("")
         self.staging = Staging(node, self.host_cache, bundles, report, fetch)
         recipes = Recipes(bundles, settings, self.enforcement, threads, self.host_cache)
-        self._devices = {each.device.id: WorkerDevice(each) for each in devices}
         self.host = Supervisor(recipes, logs, report, on_said, containers, fetch)
+        for each in devices:
+            each.device = replace(
+                each.device, host_memory=self.host_cache.status().budget, parks=self.host.parks.enabled
+            )
+        self._devices = {each.device.id: WorkerDevice(each, self.host.parks) for each in devices}
         self.functions = Functions(self._devices, bundles, self.host, self.staging)
         self.grants = Grants(self._devices, self.functions.specs, self.host)
         self.host.over = self.grants.over
@@ -174,8 +176,8 @@ class Node:
                 self.grants.requeue(call, number, reason)
             case Abort(call, device, False, reason):
                 self.grants.abort(call, device, reason)
-            case Evict(function, device, copy):
-                self.evict(function, device, copy)
+            case Evict(function, device, copy, to):
+                self.evict(function, device, copy, park=to == "host")
             case Resize(function, device, memory, copy):
                 self.resize(function, device, memory, copy)
             case LoadCopy():
@@ -198,9 +200,9 @@ class Node:
         elif copy_id(command.function, command.copy) not in device.workers:
             self.host.start(device, spec, command)
 
-    def evict(self, function: FunctionId, device: DeviceId, copy: int = 0) -> None:
+    def evict(self, function: FunctionId, device: DeviceId, copy: int = 0, *, park: bool = False) -> None:
         if device in self._devices:
-            self._devices[device].end(copy_id(function, copy))
+            self._devices[device].end(copy_id(function, copy), park=park)
 
     def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None:
         """

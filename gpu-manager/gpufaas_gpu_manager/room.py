@@ -5,14 +5,16 @@ import time
 from collections import deque
 from typing import Final
 
+from gpufaas_core.messages import Parked, Unparked
 from gpufaas_core.model import Bytes, CopyId, Seconds
-from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
+from gpufaas_core.snapshot import DeviceSnapshot, ParkedSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.ledger import MemoryLedger
+from gpufaas_gpu_manager.parked import ParkedWorkers
 from gpufaas_gpu_manager.worker import Worker
-from gpufaas_gpu_manager.worker_state import WorkerState
+from gpufaas_gpu_manager.worker_state import PARKED_STATES, WorkerState
 
 _SETTLE_S: Final = 2.0
 """How long a GPU driver may take to free the memory of a dead process; then the node counts it as free."""
@@ -21,12 +23,17 @@ _SETTLE_S: Final = 2.0
 class WorkerDevice:
     """See module. `DevicePort` of its workers."""
 
-    def __init__(self, source: NodeDevice) -> None:
+    def __init__(self, source: NodeDevice, parks: ParkedWorkers | None = None) -> None:
+        """:param parks: None: no worker is parked"""
+        self._parks = parks
+        self._lost = False
         self.source = source
         self.id = source.device.id
         self.ledger = MemoryLedger(source.device.memory)
         self.workers: dict[CopyId, Worker] = {}
         """The current worker of each copy; a worker that ends is in the ledger only."""
+        self.parked: dict[CopyId, Worker] = {}
+        """Workers that are parked, or are to be, the one parked first before others. None of a start that waits."""
         self.waiting: deque[Worker] = deque()
         self.standbys: dict[CopyId, Worker] = {}
         """The workers that load in order to take the place of the worker of their copy."""
@@ -54,11 +61,76 @@ class WorkerDevice:
         self.waiting.append(worker)
         self.admit()
 
-    def end(self, key: CopyId) -> None:
+    def end(self, key: CopyId, *, park: bool = False) -> None:
+        """Evict a copy. :param park: its worker is parked, if that is possible"""
         self._end_standby(key)
         worker = self.workers.pop(key, None)
-        if worker is not None:
+        if worker is None:
+            parked = None if park else self.parked.pop(key, None)
+            if parked is not None:
+                parked.end()
+            return
+        reason = "this node does not park"
+        if not park or self._parks is None or (reason := self._parks.take(worker)):
             worker.end()
+            if park:
+                self._tell_unparked(worker, reason)
+        else:
+            self.parked[key] = worker
+            worker.parking.park()
+
+    # --- parked workers ---
+
+    def wake(self, key: CopyId, memory: Bytes) -> Worker | None:
+        """A start wants the copy *key*: its parked worker wakes when there is room. None: it is not parked here."""
+        worker = self.parked.pop(key, None)
+        if worker is not None:
+            worker.wake_for(memory)
+        return worker
+
+    def wakes(self, worker: Worker) -> bool:
+        return self.workers.get(worker.key) is worker
+
+    def on_parked(self, worker: Worker, held: Bytes) -> None:
+        if self._parks is not None:
+            self._parks.settled(worker)
+        if held:
+            self.ledger.resize(worker.number, min(held, self.ledger.reserved.get(worker.number, 0)))
+        else:
+            self.ledger.release(worker.number)
+        held = self.ledger.reserved.get(worker.number, 0)
+        worker.calls.tell(Parked(worker.spec.function, self.id, worker.copy, held))
+        self.admit()
+
+    def not_parked(self, worker: Worker, reason: str) -> None:
+        if self.wakes(worker):
+            if worker.host.load_instead(worker, reason):
+                worker.kill(reason)
+            return
+        if self.parked.get(worker.key) is worker:
+            del self.parked[worker.key]
+            self._tell_unparked(worker, reason)
+        if not worker.ends and not worker.reaped:
+            worker.end()
+
+    def load_instead(self, old: Worker, new: Worker) -> bool:
+        """*new* is loaded in the place of *old*, which was to wake, once that is gone. False: the device is lost."""
+        if self._lost or not self.wakes(old):
+            return False
+        self.workers[new.key] = new
+        new.used_at, new.asked_at = old.used_at, old.asked_at
+        old.replaced = True
+        self.replaced.append(old)
+        old.calls.hand_all_over(new.calls)
+        for exchange in new.calls.exchanges.values():
+            exchange.worker = new
+        if old in self.waiting:
+            self.waiting.remove(old)
+        self.waiting.appendleft(new)
+        return True
+
+    def _tell_unparked(self, worker: Worker, reason: str) -> None:
+        worker.calls.tell(Unparked(worker.spec.function, self.id, worker.copy, reason))
 
     def replace(self, old: Worker, new: Worker) -> None:
         """
@@ -121,8 +193,10 @@ class WorkerDevice:
                 resident.calls.bind_waiting()
         while self.waiting and not self._settling:
             worker = self.waiting[0]
-            if worker.state is WorkerState.WAITING:
-                if not self.ledger.reserve(worker.number, worker.memory):
+            if worker.state is WorkerState.PARKING:
+                return  # it wakes once it is parked
+            if worker.state in (WorkerState.WAITING, WorkerState.PARKED):
+                if not self.ledger.hold(worker.number, worker.memory):
                     if worker.memory > self.ledger.capacity or not self.ledger.reserved:
                         self.waiting.popleft()
                         worker.fail_unstarted(
@@ -132,6 +206,8 @@ class WorkerDevice:
                         continue
                     self._end_hoarders()
                     return
+                if self._parks is not None:
+                    self._parks.let_go(worker)
                 worker.begin()
             self.waiting.popleft()
 
@@ -152,6 +228,10 @@ class WorkerDevice:
         return less
 
     def leave(self, worker: Worker) -> None:
+        if self._parks is not None:
+            self._parks.let_go(worker)
+        if self.parked.get(worker.key) is worker:
+            del self.parked[worker.key]
         if self.standbys.get(worker.key) is worker:
             del self.standbys[worker.key]
         if worker in self.replaced:
@@ -171,9 +251,10 @@ class WorkerDevice:
 
     def lose(self, reason: str) -> None:
         """The device cannot be used any more: end all workers."""
+        self._lost = True
         waiting = [each for each in self.waiting if each.state is WorkerState.WAITING]
         self.waiting.clear()
-        for worker in [*self.workers.values(), *self.standbys.values(), *self.replaced]:
+        for worker in [*self.workers.values(), *self.standbys.values(), *self.replaced, *self.parked.values()]:
             why = f"its device {self.id} is gone: {reason}"
             if worker in waiting:
                 worker.fail_unstarted(why)
@@ -186,7 +267,7 @@ class WorkerDevice:
 
     def snapshot(self, now: Seconds) -> DeviceSnapshot:
         """Return what is in memory and what runs, ordered by last use and by begin."""
-        living = (WorkerState.WAITING, WorkerState.STARTING, WorkerState.READY)
+        living = (WorkerState.WAITING, WorkerState.STARTING, WorkerState.READY, *PARKED_STATES)
         workers = sorted(
             (each for each in self.workers.values() if each.state in living), key=lambda each: each.used_at
         )
@@ -227,6 +308,13 @@ class WorkerDevice:
                     batch=len(each.grant.calls),
                 )
                 for each in running
+            ),
+            tuple(
+                ParkedSnapshot(
+                    each.spec.function, each.spec.digest, each.copy, self.ledger.reserved.get(each.number, 0)
+                )
+                for each in self.parked.values()
+                if each.state in PARKED_STATES
             ),
         )
 

@@ -33,6 +33,8 @@ class NodeSettings:
     """The threads of the math libraries in each worker; 0: the machine's cores divided by its CPU devices."""
     standby: int = 0
     """Blank processes that wait to become workers (standbys.py), for each home; 0: none."""
+    park: bool = False
+    """Evicted workers are parked, within the budget for weights in host memory."""
     env: Mapping[str, str] = field(default_factory=dict)
     """In the environment of every worker; a function's own variables replace these."""
     secrets: SecretFiles | None = None

@@ -25,21 +25,27 @@ from gpufaas_core.frames import (
     Kind,
     LimitHead,
     MeasuredHead,
+    ParkedHead,
     ReadyHead,
+    WokenHead,
     encode_frame,
     encode_prefix,
 )
 from gpufaas_core.model import Bytes
-from gpufaas_core.plausible import is_size, is_time, shortened, why_no_answer, why_not_ready
+from gpufaas_core.plausible import is_size, is_time, shortened, why_no_answer, why_no_phases, why_not_ready
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange, Slot
 
 HeadT = TypeVar("HeadT")
+_SAID: Final = 2000
+"""Characters of a reason."""
 _decode_answer: Final = msgspec.msgpack.Decoder(AnswerHead).decode
 _decode_answers: Final = msgspec.msgpack.Decoder(AnswersHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
 _decode_ready: Final = msgspec.msgpack.Decoder(ReadyHead).decode
 _decode_measured: Final = msgspec.msgpack.Decoder(MeasuredHead).decode
+_decode_parked: Final = msgspec.msgpack.Decoder(ParkedHead).decode
+_decode_woken: Final = msgspec.msgpack.Decoder(WokenHead).decode
 _decode_failed: Final = msgspec.msgpack.Decoder(FailedHead).decode
 
 
@@ -52,6 +58,8 @@ class SlotOwner:
     on_slot_lost: Callable[[], None]
     on_slot_closed: Callable[[], None]
     on_pong: Callable[[], None]
+    on_parked: Callable[[ParkedHead], None]
+    on_woken: Callable[[WokenHead], None]
     watch_abandoned: Callable[[], None]
     on_done: Callable[[Slot, Exchange, float, int, bool, bool], None]
     on_measured: Callable[[Bytes, Bytes], None]
@@ -142,6 +150,8 @@ class SlotProtocol(_SlotSocket):
         self._behind = False
         """Something was sent behind the batch that went ahead."""
         self._broken = False
+        self._asked = 0
+        """The kind of the frame that answers what it was asked; 0: it was asked nothing."""
         self._pings = 0
         """The number of pings that are not answered yet."""
 
@@ -174,6 +184,12 @@ class SlotProtocol(_SlotSocket):
             # A thread that runs a call does not read this: what is unread may be this, and not the call.
             self._whole, self._behind = False, bool(self._next)
             self._transport.write(encode_frame(Kind.LIMIT, LimitHead(memory)))
+
+    def ask(self, kind: int, head: msgspec.Struct | None = None) -> None:
+        """Tell the worker to park, or to wake."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._asked = Kind.PARKED if kind == Kind.PARK else Kind.WOKEN
+            self._transport.write(encode_frame(kind, head))
 
     def begin_batch(self, calls: int) -> None:
         self._beginning = calls
@@ -248,6 +264,9 @@ class SlotProtocol(_SlotSocket):
         elif kind == Kind.PONG and self._pings:
             self._pings -= 1
             self._worker.on_pong()
+        elif kind == self._asked and exchange is None:
+            self._asked = 0
+            self._on_asked(kind, header)
         elif exchange is None:
             if kind != Kind.HEAD or not self._batch:
                 raise BrokenFrame(f"a frame of kind {kind}, while it had no call")
@@ -334,6 +353,17 @@ class SlotProtocol(_SlotSocket):
             self._worker.watch_abandoned()
         else:
             exchange.on_head(head)
+
+    def _on_asked(self, kind: int, header: bytes) -> None:
+        if kind == Kind.PARKED:
+            parked = _decoded(_decode_parked, header)
+            _check_figures(0.0, parked.held)
+            self._worker.on_parked(msgspec.structs.replace(parked, failed=parked.failed[:_SAID]))
+            return
+        woken = _decoded(_decode_woken, header)
+        if wrong := why_no_phases(woken.phases):
+            raise BrokenFrame(wrong)
+        self._worker.on_woken(msgspec.structs.replace(woken, failed=woken.failed[:_SAID]))
 
     def _on_spoken(self, kind: int, header: bytes) -> None:
         if self.index or self._spoke:

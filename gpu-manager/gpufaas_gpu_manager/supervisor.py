@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.messages import Event, Grant, LoadCopy
-from gpufaas_core.model import Bytes, FunctionId, Seconds
+from gpufaas_core.model import Bytes, FunctionId, Seconds, copy_id
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.launch.processes import ForkedProcess, ServedProcess, describe_status
@@ -15,6 +15,7 @@ from gpufaas_gpu_manager.launch.served import Ports
 from gpufaas_gpu_manager.layers import ForkServer, Layers
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink
+from gpufaas_gpu_manager.parked import ParkedWorkers
 from gpufaas_gpu_manager.proc import cpu_seconds, private_of, usage_of
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.standbys import Standbys
@@ -74,6 +75,7 @@ class Supervisor:
         self.containers = containers
         self.fetch = fetch
         self.open_files = OpenFiles(on_said)
+        self.parks = ParkedWorkers(recipes.host_cache, recipes.settings.park)
         self.zygote = Zygote(self.on_forked, self.on_exited, on_said)
         self.measured: dict[tuple[str, str], Bytes] = {}
         self.standbys = self.standbys_of(self.zygote)
@@ -88,6 +90,7 @@ class Supervisor:
     async def close(self) -> None:
         """End all workers and the fork server; returns when none is left."""
         self.standbys.close()
+        self.parks.close()
         await self.layers.close()
         await self.zygote.close()
         if self.containers is not None:
@@ -133,13 +136,34 @@ class Supervisor:
     def start(self, device: WorkerDevice, spec: WorkerSpec, command: Grant | LoadCopy) -> Worker:
         """Start a worker on *device* when the victims that *command* names have freed their memory."""
         for victim in command.victims:
-            device.end(victim)
-        worker = self.make(device, spec, command.memory, command.copy, command.parts[0].share)
-        worker.warms = isinstance(command, LoadCopy) and not command.beside
+            device.end(victim, park=victim in command.parked)
+        worker = device.wake(copy_id(command.function, command.copy), command.memory)
+        if worker is None:
+            worker = self.make(device, spec, command.memory, command.copy, command.parts[0].share)
+            worker.warms = isinstance(command, LoadCopy) and not command.beside
         device.add(worker)
         if worker.state is WorkerState.WAITING and isinstance(worker.run, ForkedProcess):
             worker.run.prepare()
         return worker
+
+    def load_instead(self, worker: Worker, reason: str) -> bool:
+        """Start another worker in the place of *worker*, which was to wake, for the same start."""
+        device = worker.device
+        assert isinstance(device, WorkerDevice)  # a scratch worker is never parked
+        if not device.wakes(worker):
+            return False
+        new = self.make(device, worker.spec, worker.memory, worker.copy, worker.share)
+        if not device.load_instead(worker, new):
+            self.drop(new)
+            new.close()
+            return False
+        self.parks.has_failed(worker)
+        worker.output.say(f"gpufaas: it was parked and could not be woken, so it is loaded anew: {reason}")
+        return True
+
+    @property
+    def checkpoint(self) -> str:
+        return self.parks.checkpoint
 
     def change_share(self, device: WorkerDevice, worker: Worker, share: int) -> None:
         """Start a worker with *share* per cent of *device* in the place of *worker*, whose share cannot be changed."""
@@ -161,6 +185,7 @@ class Supervisor:
         self.recipes.host_cache.release(worker.number)
 
     def loaded(self, worker: Worker) -> None:
+        self.parks.woken += worker.tier == "parked"
         self.on_loaded(worker.spec)
 
     def gone(self, worker: Worker) -> None:

@@ -7,7 +7,7 @@ calls the `on_…` methods, all on the event loop.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
@@ -15,18 +15,19 @@ from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import WARM, FailedHead, ReadyHead
 from gpufaas_core.messages import Loaded, ShareKept
-from gpufaas_core.model import Bytes, copy_id
+from gpufaas_core.model import Bytes, Seconds, copy_id
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.load_watch import watch_load
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink, Output
+from gpufaas_gpu_manager.parking import Parking
 from gpufaas_gpu_manager.proc import parent_of, state_of
 from gpufaas_gpu_manager.slot_protocol import SlotOwner
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import CallsHost, DevicePort, Running, WorkerCalls
 from gpufaas_gpu_manager.worker_end import Cause, end_of
 from gpufaas_gpu_manager.worker_fetch import WorkerFetch
-from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
+from gpufaas_gpu_manager.worker_state import PARKED_STATES, WorkerEvent, WorkerState, advance
 
 _LAST_WORDS_S: Final = 0.25
 _MEASURED_S: Final = 0.25
@@ -41,6 +42,15 @@ class WorkerDevicePort(DevicePort, Protocol):
 
     def switch_to(self, worker: "Worker") -> None:
         """*worker*, a standby, is ready: it takes the place of the worker of its copy."""
+
+    def on_parked(self, worker: "Worker", held: Bytes) -> None:
+        """*worker* is parked, and holds this much of the device yet."""
+
+    def not_parked(self, worker: "Worker", reason: str) -> None:
+        """*worker*, which is parked or was to be, ends."""
+
+    def wakes(self, worker: "Worker") -> bool:
+        """Whether a start waits for *worker*, which is parked or was to be."""
 
     def kept_share(self, standby: "Worker") -> int | None:
         """Return the share with which a copy goes on whose standby has failed; None: the worker is no such standby."""
@@ -63,6 +73,14 @@ class WorkerHost(CallsHost, Protocol):
 
     def loaded(self, worker: "Worker") -> None:
         """*worker* is ready."""
+
+    @property
+    def checkpoint(self) -> str:
+        """The program by which the driver of a GPU parks processes; empty: there is none."""
+        ...
+
+    def load_instead(self, worker: "Worker", reason: str) -> bool:
+        """Start another worker in the place of *worker*, which does not wake. False: its device is gone."""
 
     def drop(self, worker: "Worker") -> None:
         """*worker* has no process, and will have none any more."""
@@ -141,13 +159,19 @@ class Worker(SlotOwner):
         self.on_broken = self.kill
         self._starting: asyncio.Task[None] | None = None
         self._fetch = WorkerFetch(spec)
+        self.parking = Parking(self)
+        self.on_parked, self.on_woken = self.parking.on_parked, self.parking.on_woken
 
     # --- starting ---
 
     def begin(self) -> None:
-        """Its memory is reserved: start it."""
+        """Its memory is reserved: start it, or wake it."""
+        parked = self.state is WorkerState.PARKED
         self.state = advance(self.state, WorkerEvent.RESERVATION_MADE)
         self._begun_at = time.monotonic()
+        if parked:
+            self.parking.wake()
+            return
         self._starting = asyncio.get_running_loop().create_task(self._begin())
 
     async def _begin(self) -> None:
@@ -187,7 +211,7 @@ class Worker(SlotOwner):
         if self.state is not WorkerState.READY:
             return
         now = time.monotonic()
-        load_s = now - self.asked_at - dict(head.phases).get(WARM, 0.0)
+        warm_s = dict(head.phases).get(WARM, 0.0)
         within = sum(seconds for _, seconds in head.phases)
         fetch_s = self._fetch.took_s or 0.0
         process_s = now - self._begun_at - within - fetch_s
@@ -199,10 +223,25 @@ class Worker(SlotOwner):
             ("room", self._begun_at - self.asked_at), *fetched, ("process", process_s),
             ("read", read_s - (fetch_s if fetched else 0.0)), *within_load.items(),
         )  # fmt: skip
+        by_driver = self._ask_driver(head.held)
+        self._tell_loaded(phases, max(head.occupation + self.uncounted, by_driver), read_s, warm_s)
+        self.host.loaded(self)
+
+    def on_awake(self, phases: Sequence[tuple[str, Seconds]]) -> None:
+        """It was parked, and can serve again."""
+        self.state = advance(self.state, WorkerEvent.BECAME_READY)
+        self.tier = "parked"
+        occupation = self.ready_head.occupation if self.ready_head is not None else 0
+        self._tell_loaded((("room", self._begun_at - self.asked_at), *phases), occupation, 0.0)
+        self.host.loaded(self)
+
+    def _tell_loaded(
+        self, phases: tuple[tuple[str, Seconds], ...], occupation: Bytes, read_s: Seconds, warm_s: Seconds = 0.0
+    ) -> None:
+        """:param warm_s: the part of its start that is no load"""
+        load_s = time.monotonic() - self.asked_at - warm_s
         for exchange in self.calls.unbound:
             exchange.phases, exchange.tier = phases, self.tier
-        by_driver = self._ask_driver(head.held)
-        occupation = max(head.occupation + self.uncounted, by_driver)
         self.host.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy, self.tier, read_s))
         if self.standby:
             self.device.switch_to(self)
@@ -210,7 +249,13 @@ class Worker(SlotOwner):
             self.timers.later("told", _TOLD_WITHIN_S, self.on_told)
         else:
             self.calls.bind_waiting()
-        self.host.loaded(self)
+
+    def wake_for(self, memory: Bytes) -> None:
+        """A start wants it, which is parked: it gets *memory* when there is room."""
+        self.memory = self.wanted = memory
+        self.asked_at = self.used_at = time.monotonic()
+        self.told = not self.spec.elastic
+        self.outgrown = False
 
     def on_told(self) -> None:
         """The scheduler has said what it may use, or did not within `_TOLD_WITHIN_S`."""
@@ -335,6 +380,13 @@ class Worker(SlotOwner):
             if not self.checked.done():
                 self.checked.set_result(end.summary)
             return
+        if before in PARKED_STATES or self.parking.wakes:
+            if self.device.wakes(self):
+                self.host.load_instead(self, end.reason)
+            elif before in PARKED_STATES:
+                self.device.not_parked(self, end.reason)
+                self.host.gone(self)
+                return
         kept = None if end.asked_for else self.device.kept_share(self)
         self.host.gone(self)
         if kept is not None:
@@ -352,6 +404,7 @@ class Worker(SlotOwner):
             self.calls.refuse(exchange, end.reason)
 
     def close(self) -> None:
+        self.parking.close()
         self.timers.close()
         self._fetch.cancel()
         self.run.close()

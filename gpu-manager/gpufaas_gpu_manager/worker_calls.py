@@ -232,6 +232,17 @@ class WorkerCalls:
         self.unbound.clear()
         self.batches.hand_over(to.batches)
 
+    def hand_all_over(self, to: "WorkerCalls") -> None:
+        """All calls are *to*'s from now on: none of them has a slot, and some have not come yet."""
+        self.hand_over(to)
+        to.exchanges.update(self.exchanges)
+        self.exchanges.clear()
+        self.batches.hand_all_over(to.batches)
+
+    def tell(self, fact: Event) -> None:
+        """Tell the scheduler of its worker."""
+        self._host.report(fact)
+
     def on_done(self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:
         worker, host = self._worker, self._host
         open_calls = self._open.pop(slot, 1) - 1

@@ -8,8 +8,9 @@ The life of a worker, as a table. Pure.
        └──────EndRequested──────────┴─────── EndRequested ───┘──► ENDING ──Reaped──► GONE
                                     └──────────── Reaped ────┘────────────────────►
 
-A worker that ends unasked goes straight to GONE: a load that failed, or a crash. Its memory is promised again only in
-GONE.
+A ready worker may be parked: READY ──► PARKING ──► PARKED. When memory is reserved for it again, it is STARTING once
+more: it wakes. A worker that ends unasked goes straight to GONE: a load that failed, or a crash. Its memory is promised
+again only in GONE, or once it is PARKED.
 """
 
 from collections.abc import Mapping
@@ -21,13 +22,21 @@ class WorkerState(Enum):
     WAITING = "waiting for memory"
     STARTING = "loading"
     READY = "ready"
+    PARKING = "being parked"
+    PARKED = "parked"
     ENDING = "ending"
     GONE = "gone"
+
+
+PARKED_STATES: Final = frozenset((WorkerState.PARKING, WorkerState.PARKED))
+"""Of a worker that is evicted, and does not end."""
 
 
 class WorkerEvent(Enum):
     RESERVATION_MADE = "its memory is reserved and its process is asked for"
     BECAME_READY = "its model is loaded"
+    PARK_REQUESTED = "it is evicted, and its process stays"
+    LEFT_DEVICE = "its process is stopped, and holds nothing of the device that it could give back"
     END_REQUESTED = "it is evicted, or killed"
     REAPED = "the kernel has taken its memory back"
 
@@ -46,6 +55,12 @@ _NEXT: Final[Mapping[tuple[WorkerState, WorkerEvent], WorkerState]] = {
     (_S.STARTING, _E.REAPED): _S.GONE,
     (_S.READY, _E.END_REQUESTED): _S.ENDING,
     (_S.READY, _E.REAPED): _S.GONE,
+    (_S.READY, _E.PARK_REQUESTED): _S.PARKING,
+    (_S.PARKING, _E.LEFT_DEVICE): _S.PARKED,
+    (_S.PARKED, _E.RESERVATION_MADE): _S.STARTING,
+    **{(state, _E.END_REQUESTED): _S.ENDING for state in (_S.PARKING, _S.PARKED)},
+    **{(state, _E.REAPED): _S.GONE for state in (_S.PARKING, _S.PARKED)},
+    (_S.ENDING, _E.LEFT_DEVICE): _S.ENDING,
     (_S.ENDING, _E.BECAME_READY): _S.ENDING,  # it said so before the signal reached it
     (_S.ENDING, _E.END_REQUESTED): _S.ENDING,
     (_S.ENDING, _E.REAPED): _S.GONE,

@@ -104,6 +104,16 @@ class ForkedProcess:
         limits.not_counted = self._recipes.host_cache.files_of(self._worker.number)
         return limits
 
+    def ask(self, kind: int, head: msgspec.Struct | None = None) -> None:
+        self._slots[0].ask(kind, head)
+
+    def stop(self) -> None:
+        """No thread of it runs from now on."""
+        _signal(self._worker, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        _signal(self._worker, signal.SIGCONT)
+
     def _clocks(self, slots: int) -> list[socket.socket]:
         """Return the worker's ends of what tells it when calls on an emulated device are over."""
         worker, emulation = self._worker, self._worker.device.source.emulation
@@ -209,11 +219,15 @@ def _kill(worker: Worker) -> None:
     """Send SIGKILL to its process, its process group and its control group. The zygote kills what is left."""
     if worker.limits is not None:
         worker.limits.kill()
+    _signal(worker, signal.SIGKILL)
+
+
+def _signal(worker: Worker, number: signal.Signals) -> None:
     if worker.pid is not None and not worker.reaped:
         # Before its setsid there is no process group of its own.
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(worker.pid, signal.SIGKILL)
+                kill(worker.pid, number)
 
 
 def limit_data(pid: int, limit: Bytes, hard_is_soft: bool) -> None:

@@ -122,7 +122,12 @@ class Recipes:
             warm=worker.warms,
             emulated=None if emulation is None or worker.scratch else emulation.start_of(spec, worker.memory),
             known=worker.calls.known,
+            parks=spec.kind == "model" and emulation is None and not worker.scratch and self._parks,
         )
+
+    @property
+    def _parks(self) -> bool:
+        return self.settings.park and self.host_cache.status().budget > 0
 
     def attached(self, worker: Worker) -> list[Attached]:
         """Return the weights that *worker* is given from host memory; it has none if its calls are emulated."""
