@@ -187,7 +187,7 @@ class WakeHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WokenHead(msgspec.Struct, array_like=True, frozen=True):
-    """`failed`: why it cannot be used, or that its self-check answers otherwise now; empty: it can. `phases`: as READY."""
+    """`failed`: why it cannot be used, or that its check answers otherwise now; empty: it can. `phases`: see READY."""
 
     failed: str
     phases: list[tuple[str, Seconds]]

@@ -27,8 +27,8 @@ SELF_CHECK: Final = "self_check"
 
 _SAMPLED: Final = 32
 """Tensors that are compared at most, spread over all of them."""
-_BYTES: Final = 64
-"""Of each of these."""
+_VALUES: Final = 16
+"""Values of each of these."""
 _DEPTH: Final = 3
 """How deep tensors are looked for in containers and attributes."""
 
@@ -138,11 +138,11 @@ def _tensors(model: Any, depth: int = _DEPTH) -> Iterator[Any]:
 
 
 def _sample(tensor: Any) -> bytes:
-    """Return some bytes of *tensor*, from all parts of it; nothing if they are not to be had."""
+    """Return some values of *tensor*, from all parts of it; nothing if they are not to be had."""
     import torch
 
     if tensor.is_meta or tensor.layout is not torch.strided or not tensor.is_contiguous() or not tensor.numel():
         return b""
-    flat = tensor.detach().reshape(-1).view(torch.uint8)
-    size = flat.numel()
-    return bytes(flat[:: max(1, size // _BYTES)][:_BYTES].tolist())
+    flat = tensor.detach().reshape(-1)
+    picked = flat[:: max(1, flat.numel() // _VALUES)][:_VALUES].contiguous()
+    return bytes(picked.view(torch.uint8).tolist())
