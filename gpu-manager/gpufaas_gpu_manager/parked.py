@@ -7,12 +7,15 @@ import asyncio
 import shutil
 from typing import Final
 
-from gpufaas_core.model import FunctionId
-from gpufaas_core.units import format_bytes
+from gpufaas_core.model import Bytes, FunctionId
+from gpufaas_core.units import MiB, format_bytes
 from gpufaas_gpu_manager.host_cache import HostCache
+from gpufaas_gpu_manager.proc import parent_of, sizes_of
 from gpufaas_gpu_manager.worker import Worker
 
 CHECKPOINT: Final = "cuda-checkpoint"
+_COPIED: Final[Bytes] = 16 * MiB
+"""Pages of its fork server that a worker has written to, roughly."""
 
 
 class ParkedWorkers:
@@ -43,7 +46,7 @@ class ParkedWorkers:
             return "it did not wake as it was when it was parked before"
         if reason := worker.parking.why_not():
             return reason
-        size = max(0, worker.memory - self._cache.given_to(worker.number))
+        size = _estimate(worker)
         if not self._cache.park(worker.number, size):
             self._end(self._cache.crowding(size))  # the next one may be
             return f"the node has no {format_bytes(size)} for it in --host-cache"
@@ -93,3 +96,19 @@ class ParkedWorkers:
             worker = self._workers.get(number)
             if worker is not None and not worker.device.wakes(worker):
                 worker.device.not_parked(worker, "its node needs the memory")
+
+
+def _estimate(worker: Worker) -> Bytes:
+    """
+    Return what *worker* holds beside weights, roughly: its private memory beyond that of the process that it was forked
+    from. To look closely takes milliseconds, which the next start would wait for (`ParkedWorkers.settled`).
+    """
+    if worker.pid is None:
+        return worker.memory
+    parent = parent_of(worker.pid)
+    inherited = sizes_of(parent, "status", b"RssAnon")[0] if parent else 0
+    own = sizes_of(worker.pid, "status", b"RssAnon")[0]
+    private = max(0, own - inherited) + _COPIED
+    if not worker.device.source.enforced:
+        return private + worker.memory  # what is on the GPU comes to host memory
+    return min(worker.memory, private)
