@@ -31,6 +31,8 @@ from gpufaas_gpu_manager.memory_file import sealed_copy
 from gpufaas_gpu_manager.memory_watch import used_by
 from gpufaas_gpu_manager.node import Node
 
+pytestmark = pytest.mark.usefixtures("warm_fork_servers")
+
 DEVICE = DeviceId("n/cpu:0")
 HANDLER = """
     import json, os
