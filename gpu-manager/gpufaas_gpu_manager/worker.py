@@ -140,6 +140,8 @@ class Worker(SlotOwner):
         self.broken_check = False
         """A scratch worker ended, or was not started, through no fault of its function."""
         self.ready_head: ReadyHead | None = None
+        self._early: ReadyHead | None = None
+        """What it said before its process was known, whose memory could not be limited so."""
         self.run: Running = host.running(self)
         self.limits: WorkerLimits | None = None
         """The limits of its memory and processes, if it is a process of this machine."""
@@ -195,8 +197,13 @@ class Worker(SlotOwner):
             self.limits.started(pid, None if self.spec.kind == "server" else parent_of(pid) or None)
         if self.state is WorkerState.ENDING or self._cause.killed_for:
             self.run.kill()
+        if self._early is not None:
+            self.on_ready(self._early)
 
     def on_ready(self, head: ReadyHead) -> None:
+        if self.pid is None and not self.scratch and not self.spec.image:
+            self._early = head  # it loaded before its fork server said that it is there
+            return
         self.timers.cancel("progress")
         self.timers.cancel("thrashing")
         self.ready_head = head

@@ -143,6 +143,7 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 FromZygote = ZygoteReady | Forked | Exited | SpawnFailed | Pong
 Fork = Spawn | Exec | Prepare | Layer
+_NAMES: Final[dict[type, str]] = {Prepare: "standby", Layer: "layer"}
 ToZygote = Fork | Ping | KillWithManager
 TAKEN: Final = b"taken"
 _decode: Final = msgspec.msgpack.Decoder(ToZygote).decode
@@ -179,6 +180,8 @@ class _ForkServer:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
+        with open("/proc/self/comm") as comm:
+            self._name = comm.read().strip()
         self._reaper = Reaper()
         self._guarded: list[int] = []
         signal.signal(signal.SIGTERM, lambda *_: self._end())
@@ -235,6 +238,9 @@ class _ForkServer:
                 self._fork(asked, fds)
 
     def _fork(self, spawn: Fork, fds: list[int]) -> None:
+        born = _NAMES.get(type(spawn))
+        if born is not None:  # before the fork: else it would be taken for a worker until it has named itself
+            _name_process(born)
         try:
             pid = os.fork()
         except OSError as exc:
@@ -242,6 +248,8 @@ class _ForkServer:
             pid = -1
         if pid == 0:
             self._become_worker(spawn, fds)
+        if born is not None:
+            _name_process(self._name)
         for each in fds:
             os.close(each)
         if pid > 0:
@@ -307,7 +315,6 @@ def _print_to(stdout: int, stderr: int) -> None:
 def _stand_by(prepared: Prepare, door: socket.socket) -> int:
     """Wait for the worker to become. Return the exit status."""
     confine(prepared.confine)
-    _name_process("standby")
     fork_point = mark_fork_point()
     data, fds, _, _ = socket.recv_fds(door, MAX_MESSAGE, _MAX_FDS)
     if not data:
@@ -325,7 +332,6 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
     end_with_parent(signal.SIGTERM)
     inherit_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _name_process("layer")
     before = set(sys.modules)
     fault = _import_installed(layer.modules)
     staged.install()

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -12,7 +14,7 @@ from tests.integration.test_node import DEVICE, Rig
 from tests.waiting import eventually
 
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.messages import Measured
+from gpufaas_core.messages import Loaded, Measured
 from gpufaas_core.model import FunctionId, NodeId, copy_id
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager import standbys
@@ -108,6 +110,29 @@ async def test_a_start_takes_the_standby_and_another_takes_its_place(rig: Rig) -
     assert rig.logs.lines.count("printed by x") == 3
 
 
+async def test_a_worker_that_loads_before_its_process_is_known_is_limited(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limit could not be changed: it ran out of memory that the scheduler had given it."""
+    accepts = standbys.Standbys._accepts
+
+    async def late(*args: Any) -> bool:
+        accepted = await accepts(*args)
+        await asyncio.sleep(0.3)
+        return accepted
+
+    monkeypatch.setattr(standbys.Standbys, "_accepts", late)
+    function = await rig.function("says", SAYS)
+    started = asyncio.create_task(start(rig, function))
+    await eventually(lambda: rig.facts_of(Loaded))
+    (worker,) = rig.node.workers()
+    assert worker.pid is not None
+    before = resource.prlimit(worker.pid, resource.RLIMIT_DATA)
+    rig.node.resize(function, DEVICE, worker.memory + 10 * MiB)
+    assert resource.prlimit(worker.pid, resource.RLIMIT_DATA) > before
+    await started
+
+
 async def test_a_worker_that_was_a_standby_is_limited_as_one_that_was_forked(rig: Rig) -> None:
     function = await rig.function("says", SAYS)
     standby = await start(rig, function)
@@ -144,6 +169,7 @@ async def test_a_worker_that_was_a_standby_cannot_have_more_than_its_reservation
 
 async def test_no_standby_is_charged_to_a_device_and_its_memory_is_said(rig: Rig) -> None:
     await standing(rig)
+    await eventually(lambda: rig.node.host.standbys.memory() > 1 * MiB)  # it has just been forked
 
     said = rig.node.host.standbys.status()
 
