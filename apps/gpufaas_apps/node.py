@@ -63,7 +63,13 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     given, data = options.devices, options.data
     enforcement = Enforcement(given.memory_enforcement)
     devices = open_devices(
-        given.devices, NodeId(me.id), given.labels, enforcement.name, given.read_costs, enforcement.shares_by
+        given.devices,
+        NodeId(me.id),
+        given.labels,
+        enforcement.name,
+        given.read_costs,
+        enforcement.shares_by,
+        given.standby,
     )
     containers = container_engine(given.functions, f"node-{me.id}", 0, _no_container_listener)
     logs = FunctionLogs(data / "logs")

@@ -110,7 +110,13 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     origins = Origins()
     enforcement = Enforcement(options.memory_enforcement)
     devices = open_devices(
-        options.devices, _NODE, options.labels, enforcement.name, options.read_costs, enforcement.shares_by
+        options.devices,
+        _NODE,
+        options.labels,
+        enforcement.name,
+        options.read_costs,
+        enforcement.shares_by,
+        options.standby,
     )
     header = _header(options)
     engine = header.engine()

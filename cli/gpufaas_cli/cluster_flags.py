@@ -118,8 +118,8 @@ device_options = options(
            says="Park models that are evicted: their processes stay, stopped, within the memory of --host-cache, and "
            "wake at the next miss. Where --host-cache has no room, they end. [default: no-park]"),
     option("--standby", type=click.IntRange(0, 64), default=DEFAULT_STANDBY, metavar="N",
-           says="Keep N blank processes that have torch imported, of some 10 MiB each, so that a cold start does not "
-           "wait until one is forked. CPU devices with cores have N each. 0: none."),
+           says="Keep N blank processes that have torch imported, so that a cold start does not wait until one is "
+           "forked. GPUs, and CPU devices with cores, have N each. 0: none."),
 )  # fmt: skip
 """The names are those of `DeviceOptions`."""
 

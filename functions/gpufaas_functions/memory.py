@@ -100,6 +100,24 @@ class CpuMemory:
             ctypes.CDLL(None).malloc_trim(0)
 
 
+_contexts: Final[dict[str, int]] = {}
+"""The bytes of this process's contexts, by CUDA device."""
+
+
+def make_context(device: str) -> int:
+    """Make this process's context on CUDA *device*, unless it has one; return its bytes."""
+    if device not in _contexts:
+        import torch
+
+        free_before, _ = torch.cuda.mem_get_info(device)
+        torch.zeros(1, device=device)
+        torch.cuda.synchronize(device)
+        free_after, _ = torch.cuda.mem_get_info(device)
+        # Others may allocate at the same moment: where the driver tells what each process has, the node puts it right.
+        _contexts[device] = max(0, free_before - free_after - torch.cuda.memory_reserved(device))
+    return _contexts[device]
+
+
 class CudaMemory:
     """
     Occupation on a CUDA device: the context, and the peak that torch's allocator reserved.
@@ -114,12 +132,8 @@ class CudaMemory:
 
         self._torch = torch
         self._device = device
-        free_before, _ = torch.cuda.mem_get_info(device)
-        torch.zeros(1, device=device)
-        torch.cuda.synchronize(device)
-        free_after, self._total = torch.cuda.mem_get_info(device)
-        # Others may allocate at the same moment: where the driver tells what each process has, the node puts it right.
-        self._context = max(0, free_before - free_after - torch.cuda.memory_reserved(device))
+        self._context = make_context(device)
+        _, self._total = torch.cuda.mem_get_info(device)
         self._measured = 0
         if memory:
             self.limit(memory)

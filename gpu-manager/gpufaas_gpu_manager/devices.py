@@ -42,6 +42,8 @@ ReadCosts = Callable[[Path], Costs]
 
 _SPEC: Final = re.compile(r"(cpu|cuda|emulated):(\d+)(?:=(.+))?")
 _CORES: Final = re.compile(r"\d{1,4}(\.\d{1,3})?|\.\d{1,3}")
+_STANDBY_CONTEXT: Final = 512 * MiB
+"""Not promised either, for each standby: more than a context takes."""
 _CUDA_SPARE: Final = 512 * MiB
 """Not promised on a GPU when no size is given: memory of the driver, and growth of other programs' contexts."""
 
@@ -167,11 +169,12 @@ class CudaDevice:
 
     def __init__(
         self, node: NodeId, index: int, memory: Bytes | None, nvml: Nvml, labels: Mapping[str, str] | None = None,
-        *, mps: bool = True,
+        *, mps: bool = True, standby: int = 0,
     ) -> None:  # fmt: skip
         """
         :param labels: the operator's
         :param mps: start MPS for it, if that is there
+        :param standby: so many processes will have a context on it, without MPS, and be no workers
         """
         total, name, self.uuid = nvml.describe(index)
         self.total = total
@@ -182,7 +185,8 @@ class CudaDevice:
         self.note = "" if self._mps else f"{device}: its workers take turns: no MPS: {why}"
         sharing = {COMPUTE: MPS if self._mps else TIME_SLICING}
         every = {**(labels or {}), **_labels(node, device, "cuda"), PRODUCT: label_value(name), **sharing}
-        self.device = Device(device, name, memory or max(total - _CUDA_SPARE, 0), every)
+        spare = _CUDA_SPARE + (0 if self._mps else standby * _STANDBY_CONTEXT)
+        self.device = Device(device, name, memory or max(total - spare, 0), every)
         self.compiles_for = re.sub(r"[^\w.-]+", "-", f"{name}-driver-{nvml.driver()}")
         self.env = {
             "CUDA_VISIBLE_DEVICES": self.uuid,
@@ -259,7 +263,7 @@ def _labels(node: NodeId, device: DeviceId, kind: str) -> dict[str, str]:
 
 def open_devices(
     specs: Sequence[str], node: NodeId, labels: Sequence[str] = (), enforcement: str = RLIMIT,
-    read_costs: ReadCosts | None = None, shares_by: str = NOT_CAPPED,
+    read_costs: ReadCosts | None = None, shares_by: str = NOT_CAPPED, standby: int = 0,
 ) -> list[NodeDevice]:  # fmt: skip
     """
     Return the devices that *specs* name: ``cpu:0=2GiB``, ``cuda:0``, ``cuda:1=20GiB``, with labels of its own
@@ -270,13 +274,14 @@ def open_devices(
     :param enforcement: what holds workers of CPU devices to their memory
     :param read_costs: reads the profiles of emulated devices; None: there are none
     :param shares_by: what holds workers of CPU devices with cores to their shares
+    :param standby: so many standbys have a context on each GPU; a size that *specs* name must leave room for them
     :raises InvalidSpec: a spec is malformed, named twice, larger than the machine, or names a GPU that is not there;
         a label is malformed, or set by the platform; emulated devices are beside real ones
     """
     common = _own_labels(labels, "--label")
     if not specs:
-        return _discover(node, common, enforcement)
-    opening = _Opening(node, common, enforcement, read_costs, shares_by)
+        return _discover(node, common, enforcement, standby)
+    opening = _Opening(node, common, enforcement, read_costs, shares_by, standby)
     devices = [opening.device(each) for each in specs]
     ids = [each.device.id for each in devices]
     for each in ids:
@@ -302,13 +307,15 @@ class _Opening:
     """Reads the ``--device`` options of one node."""
 
     def __init__(
-        self, node: NodeId, labels: Mapping[str, str], enforcement: str, read_costs: ReadCosts | None, shares_by: str
-    ) -> None:
+        self, node: NodeId, labels: Mapping[str, str], enforcement: str, read_costs: ReadCosts | None, shares_by: str,
+        standby: int,
+    ) -> None:  # fmt: skip
         self._node = node
         self._labels = labels
         self._enforcement = enforcement
         self._read_costs = read_costs
         self._shares_by = shares_by
+        self._standby = standby
         self._nvml: Nvml | None = None
 
     def device(self, given: str) -> NodeDevice:
@@ -349,7 +356,7 @@ class _Opening:
         if (mps := options.get("mps", "auto")) not in ("auto", "off"):
             raise InvalidSpec(f"--device {spec}: mps={mps}: write mps=off, or leave it out")
         self._nvml = self._nvml or Nvml()
-        cuda = CudaDevice(self._node, index, memory, self._nvml, labels, mps=mps == "auto")
+        cuda = CudaDevice(self._node, index, memory, self._nvml, labels, mps=mps == "auto", standby=self._standby)
         if memory and memory > cuda.total:
             cuda.close()
             raise InvalidSpec(f"--device {spec}: that GPU has {format_bytes(cuda.total)}")
@@ -416,10 +423,12 @@ def _own_labels(given: Sequence[str], what: str) -> dict[str, str]:
     return labels
 
 
-def _discover(node: NodeId, labels: Mapping[str, str], enforcement: str) -> list[NodeDevice]:
+def _discover(node: NodeId, labels: Mapping[str, str], enforcement: str, standby: int) -> list[NodeDevice]:
     try:
         nvml = Nvml()
-        gpus: list[NodeDevice] = [CudaDevice(node, index, None, nvml, labels) for index in range(nvml.count())]
+        gpus: list[NodeDevice] = [
+            CudaDevice(node, index, None, nvml, labels, standby=standby) for index in range(nvml.count())
+        ]
     except InvalidSpec:
         gpus = []
     if gpus:

@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -27,9 +27,19 @@ from gpufaas_gpu_manager.proc import private_of
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.zygote import TAKEN, Prepare, Spawn
 
-Home: TypeAlias = tuple[str, float]
-"""The device whose cores a standby's worker will share, and their number, for its control group. Empty: any device."""
-ANYWHERE: Final[Home] = ("", 0.0)
+
+class Home(NamedTuple):
+    """
+    What is settled about the worker when a standby is forked. `device` and `cores`: the device whose cores it will
+    share, and their number, for its control group. `env`: of the GPU on which it has its context.
+    """
+
+    device: str = ""
+    cores: float = 0.0
+    env: tuple[tuple[str, str], ...] = ()
+
+
+ANYWHERE: Final = Home()
 
 _PAUSE_S: Final[Seconds] = 0.05
 """Between a start and the fork of the standby that replaces its own, and between two forks."""
@@ -41,6 +51,8 @@ _FAILED_S: Final[Seconds] = 1.0
 _FAILED_MOST_S: Final[Seconds] = 60.0
 _TAKEN_S: Final[Seconds] = 1.0
 """One that does not answer within this is stopped, or stuck: its worker is forked."""
+_CONTEXT_S: Final[Seconds] = 10.0
+"""As `_TAKEN_S`, of one that may still make its context."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -201,7 +213,7 @@ class Standbys:
             return
         ours.setblocking(False)
         try:
-            group = self._groups.group(f"standby-{number}", *home)
+            group = self._groups.group(f"standby-{number}", home.device, home.cores)
         except OSError:
             ours.close()
             theirs.close()
@@ -214,7 +226,7 @@ class Standbys:
 
     async def _fork(self, standby: Standby, theirs: socket.socket) -> None:
         entries = standby.group.entries if standby.group is not None else ()
-        prepare = Prepare(standby.number, Confine(entries, self._own_shm))
+        prepare = Prepare(standby.number, Confine(entries, self._own_shm), dict(standby.home.env))
         try:
             await self._forks.fork(prepare, [theirs.fileno()])
         except OSError:
@@ -273,7 +285,7 @@ class Standbys:
     async def _accepts(self, standby: Standby, spawn: Spawn, fds: Sequence[int]) -> bool:
         try:
             socket.send_fds(standby.door, [_encode(spawn)], list(fds))
-            async with asyncio.timeout(_TAKEN_S):
+            async with asyncio.timeout(_CONTEXT_S if standby.home.env else _TAKEN_S):
                 return await asyncio.get_running_loop().sock_recv(standby.door, len(TAKEN)) == TAKEN
         except TimeoutError:
             with contextlib.suppress(OSError):

@@ -28,7 +28,7 @@ import msgspec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_functions import call_lines, staged
 from gpufaas_functions.answers import in_one_line
-from gpufaas_functions.memory import THREAD_STACK, MemoryPoint, mark_fork_point, use_small_stacks
+from gpufaas_functions.memory import THREAD_STACK, MemoryPoint, make_context, mark_fork_point, use_small_stacks
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.confine import (
     NOT_CONFINED,
@@ -82,6 +82,8 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     worker: int
     confine: Confine = NOT_CONFINED
     """Of this, `cpus` and `hard` come with the worker."""
+    env: dict[str, str] = {}
+    """Of the GPU on which it makes its context; empty: on none."""
 
 
 class Layer(msgspec.Struct, frozen=True, tag=True):
@@ -316,6 +318,13 @@ def _stand_by(prepared: Prepare, door: socket.socket) -> int:
     """Wait for the worker to become. Return the exit status."""
     confine(prepared.confine)
     fork_point = mark_fork_point()
+    if prepared.env:
+        os.environ.update(prepared.env)
+        try:
+            make_context("cuda:0")
+        except Exception as exc:
+            print(f"gpufaas: a standby cannot use its GPU: {in_one_line(exc)}", file=sys.stderr, flush=True)
+            return 1
     data, fds, _, _ = socket.recv_fds(door, MAX_MESSAGE, _MAX_FDS)
     if not data:
         return 0

@@ -5,6 +5,7 @@ A GPU that is a folder: modules for `pynvml` and `torch` that keep one account o
 on a GPU, and nothing is computed. What the modules say of real ones is from their documentation.
 """
 
+import os
 from pathlib import Path
 
 _PYNVML = """
@@ -79,6 +80,7 @@ cuda = SimpleNamespace(
     max_memory_reserved=lambda device: peak,
     set_per_process_memory_fraction=_set_share,
     empty_cache=lambda: None,
+    is_initialized=lambda: gpu_folder.mine() > 0,
 )
 """
 
@@ -115,13 +117,23 @@ class FolderGpu:
         """:param kernels: memory that a process takes when it first computes, and torch does not know of"""
         self.modules = home / "modules"
         self._most = home / "most"
-        (home / "held").mkdir(parents=True)
+        self._held = home / "held"
+        self._held.mkdir(parents=True)
         (self.modules / "safetensors").mkdir(parents=True)
         (self.modules / "safetensors" / "__init__.py").touch()
         (self.modules / "safetensors" / "torch.py").touch()
         folder = _FOLDER.format(home=str(home / "held"), total=total, context=context, kernels=kernels)
         for name, text in (("pynvml", _PYNVML), ("torch", _TORCH), ("gpu_folder", folder)):
             (self.modules / f"{name}.py").write_text(text)
+
+    def held(self) -> dict[int, int]:
+        """Return the bytes that each living process holds, by its id."""
+        files = (each for each in self._held.iterdir() if each.name.isdecimal())
+        return {int(each.name): int(each.read_text() or 0) for each in files if Path(f"/proc/{each.name}").exists()}
+
+    def fill(self, size: int) -> None:
+        """Have this process hold so many bytes."""
+        (self._held / str(os.getpid())).write_text(str(size))
 
     @property
     def most(self) -> int:

@@ -51,7 +51,7 @@ def test_who_declares_nothing_is_lent_the_device_and_occupies_its_context_and_it
 
     # 50 MiB of the model are still there when the call takes 600, beside all that is not torch's.
     until(lambda: 750 * MiB <= reserved(platform) < 900 * MiB, "it is measured")
-    assert gpu.most <= 1000 * MiB
+    assert gpu.most <= 1000 * MiB + CONTEXT, "the workers, and one standby's context"
 
 
 def test_a_call_that_runs_out_of_memory_says_so_and_the_next_one_has_more(
@@ -68,7 +68,7 @@ def test_a_call_that_runs_out_of_memory_says_so_and_the_next_one_has_more(
     assert "CUDA out of memory" in first.text
     assert again[-1].status_code == 200, again[-1].text
     assert platform.workers() == [worker], "the same one, told over its connection"
-    assert gpu.most <= 1000 * MiB
+    assert gpu.most <= 1000 * MiB + CONTEXT, "the workers, and one standby's context"
 
 
 def test_what_was_lent_is_given_back_when_another_model_needs_it(
@@ -82,7 +82,7 @@ def test_what_was_lent_is_given_back_when_another_model_needs_it(
     assert platform.call(other, b"300").status_code == 200
 
     assert platform.call(path, b"100").headers["x-gpufaas-start"] == "hit"
-    assert gpu.most <= 1000 * MiB
+    assert gpu.most <= 1000 * MiB + CONTEXT, "the workers, and one standby's context"
 
 
 def test_a_model_that_takes_all_it_gets_stays_within_the_device_and_its_neighbour_lives(
@@ -111,3 +111,47 @@ def test_a_model_that_takes_all_it_gets_stays_within_the_device_and_its_neighbou
     assert {each.status_code for each in answers} == {507}
     assert gpu.most_of_one <= reserved(platform) - 200 * MiB, "what torch does not know of is counted, too"
     assert platform.call(neighbour, b"10").text == "cuda:0"
+
+
+SAYS = """
+    import os, gpu_folder
+
+    def load(device):
+        return None
+
+    def handle(model, event, context):
+        return {"pid": os.getpid(), "gpu": os.environ["CUDA_VISIBLE_DEVICES"]}
+"""
+
+
+def test_a_standby_has_made_its_context_and_its_worker_is_charged_for_it(
+    make_platform: Callable[..., Platform], gpu: FolderGpu
+) -> None:
+    platform = make_platform("--device", "cuda:0=1000MiB").start()
+    until(lambda: list(gpu.held().values()) == [CONTEXT], "a standby has a context, and nothing else has one")
+    (standby,) = gpu.held()
+    path = platform.deploy("says", SAYS, memory="300Mi")
+    other = platform.deploy("other", TAKER, memory="")
+
+    said = platform.call(path).json()
+
+    assert said == {"pid": standby, "gpu": "GPU-folder"}
+    assert platform.call(other, b"100").status_code == 200
+    assert platform.workers()[0].pid == standby
+    until(lambda: CONTEXT + 50 * MiB < reserved(platform) - 300 * MiB < 400 * MiB, "the context is in what is measured")
+    until(lambda: list(gpu.held().values()).count(CONTEXT) == 2, "a worker without tensors, and the next standby")
+
+
+def test_a_function_with_variables_of_contexts_and_one_beside_a_gpu_that_is_full_are_forked(
+    make_platform: Callable[..., Platform], gpu: FolderGpu
+) -> None:
+    gpu.fill(TOTAL - CONTEXT + 1)
+    platform = make_platform("--device", "cuda:0=1000MiB").start()
+    until(lambda: "a standby cannot use its GPU" in platform.said(), "it says so")
+    gpu.fill(0)
+    path = platform.deploy("says", SAYS, memory="300Mi", env={"CUDA_LAUNCH_BLOCKING": "1"})
+
+    said = platform.call(path).json()
+
+    assert said["gpu"] == "GPU-folder"
+    assert platform.status()["standbys"]["taken"] == 0

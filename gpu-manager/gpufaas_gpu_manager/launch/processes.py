@@ -19,6 +19,7 @@ from gpufaas_gpu_manager.launch.served import Face, Ports
 from gpufaas_gpu_manager.layers import Layers
 from gpufaas_gpu_manager.proc import sizes_of
 from gpufaas_gpu_manager.slot_protocol import SlotProtocol
+from gpufaas_gpu_manager.standbys import Home
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.zygote import COPIED, Spawn, data_limit
 
@@ -41,7 +42,7 @@ class ForkedProcess:
         """The worker waits for memory: have a process for it when that is there."""
         if not self._worker.scratch:
             self._server = self._layers.ready(self._worker.spec.preload)
-            self._server.standbys.await_one(self._worker.number, self._recipes.home(self._worker))
+            self._server.standbys.await_one(self._worker.number, self._home())
 
     async def start(self) -> None:
         worker, loop = self._worker, asyncio.get_running_loop()
@@ -78,12 +79,17 @@ class ForkedProcess:
         finally:
             self._layers.release(self._server)
 
+    def _home(self) -> Home:
+        """Return which standbys can become the worker. Those of layers make no context: nobody leaves room for it."""
+        home = self._recipes.home(self._worker)
+        return home if self._server is self._layers.base else home._replace(env=())
+
     async def _become(self, start: WorkerStart, fds: list[int]) -> bool:
         """Have a standby become the worker; False: there is none."""
         worker = self._worker
         if worker.scratch:
             return False
-        standbys, home = self._server.standbys, self._recipes.home(worker)
+        standbys, home = self._server.standbys, self._home()
         standbys.use(home)
         standby = await standbys.take(worker.number, home)
         if standby is None:

@@ -1,12 +1,13 @@
 """What a worker is started with: environment, arguments, limits and secrets."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Final, Protocol
 
 from gpufaas_core.bundle import Manifest
-from gpufaas_core.constraints import CPU_QUOTA
+from gpufaas_core.constraints import COMPUTE, CPU_QUOTA, TIME_SLICING
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.messages import Outer
@@ -28,6 +29,8 @@ STACKS: Final[Bytes] = 64 * MiB
 """Private memory that a program may have beyond its reservation: the kernel counts stacks of threads as a whole (8 MiB
 each by default), although little of them is ever touched."""
 _COMPILED: Final = ".compiled"
+_OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
+"""Variables that may be read when a context is made."""
 _SHIM: Final = Path(__file__).parent.with_name("shim")
 
 
@@ -71,13 +74,20 @@ class Recipes:
 
     def home(self, worker: Worker) -> Home:
         """Return which standbys can become *worker*."""
+        if any(_OF_CONTEXTS.match(name) for name in worker.spec.env):
+            return ANYWHERE
         return self.home_of(worker.device.source)
 
     def home_of(self, source: NodeDevice) -> Home:
-        """Return which standbys can become workers on *source*: workers with a CPU quota have a group of groups."""
+        """
+        Return which standbys can become workers on *source*: workers with a CPU quota have a group of groups, and those
+        on a GPU a context. With MPS its share is settled when that is made: such a standby has none.
+        """
+        if source.device.labels.get(COMPUTE) == TIME_SLICING:
+            return Home(env=tuple(sorted(source.env.items())))
         if not source.cores or self.enforcement.shares_by != CPU_QUOTA:
             return ANYWHERE
-        return _cpu_name(source), source.cores
+        return Home(_cpu_name(source), source.cores)
 
     def cpu_share(self, worker: Worker) -> CpuShare | None:
         """

@@ -13,11 +13,11 @@ from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager import standbys as module
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.confine import Confine
-from gpufaas_gpu_manager.standbys import ANYWHERE, Standbys
+from gpufaas_gpu_manager.standbys import ANYWHERE, Home, Standbys
 from gpufaas_gpu_manager.zygote import TAKEN, Prepare, Spawn
 
 START = WorkerStart("f.ns", "bundle", "handler", "model", "cpu", 1, 1, 0, {})
-CORES = ("cpu-0", 0.5)
+CORES = Home("cpu-0", 0.5)
 
 
 class Forks:
@@ -96,7 +96,7 @@ async def test_each_home_has_as_many_as_were_asked_for_and_is_refilled(rig: Rig)
     rig.pool.begin([ANYWHERE, CORES, ANYWHERE])
     await rig.ready(4)
 
-    assert sorted(home[1:] for home in rig.groups.made) == [("", 0.0)] * 2 + [CORES] * 2
+    assert sorted(home[1:] for home in rig.groups.made) == [("", 0.0)] * 2 + [("cpu-0", 0.5)] * 2
     assert rig.groups.spare == rig.pool.pids
     found = await rig.pool.take(7, CORES)
     assert found is not None
