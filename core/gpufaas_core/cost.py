@@ -23,13 +23,15 @@ ANY: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The costs of one function on one kind of device. Those after `host_load_s` are of true costs only."""
+    """The costs of one function on one kind of device. Those after `wake_s` are of true costs only."""
 
     occupation: Bytes
     load_s: Seconds
     service_s: Seconds
     host_load_s: Seconds | None = None
     """Load time while the node has the weights in host memory. None: the node never keeps them there."""
+    wake_s: Seconds | None = None
+    """The time in which a parked copy wakes. None: see `wakes_in_s`."""
     uses: int | None = None
     """The compute that a grant really uses while it runs, in per cent. None: what the function needs."""
     batch: tuple[tuple[int, Seconds], ...] = ()
@@ -38,6 +40,16 @@ class Cost:
     """Factors on the service time under a cap of so many per cent, by cap. Empty: as much longer as compute is cut."""
     beside: Mapping[str, float] = field(default_factory=dict)
     """Factors on the service time while a grant of a function of this name runs on the device; `ANY` for others."""
+
+    @property
+    def wakes_in_s(self) -> Seconds | None:
+        """
+        `wake_s`, or half of `host_load_s`: a load from host memory makes a process and moves the weights, a wake moves
+        them. None: its weights cannot be in host memory.
+        """
+        if self.host_load_s is None:
+            return None
+        return self.host_load_s / 2 if self.wake_s is None else self.wake_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class _Figures(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 class CostEntry(_Figures):
     host_load_s: float | None = None
+    wake_s: float | None = None
     uses: int | None = None
     batch: dict[int, float] = {}
     share: dict[int, float] = {}
@@ -84,6 +85,7 @@ class FunctionEntry(CostEntry):
 class NodeEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
     host_memory_mb: float | None = None
     price_per_h: float = 0.0
+    parks: bool = False
 
 
 class OfferEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -107,6 +109,7 @@ class UpdateEntry(TimedChange, frozen=True, tag="function_updated", omit_default
     load_s: float | UnsetType = UNSET
     infer_s: float | UnsetType = UNSET
     host_load_s: float | None = None
+    wake_s: float | None = None
     uses: int | None = None
     batch: dict[int, float] = msgspec.field(default_factory=dict)
     share: dict[int, float] = msgspec.field(default_factory=dict)
@@ -162,7 +165,11 @@ def workload_json(workload: Workload) -> bytes:
         b'"functions": {\n%s\n}' % b",\n".join(functions),
     ]
     sizes, prices = workload.host_memory, workload.prices
-    if nodes := {node: NodeEntry(_as_mb(sizes.get(node, 0)), prices.get(node, 0.0)) for node in {**sizes, **prices}}:
+    nodes = {
+        node: NodeEntry(_as_mb(sizes.get(node, 0)), prices.get(node, 0.0), node in workload.parks)
+        for node in {**sizes, **prices}
+    }
+    if nodes:
         parts.append(b'"nodes": %s' % encode(nodes))
     if workload.offers:
         parts.append(b'"offers": [\n%s\n]' % b",\n".join(encode(_as_offer(each)) for each in workload.offers))
@@ -197,8 +204,8 @@ def _figures(cost: Cost) -> _Figures:
 
 def _of_truth(cost: Cost) -> dict[str, Any]:
     return {
-        "host_load_s": cost.host_load_s, "uses": cost.uses, "batch": dict(cost.batch), "share": dict(cost.share),
-        "beside": dict(cost.beside),
+        "host_load_s": cost.host_load_s, "wake_s": cost.wake_s, "uses": cost.uses, "batch": dict(cost.batch),
+        "share": dict(cost.share), "beside": dict(cost.beside),
     }  # fmt: skip
 
 

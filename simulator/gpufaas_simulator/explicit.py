@@ -119,7 +119,8 @@ class _WorkloadReader:
         changes = self.changes(file.changes, index, devices)
         times, calls, service_s = self.arrivals(file.arrivals, index)
         found = Workload(
-            devices, functions, times, calls, changes, host_memory, name, service_s, offers, prices
+            devices, functions, times, calls, changes, host_memory, name, service_s, offers, prices,
+            frozenset(node for node, each in file.nodes.items() if each.parks),
         )  # fmt: skip
         everywhere = list(found.all_devices)
         for function in functions:
@@ -254,7 +255,7 @@ class _WorkloadReader:
         """Return the costs on devices of a kind, or of any, if they are beside the name. None: there are none."""
         keys = ("occupation_mb", "load_s", "infer_s")
         missing = [key for key in keys if getattr(given, key) is UNSET]
-        further = [key for key in ("host_load_s", "uses", "batch", "share", "beside") if getattr(given, key)]
+        further = [key for key in ("host_load_s", "wake_s", "uses", "batch", "share", "beside") if getattr(given, key)]
         if len(missing) == len(keys) and not further:
             return None
         if missing:
@@ -275,6 +276,7 @@ class _WorkloadReader:
             self.seconds(given.load_s, (*where, "load_s")),
             self.seconds(given.infer_s, (*where, "infer_s")),
             None if given.host_load_s is None else self.seconds(given.host_load_s, (*where, "host_load_s")),
+            None if given.wake_s is None else self.seconds(given.wake_s, (*where, "wake_s")),
             None if given.uses is None else self.per_cent(given.uses, (*where, "uses"), least=0),
             tuple((size, self.seconds(each, (*where, "batch"))) for size, each in sorted(given.batch.items())),
             tuple(sorted(given.share.items())),

@@ -35,19 +35,26 @@ class Noise:
 
 CopyKey: TypeAlias = tuple[FunctionId, int]
 """A copy: its function, and its number."""
+Place: TypeAlias = tuple[DeviceId, FunctionId, int]
+"""A copy on a device."""
 
 
 class HostMemory:
     """
     The host tier of a node. What it keeps is decided as on a live node. A load from there copies the weights to the
-    device, so it needs them no longer than it lasts.
+    device, so it needs them no longer than it lasts. A parked copy has weights of its own there.
     """
 
-    __slots__ = ("_coming", "_read_until", "node", "tier")
+    __slots__ = ("_coming", "_count", "_numbers", "_read_until", "node", "parked", "parks", "tier")
 
-    def __init__(self, node: NodeId, size: Bytes) -> None:
+    def __init__(self, node: NodeId, size: Bytes, *, parks: bool = False) -> None:
         self.node = node
         """As the engine knows it."""
+        self.parks = parks
+        self.parked: dict[int, Place] = {}
+        """The parked copies, by their number in `tier`."""
+        self._numbers: dict[Place, int] = {}
+        self._count = 0
         self.tier: HostTier[FunctionId] = HostTier(size)
         self._coming: set[FunctionId] = set()
         """What the engine asked for and is not read yet."""
@@ -67,11 +74,12 @@ class HostMemory:
             return []
         self._coming.discard(function)
         size, new = cost.occupation, function not in self.tier
+        facts = self._crowd_out(size) if new else []
         gone = self.tier.keep(function, size, cost.load_s - cost.host_load_s)
         if gone is None:
-            return []
+            return facts
         self._coming.difference_update(gone)
-        facts: list[m.Event] = [m.Unstaged(self.node, each) for each in gone]
+        facts += [m.Unstaged(self.node, each) for each in gone]
         return [*facts, m.Staged(self.node, function, size)] if new or gone else facts
 
     def bring(self, function: FunctionId, cost: Cost, now: Seconds) -> tuple[list[m.Event], Seconds]:
@@ -80,13 +88,50 @@ class HostMemory:
         they are read; infinite: never.
         """
         saved_s = 0.0 if cost.host_load_s is None else cost.load_s - cost.host_load_s
+        facts = [] if function in self.tier else self._crowd_out(cost.occupation)
         gone = None if function in self.tier else self.tier.keep(function, cost.occupation, saved_s)
         if gone is None:
-            return [m.Unstaged(self.node, function, "other weights are worth more")], math.inf
+            return [*facts, m.Unstaged(self.node, function, "other weights are worth more")], math.inf
         self._coming.difference_update(gone)
         self._coming.add(function)
         self._read_until = max(now, self._read_until) + saved_s
-        return [m.Unstaged(self.node, each) for each in gone], self._read_until
+        return [*facts, *(m.Unstaged(self.node, each) for each in gone)], self._read_until
+
+    def park(self, device: DeviceId, copy: CopyKey, size: Bytes) -> list[m.Event]:
+        """A copy is to be parked that holds *size* bytes then. Return what the engine is told at once."""
+        self._count += 1
+        number = self._count
+        place = device, *copy
+        if self.parks and self.tier.park(number, size):
+            self._numbers[place], self.parked[number] = number, place
+            return []
+        unparked: list[m.Event] = [m.Unparked(copy[0], device, copy[1], "there is no room for it")]
+        return [*unparked, *self._end(self.tier.crowding(size))]
+
+    def unpark(self, device: DeviceId, copy: CopyKey) -> bool:
+        """A copy wakes, or ends. Return whether it was parked."""
+        number = self._numbers.pop((device, *copy), None)
+        if number is None:
+            return False
+        del self.parked[number]
+        self.tier.unpark(number)
+        return True
+
+    def leave(self, device: DeviceId) -> None:
+        """The device is gone with its parked copies."""
+        for place in [each for each in self.parked.values() if each[0] == device]:
+            self.unpark(device, place[1:])
+
+    def _crowd_out(self, size: Bytes) -> list[m.Event]:
+        return self._end(self.tier.crowding(size))
+
+    def _end(self, numbers: list[int]) -> list[m.Event]:
+        facts: list[m.Event] = []
+        for number in numbers:
+            device, function, copy = self.parked[number]
+            self.unpark(device, (function, copy))
+            facts.append(m.Unparked(function, device, copy, "its node needs the memory"))
+        return facts
 
     def read(self, function: FunctionId, cost: Cost) -> list[m.Event]:
         """The weights of *function*, for which there is room, were read."""

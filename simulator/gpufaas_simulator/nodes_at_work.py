@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gpufaas_core import messages as m
 from gpufaas_core.cost import Truth
-from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import ALL_COMPUTE, CallId, CopyId, DeviceId, FunctionId, Part, Seconds, copy_id
 from gpufaas_simulator.calendar import Calendar, Later, Loading
 from gpufaas_simulator.costs import mixes
 from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Revisions, Running, SimulatedDeviceState
@@ -104,7 +104,7 @@ class Nodes:
 
     def _start(self, grant: m.Grant) -> None:
         """Nearly all grants are of one call, and run alone on one device: this is written out for them."""
-        record, now, cold, parts, calls = self.record, self.now, grant.cold, grant.parts, grant.calls
+        record, now, cold, parts, calls, tier = self.record, self.now, grant.cold, grant.parts, grant.calls, ""
         place, function, order = parts[0].device, grant.function, grant.number * 3
         device = self._devices[place]
         devices = device.itself if len(parts) == 1 else tuple([self._devices[each.device] for each in parts])
@@ -122,8 +122,9 @@ class Nodes:
         if cold:
             start = FALSE_MISS if record.holders.get(function) else MISS
             victims = record.hold(function, place, grant.copy, victims, now)
-            load_s, staged = self._times.loads(function, devices, parts, now)
-            record.host_loads += staged
+            load_s, tier = self._loads(function, grant.copy, devices, parts)
+            if grant.parked:
+                self._park(device, grant.parked)
             ready = begin + load_s
         if self._as_costs and len(calls) == 1 and cap == ALL_COMPUTE:
             service_s = truth.cost.service_s
@@ -137,7 +138,7 @@ class Nodes:
             record.starts.append(call)
         running = Running(order + 2, calls, function, grant.copy, place, devices, truth, cap, service_s, ready)
         if cold:
-            loaded = m.Loaded(function, place, ready - begin, 0, grant.copy, "host" if staged else "disk")
+            loaded = m.Loaded(function, place, ready - begin, 0, grant.copy, tier)
             heappush(self._under_way, (ready, order + 1, 0, Loading(loaded, devices, running)))
         if self._mixed:
             self._runs_beside(running, begin, ready if cold else None)
@@ -169,8 +170,9 @@ class Nodes:
         truth = self._costs.of(function, devices[0].kind)
         begin = self.now if command.beside else self._begins(truth, devices, None)
         victims = self.record.hold(function, command.device, command.copy, command.victims, self.now)
-        load_s, staged = self._times.loads(function, devices, parts, self.now)
-        self.record.host_loads += staged
+        load_s, tier = self._loads(function, command.copy, devices, parts)
+        if command.parked:
+            self._park(devices[0], command.parked)
         ready = begin + load_s
         if command.beside:
             devices[0].ready_at[function, command.copy] = ready
@@ -180,7 +182,7 @@ class Nodes:
             for each in devices:
                 each.enter(self.now)
         self.record.prefetches += 1
-        loaded = m.Loaded(function, command.device, ready - begin, 0, command.copy, "host" if staged else "disk")
+        loaded = m.Loaded(function, command.device, ready - begin, 0, command.copy, tier)
         heappush(self._under_way, (ready, order + 1, 0, Loading(loaded, devices)))
         observer = self._observer
         if observer is not None:
@@ -272,7 +274,37 @@ class Nodes:
             self.record.service_s[call] = running.service_s
         return True
 
+    def _loads(
+        self, function: FunctionId, copy: int, devices: tuple[SimulatedDeviceState, ...], parts: tuple[Part, ...]
+    ) -> tuple[Seconds, str]:
+        """Return how long a load takes, or the wake of a parked copy, and where its weights come from."""
+        device = devices[0]
+        cost = self._costs.of(function, device.kind).cost
+        wake_s = cost.wakes_in_s
+        if device.host is not None and wake_s is not None and device.host.unpark(device.device.id, (function, copy)):
+            device.host.ask(function, cost, self.now)
+            self.record.wakes += 1
+            return wake_s, "parked"
+        load_s, staged = self._times.loads(function, devices, parts, self.now)
+        self.record.host_loads += staged
+        return load_s, "host" if staged else "disk"
+
+    def _park(self, device: SimulatedDeviceState, names: Iterable[CopyId]) -> None:
+        """Copies of *device* that were evicted are parked, as far as its host memory has room."""
+        facts: list[m.Event] = []
+        for name in names:
+            function, _, number = name.rpartition("#")
+            copy = FunctionId(function), int(number)
+            if device.host is not None:
+                size = self._costs.of(copy[0], device.kind).cost.occupation
+                facts += device.host.park(device.device.id, copy, size)
+        if facts:
+            self._calendar.last(self.now, lambda: self._tell(device, facts), (device,))
+
     def _evict(self, command: m.Evict) -> None:
+        place = self._devices[command.device]
+        if place.host is not None and place.host.unpark(command.device, (command.function, command.copy)):
+            return
         self.record.release(command.function, command.copy, self.now)
         self.record.evictions += 1
         self._caps.pop((command.function, command.copy), None)
@@ -280,6 +312,8 @@ class Nodes:
         if command.to == "host" and device.host is not None:
             device.host.ask(command.function, self._costs.of(command.function, device.kind).cost, self.now)
             self._keep(device.host, device, command.function)
+            if device.host.parks:
+                self._park(device, (copy_id(command.function, command.copy),))
         if self._observer is not None:
             self._observer.evicted(self.now, command.function, command.device)
 

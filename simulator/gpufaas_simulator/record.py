@@ -47,6 +47,8 @@ class Record:
         """Loads without a call."""
         self.host_loads = 0
         """Misses and loads without a call whose weights were in host memory."""
+        self.wakes = 0
+        """Those of parked copies, which are not in `host_loads`."""
         self.staged = 0
         """Weights that the policy had brought there."""
         self.evictions = 0

@@ -120,6 +120,8 @@ class Report(Struct, frozen=True):
     """Calls that the policy stopped, to run them again."""
     host_loads: int = 0
     """Loads, for misses and without a call, whose weights were in host memory."""
+    wakes: int = 0
+    """Misses and loads without a call that woke a parked copy; not in `host_loads`."""
     staged: int = 0
     """Weights that the policy had brought there."""
 
@@ -181,6 +183,7 @@ def report(record: Record, policy: str) -> Report:
         in_goal=_in_goal(record, calls),
         preempted=record.preempted,
         host_loads=record.host_loads,
+        wakes=record.wakes,
         staged=record.staged,
     )
 

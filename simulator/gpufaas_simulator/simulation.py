@@ -197,12 +197,15 @@ class Simulation(Nodes):
     def _join(self, device: SimulatedDevice) -> None:
         host = self._hosts.get(device.node)
         if host is None and (size := self.workload.host_memory.get(device.node, 0)):
-            host = self._hosts[device.node] = HostMemory(NodeId(device.node), size)
+            parks = device.node in self.workload.parks
+            host = self._hosts[device.node] = HostMemory(NodeId(device.node), size, parks=parks)
         state = SimulatedDeviceState(device, len(self.record.devices), host, self.now)
         self.record.devices.append((device, state))
         self._devices[device.id] = state
         self._fleet.joined(device, self.now)
-        known = device.known_as(host.tier.budget if host is not None and state.known else 0)
+        known = device.known_as()
+        if host is not None and state.known:
+            known = device.known_as(host.tier.budget, parks=host.parks)
         staged = None
         if host is not None and state.known:
             staged = tuple([StagedWeights(each) for each in host.tier])
@@ -218,6 +221,8 @@ class Simulation(Nodes):
         if not self._mixed:
             state.busy_s -= max(0.0, state.free_at - self.now)
         state.close(self.now)
+        if state.host is not None:
+            state.host.leave(device)
         self.record.release_all(device, self.now)
         if self._observer is not None:
             self._observer.left(self.now, device)

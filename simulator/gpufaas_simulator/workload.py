@@ -9,7 +9,7 @@ engine gets (`Function.profiles`): a simulation can show the effect of wrong est
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -72,7 +72,9 @@ class SimulatedFunction:
                     each.service_s,
                     each.occupation,
                     measured=True,
-                    loads={} if each.host_load_s is None else {"host": each.host_load_s},
+                    loads={}
+                    if each.host_load_s is None
+                    else {"host": each.host_load_s, "parked": each.wakes_in_s or 0.0},
                 )
                 for kind, each in {**self.costs, **self.planned}.items()
             },
@@ -96,8 +98,8 @@ class SimulatedDevice:
     """Devices of one node share its host memory, and leave together."""
     compute: int = ALL_COMPUTE
 
-    def known_as(self, host_memory: Bytes = 0) -> Device:
-        return Device(self.id, self.kind, self.memory, compute=self.compute, host_memory=host_memory)
+    def known_as(self, host_memory: Bytes = 0, *, parks: bool = False) -> Device:
+        return Device(self.id, self.kind, self.memory, compute=self.compute, host_memory=host_memory, parks=parks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,8 @@ class Workload:
     offers: Sequence[NodeOffer] = ()
     prices: Mapping[str, float] = field(default_factory=dict)
     """The prices of the nodes at the start and of those that join by a change, per hour. Others cost nothing."""
+    parks: Collection[str] = ()
+    """The nodes that park copies, within their `host_memory`."""
 
     def __len__(self) -> int:
         return len(self.times)
