@@ -407,7 +407,8 @@ def test_a_call_that_waits_and_one_that_runs_are_cancelled(serving: Platform, re
     gate = serving.gate()
     running = send(serving, path, gate.body, receiver.url)
     until(gate.reached)
-    others = [send(serving, path, serving.gate().body) for _ in range(15)]
+    gates = [serving.gate() for _ in range(15)]
+    others = [send(serving, path, each.body) for each in gates]
     waiting = send(serving, path, gate.body, receiver.url)
     until(lambda: status(serving, others[-1])["state"] == "running")
 
@@ -419,7 +420,9 @@ def test_a_call_that_waits_and_one_that_runs_are_cancelled(serving: Platform, re
     for call in others:
         assert serving.http.delete(f"/async-function/{call}").is_success
     until(lambda: not serving.status()["asyncQueues"]["faas-request"]["pending"])
-    serving.remove("slow")  # a handler cannot be interrupted: its worker would be ended ten seconds later
+    serving.remove("slow")
+    for each in (gate, *gates):
+        each.open()  # a handler cannot be interrupted: its worker would be ended ten seconds later
     until(serving.is_idle)
     assert not {waiting, running} & receiver.got.keys()
 

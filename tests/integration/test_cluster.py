@@ -564,6 +564,7 @@ def test_a_node_with_another_token_is_turned_away_with_a_line_on_both_sides(
     until(lambda: node.readiness()[0] == 503 and "token" in node.readiness()[1], str(node.readiness()))
 
 
+@pytest.mark.slow  # it tries for as long as its own earlier run could be there
 def test_a_second_node_of_the_same_name_ends_with_an_error_and_the_first_goes_on(
     shared: Cluster, another: Callable[[str], Service]
 ) -> None:

@@ -194,7 +194,7 @@ async def test_a_start_from_host_memory_reads_nothing_from_the_disk(rig: Rig, tm
     assert (quick["tier"], cold["tier"]) == ("host", "host")
     assert cold["reads"]["read_bytes:"] < MiB
     assert again > 32 * MiB, "the file was in the page cache: nothing was shown"
-    assert cold["took"] < 3 * quick["took"] + 0.1
+    assert cold["took"] < 3 * quick["took"] + 1.0
 
 
 async def timed(rig: Rig, function: FunctionId) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def project(python_image: str, make_platform: Callable[..., Any], tmp_path: Path
     subprocess.run(["docker", "rmi", "-f", project.image], check=False, capture_output=True)
 
 
+@pytest.mark.slow  # an image is built
 def test_a_function_of_the_template_is_built_deployed_called_and_asks_for_a_gpu(project: Project) -> None:
     done = project.run("up")
     assert done.returncode == 0, done.stdout + done.stderr

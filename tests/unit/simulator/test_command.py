@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from gpufaas_apps.options import ServeOptions
 from gpufaas_scheduler.policies import DEFAULT_POLICY
 
 Run = Callable[..., Result]
@@ -22,8 +23,6 @@ owner-two,app,silent,timer,0,0,9
 
 
 def test_without_a_policy_the_service_s_default_decides(small: dict[str, Any], written: Write, run: Run) -> None:
-    from gpufaas_apps.options import ServeOptions
-
     found = json.loads(run("simulate", "--workload", written(small), "--json").stdout)
 
     assert found["policy"] == DEFAULT_POLICY == ServeOptions().policy.name
@@ -31,10 +30,10 @@ def test_without_a_policy_the_service_s_default_decides(small: dict[str, Any], w
 
 def test_the_o3_limit_is_that_of_serve(run: Run) -> None:
     in_order, overtaking = (
-        json.loads(run("simulate", "--policy", f"lalb-o3:o3_limit={limit}", "--minutes", 2, "--json").stdout)
+        json.loads(run("simulate", "--policy", f"lalb-o3:o3_limit={limit}", "--minutes", 1, "--json").stdout)
         for limit in (0, 25)
     )
-    plain = json.loads(run("simulate", "--policy", "lalb", "--minutes", 2, "--json").stdout)
+    plain = json.loads(run("simulate", "--policy", "lalb", "--minutes", 1, "--json").stdout)
 
     assert {**in_order, "policy": ""} == {**plain, "policy": ""}
     assert in_order != overtaking
