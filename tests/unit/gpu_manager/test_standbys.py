@@ -178,12 +178,13 @@ async def test_standbys_that_end_by_themselves_are_replaced_ever_more_slowly(rig
 
     rig.forks.on_forked = dies
     rig.pool.begin([ANYWHERE])
-    await eventually(lambda: len(times) == 5)
+    await eventually(lambda: len(times) >= 5)
 
     gaps = [after - before for before, after in itertools.pairwise(times)]
-    assert gaps[-1] > 4 * 0.02
+    assert gaps[3] > 4 * 0.02
+    asked = len(rig.forks.asked)
     rig.pool.await_one(1, ANYWHERE)
-    assert len(rig.forks.asked) == 5, "nor for a worker that waits"
+    assert len(rig.forks.asked) == asked, "nor for a worker that waits"
 
 
 async def test_no_control_group_is_no_loop(rig: Rig) -> None:
