@@ -226,11 +226,17 @@ def two_batches(platform: Platform, do: str, ahead: list[str]) -> Iterator[list[
     Hold a batch of three calls, whose first one shall *do* that, until the end of the block; meanwhile calls that shall
     do *ahead* come, and three of them go ahead. Give all.
     """
-    path = platform.deploy("short", SHORT, batch_max="3")
-    for _ in range(12):
-        platform.call(path)
+    path, other = platform.deploy("short", SHORT, batch_max="3"), platform.deploy("together", TOGETHER, batch_max="4")
+
+    def known_to_be_short() -> bool:
+        assert platform.call(path).status_code == 200
+        learnt = platform.http.get("/system/function/short").json()["gpufaas"]["profiles"]
+        return "cpu" in learnt and learnt["cpu"]["service_s"] < 0.01
+
+    until(known_to_be_short, "its calls are known to be short")
     gate = platform.gate()
-    with held(platform, path) as calls:
+    with held(platform, other) as calls:
+        calls.path = path
         calls.begin(x_gate=gate.body.decode(), x_do=do)
         calls.begin()
         calls.begin()

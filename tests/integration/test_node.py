@@ -43,6 +43,7 @@ from gpufaas_core.messages import (
 )
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part, copy_id
 from gpufaas_core.units import MiB
+from gpufaas_gpu_manager import worker as worker_module
 from gpufaas_gpu_manager.devices import CpuDevice, open_devices
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -175,14 +176,14 @@ async def test_a_miss_loads_and_a_hit_finds_the_worker(rig: Rig) -> None:
 
 
 SLOWLY = """
-    import asyncio, time
+    import asyncio, os, time
     from gpufaas_functions.memory import CpuMemory
 
     grown = CpuMemory.grown
 
     def slowly(self):
         if not self._called:
-            time.sleep(%s)
+            %s
         return grown(self)
 
     CpuMemory.grown = slowly
@@ -206,14 +207,17 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-async def test_the_answer_does_not_wait_until_memory_is_measured(rig: Rig, kind: str) -> None:
-    function = await rig.function("big", SLOWLY % (0.5, ANSWERS[kind]))
+async def test_the_answer_does_not_wait_until_memory_is_measured(rig: Rig, kind: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    waits = f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    function = await rig.function("big", SLOWLY % (waits, ANSWERS[kind]))
 
     answer = await rig.call(rig.grant(function, cold=True))
 
     assert answer[0] == 200
     assert answer[1].startswith(b"done")
     assert rig.facts_of(Measured) == []
+    gate.touch()
     await eventually(lambda: bool(rig.facts_of(Measured)))
     (measured,) = rig.facts_of(Measured)
     assert isinstance(measured, Measured)
@@ -225,9 +229,10 @@ async def test_the_answer_does_not_wait_until_memory_is_measured(rig: Rig, kind:
     assert len(rig.facts_of(Finished)) == 2
 
 
-async def test_a_victim_says_first_what_it_needed_if_nobody_knows(rig: Rig) -> None:
+async def test_a_victim_says_first_what_it_needed_if_nobody_knows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Called in turn, each is evicted right after its answer: no call would ever have been measured."""
-    function = await rig.function("one", SLOWLY % (0.1, ANSWERS["whole"]))
+    monkeypatch.setattr(worker_module, "_MEASURED_S", 30.0)
+    function = await rig.function("one", SLOWLY % ("time.sleep(0.1)", ANSWERS["whole"]))
     for known in (False, True):
         await rig.call(rig.grant(function, cold=True))
         ends = rig.node.workers()[0]
@@ -282,7 +287,7 @@ async def test_a_worker_measures_itself_only_beyond_what_others_had(rig: Rig) ->
 
 
 async def test_a_victim_that_never_says_what_it_needed_ends_all_the_same(rig: Rig) -> None:
-    function = await rig.function("one", SLOWLY % (60, ANSWERS["whole"]))
+    function = await rig.function("one", SLOWLY % ("time.sleep(60)", ANSWERS["whole"]))
     await rig.call(rig.grant(function, cold=True))
     ends = rig.node.workers()[0]
 
@@ -627,7 +632,7 @@ async def test_each_call_of_a_grant_that_the_node_refuses_is_reported(rig: Rig) 
 
 @pytest.mark.usefixtures("warm_fork_servers")
 async def test_a_call_of_a_grant_that_does_not_come_expires_alone(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, untaken_s=0.3)
+    rig = Rig(tmp_path, untaken_s=2.0)
     await rig.node.start()
     here = str(tmp_path / "here").encode()
     function = await rig.function("meet", MEET, kind="http", slots=2)

@@ -181,13 +181,14 @@ def test_a_slot_whose_thread_ends_takes_its_worker_along(platform: Platform) -> 
 
     def handle(model, event, context):
         if event.text == "stays":
+            print("it stays", flush=True)
             time.sleep(60)
         sys.stderr.close()
         raise ValueError("which cannot be written")
 """
     path = platform.deploy("ends", source, slots="2")
     beside = platform.begin(path, b"stays")
-    until(lambda: platform.running() == 1)
+    until(lambda: "it stays" in platform.log("ends"))
 
     assert "exit status 70" in platform.call(path).text
     assert beside.result().status_code == 502

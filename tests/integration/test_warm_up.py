@@ -15,7 +15,7 @@ MODEL = """
         return []
 
     def warm_up(model):
-        time.sleep(1.5)
+        time.sleep(4)
         model.append("warm")
 
     def handle(model, event, context):
@@ -44,12 +44,12 @@ def test_a_copy_that_is_kept_is_warm_and_one_that_a_call_waits_for_is_not(
     assert (warm.headers["x-gpufaas-start"], warm.json()) == ("hit", ["warm"])
     assert (cold.headers["x-gpufaas-start"], cold.json()) == ("disk", [])
     until(lambda: "cpu" in profiles(platform), "its load is learnt")
-    assert profiles(platform)["cpu"]["load_s"] < 1.5, "warming up is no part of a load"
+    assert profiles(platform)["cpu"]["load_s"] < 4, "warming up is no part of a load"
 
 
 def test_a_warm_up_that_fails_is_in_the_log_and_the_copy_serves(make_platform: Callable[..., Platform]) -> None:
     platform = make_platform("--device", "cpu:0=300MiB").start()
-    broken = MODEL.replace('model.append("warm")', 'raise MemoryError("no room for the example")')
+    broken = MODEL.replace("time.sleep(4)", 'raise MemoryError("no room for the example")')
     path = platform.deploy("broken", broken, labels=KEPT)
     ready(platform, "broken")
 
