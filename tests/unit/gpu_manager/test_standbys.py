@@ -124,15 +124,16 @@ async def test_two_workers_never_get_the_same_one(rig: Rig) -> None:
 
 
 async def test_one_is_forked_for_a_worker_that_waits_for_memory(rig: Rig) -> None:
+    rig.pool._small = True
     rig.pool.begin([ANYWHERE])
     await rig.ready(2)
+    rig.loads = True
     for worker in (1, 2, 3):
         rig.pool.await_one(worker, ANYWHERE)
     await rig.ready(3)
 
     rig.pool.forget(3)
     assert await rig.pool.take(1, ANYWHERE)
-    rig.loads = True
     assert await rig.pool.take(2, ANYWHERE)
     assert len(rig.forks.asked) == 3, "nothing is forked beside a load"
     rig.loads = False
