@@ -221,7 +221,8 @@ def finished(world: World, event: m.Finished) -> None:
             world.ignored["Finished"] += 1
             return
     owner = call.owner
-    last = call.granted is None or call.granted.open == 1
+    batches = owner.batch_max > 1
+    goes_on = batches and call.granted is not None and call.granted.open > 1
     device.served += 1
     if event.ok:
         if owner.backoff is not None:
@@ -236,17 +237,17 @@ def finished(world: World, event: m.Finished) -> None:
                 costs.learn_service(event.service_s, call.size, world.rate)
             elif grant.open == grant.size:  # each call of a batch says the same
                 costs.learn_beside(event.service_s, grant.calls[0].size, grant.condition, world.rate)
-            if grant is not None and owner.batch_max > 1 and grant.open == grant.size:
+            if batches and grant is not None and grant.open == grant.size:
                 adapt(world, grant, device, costs, event.service_s)
             if not costs.noted and world.learn:
                 costs.noted = True
                 world.learnt[(owner.id, device.kind)] = None
     end(world, call)
     if owner.queued:
-        if last:
+        if not goes_on:
             next_local(world, device)
             world.freed = True
-        if owner.batch_max > 1:
+        if batches:
             send_ahead_to(world, device)
     else:
         copy, waiting = call.copy, owner.flow
