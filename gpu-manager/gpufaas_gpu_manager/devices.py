@@ -4,6 +4,7 @@ The devices of a node: CUDA GPUs (through NVML), CPU devices with a declared bud
 Parsing and discovery. NVML is asked, never torch: this process must not touch CUDA (docs/adr/0004).
 """
 
+import difflib
 import os
 import platform
 import re
@@ -405,6 +406,8 @@ def _options(more: list[str], kind: str, what: str) -> dict[str, str]:
             raise InvalidSpec(
                 f"{what}: {key} is an option of {of_others[key]} devices: remove it, or give a label another name"
             )
+        elif near := difflib.get_close_matches(key.lower(), known, 1, 0.8):
+            raise InvalidSpec(f"{what}: {key} is no option: did you mean {near[0]}? Else give the label another name")
     return options
 
 

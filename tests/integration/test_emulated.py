@@ -176,7 +176,7 @@ PROFILE = """{"devices": [{"id": "local/emulated:0", "memory_mb": 17179, "kind":
             "beside": {"slow": 1.4}},
   "slow": {"occupation_mb": 1000, "load_s": 0.1, "infer_s": 0.4, "sharing": "spatial", "compute": 50, "uses": 80}
 }, "arrivals": [%s]}"""
-CALLS = [(0.3 * at, ("slow", "quick", "quick")[at % 3]) for at in range(20)]
+CALLS = [(0.3 * at, ("slow", "quick", "quick")[at % 3]) for at in range(14)]
 
 
 @pytest.mark.slow

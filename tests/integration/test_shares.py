@@ -20,7 +20,8 @@ BUSY = """
             pass
         return "done"
 """
-MEASURED_S = 3.0
+MEASURED_S = 2.0
+TRIES = 5
 
 
 @pytest.fixture
@@ -63,7 +64,10 @@ def test_two_halves_of_a_device_are_halves_and_no_more(platform: Platform) -> No
     assert platform.status()["devices"][0]["reserved"] == 100
 
     alone = used(platform, ["one"])["one"]
-    both = used(platform, ["one", "two"])
+    for _ in range(TRIES):  # where other work takes the cores, nothing is shared
+        both = used(platform, ["one", "two"])
+        if sum(both.values()) > 0.5:
+            break
 
     assert alone <= 0.36, "also alone it gets its half only"
     assert sum(both.values()) <= 0.7

@@ -85,6 +85,7 @@ def test_a_cpu_device_is_a_number_and_a_budget() -> None:
         (["cpu:0=1GiB,cores=0.0001"], "cores=0.0001: write a number from 0.001"),
         (["cpu:0=1GiB,cores=1,cores=1"], "cores needs one value: write cores=VALUE, once"),
         (["cpu:0=1GiB,cores=0.5", "cpu:1=1GiB,cores=900"], "cpu:0 with cores=0.5 and cpu:1 with cores=900 is more"),
+        (["cpu:0=1GiB,core=1"], "core is no option: did you mean cores[?] Else give the label another name"),
         (["cpu:0=1GiB,mps=off"], "mps is an option of cuda devices: remove it, or give a label another name"),
         (["cpu:0=1GiB,kind=v100"], "kind is an option of emulated devices: remove it"),
         (["cuda:0,mps=perhaps"], "mps=perhaps: write mps=off, or leave it out"),
