@@ -188,7 +188,9 @@ class Soak:
             return  # it is being replaced
         server = servers[-1]
         if what == "worker":
-            workers = [each for each in server.children() if time.time() - each.create_time() > 2]
+            workers = [
+                each for each in server.children() if time.time() - each.create_time() > 2 and each.name() != "standby"
+            ]
             if not workers:
                 return
             called = {each.function for each in self.load.calls[-60:] if is_open(each)}
@@ -221,6 +223,7 @@ class Soak:
             worker.pid
             for server in psutil.Process(self.platform.pid).children()
             for worker in server.children()
+            if worker.name() != "standby"
         ]  # fmt: skip
         held = [private_bytes(pid) or 0 for pid in workers]
         self.report.samples.append(
