@@ -48,6 +48,8 @@ _STANDBY_CONTEXT: Final = 512 * MiB
 _CUDA_SPARE: Final = 512 * MiB
 """Not promised on a GPU when no size is given: memory of the driver, and growth of other programs' contexts."""
 
+ALLOCATOR: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""Blocks of torch's allocator grow in place: gaps between them, which are counted as occupied, stay small."""
 _OPTIONS: Final[Mapping[str, Sequence[str]]] = {"cpu": ("cores",), "cuda": ("mps",), EMULATED: ("kind", "profile")}
 """By kind of device: what follows behind commas and is no label."""
 _GO_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # the names that Kubernetes uses
@@ -192,8 +194,7 @@ class CudaDevice:
         self.env = {
             "CUDA_VISIBLE_DEVICES": self.uuid,
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            # Blocks grow in place: gaps between them, which are counted as occupied, stay small.
-            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+            **ALLOCATOR,
         }
 
     def share_env(self, need: Need, share: int, memory: Bytes) -> dict[str, str]:
