@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -158,25 +159,12 @@ def starts(on: Machine, home: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     weights = {}
     for name in models_of(on, home):
-        weights[name] = home / f"{name}.safetensors"
-        size = write_weights(name, weights[name])
-        found[name] = {"bytes": size}
-        with by_hand(on) as hand:
-            for how in ("platform", "safetensors", "torch.load"):
-                if how == "torch.load" and size <= PICKLED_TO:
-                    from safetensors.torch import load_file
-
-                    torch.save(load_file(weights[name]), weights[name].with_suffix(".pt"))
-                elif how == "torch.load":
-                    found[name][how] = {"not run": "the model is not written a second time"}
-                    continue
-                hand.start(how, name, weights[name])  # the first one warms the page cache
-                found[name][how] = hand.start(how, name, weights[name])
-        weights[name].with_suffix(".pt").unlink(missing_ok=True)
-        found[name]["fresh process"] = {"all": fresh_process(on, name, weights[name])}
-        say(f"  {name}: by hand {found[name]['platform'].get('all', 0):.3f} s, {on.left_s:.0f} s left")
+        path = home / f"{name}.safetensors"
+        found[name] = section(starts_by_hand, on, name, path)
+        if "bytes" in found[name]:
+            weights[name] = path
     filler = on.memory - 256 * MiB
-    memory = {name: int(found[name]["bytes"] * 1.25) + (GiB if on.cuda else 300 * MiB) for name in found}
+    memory = {name: int(found[name]["bytes"] * 1.25) + (GiB if on.cuda else 300 * MiB) for name in weights}
     source = home / "functions"
     source.mkdir()
     (source / "filler").mkdir()
@@ -195,13 +183,33 @@ def starts(on: Machine, home: Path) -> dict[str, Any]:
             deploy(url, source, {**memory, "filler": filler})
             served = coldstart.Served(variant, client, data)
             for name, path in weights.items():
+                answer = found[name]["platform"].get("answer")
                 found[name][f"platform {variant}"] = (
-                    served_starts(served, name, path, found[name]["platform"]["answer"])
-                    if on.left_s > 30
-                    else {"not run": "out of time"}
+                    section(served_starts, served, name, path, answer) if on.left_s > 30 else {"not run": "out of time"}
                 )
             if variant == "as it is":
-                found["warm calls"] = warm_calls(client, next(iter(weights)))
+                found["warm calls"] = section(warm_calls, client, next(iter(weights)))
+    return found
+
+
+def starts_by_hand(on: Machine, name: str, path: Path) -> dict[str, Any]:
+    """Write the weights of a model to *path*, and return what its start takes without the platform."""
+    size = write_weights(name, path)
+    found: dict[str, Any] = {"bytes": size}
+    with by_hand(on) as hand:
+        for how in ("platform", "safetensors", "torch.load"):
+            if how == "torch.load" and size <= PICKLED_TO:
+                from safetensors.torch import load_file
+
+                torch.save(load_file(path), path.with_suffix(".pt"))
+            elif how == "torch.load":
+                found[how] = {"not run": "the model is not written a second time"}
+                continue
+            hand.start(how, name, path)  # the first one warms the page cache
+            found[how] = hand.start(how, name, path)
+    path.with_suffix(".pt").unlink(missing_ok=True)
+    found["fresh process"] = {"all": fresh_process(on, name, path)}
+    say(f"  {name}: by hand {found['platform'].get('all', 0):.3f} s, {on.left_s:.0f} s left")
     return found
 
 
@@ -270,12 +278,24 @@ def tests(on: Machine) -> dict[str, Any]:
 # --- all of it ---
 
 
+def section(run: Callable[..., Any], *args: object) -> Any:
+    """Return what *run* finds. A failure of one section costs none of the others: a GPU may not be lent again."""
+    try:
+        return run(*args)
+    except (Exception, SystemExit) as exc:
+        text = traceback.format_exc()
+        say(f"  failed: {type(exc).__name__}: {exc}", markup=False)
+        return {"not run": f"it failed: {type(exc).__name__}: {exc}"[:300], "traceback": text[-4000:]}
+
+
 def show(bundle: dict[str, Any]) -> None:
     shown = Table(title=f"starts on {bundle['machine']['name']}, ms", title_justify="left")
     columns = ("model", "MiB", "how", "case", "tier", "all", "load", "first run", "beyond load + run")
     for place, heading in enumerate(columns):
         shown.add_column(heading, justify="left" if place in (0, 2, 3, 4) else "right")
-    models = {name: each for name, each in bundle.get("starts", {}).items() if "bytes" in each}
+    models = {
+        name: each for name, each in bundle.get("starts", {}).items() if isinstance(each, dict) and "bytes" in each
+    }
     for name, of in models.items():
         size = f"{of['bytes'] / MiB:.0f}"
         for how, each in of.items():
@@ -295,7 +315,7 @@ def show(bundle: dict[str, Any]) -> None:
                 shown.add_row(name, size, how, case, times.get("tier", ""), *texts)
     Console(width=max(Console().width, 130)).print(shown)
     for name, value in bundle.items():
-        if name not in ("starts", "machine", "tests"):
+        if name not in ("machine", "tests") and not (name == "starts" and models):
             print(f"{name}: {json.dumps(value)[:1000]}")
     print(f"tests/gpu: {bundle['tests'].get('said', str(bundle['tests']))[-300:].strip()}")
 
@@ -326,7 +346,7 @@ def main() -> None:
         }
         for name, (needs_s, run) in sections.items():
             say(f"[bold]{name}[/] ({on.left_s:.0f} s left)")
-            bundle[name] = run() if on.left_s > needs_s else {"not run": "out of time"}
+            bundle[name] = section(run) if on.left_s > needs_s else {"not run": "out of time"}
             given.out.write_text(json.dumps(bundle, indent=1) + "\n")
     show(bundle)
     say(f"written: {given.out} ({given.out.stat().st_size} bytes)")
