@@ -18,7 +18,7 @@ from gpufaas_adapters.etcd.secrets import EtcdSecrets, SecretChanged, SecretRemo
 from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_apps.cluster import advertised, identity, leader_addresses, listening, opened
 from gpufaas_apps.engines import connect, container_engine
-from gpufaas_apps.host_cache import host_cache
+from gpufaas_apps.host_cache import host_budget, host_cache
 from gpufaas_apps.options import DEFAULT_NODE_PORT, NodeOptions
 from gpufaas_apps.process import first_of, on_signals, own_directory, prepare_process, run_loop
 from gpufaas_apps.status import Status, status_served
@@ -61,6 +61,7 @@ async def _main(options: NodeOptions) -> None:
 def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     """Open the node's devices and stores, and compose it. :raises GpufaasError: one of them cannot be used"""
     given, data = options.devices, options.data
+    budget = host_budget(given.host_cache)
     enforcement = Enforcement(given.memory_enforcement)
     devices = open_devices(
         given.devices,
@@ -87,7 +88,7 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     )
     node = agent.node = Node(
         devices, bundles, logs, agent.report, log.warning, settings, containers, fetch=weights.fetch,
-        enforcement=enforcement, host_cache=host_cache(given.host_cache, artifacts),
+        enforcement=enforcement, host_cache=host_cache(budget, artifacts),
     )  # fmt: skip
     return NodeApp(options, me, node, containers, agent, weights, logs, secrets)
 

@@ -24,7 +24,7 @@ from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.data_directory import auth_dir_of, builds_of, credentials_of, is_loopback, owned
 from gpufaas_apps.engines import connect, container_engine
 from gpufaas_apps.front import Front, Parts
-from gpufaas_apps.host_cache import host_cache
+from gpufaas_apps.host_cache import host_budget, host_cache
 from gpufaas_apps.one_node import OneNode
 from gpufaas_apps.options import FrontOptions, ServeOptions
 from gpufaas_apps.process import first_of, listen, prepare_process, run_loop
@@ -108,6 +108,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     """Open what the platform stands on, and compose it. Needs the event loop. :raises GpufaasError: as `run`"""
     builds = builds_of(options, spool)
     origins = Origins()
+    budget = host_budget(options.host_cache)
     enforcement = Enforcement(options.memory_enforcement)
     devices = open_devices(
         options.devices,
@@ -136,7 +137,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     )
     node = Node(
         devices, stores.bundles, stores.logs, scheduler.report, logging.getLogger("node").warning, settings,
-        containers, enforcement=enforcement, host_cache=host_cache(options.host_cache, stores.artifacts),
+        containers, enforcement=enforcement, host_cache=host_cache(budget, stores.artifacts),
     )  # fmt: skip
     gone: list[str] = []
     parts = Parts(

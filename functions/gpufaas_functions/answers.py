@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import CHUNK_BYTES, FILE, AnswerHead, CallHead, Kind, MeasuredHead, encode_frame
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
 from gpufaas_functions.emulated import EmulatedMemory
@@ -133,7 +134,8 @@ def in_one_line(exc: BaseException) -> str:
     Return the type and the text of *exc* in one line. The last line alone would not do: it may be advice (CUDA) or a
     note. Indented lines at the beginning are the place of a syntax error, and are left out.
     """
-    lines = utf8("".join(traceback.format_exception_only(exc))).rstrip().splitlines()
+    said = "".join(traceback.format_exception_only(exc)).removeprefix(f"{GpufaasError.__module__}.")
+    lines = utf8(said).rstrip().splitlines()
     begin = next((at for at, line in enumerate(lines) if line.strip() and not line[0].isspace()), 0)
     return " ".join(" ".join(lines[begin:]).split())[:SAID] or type(exc).__name__
 

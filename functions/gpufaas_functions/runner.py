@@ -149,7 +149,7 @@ def _warm_up(handler: Any, model: Any, memory: Memory) -> list[tuple[str, float]
     try:
         warm_up(model)
         memory.synchronize()
-    except Exception as exc:
+    except BaseException as exc:
         text = utf8("".join(traceback.format_exception(from_the_author(exc))))
         sys.stderr.write(f"{text}gpufaas: {WARM_UP}() failed, and the model serves without it\n")
         memory.release()

@@ -456,6 +456,15 @@ def test_a_taken_port_is_said_in_one_line(platform: Platform, make_platform: Mak
     assert free_port() != platform.port
 
 
+def test_a_host_tier_larger_than_the_memory_is_said_in_one_line(make_platform: Make) -> None:
+    platform = make_platform("--device", "cpu:0=400MiB", "--host-cache", "900TiB")
+
+    platform.launch()
+
+    assert platform.wait() == 2
+    assert re.fullmatch(r"gpufaas: --host-cache 921600.0 GiB: there are .*: give it less .*\n", platform.said())
+
+
 def test_port_0_is_any_that_is_free_and_the_first_line_says_which(make_platform: Make) -> None:
     platform = make_platform("--device", "cpu:0=400MiB")
     platform.port = 0

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpufaas_core.errors import LoadFailed
 from gpufaas_functions.answers import in_one_line
 from gpufaas_functions.memory import is_out_of_memory
 
@@ -62,6 +63,10 @@ def _noted() -> Exception:
         (_noted(), "ValueError: no such breed seen in row 7"),
         (SyntaxError("invalid syntax", ("handler.py", 3, 5, "def (:", 3, 6)), "SyntaxError: invalid syntax"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (
+            LoadFailed("w.safetensors is damaged: build it again"),
+            "LoadFailed: w.safetensors is damaged: build it again",
+        ),
         (FileNotFoundError("b\udcff"), "FileNotFoundError: b\\udcff"),
         (ValueError("x" * 9000), "ValueError: " + "x" * 1988),
     ],
