@@ -14,6 +14,7 @@ import psutil
 import torch
 from _platform import ROOT
 
+from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Need
 from gpufaas_functions import transfer
 from gpufaas_gpu_manager.mps import Mps
@@ -63,6 +64,14 @@ class Machine:
             smi = _output("nvidia-smi", f"--query-gpu={query}", "--format=csv")
             found |= {"name": name, "memory": total, "driver": self.nvml.driver(), "nvidia_smi": smi}
         return found
+
+
+def gpus_here() -> int:
+    """Return the number of GPUs that NVML finds, whether or not torch can use them."""
+    try:
+        return Nvml().count()
+    except InvalidSpec:
+        return 0
 
 
 def _output(*command: str) -> str:

@@ -34,7 +34,7 @@ import httpx
 import psutil
 import swap
 import torch
-from _gpu_device import ARCHITECTURES, Machine, MiB, profiles, together, transfers
+from _gpu_device import ARCHITECTURES, Machine, MiB, gpus_here, profiles, together, transfers
 from _gpu_models import BUILD, GiB, write_weights
 from _platform import ROOT, gpufaas, platform, serves_with
 from _starts import into_page_cache, out_of_page_cache, phases
@@ -328,10 +328,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the smallest of each, no tests: tries the script")
     given = parser.parse_args()
     random.seed(1)
+    if given.device == "cpu" and (gpus := gpus_here()):
+        say(f"NVML finds {gpus} GPU(s), and torch {torch.__version__} cannot use them: this measures a CPU device.")
+        say("For the GPU, install a torch with CUDA that its driver supports.")
     try:
         on = Machine(given.device, time.monotonic() + 60 * given.minutes, given.quick)
     except InvalidSpec as exc:
-        parser.error(str(exc))
+        parser.error(str(exc).replace("--device cpu:0=SIZE", "--device cpu"))
+    if on.cuda and not torch.cuda.is_available():
+        parser.error(
+            f"torch {torch.__version__} cannot use {given.device}: install one with CUDA that its driver supports"
+        )
     bundle: dict[str, Any] = {"machine": on.facts()}
     if not on.cuda:
         torch.set_num_threads(1)
