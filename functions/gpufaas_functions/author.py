@@ -18,7 +18,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -113,7 +113,7 @@ class Event:
     def body(self) -> bytes:
         """The whole body."""
         if self._body is None and self._file:
-            with open(self._file, "rb") as file:
+            with self._opened() as file:
                 self._body = file.read()  # one copy, from the page cache
         elif self._body is None:
             self._body = b"".join(self.stream())
@@ -125,7 +125,7 @@ class Event:
             yield self._body
             return
         if self._file:
-            with open(self._file, "rb") as file:
+            with self._opened() as file:
                 while piece := file.read(_PIECE):
                     yield piece
             return
@@ -135,6 +135,13 @@ class Event:
         yield from source()
         if self._body is None:
             self._body = b""
+
+    def _opened(self) -> BinaryIO:
+        """:raises BadBody: the file was removed, as its caller left: others of its batch go on without it"""
+        try:
+            return open(self._file, "rb")
+        except FileNotFoundError:
+            raise BadBody("the body is gone: its caller has left", self) from None
 
     @property
     def headers(self) -> Headers:

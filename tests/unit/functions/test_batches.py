@@ -52,6 +52,17 @@ def test_bodies_that_are_no_json_concern_their_calls_only() -> None:
     assert sizes == [4, 3, 2]
 
 
+def test_a_caller_who_left_with_a_large_body_takes_no_other_call_along() -> None:
+    gone = Event("POST", "/", b"", [], None, file="/nowhere/body")
+    events = [event(b"1"), gone, event(b"3")]
+
+    for read in (lambda each: each.body, lambda each: b"".join(each.stream())):
+        found = run_batch(lambda events, _, read=read: [read(each) for each in events], events, [context()] * 3)
+
+        assert [each.body for each in found if isinstance(each, HandlerAnswer)] == [b"1", b"3"]
+        assert isinstance(found[1], BadBody)
+
+
 def test_a_bad_body_of_no_call_is_an_error_of_all() -> None:
     def strange(events: list[Event], contexts: list[Context]) -> list[int]:  # noqa: ARG001
         raise BadBody("of what?")
