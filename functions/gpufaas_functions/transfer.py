@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from gpufaas_core.errors import InvalidSpec, LoadFailed
 from gpufaas_core.units import Bytes, MiB
+from gpufaas_functions.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -251,6 +252,12 @@ def to_cuda(path: str | Path, device: str) -> "dict[str, Tensor]":
         return LOADERS[name](path, device)
     except ImportError as exc:
         raise InvalidSpec(f"{LOADER}={name} needs {exc.name}: put it into requirements.txt") from exc
+    except LoadFailed:
+        raise
+    except Exception as exc:
+        if name == "own" or is_out_of_memory(exc):
+            raise
+        raise LoadFailed(f"{path} cannot be loaded by {name}: {' '.join(str(exc).split())}") from exc
 
 
 def _by_fastsafetensors(path: str | Path, device: str) -> "dict[str, Tensor]":

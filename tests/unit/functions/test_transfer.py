@@ -210,6 +210,43 @@ def test_a_loader_that_is_not_there_is_named(
         transfer.to_cuda(saved[1], "cuda:0")
 
 
+@pytest.mark.parametrize(
+    ("name", "package"), [("fastsafetensors", "fastsafetensors"), ("runai", "runai_model_streamer")]
+)
+def test_other_loaders_give_the_same_tensors(
+    saved: tuple[dict[str, Any], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, package: str
+) -> None:
+    """Where they are installed: they load to a CPU, too."""
+    pytest.importorskip(package)
+    monkeypatch.setenv(transfer.LOADER, name)
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(saved[1].read_bytes()[:-100])
+
+    found = transfer.to_cuda(saved[1], "cpu")
+
+    assert found.keys() == saved[0].keys()
+    assert all(torch.equal(found[each], saved[0][each]) for each in found)
+    with pytest.raises(LoadFailed, match=f"cut.safetensors cannot be loaded by {name}: "):
+        transfer.to_cuda(cut, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [(ValueError("Corrupted\n File"), LoadFailed), (RuntimeError("CUDA out of memory"), RuntimeError)],
+)
+def test_what_another_loader_raises_is_a_failed_load_unless_memory_lacks(
+    saved: tuple[dict[str, Any], Path], monkeypatch: pytest.MonkeyPatch, raised: Exception, expected: type[Exception]
+) -> None:
+    def fail(*_: object) -> Any:
+        raise raised
+
+    monkeypatch.setenv(transfer.LOADER, "runai")
+    monkeypatch.setitem(transfer.LOADERS, "runai", fail)
+
+    with pytest.raises(expected, match="by runai: Corrupted File$" if expected is LoadFailed else "out of memory"):
+        transfer.to_cuda(saved[1], "cuda:0")
+
+
 def test_weights_for_a_gpu_take_this_way(saved: tuple[dict[str, Any], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "CudaTarget", lambda device: HostTarget())  # noqa: ARG005 - as it is called
 
