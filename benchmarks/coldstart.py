@@ -88,10 +88,10 @@ class Served:
     home: Path
 
     def weights(self, path: Path) -> list[Path]:
-        """Return the files that the platform may read the weights in the file *path* from."""
+        """Return the files that the platform may read the weights in the file *path* from, each under one name."""
         size = path.stat().st_size
         files = [each for each in (self.home / "data").rglob("*") if each.is_file() and each.stat().st_size == size]
-        return [*files, path]
+        return list({each.stat().st_ino: each for each in files}.values())
 
 
 def write_functions(home: Path, models: tuple[str, ...], threads: int) -> None:
@@ -172,6 +172,7 @@ class Rounds:
         self._drop([folder / "weights.safetensors"])
         time.sleep(SETTLE_S)
         slow = hand.start(folder)[0]
+        self._drop([folder / "weights.safetensors"])  # not much is cached at once: the kernel would look for memory
         for served in platforms:
             for case, reference in (("page cache", quick), ("no page cache", slow)):
                 freed = evict(served)

@@ -30,6 +30,14 @@ def test_an_lru_list_misses_what_it_dropped(sequence: list[int], room: int, befo
     assert lru_misses(sequence, room, before) == misses
 
 
+def test_each_device_keeps_the_most_called_models_and_one_place_for_the_others() -> None:
+    from swap import kept_misses
+
+    assert kept_misses([0, 1, 0, 2, 3, 0, 1, 3, 4], devices=1, room=2) == 6
+    assert kept_misses([0, 1, 0, 2, 3, 0, 1, 3, 4], devices=1, room=3) == 3
+    assert kept_misses([0, 0, 1, 1, 2, 3, 2, 3, 4], devices=2, room=2) == 3
+
+
 @pytest.mark.parametrize(
     ("header", "beyond_ms"),
     [
