@@ -142,6 +142,35 @@ def test_weights_reach_a_gpu_at_four_fifths_of_a_pinned_copy(tmp_path: Path) -> 
 
 @needs_gpu
 @pytest.mark.gpu
+def test_blocks_of_torchs_allocator_grow_in_place_in_a_worker(
+    make_platform: Callable[..., Platform],  # noqa: F811 - the fixture
+) -> None:
+    """A torch with CUDA reads that when it is imported, in the fork server."""
+    platform = make_platform("--device", "cuda:0=4GiB").start()
+    settings = 'torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]'
+    path = platform.deploy("asks", SMALL.replace("str(int((model @ model)[0, 0]))", f"str({settings})"), memory="1GiB")
+
+    assert platform.call(path).text == "True"
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_captured_model_answers_as_the_model_does() -> None:
+    import torch
+
+    from gpufaas_functions import graphed
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda().eval()
+    fast = graphed(model, torch.zeros(4, 64, device="cuda:0"))
+
+    with torch.no_grad():
+        inputs = [torch.randn(4, 64, device="cuda:0") for _ in range(3)] + [torch.randn(2, 64, device="cuda:0")]
+        answers = [fast(each) for each in inputs]
+        assert all(torch.allclose(a, model(each), atol=1e-5) for a, each in zip(answers, inputs, strict=True))
+
+
+@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed")
 def test_two_workers_share_a_gpu_by_mps(make_platform: Callable[..., Platform]) -> None:  # noqa: F811 - the fixture
     platform = make_platform("--device", "cuda:0=4GiB").start()
