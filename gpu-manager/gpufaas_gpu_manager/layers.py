@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
 
-from gpufaas_core.model import Seconds
+from gpufaas_core.model import Bytes, Seconds
 from gpufaas_gpu_manager import zygote
 from gpufaas_gpu_manager.forks import Child, LayerServer, Zygote
 from gpufaas_gpu_manager.standbys import Standbys
@@ -42,6 +42,8 @@ class Layer(ForkServer):
         super().__init__(server, standbys)
         self.base = base
         self.packages: frozenset[str] = frozenset()
+        self.memory: Bytes = 0
+        """What its modules hold."""
         self.claims = 0
         """Starts that are about to ask it for a worker."""
         self.used_at = time.monotonic()
@@ -242,7 +244,7 @@ class Layers:
         try:
             async with asyncio.timeout(self._import_s):
                 said = await layer.zygote.ready()
-            layer.packages = frozenset(said.packages)
+            layer.packages, layer.memory = frozenset(said.packages), said.memory
             fault = said.fault
         except TimeoutError:
             os.kill(pid.result(), 9)

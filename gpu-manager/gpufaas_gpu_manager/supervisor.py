@@ -16,7 +16,7 @@ from gpufaas_gpu_manager.layers import ForkServer, Layers
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink
 from gpufaas_gpu_manager.parked import ParkedWorkers
-from gpufaas_gpu_manager.proc import cpu_seconds, private_of, usage_of
+from gpufaas_gpu_manager.proc import cpu_seconds, usage_of
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.standbys import Standbys
 from gpufaas_gpu_manager.worker import Worker, WorkerDevicePort
@@ -127,8 +127,7 @@ class Supervisor:
         for each in layers:
             for name, value in each.standbys.status().items():
                 status[name] += value
-        memory = sum(private_of(each.zygote.pid) for each in layers if each.zygote.pid is not None)
-        return {**status, "layers": len(layers), "layerMemory": memory}
+        return {**status, "layers": len(layers), "layerMemory": sum(each.memory for each in layers)}
 
     def _loads(self) -> bool:
         return any(each.state is WorkerState.STARTING for each in self._workers.values())

@@ -118,6 +118,8 @@ class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
     """Of a layer: why it cannot be used."""
     packages: tuple[str, ...] = ()
     """Of a layer: what importing its modules has brought, by the first part of the names."""
+    memory: int = 0
+    """Of a layer: what it holds by that, in bytes."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -341,7 +343,7 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
     end_with_parent(signal.SIGTERM)
     inherit_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    before = set(sys.modules)
+    before, memory = set(sys.modules), MemoryPoint.read().anonymous
     fault = _import_installed(layer.modules)
     staged.install()
     threads = _threads()
@@ -350,7 +352,8 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
     elif "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
         fault = fault or "importing them uses the GPU, and a process that uses it cannot be forked"
     packages = {name.partition(".")[0] for name in sys.modules.keys() - before}
-    _ForkServer(control).serve(ZygoteReady(threads, [], fault, tuple(sorted(packages))))
+    grown = max(0, MemoryPoint.read().anonymous - memory)
+    _ForkServer(control).serve(ZygoteReady(threads, [], fault, tuple(sorted(packages)), grown))
 
 
 def _import_installed(modules: tuple[str, ...]) -> str:
