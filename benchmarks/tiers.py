@@ -1,11 +1,12 @@
 """
 What host tiers and prefetch give, in the simulator: the tables of docs/tiers.md.
 
-    python benchmarks/tiers.py [--trace FILE] [--seeds 8] [--jobs 2] [--write docs/tiers.md]
+    python benchmarks/tiers.py [--trace FILE] [--parked] [--seeds 8] [--jobs 2] [--write docs/tiers.md]
 
 Simulates each workload three times, with the same calls and times: without host tiers; with them and a policy that
 estimates loads by them; and with prefetch as well. A load from the host tier takes `SHARE` of one from disk. Exits with
-1 if host tiers, or prefetch, make the mean latency of a cell worse by more than `TIE`.
+1 if host tiers, or prefetch, make the mean latency of a cell worse by more than `TIE`. With --parked: only what parking
+gives on top of both.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -34,6 +36,9 @@ SHARE = 0.3
 TIE = 1.02
 WITHOUT, TIERS, PREFETCH = "without", "tiers", "tiers + prefetch"
 WAYS = (WITHOUT, TIERS, PREFETCH)
+WITH_PARKED = "tiers + prefetch + parked"
+WAKE = 0.1
+"""Of the time of a load from disk."""
 SPECS = {
     "least-wait": ("least-wait", "least-wait+prefetch=none", "least-wait"),
     "lalb-o3": ("lalb-o3", "lalb-o3", "lalb-o3+prefetch=next-misses"),
@@ -58,6 +63,16 @@ Figures are means over the seeds: without host tiers → with them → with pref
 a load of their own; with host tiers there are more, since a policy waits less for a copy where a load is short. The
 last column is what prefetch changes in the mean latency, with its 95 % interval over the seeds. Loads beside calls slow
 none of them here, and reading for a host tier slows no load: on a real node both cost some bandwidth.
+"""
+
+
+PARKED = """
+## Parked copies
+
+Written by `python benchmarks/tiers.py --parked --write docs/tiers.md`: `least-wait` with prefetch, Pareto times, and
+otherwise as above, without → with nodes that park (`--park`). A parked copy has weights of its own in the host tier,
+as on a GPU, gives way to staged ones, and wakes in {wake:g} of the time of a load from disk. It wakes on its device
+only, so where several devices may load a function, most misses go by.
 """
 
 
@@ -127,6 +142,40 @@ def measure(cell: Cell, trace: Path | None, seeds: int) -> Found:
     return Found(cell, reports)
 
 
+def measure_parked(cell: Cell, seeds: int) -> Found:
+    reports: dict[str, list[Report]] = {way: [] for way in (PREFETCH, WITH_PARKED)}
+    for seed in range(seeds):
+        drawn = workload(cell, None, seed, host=True)
+        functions = [
+            replace(each, costs={kind: replace(cost, wake_s=WAKE * cost.load_s) for kind, cost in each.costs.items()})
+            for each in drawn.functions
+        ]
+        parks = replace(drawn, functions=functions, parks=frozenset(drawn.host_memory))
+        for way, given in ((PREFETCH, drawn), (WITH_PARKED, parks)):
+            noise = Noise(service_noise(given, pareto(), seed))
+            reports[way].append(simulate(given, engine_header("least-wait"), noise=noise)[1])
+    return Found(cell, reports)
+
+
+def parked_text(found: Sequence[Found]) -> str:
+    heads = ["functions", "host tier, GB", "mean, s", "p99, s", "misses per call", "wakes per call", "parking: mean"]
+    rows = []
+    for of in found:
+
+        def each(form: str, figure: Callable[[Report], float], of: Found = of) -> str:
+            return " → ".join(form.format(fmean(map(figure, of.reports[way]))) for way in (PREFETCH, WITH_PARKED))
+
+        pairs = zip(means(of.reports[WITH_PARKED]), means(of.reports[PREFETCH]), strict=True)
+        change = estimate([100 * (new / old - 1) for new, old in pairs])
+        rows.append([
+            str(of.cell.functions), f"{of.cell.host_gb:g}", each("{:.2f}", lambda report: report.latency.mean),
+            each("{:.1f}", lambda report: report.latency.p99), each("{:.3f}", lambda report: report.miss_ratio),
+            f"{fmean(report.wakes / report.calls for report in of.reports[WITH_PARKED]):.3f}",
+            f"{change.mean:+.1f} ± {change.half_width:.1f} %",
+        ])  # fmt: skip
+    return PARKED.strip().format(wake=WAKE) + "\n\n" + table(heads, rows)
+
+
 def means(reports: Sequence[Report]) -> list[float]:
     return [each.latency.mean for each in reports]
 
@@ -177,10 +226,22 @@ def text(found: Sequence[Found], seeds: int) -> str:
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--trace", type=Path, help="Azure Functions 2019 trace, or a sample of it")
+    arguments.add_argument("--parked", action="store_true", help="what parked copies give, and nothing else")
     arguments.add_argument("--seeds", type=int, default=8, help="how many")
     arguments.add_argument("--jobs", type=int, default=1, help="processes")
     arguments.add_argument("--write", type=Path, help="this file, in place of what it says now")
     options = arguments.parse_args()
+    if options.parked:
+        paper = PAPER_MEMORY / MB / 1000
+        sizes = product((35, 60), (paper,), (30, 60, 120))
+        some = [Cell("least-wait", "power law", *each, heavy=True) for each in sizes]
+        with multiprocessing.Pool(options.jobs) as pool:
+            of_parked = parked_text(pool.map(functools.partial(measure_parked, seeds=options.seeds), some, 1))
+        if options.write is None:
+            print(of_parked)
+        else:
+            write_part(options.write, "parked", of_parked)
+        return 0
     with multiprocessing.Pool(options.jobs) as pool:
         measuring = functools.partial(measure, trace=options.trace, seeds=options.seeds)
         found = pool.map(measuring, cells(options.trace is not None), chunksize=1)
