@@ -104,6 +104,8 @@ def render(status: Mapping[str, Any], gateway: str, *, brief: bool = False) -> "
     )
     if (standbys := status.get("standbys")) and standbys["ready"]:
         head.append(f" · {standbys['ready']} standby, {format_bytes(standbys['memory'])}")
+    if parked := sum(len(each.get("parked") or ()) for each in devices):
+        head.append(f" · {parked} parked")
     if standbys and standbys.get("layers"):
         head.append(f" · {standbys['layers']} preloaded, {format_bytes(standbys['layerMemory'])}")
     where = _Names(devices, brief)
