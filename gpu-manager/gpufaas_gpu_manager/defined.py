@@ -96,6 +96,7 @@ class Functions:
         """No new calls will come. The newest `_FORGOTTEN_KEPT` stay known: calls that drain may still start them."""
         self._forgotten.append(function)
         self._staging.forget(function)
+        self._host.parks.forget(function)
         self._host.layers.keep({each.preload for name, each in self.specs.items() if name not in self._forgotten})
         while len(self._forgotten) > _FORGOTTEN_KEPT:
             self.specs.pop(self._forgotten.popleft(), None)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from gpufaas_core.model import CallId, CopyId, DeviceId, copy_id
-from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot
+from gpufaas_core.snapshot import DeviceSnapshot, ParkedSnapshot, ResidentSnapshot
 from gpufaas_scheduler.world.state import Copy
 
 
@@ -25,13 +25,14 @@ class Holding(NamedTuple):
     """By identity: another object is another load."""
     calls: set[CallId]
     """The running calls."""
+    parked: Set[CopyId] = frozenset()
 
 
 class Difference(NamedTuple):
     lost: list[Copy]
     """Copies that the node does not have."""
-    extra: list[ResidentSnapshot]
-    """Idle workers that the engine does not know."""
+    extra: list[ResidentSnapshot | ParkedSnapshot]
+    """Idle workers that the engine does not know, and parked ones."""
     absent: set[CallId]
     """Calls that are not there, or not yet there."""
 
@@ -52,6 +53,11 @@ def compare(asked: Holding, told: DeviceSnapshot, now: Holding) -> Difference:
             each
             for each in told.residents
             if (key := copy_id(each.function, each.copy)) not in now.residents and key not in serving
+        ]
+        + [
+            each
+            for each in told.parked
+            if (key := copy_id(each.function, each.copy)) not in now.residents and key not in now.parked
         ],
         {call for call in asked.calls if call in now.calls} - {each.call for each in told.running},
     )

@@ -231,7 +231,13 @@ class Engine:
         """
         world = self._world
         here = [world.devices[each] for each in devices if each in world.devices]
-        found = {each.id: Holding(dict(each.residency.copies), {call.id for call in each.runs()}) for each in here}
+        parked = world.cluster.parked
+        found = {
+            each.id: Holding(
+                dict(each.residency.copies), {call.id for call in each.runs()}, {copy.id for copy in parked.on(each)}
+            )
+            for each in here
+        }
         if among is not None:
             for holding in found.values():
                 holding.calls.intersection_update(among)

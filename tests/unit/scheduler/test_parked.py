@@ -10,6 +10,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Need, Part, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, ParkedSnapshot
 from gpufaas_scheduler import contract as c
+from gpufaas_scheduler.check import compare
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
 
@@ -141,6 +142,16 @@ def test_parked_copies_of_a_function_that_is_removed_end() -> None:
     site.miss(A)
     site.miss(B)
     assert site.tell(m.FunctionRemoved(A)) == [m.Evict(A, D, 0)]
+
+
+def test_a_parked_worker_that_the_engine_does_not_know_is_found_by_the_check_of_its_node() -> None:
+    site = Parking()
+    site.miss(A)
+    site.miss(B)
+    held = site.engine.holdings([D])[D]
+    told = DeviceSnapshot(Device(D, "gpu", 100), parked=(ParkedSnapshot(A, "a", 0), ParkedSnapshot(A, "a", 7)))
+
+    assert [(each.function, each.copy) for each in compare(held, told, held).extra] == [(A, 7)]
 
 
 def test_a_policy_parks_a_copy_by_an_eviction_to_host() -> None:
