@@ -186,7 +186,7 @@ def try_load(world: World, action: contract.Load) -> str | None:
     world.out.append(
         m.LoadCopy(
             world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number,
-            parked=parked_of(world, device, names),
+            parked=parked_of(world, device, names) if names else (),
         )
     )  # fmt: skip
     return None

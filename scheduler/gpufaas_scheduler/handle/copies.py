@@ -189,7 +189,7 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
     world.out.append(
         m.LoadCopy(
             world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number,
-            parked=parked_of(world, device, names),
+            parked=parked_of(world, device, names) if names else (),
         )
     )  # fmt: skip
     if not owner.queued:

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from gpufaas_cache_manager.eviction import victims
 from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
-from gpufaas_core.model import CopyId, Part, Seconds, copy_id
+from gpufaas_core.model import Bytes, CopyId, Part, Seconds, copy_id
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.batches import joining
 from gpufaas_scheduler.handle.parking import evicted, park, parked_of
@@ -106,8 +108,10 @@ def start(
     said = m.Grant(
         world.epoch, number, (call.id, *[each.id for each in others]) if others else (call.id,), owner.id,
         owner.digest, copy.parts or parts_of(copy, device), call.cold, names, local, copy.number,
-        None if call.ends is None else call.ends - now, 0.0, parked_of(world, device, names) if names else (),
+        None if call.ends is None else call.ends - now,
     )  # fmt: skip
+    if names and cluster.parked.devices:
+        said = replace(said, parked=parked_of(world, device, names))
     world.out.append(m.StartCall(said))
 
 
@@ -193,18 +197,30 @@ def reserve(
     leave_for_others(world, device, victims)
     costs = owner.costs[device.kind]
     assert costs is not None
-    names, load_s, woken = tuple([each.id for each in victims]), owner.load_on(device), None
-    if (parked := world.cluster.parked).devices:
-        woken = parked.take(device, owner)
-        names += tuple([each.id for each in parked.make_room(device, costs.occupation)])
-    world.out += world.lending.take_back(device, costs.occupation)
-    copy = world.cluster.insert(device, owner, costs.occupation, load_s, None if woken is None else woken.number)
-    if victims and world.cluster.parks:
+    cluster, names = world.cluster, tuple([each.id for each in victims])
+    if cluster.parked.devices:
+        copy, names = _reserve_beside_parked(world, device, owner, costs.occupation, names)
+    else:
+        world.out += world.lending.take_back(device, costs.occupation)
+        copy = cluster.insert(device, owner, costs.occupation, owner.load_on(device))
+    if cluster.parks and victims:
         park(world, device, victims)
     if owner.copies >= owner.target:
         world.short.pop(owner.id, None)
         world.held_back.pop(owner.id, None)
     return copy, names
+
+
+def _reserve_beside_parked(
+    world: World, device: DeviceState, owner: FunctionState, memory: Bytes, names: tuple[CopyId, ...]
+) -> tuple[Copy, tuple[CopyId, ...]]:
+    """Charge the reservation: the copy may be one that wakes. Parked copies that are in the way are victims, too."""
+    parked, load_s = world.cluster.parked, owner.load_on(device)
+    woken = parked.take(device, owner)
+    names += tuple([each.id for each in parked.make_room(device, memory)])
+    world.out += world.lending.take_back(device, memory)
+    number = None if woken is None else woken.number
+    return world.cluster.insert(device, owner, memory, load_s, number), names
 
 
 def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...]) -> tuple[Copy, tuple[Copy, ...]]:

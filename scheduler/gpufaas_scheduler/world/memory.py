@@ -84,21 +84,25 @@ class Lending:
         room = limit if copy.asked == ASKED else residency.room_of(copy)  # a new limit must not cross the node's answer
         memory = min(wanted, room)
         grown = max(limit, memory)
-        gone = self._cluster.parked.make_room(device, grown - limit) if grown > limit else []
+        ended: list[m.Command] = []
+        if grown > limit and self._cluster.parked.devices:
+            gone = self._cluster.parked.make_room(device, grown - limit)
+            ended = [m.Evict(each.owner.id, device.id, each.number) for each in gone]
         changed = residency.take_back(grown - limit, copy) if grown > limit else []
         residency.resize(copy, memory, grown)
         self.note(device, copy)
         if grown > limit:
             changed.append(copy)
-        ended = [m.Evict(each.owner.id, device.id, each.number) for each in gone]
-        return [*ended, *(resize_of(device, each) for each in changed)]
+        return ended + [resize_of(device, each) for each in changed]
 
     def lend(self, device: DeviceState, copy: Copy) -> list[m.Resize]:
         """Let *model* use all free memory of its device."""
         residency = device.residency
         if copy.asked == ASKED or not _lends(device):
             return []
-        limit = residency.room_of(copy) - sum(each.memory for each in self._cluster.parked.on(device))
+        limit = residency.room_of(copy)
+        if self._cluster.parked.devices:
+            limit -= sum([each.memory for each in self._cluster.parked.on(device)])
         if limit <= copy.limit:
             return []
         changed = residency.take_back(limit - copy.limit, copy)
