@@ -1,7 +1,8 @@
 """
 Cold starts on a CPU device by tier and phase: what the platform adds to loading a model by hand.
 
-    python benchmarks/coldstart.py [--rounds 5] [--threads 1] [--model NAME]... [--base TREE] [--json] [--write]
+    python benchmarks/coldstart.py [--rounds 5] [--threads 1] [--model NAME]... [--base TREE] [--park] [--json]
+                                   [--write]
 
 By hand: a process that has torch imported maps the same safetensors, builds the model on meta, assigns the weights and
 runs the first inference (a fresh fork of that process each time). The platform: one HTTP request for a model that is
@@ -10,10 +11,11 @@ the request evicts that, and the filler's own ``room`` phase is how long the mod
 
 Each round starts each model by hand and on each platform, with its weights in the page cache and after
 posix_fadvise(DONTNEED) on all their files, and calls it once more (a hit). The tier is what the platform says. Beside
-the platform as it is: without standby workers and without a host tier, where it has them; --base: the platform of
-another working tree (with a .venv), in the same rounds. Each round also evicts a model that has written 1 GiB of
-private memory, which no other process keeps. --write puts the table into docs/performance.md, and its lines about the
-platform as it is into README.md. The bars are judged at the end; with a missed one it exits with 1.
+the platform as it is: without standby workers and without a host tier, where it has them, or, with --park, one that
+parks what it evicts; --base: that of another working tree (with a .venv), in the same rounds. Each round also evicts a
+model that has written 1 GiB of private memory, which no other process keeps. --write puts the table into
+docs/performance.md, and its lines about the platform as it is into README.md. The bars are judged at the end; with a
+missed one it exits with 1.
 """
 
 import argparse
@@ -297,6 +299,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="of torch, in each start; they wait for each other")
     parser.add_argument("--model", action="append", choices=MODELS, help="repeatable; default: all")
     parser.add_argument("--base", type=Path, metavar="TREE", help="another working tree, to compare with")
+    parser.add_argument("--park", action="store_true", help="compare with a platform that parks")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", action="store_true", help="put the tables into README.md and docs/performance.md")
     options = parser.parse_args()
@@ -305,7 +308,10 @@ def main() -> int:
     rounds = Rounds()
     with contextlib.ExitStack() as stack:
         wanted = [("as it is", ROOT, [])]
-        wanted += [(name, ROOT, [flag, "0"]) for name, flag in VARIANTS if serves_with(ROOT, flag)]
+        if options.park:
+            wanted.append(("parking", ROOT, ["--park"]))
+        else:
+            wanted += [(name, ROOT, [flag, "0"]) for name, flag in VARIANTS if serves_with(ROOT, flag)]
         wanted += [("base", options.base.resolve(), [])] if options.base else []
         with console.status("building and deploying"):
             platforms = [stack.enter_context(serve(*each, models, options.threads)) for each in wanted]

@@ -139,7 +139,7 @@ def held_by_workers(pid: int) -> dict[str, int]:
     for each in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             device = each.name().partition(" ")[0]
-            if device.startswith("cpu:"):
+            if device.startswith("cpu:") and each.status() != psutil.STATUS_STOPPED:  # parked: in the host tier
                 held[device] = held.get(device, 0) + held_by(each.pid)
     return held
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from gpufaas_cache_manager.eviction import victims
 from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
-from gpufaas_core.model import Bytes, CopyId, Part, Seconds, copy_id
+from gpufaas_core.model import CopyId, Part, Seconds, copy_id
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.batches import joining
-from gpufaas_scheduler.handle.parking import evicted, park, parked_of
+from gpufaas_scheduler.handle.parking import evicted, park, parked_of, reserve_beside_parked
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.state import JOINED, Call, Copy, DeviceState, FunctionState, Grant, parts_of
@@ -199,7 +199,7 @@ def reserve(
     assert costs is not None
     cluster, names = world.cluster, tuple([each.id for each in victims])
     if cluster.parked.devices:
-        copy, names = _reserve_beside_parked(world, device, owner, costs.occupation, names)
+        copy, names = reserve_beside_parked(world, device, owner, costs.occupation, names)
     else:
         world.out += world.lending.take_back(device, costs.occupation)
         copy = cluster.insert(device, owner, costs.occupation, owner.load_on(device))
@@ -209,18 +209,6 @@ def reserve(
         world.short.pop(owner.id, None)
         world.held_back.pop(owner.id, None)
     return copy, names
-
-
-def _reserve_beside_parked(
-    world: World, device: DeviceState, owner: FunctionState, memory: Bytes, names: tuple[CopyId, ...]
-) -> tuple[Copy, tuple[CopyId, ...]]:
-    """Charge the reservation: the copy may be one that wakes. Parked copies that are in the way are victims, too."""
-    parked, load_s = world.cluster.parked, owner.load_on(device)
-    woken = parked.take(device, owner)
-    names += tuple([each.id for each in parked.make_room(device, memory)])
-    world.out += world.lending.take_back(device, memory)
-    number = None if woken is None else woken.number
-    return world.cluster.insert(device, owner, memory, load_s, number), names
 
 
 def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...]) -> tuple[Copy, tuple[Copy, ...]]:

@@ -259,8 +259,10 @@ class FunctionState(Deployed):
         costs = self.costs[device.kind]
         if costs is None:
             return inf
-        if not self.near or device.id in self.parked:
-            return costs.parked_s if self.near else costs.load_s
+        if not self.near:
+            return costs.load_s
+        if device.id in self.parked:
+            return costs.parked_s
         return costs.host_s if device.node in self.staged else costs.disk_s
 
     def add(self, copy: Copy, device: DeviceState) -> None:
