@@ -91,7 +91,8 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the platform running afterwards")
     options = parser.parse_args()
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the platform is stopped then
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.default_int_handler)  # as Ctrl-C: the platform is stopped then
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir()
     with ExitStack() as stack:

@@ -36,8 +36,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def running(project: Path, *options: str) -> Iterator[str]:
-    """Give the function's URL; end it as Ctrl-C does, and see that nothing is left."""
+def running(project: Path, *options: str, ended_by: signal.Signals = signal.SIGINT) -> Iterator[str]:
+    """Give the function's URL; end it as Ctrl-C does, or by another signal, and see that nothing is left."""
     command = [GPUFAAS, "local-run", "hello", "-p", "0", "-e", "GREETING=hi", "--device", "cpu:0=256MiB", *options]
     out, err = project / "out", project / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
@@ -52,7 +52,7 @@ def running(project: Path, *options: str) -> Iterator[str]:
         children = psutil.Process(process.pid).children(recursive=True)
         yield found[1]
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(ended_by)
         assert process.wait(30) == 0, err.read_text()
     all_ended(children)
     assert list((project / "tmp").iterdir()) == []
@@ -68,7 +68,7 @@ def test_constraints_are_of_where_it_is_deployed_and_are_said_not_to_be_kept_to(
     stack = (project / "stack.yaml").read_text()
     (project / "stack.yaml").write_text(stack.replace("    lang:", "    constraints: [zone=b]\n    lang:"))
 
-    with running(project) as url:
+    with running(project, ended_by=signal.SIGTERM) as url:
         assert httpx.post(url, content=b"you", timeout=30).text == "hi you v1"
 
     assert "Ignored in a local run: constraints zone=b" in (project / "err").read_text()

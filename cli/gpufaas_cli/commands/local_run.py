@@ -122,7 +122,8 @@ def _platform(port: int, devices: tuple[str, ...]) -> Iterator[tuple[str, "subpr
     data = tempfile.mkdtemp(prefix="gpufaas-local-run-")
     command = [sys.executable, "-m", "gpufaas_cli", "serve", "--port", str(port or _free_port()), "--data", data]
     command += [word for each in devices for word in ("--device", each)]
-    # In a session of its own: Ctrl-C reaches this process only, which then stops the platform.
+    # In a session of its own: Ctrl-C reaches this process only, which then stops the platform. So do other ends of it.
+    before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGTERM, signal.SIGHUP)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield _ready(process), process
@@ -137,6 +138,8 @@ def _platform(port: int, devices: tuple[str, ...]) -> Iterator[tuple[str, "subpr
         if process.stdout is not None:
             process.stdout.close()
         shutil.rmtree(data, ignore_errors=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _ready(process: "subprocess.Popen[str]") -> str:
