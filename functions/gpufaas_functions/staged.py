@@ -6,6 +6,7 @@ and only the changed pages are copied. `install` makes safetensors and ``torch.l
 one on the disk, so that code which calls them directly starts from host memory, too. All other readers get the disk.
 """
 
+import _thread
 import contextlib
 import ctypes
 import fcntl
@@ -33,6 +34,7 @@ _LONGEST_HEADER: Final = 100_000_000
 _FAILED: Final = ctypes.c_void_p(-1).value  # MAP_FAILED
 _RESERVE_ONLY: Final = 0x4000  # MAP_NORESERVE
 _FIXED: Final = 0x10  # MAP_FIXED
+_POPULATE_READ: Final = 22  # MADV_POPULATE_READ of Linux 5.14
 _TYPES: Final = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "U16": "uint16",
     "I16": "int16", "F16": "float16", "BF16": "bfloat16", "U32": "uint32", "I32": "int32", "F32": "float32",
@@ -106,9 +108,10 @@ def tensors(path: str | Path, descriptor: int) -> dict[str, Any]:
     import torch
 
     begin, entries = _header(path, descriptor)
-    whole = torch.frombuffer(
-        map_file(descriptor, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE), dtype=torch.uint8
-    )
+    mapped = map_file(descriptor, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE)
+    with contextlib.suppress(RuntimeError):  # no more threads: the first inference does it
+        _thread.start_new_thread(_touch, (mapped,))
+    whole = torch.frombuffer(mapped, dtype=torch.uint8)
     found = {}
     for name, about in entries.items():
         dtype = getattr(torch, _TYPES[about.dtype])
@@ -121,6 +124,13 @@ def tensors(path: str | Path, descriptor: int) -> dict[str, Any]:
             data = data.clone()
         found[name] = data.view(dtype).view(about.shape)
     return found
+
+
+def _touch(mapped: "ctypes.Array[ctypes.c_char]") -> None:
+    """Have the kernel map all pages while the module is built. The first inference would wait for each."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    madvise(ctypes.addressof(mapped), len(mapped), _POPULATE_READ)
 
 
 def _header(path: str | Path, descriptor: int) -> tuple[int, dict[str, _Tensor]]:

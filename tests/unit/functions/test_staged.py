@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.waiting import until
 
 from gpufaas_core.errors import LoadFailed
 from gpufaas_functions import staged
@@ -85,6 +87,23 @@ def test_what_is_written_into_tensors_is_not_written_into_the_file(tmp_path: Pat
     assert not load_weights(tmp_path / "w.safetensors")["a"].any()
 
 
+def test_all_pages_are_mapped_before_anything_reads_the_tensors(tmp_path: Path, attach: Attach) -> None:
+    """One after another, in the first inference, they take a tenth of its time."""
+    save_file({"weight": torch.zeros(4 * 2**20)}, tmp_path / "w.safetensors")
+    descriptor = attach(tmp_path / "w.safetensors")
+
+    weights = load_weights(tmp_path / "w.safetensors")
+
+    def all_mapped() -> bool:
+        smaps = Path("/proc/self/smaps").read_text()
+        own = smaps[smaps.index(f" {os.fstat(descriptor).st_ino} ") :]
+        return re.findall(r"\n(?:Size|Rss): +(\d+)", own)[:2] == [size, size]
+
+    size = str(-(-os.fstat(descriptor).st_size // 4096) * 4)
+    until(all_mapped)
+    assert weights["weight"].shape == (4 * 2**20,)
+
+
 def test_the_mapping_goes_with_the_last_tensor(tmp_path: Path, attach: Attach) -> None:
     def mapped() -> bool:
         return "gpufaas-weights" in Path("/proc/self/maps").read_text()
@@ -96,7 +115,7 @@ def test_the_mapping_goes_with_the_last_tensor(tmp_path: Path, attach: Attach) -
     del found
     assert mapped()
     del kept
-    assert not mapped()
+    until(lambda: not mapped(), "the thread that maps its pages may have it a little longer")
 
 
 LIES = {
