@@ -175,7 +175,7 @@ class Engine:
             untangle(world)
         if cluster.mixed or cluster.clearing.call is not None:
             make_way(world)
-        if world.hosts.size and world.queue.count:
+        if world.hosts.gain and world.hosts.size and world.queue.count:
             prefetch(world, event)
         if world.lenders and (world.homeless or cluster.orphans.functions):
             out += world.lending.ask(world.homeless.values())

@@ -9,6 +9,7 @@ from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, note_
 from gpufaas_scheduler.handle.grants import end, return_local
 from gpufaas_scheduler.handle.parking import evicted
 from gpufaas_scheduler.handle.waiting import give_up
+from gpufaas_scheduler.world.costs import gains
 from gpufaas_scheduler.world.state import DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
@@ -69,6 +70,7 @@ def forget_removed(world: World, owners: Iterable[FunctionState]) -> None:
 
 
 def function_deployed(world: World, event: m.FunctionDeployed) -> None:
+    world.hosts.gain = world.hosts.gain or any(map(gains, event.function.profiles.values()))
     owner = world.functions.get(event.function.id)
     if owner is None:
         owner = FunctionState(event.function, world.cluster.changes)

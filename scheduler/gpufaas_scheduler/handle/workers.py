@@ -54,6 +54,7 @@ def loaded(world: World, event: m.Loaded) -> None:
     if costs is not None and world.learn and is_time(event.load_s) and not copy.split:
         read_s = event.read_s if is_time(event.read_s) else 0.0
         costs.learn_load(event.load_s, LEARNING_RATE, event.tier, read_s)
+        world.hosts.gain = world.hosts.gain or costs.host_s < costs.disk_s
         world.learnt[(owner.id, device.kind)] = None
     if costs is not None:
         for grant in device.holding:

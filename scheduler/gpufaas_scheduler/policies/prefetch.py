@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-from gpufaas_core.model import Seconds
 from gpufaas_scheduler.contract import HOST, Load, Plan, Why
 from gpufaas_scheduler.view_contract import DeviceView, FunctionView, View, WaitingCall
 
@@ -28,18 +27,19 @@ class NextMisses:
         for device in devices:
             if not device.busy:
                 continue
-            left_s = view.left_s(device)
             for call in view.orphans(LOOK):
-                if not call.owner.loadable:
-                    continue
-                load = _load(view, call, device) or _stage(view, call, device, left_s)
-                if load is not None and (yield load) is None:
+                owner = call.owner
+                load = None
+                if owner.staged:
+                    load = _load(view, owner, device)
+                elif not owner.staging:
+                    load = _stage(view, call, device)
+                if load is not None and owner.loadable and (yield load) is None:
                     break
 
 
-def _load(view: View, call: WaitingCall, device: DeviceView) -> Load | None:
-    """Return the load of a staged function onto *device*, if there is room."""
-    owner = call.owner
+def _load(view: View, owner: FunctionView, device: DeviceView) -> Load | None:
+    """Return the load of *owner*, which is staged somewhere, onto *device*, if it is there and has room."""
     if device.node not in owner.staged or device.kind.startswith("cpu") or not _has_room(view, owner, device):
         return None
     return Load(owner.id, device.part, why=_HERE, beside=True)
@@ -50,11 +50,11 @@ def _has_room(view: View, function: FunctionView, device: DeviceView) -> bool:
     return need is not None and need <= view.free(device) and not any(each.loading for each in view.residents(device))
 
 
-def _stage(view: View, call: WaitingCall, device: DeviceView, left_s: Seconds) -> Load | None:
-    """Return the load of a function into the host tier of the node of *device*, which is free in *left_s*."""
+def _stage(view: View, call: WaitingCall, device: DeviceView) -> Load | None:
+    """Return the load of a function into the host tier of the node of *device*, if that is over before it is free."""
     owner = call.owner
     figures = owner.costs[device.kind]
-    if owner.staged or owner.staging or figures is None or not 0.0 < figures.disk_s - figures.host_s <= left_s:
+    if figures is None or not 0.0 < figures.disk_s - figures.host_s <= view.left_s(device):
         return None
     if not (view.allows(device, call) and view.can_stage(device, owner)):
         return None

@@ -191,6 +191,11 @@ class Costs:
         )  # fmt: skip
 
 
+def gains(profile: Profile) -> bool:
+    """Whether *profile* says that a load from the host tier is shorter than one from disk."""
+    return profile.read_s > 0.0 or profile.loads.get(HOST, profile.load_s) < profile.load_s
+
+
 class CostsByKind(dict[str, Costs | None]):
     """By kind of device, made on first use; None: the function has no profile for it, and cannot run there."""
 

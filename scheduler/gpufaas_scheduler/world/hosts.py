@@ -56,7 +56,7 @@ class Host:
 class Hosts:
     """Of all nodes."""
 
-    __slots__ = ("_functions", "by_node", "size")
+    __slots__ = ("_functions", "by_node", "gain", "size")
 
     def __init__(self, functions: Mapping[FunctionId, Costed]) -> None:
         self._functions = functions
@@ -64,6 +64,8 @@ class Hosts:
         """The host tiers of the nodes that have devices."""
         self.size: Bytes = 0
         """The size of all host tiers together."""
+        self.gain = False
+        """Some function is known to load sooner from a host tier, or was staged: until then there is none to bring."""
 
     def of(self, device: Device) -> Host:
         """Return that of the node of *device*, which joins."""
@@ -105,6 +107,7 @@ class Hosts:
         host.staging.pop(function, None)
         host.declined.pop(function, None)
         host.staged[function] = size
+        self.gain = True
         owner = self._functions.get(function)
         if owner is not None:
             owner.stage(host.node)
