@@ -234,7 +234,7 @@ def measure(seconds: float, rounds: int, callers: int) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--seconds", type=int, default=5)  # wrk takes whole ones
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--callers", type=int, default=4 * SIZE)
     parser.add_argument("--json", action="store_true")
