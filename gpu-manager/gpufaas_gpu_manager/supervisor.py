@@ -122,12 +122,16 @@ class Supervisor:
         return Standbys(forks, self.recipes.enforcement, self.settings.standby, self.next_number, self._loads)
 
     def blank(self) -> dict[str, int]:
-        """Return what there is for workers to come, for people: standbys and layers, and their memory."""
+        """Return what there is for workers to come, for people: standbys, layers, parked workers, and their memory."""
         status, layers = self.standbys.status(), self.layers.all()
         for each in layers:
             for name, value in each.standbys.status().items():
                 status[name] += value
-        return {**status, "layers": len(layers), "layerMemory": sum(each.memory for each in layers)}
+        return {
+            **status, "layers": len(layers), "layerMemory": sum(each.memory for each in layers),
+            "parkedMemory": self.recipes.host_cache.status().parked_bytes, "woken": self.parks.woken,
+            "wakesFailed": self.parks.failed,
+        }  # fmt: skip
 
     def _loads(self) -> bool:
         return any(each.state is WorkerState.STARTING for each in self._workers.values())

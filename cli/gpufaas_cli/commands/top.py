@@ -106,6 +106,10 @@ def render(status: Mapping[str, Any], gateway: str, *, brief: bool = False) -> "
         head.append(f" · {standbys['ready']} standby, {format_bytes(standbys['memory'])}")
     if parked := sum(len(each.get("parked") or ()) for each in devices):
         head.append(f" · {parked} parked")
+        if standbys:  # of this machine's own node
+            head.append(f", {format_bytes(standbys.get('parkedMemory', 0))} beside weights")
+    if standbys and (failed := standbys.get("wakesFailed")):
+        head.append(f" · {failed} not woken", style="yellow")
     if standbys and standbys.get("layers"):
         head.append(f" · {standbys['layers']} preloaded, {format_bytes(standbys['layerMemory'])}")
     where = _Names(devices, brief)
