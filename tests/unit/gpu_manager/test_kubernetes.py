@@ -251,7 +251,9 @@ async def test_a_log_that_breaks_is_followed_on_without_a_line_twice(cluster: Cl
     await cluster.call(cold=True)
     await eventually(lambda: "listening on 8080" in cluster.logs.lines)
 
+    before = set(cluster.server._watches)
     cluster.server.drop_watches()
+    await eventually(lambda: len(cluster.server._watches - before) == len(before), "all are followed again")
     with pytest.raises(WorkerCrashed, match=r"status 3[\s\S]*last words"):
         await cluster.call("/die")
 
