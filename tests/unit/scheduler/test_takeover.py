@@ -397,8 +397,9 @@ class Site:
         name = FunctionId(f"f{pick % 8}")
         if pick % 3 == 0 and name in self.functions:
             del self.functions[name]
-            self.nodes.staged.pop(name, None)
             self.tell(m.FunctionRemoved(name, drain=pick % 2 == 0))
+            if self.nodes.staged.pop(name, None) is not None:
+                self.tell(m.Unstaged(NodeId("n"), name, "it was removed"))
         elif name in self.functions:
             self.deploy(name, slots=None if self.functions[name].need.compute else 3)
 
