@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gpufaas_functions import staged
+from gpufaas_functions.staged import unchanged
 
 THREAD_STACK: Final = 2 * 1024 * 1024
 """Stack of each thread but the main one, in bytes. The whole stack counts against the memory limit, and the default of
@@ -66,7 +66,7 @@ class CpuMemory:
 
     def peak(self) -> int:
         now = MemoryPoint.read()
-        dirty = _private_dirty() - (staged.unchanged().private if now.shared else 0)
+        dirty = _private_dirty() - (unchanged().private if now.shared else 0)
         copied = max(0, dirty - max(0, now.anonymous - _FORK_POINT.anonymous))
         return self._grown(now) + copied
 
