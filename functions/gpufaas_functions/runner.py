@@ -173,21 +173,24 @@ def _serve_in_threads(
         for each in servers:
             each.serve_batch = BatchServer(each, handle_batch).serve
     for index, each in enumerate(servers[1:], start=1):
-        threading.Thread(target=_serve_for_good, args=(each,), name=f"slot-{index}", daemon=True).start()
+        threading.Thread(target=_serve_for_good, args=(each, slots[index]), name=f"slot-{index}", daemon=True).start()
     slots[0].sendall(ready)
     servers[0].serve()
 
 
-def _serve_for_good(server: SlotServer) -> None:
+def _serve_for_good(server: SlotServer, slot: socket.socket) -> None:
     """
-    Serve a slot. Whatever ends that ends the worker, as in its main thread: calls on this slot would wait in vain.
+    Serve a slot. What it raises ends the worker, as in its main thread: calls on this slot would wait in vain. If the
+    slot is closed, the node sees that and ends the worker, when the calls on other slots had their time.
     """
     try:
         server.serve()
     except BaseException:
         with contextlib.suppress(Exception):
             traceback.print_exc()
-    os._exit(_BROKEN)
+        os._exit(_BROKEN)
+    with contextlib.suppress(OSError):
+        slot.shutdown(socket.SHUT_RDWR)
 
 
 def _serve_async(

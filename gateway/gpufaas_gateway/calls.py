@@ -373,7 +373,8 @@ class Calls:
         phases: tuple[tuple[str, Seconds], ...] = ()
         tier = "disk"
         if call.exchange is not None:
-            call.load_s, phases, tier = call.exchange.load_s, call.exchange.phases, call.exchange.tier
+            phases, tier = call.exchange.phases, call.exchange.tier
+            call.load_s = call.exchange.load_s or call.load_s  # of a load that goes on, the time so far
         more = [*call.ours, timing(call.queue_s or time.perf_counter() - call.began, call.load_s, call.run_s, phases)]
         if call.grant is not None:
             ran_s = time.perf_counter() - call.began - call.queue_s - call.load_s

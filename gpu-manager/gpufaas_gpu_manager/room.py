@@ -69,6 +69,8 @@ class WorkerDevice:
             parked = None if park else self.parked.pop(key, None)
             if parked is not None:
                 parked.end()
+                # The scheduler may have evicted it before it heard that it is parked: then it counts it as parked now.
+                self._tell_unparked(parked, "it was evicted")
             return
         reason = "this node does not park"
         if not park or self._parks is None or (reason := self._parks.take(worker)):
