@@ -101,7 +101,7 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
         return
     for copy, device in [*owner.active.items(), *owner.draining.items()]:
         evict(world, device, copy)
-    for name in list(owner.parked):
+    for name in sorted(owner.parked):  # a successor does not know which was parked first
         device = world.devices[name]
         if (gone := world.cluster.parked.take(device, owner)) is not None:
             world.out += evicted(device, (gone,))

@@ -485,6 +485,7 @@ def test_a_successor_decides_as_its_predecessor_would_have(
 @examples(100)
 @given(POLICY, st.booleans(), st.booleans(), SEED, STEPS, STEPS)
 @example("lb", False, False, 4_294_967_295, 47, 41)  # evicted before its node had said that it is parked
+@example("least-wait", False, False, 1961570120, 76, 65)  # parked on two devices, and removed
 def test_a_successor_knows_what_is_staged(
     policy: str, learn: bool, queued: bool, seed: int, before: int, after: int
 ) -> None:
