@@ -234,7 +234,8 @@ def test_models_beyond_the_memory_of_all_nodes_evict_each_other_within_budgets(c
     assert over == []
     assert {each.headers["x-gpufaas-device"] for each in answers} == {"n1/cpu:0", "n2/cpu:0"}
     leader = cluster.the_leader().metrics()
-    assert all(leader[f'gpufaas_device_evictions_total{{device="n{each}/cpu:0"}}'] > 0 for each in (1, 2))
+    evictions = sum(leader[f'gpufaas_device_evictions_total{{device="n{each}/cpu:0"}}'] for each in (1, 2))
+    assert evictions >= 2, "three of the eight have room on each device"
 
 
 def test_an_update_is_seen_by_both_gateways_and_a_removal_too(cluster: Cluster) -> None:

