@@ -390,7 +390,9 @@ class Sampler(Watching):
 
     def look(self) -> None:
         children = Path(f"/proc/{self._zygote}/task/{self._zygote}/children").read_text().split()
-        held = [size for size in map(private_bytes, children) if size is not None]
+        sizes = {pid: private_bytes(pid) for pid in children}
+        # One by one, and each takes a while: what ended since then was not there together with the last.
+        held = [size for pid, size in sizes.items() if size is not None and private_bytes(pid) is not None]
         self.most_bytes = max(self.most_bytes, sum(held))
         self.most_workers = max(self.most_workers, sum(size > LARGE for size in held))
         self.samples += 1
