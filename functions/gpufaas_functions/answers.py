@@ -15,7 +15,7 @@ from gpufaas_functions.memory import CpuMemory, CudaMemory, is_out_of_memory
 
 SAID: Final = 2000
 """Characters of an exception's text that the caller gets. The text may hold a whole array."""
-_SERVERS: Final = ("runner", "slot_server", "batch_server", "batches", "async_server", "coroutines")
+_SERVERS: Final = ("runner", "slot_server", "slot_threads", "batch_server", "batches", "async_server", "coroutines")
 _OURS: Final = frozenset(
     (
         *(str(Path(__file__).with_name(f"{each}.py")) for each in _SERVERS),

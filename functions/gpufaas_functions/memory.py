@@ -19,6 +19,11 @@ THREAD_STACK: Final = 2 * 1024 * 1024
 8 MiB is too much under a limit."""
 
 
+def stacks(slots: int) -> int:
+    """Return the bytes of the stacks of the threads that serve *slots*, beside the main one's (`slot_threads`)."""
+    return slots * THREAD_STACK if slots > 1 else 0
+
+
 def use_small_stacks() -> None:
     """Make `THREAD_STACK` the default for new threads, Python's and those of native libraries."""
     threading.stack_size(THREAD_STACK)
@@ -72,8 +77,8 @@ class CpuMemory:
 
     def _grown(self, now: "MemoryPoint") -> int:
         self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        stacks = min(max(0, threading.active_count() - 1), self._slots - 1) * THREAD_STACK
-        return max(0, self._seen * 1024 - _FORK_POINT.rss, now.data - _FORK_POINT.data - stacks)
+        threads = min(max(0, threading.active_count() - 1) * THREAD_STACK, stacks(self._slots))
+        return max(0, self._seen * 1024 - _FORK_POINT.rss, now.data - _FORK_POINT.data - threads)
 
     def grown(self) -> int:
         """

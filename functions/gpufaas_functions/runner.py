@@ -2,16 +2,15 @@
 The main program of a worker: import the handler, load the model, then serve calls slot by slot.
 
 It runs in a process of its own, forked from the zygote (gpufaas_gpu_manager.zygote) with torch already imported. Each
-slot is a unix socket with one blocking thread, the first one's the main thread; if the handler is async, one event loop
-serves them all (`async_server`). The worker ends when its manager closes the sockets, or ends.
+slot is a unix socket. One slot is served by the main thread, several by threads that lead in turn (`slot_threads`); if
+the handler is async, one event loop serves them all (`async_server`). The worker ends when its manager closes the
+sockets, or ends.
 """
 
 import contextlib
 import importlib
-import os
 import socket
 import sys
-import threading
 import time
 import traceback
 from typing import Any, Final
@@ -43,11 +42,10 @@ from gpufaas_functions.loading import spent
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
 from gpufaas_functions.parking import Parking
 from gpufaas_functions.slot_server import SlotServer
+from gpufaas_functions.slot_threads import SlotThreads
 
 WARM_UP: Final = "warm_up"
 """The author's function, with the model, that does what a first call would do first."""
-_BROKEN: Final = 70
-"""Exit status of a worker that cannot serve any more; the zygote has the same."""
 
 
 class WorkerStart(msgspec.Struct, frozen=True):
@@ -61,7 +59,7 @@ class WorkerStart(msgspec.Struct, frozen=True):
     device: str
     """What the handler's load() gets: ``cpu`` or ``cuda:0``."""
     slots: int
-    """Calls, or batches, at once: each has a thread."""
+    """Calls, or batches, at once."""
     threads: int
     limit: int
     """Private memory in bytes that the worker may add after the fork; 0: the kernel sets no limit."""
@@ -172,25 +170,11 @@ def _serve_in_threads(
     if handle_batch is not None and start.batch > 1:
         for each in servers:
             each.serve_batch = BatchServer(each, handle_batch).serve
-    for index, each in enumerate(servers[1:], start=1):
-        threading.Thread(target=_serve_for_good, args=(each, slots[index]), name=f"slot-{index}", daemon=True).start()
     slots[0].sendall(ready)
-    servers[0].serve()
-
-
-def _serve_for_good(server: SlotServer, slot: socket.socket) -> None:
-    """
-    Serve a slot. What it raises ends the worker, as in its main thread: calls on this slot would wait in vain. If the
-    slot is closed, the node sees that and ends the worker, when the calls on other slots had their time.
-    """
-    try:
-        server.serve()
-    except BaseException:
-        with contextlib.suppress(Exception):
-            traceback.print_exc()
-        os._exit(_BROKEN)
-    with contextlib.suppress(OSError):
-        slot.shutdown(socket.SHUT_RDWR)
+    if alone:
+        servers[0].serve()
+    else:
+        SlotThreads(servers).serve()
 
 
 def _serve_async(

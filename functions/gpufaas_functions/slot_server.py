@@ -1,4 +1,4 @@
-"""Serves the calls of one slot of a worker: one socket, one thread, one call or batch at a time."""
+"""Serves the calls of one slot of a worker: one socket, one call or batch at a time."""
 
 import contextlib
 import socket
@@ -23,6 +23,7 @@ from gpufaas_core.frames import (
     encode_frame,
     encode_prefix,
 )
+from gpufaas_core.model import Seconds
 from gpufaas_functions import call_lines
 from gpufaas_functions.answers import (
     Handle,
@@ -40,6 +41,10 @@ from gpufaas_functions.author import Context, Event, HandlerAnswer, to_answer
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.parking import Parking
 
+_JOINED: Final = 16 * 1024
+"""A piece of at most so many bytes goes with its prefix, at once: to copy it costs less than to send twice."""
+_LOOK_S: Final[Seconds] = 0.02
+"""An answer that streams looks so often whether its caller has left."""
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 _decode_batch: Final = msgspec.msgpack.Decoder(BatchHead).decode
 _decode_cancel: Final = msgspec.msgpack.Decoder(CancelHead).decode
@@ -60,7 +65,7 @@ def no_room() -> MemoryError:
 
 
 class SlotServer:
-    """Serves the calls of one slot: one socket, one thread, one call or batch at a time."""
+    """Serves the calls of one slot: one socket, one call or batch at a time."""
 
     def __init__(
         self,
@@ -73,12 +78,16 @@ class SlotServer:
         alone: bool,
     ) -> None:
         """:param alone: the worker has no other slot"""
-        self._sock = sock
+        self.sock = sock
         self._handle = handle
         self._function = function
         self._device = device
         self.memory = memory
         self._alone = alone
+        self.took: Seconds = -1.0
+        """How long the handler ran for the last call or batch; -1: what came was none, or its body streamed."""
+        self.long: Callable[[], None] | None = None
+        """Called before a call that may take long, however quick the handler is."""
         self.serve_batch: Callable[[int], None] | None = None
         """Answers a batch of that many calls; None: none comes."""
         self.parking: Parking | None = None
@@ -91,25 +100,43 @@ class SlotServer:
         """Answer calls until the manager closes the socket."""
         try:
             while True:
-                kind, header, body = self._read()
-                if kind == Kind.CALL:
-                    head = _decode_call(header)
-                    call_lines.begin(head.call, self._alone)
-                    try:
-                        self._call(head, body)
-                    finally:
-                        call_lines.end(head.call, self._alone)
-                elif kind == Kind.BATCH and self.serve_batch is not None:
-                    self.serve_batch(_decode_batch(header).calls)
-                else:
-                    self.take(kind, header)
-                # A CANCEL, BODY or BODY_END that comes here belongs to a call that has ended.
+                self.serve_next()
         except (Closed, OSError):
             return
+
+    def serve_next(self) -> None:
+        """
+        Read a frame, and answer the call or batch that begins with it.
+
+        :raises Closed, OSError: the socket is closed
+        """
+        kind, header, body = self._read()
+        self.took = -1.0
+        if kind == Kind.CALL:
+            head = _decode_call(header)
+            call_lines.begin(head.call, self._alone)
+            try:
+                self._call(head, body)
+            finally:
+                call_lines.end(head.call, self._alone)
+        elif kind == Kind.BATCH and self.serve_batch is not None:
+            began = time.perf_counter()
+            self.serve_batch(_decode_batch(header).calls)
+            self.took = time.perf_counter() - began
+        else:
+            self.take(kind, header)
+        # A CANCEL, BODY or BODY_END that comes here belongs to a call that has ended.
+
+    @property
+    def more(self) -> bool:
+        """Whether more has come than was read."""
+        return self._filled > self._at
 
     def _call(self, head: CallHead, body: bytes | None) -> None:
         stream: _BodyStream | None = None
         if head.body_mode == STREAM:
+            if self.long is not None:
+                self.long()
             stream = _BodyStream(self, body)
             event = Event(head.method, head.path, head.query, head.headers, None, stream.chunks)
         elif head.body_mode == FILE:
@@ -132,11 +159,15 @@ class SlotServer:
             stream.drain()
         if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
             run_s = time.perf_counter() - began
+            if stream is None:
+                self.took = run_s
             peak = self.memory.grown() if out_of_memory else 0
-            self._sock.sendall(whole_frame(answer, head.method, run_s, peak, out_of_memory, failed))
+            self.sock.sendall(whole_frame(answer, head.method, run_s, peak, out_of_memory, failed))
             self.say_growth()
             return
         self.stream_answer(answer, began, stream, head.method)
+        if stream is None:
+            self.took = time.perf_counter() - began
         self.say_growth()
 
     def context(self, head: CallHead) -> Context:
@@ -178,15 +209,20 @@ class SlotServer:
         assert chunks is not None
         if length >= 0 and method != "HEAD":
             chunks = exactly(length, chunks)
+        look_at = 0.0
         try:
             for chunk in chunks:
                 # While the body still comes, its reader reads a CANCEL too.
-                if (stream is None or stream.ended) and self._cancelled(place):
-                    raise Cancel
+                if (now := time.perf_counter()) >= look_at and (stream is None or stream.ended):
+                    if self._cancelled(place):
+                        raise Cancel
+                    look_at = now + _LOOK_S
                 for piece in pieces_of(chunk) if len(chunk) > CHUNK_BYTES else (chunk,):
-                    if piece:
+                    if len(piece) > _JOINED:
                         self.send(encode_prefix(Kind.CHUNK, None, len(piece)))
                         self.send(piece)
+                    elif piece:
+                        self.send(encode_frame(Kind.CHUNK, None, piece))
         except Cancel:
             error = "cancelled"
         except Closed:
@@ -207,17 +243,17 @@ class SlotServer:
     def send(self, piece: bytes | memoryview) -> None:
         """Send frames of an answer. An OSError would look like an error of the author's generator: raise `Closed`."""
         try:
-            self._sock.sendall(piece)
+            self.sock.sendall(piece)
         except OSError:
             raise Closed from None
 
     def _cancelled(self, place: int) -> bool:
-        """Whether a CANCEL of this call has come. Asked between chunks, to stop an answer that never ends."""
+        """Whether a CANCEL of this call has come. Asked now and then, to stop an answer that never ends."""
         if self._filled > self._at:
             kind = self._buffer[self._at]
         else:
             try:
-                peeked = self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                peeked = self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
             except OSError:
@@ -284,7 +320,7 @@ class SlotServer:
         return bytes(whole)
 
     def _receive(self, view: memoryview) -> int:
-        count = self._sock.recv_into(view)
+        count = self.sock.recv_into(view)
         if not count:
             raise Closed
         return count

@@ -28,7 +28,7 @@ import msgspec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_functions import call_lines, staged
 from gpufaas_functions.answers import in_one_line
-from gpufaas_functions.memory import THREAD_STACK, MemoryPoint, make_context, mark_fork_point, use_small_stacks
+from gpufaas_functions.memory import MemoryPoint, make_context, mark_fork_point, stacks, use_small_stacks
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.confine import (
     NOT_CONFINED,
@@ -412,7 +412,7 @@ def data_limit(base: int, memory: int, slots: int) -> int:
     The kernel counts private writable memory, touched or not. Stacks of the slots' threads are counted whole although
     hardly touched, so they come on top; pages of the zygote that the worker copies are not counted, so they come off.
     """
-    return base + max(memory - COPIED, 0) + (slots - 1) * THREAD_STACK
+    return base + max(memory - COPIED, 0) + stacks(slots)
 
 
 def _name_process(name: str) -> None:
