@@ -5,9 +5,9 @@ A quick handler runs in the leader itself, call after call, so that no thread ha
 (`pace`) runs in the thread that has read its call, too, but another thread leads before it begins. If a handler was
 believed to be quick and is not, a watch thread sees that within a few ms, and lets another thread lead.
 
-Who leads is settled by a token, the slot whose call runs in the leader: who removes it from its list has the lead. There
-are as many threads as slots at most, made when they are needed, and the watch. The watch sleeps while no call runs, so
-that a quick call costs no system call for it.
+Who leads is settled by a token, the slot whose call runs in the leader: who removes it from its list has the lead.
+There are as many threads as slots at most, made when they are needed, and the watch. The watch sleeps while no call
+runs, so that a quick call costs no system call for it.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The threads of a worker with several slots: quick calls run in the one that waits for calls, and wait for no other."""
+"""The threads of a worker with several slots: quick calls run in the one that waits for calls, and wait for none."""
 
 import socket
 import threading
