@@ -45,11 +45,16 @@ class ContainerListener:
         self._subnet: ipaddress.IPv4Network | ipaddress.IPv6Network
         self._app: ASGIApp
         self._server: Server | None = None
-        self._configured: Callable[[ASGIApp], Config]
+        self._configured: Callable[[ASGIApp, Callable[[str], bool]], Config]
         self._open = False
 
-    def serve(self, app: ASGIApp, server: "Server", configured: "Callable[[ASGIApp], Config]") -> None:
-        """:param configured: returns the server settings of an app, as *server* has them"""
+    def serve(
+        self, app: ASGIApp, server: "Server", configured: "Callable[[ASGIApp, Callable[[str], bool]], Config]"
+    ) -> None:
+        """
+        :param configured: returns the server settings of an app, as *server* has them, and of calls from addresses
+            that are admitted
+        """
         self._app, self._server, self._configured = app, server, configured
 
     async def found(self, address: str, subnet: str) -> None:
@@ -65,7 +70,7 @@ class ContainerListener:
         if self._open or not self._needed or not self._address or server is None or not server.started:
             return
         self._open = True
-        config = self._configured(self)
+        config = self._configured(self, self._admits)
         config.load()
 
         def protocol() -> "asyncio.Protocol":
@@ -87,7 +92,7 @@ class ContainerListener:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         peer = scope.get("client")
-        if peer is None or ipaddress.ip_address(peer[0]) not in self._subnet:
+        if peer is None or not self._admits(peer[0]):
             await _refuse(scope, send, _STRANGER)
         elif (
             scope["type"] == "http"
@@ -97,6 +102,9 @@ class ContainerListener:
             await _refuse(scope, send, _REFUSED)
         else:
             await self._app(scope, receive, send)
+
+    def _admits(self, address: str) -> bool:
+        return bool(address) and ipaddress.ip_address(address) in self._subnet
 
 
 async def _refuse(scope: Scope, send: Send, text: bytes) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,7 +33,7 @@ from gpufaas_gateway.builds import Builds, build_routes
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.function_api import UsageOf
-from gpufaas_gateway.invoke import Invocations
+from gpufaas_gateway.invoke import FunctionFront
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.node_api import ClusterNodes, node_routes
@@ -119,10 +120,10 @@ class Front:
             self.catalogue, self.async_calls, served_by=product, allow_local_callbacks=options.allow_local_callbacks
         )
         management = self.metrics.counted(self._management(async_invocations))
-        routes = Routes(Invocations(calls.run), async_invocations, websocket_calls, management)
-        app = FromWorkers(routes, parts.origins)
-        self.server = GatewayServer(configured(app), listener.open, self._stopping)
-        listener.serve(app, self.server, configured)
+        app = FromWorkers(Routes(async_invocations, websocket_calls, management), parts.origins)
+        front = partial(FunctionFront, calls.run, parts.origins)
+        self.server = GatewayServer(configured(app, front()), listener.open, self._stopping)
+        listener.serve(app, self.server, lambda app, admits: configured(app, front(admits)))
 
     def _async_calls(self, calls: Calls) -> AsyncCalls:
         options = self._options

@@ -1,40 +1,32 @@
 """The ASGI app of a gateway's server: passes each request to the part that answers it."""
 
-from collections.abc import Awaitable
-
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufaas_async_calls.api import METHOD as ASYNC_METHOD
 from gpufaas_async_calls.api import PREFIX as ASYNC_PREFIX
 from gpufaas_async_calls.api import AsyncInvocations
-from gpufaas_gateway.invoke import PREFIX, Invocations, log_failure
+from gpufaas_gateway.asgi import log_failure
+from gpufaas_gateway.invoke import PREFIX
 from gpufaas_gateway.request import BrokenAnswer
 from gpufaas_gateway.websocket_calls import WebSocketCalls, refuse_elsewhere
 
 
 class Routes:
     """
-    Calls of functions go straight to their handlers: they are public, and on the hot path.
+    WebSockets and asynchronous calls of functions go straight to their handlers: they are public. Plain calls do not
+    come here (`FunctionHttp`).
 
     :param management: answers all other requests
     """
 
     def __init__(
-        self, invocations: Invocations, async_invocations: AsyncInvocations, websocket_calls: WebSocketCalls,
-        management: ASGIApp,
-    ) -> None:  # fmt: skip
-        self._invocations = invocations
+        self, async_invocations: AsyncInvocations, websocket_calls: WebSocketCalls, management: ASGIApp
+    ) -> None:
         self._async_invocations = async_invocations
         self._websocket_calls = websocket_calls
         self._management = management
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        # No coroutine function: a call of a function goes through one coroutine less.
-        if scope["type"] == "http" and scope["raw_path"].startswith(PREFIX):
-            return self._invocations(scope, receive, send)
-        return self._others(scope, receive, send)
-
-    async def _others(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if scope["type"] == "websocket":
                 to_function = scope["raw_path"].startswith(PREFIX)

@@ -5,11 +5,14 @@ import contextlib
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 
 import uvicorn
 
-from gpufaas_gateway.protocol import BoundedHttp, BoundedWebSocket
+from gpufaas_gateway.function_http import FunctionHttp
+from gpufaas_gateway.invoke import FunctionFront
+from gpufaas_gateway.protocol import BoundedWebSocket
 from gpufaas_gateway.websocket_calls import MAX_MESSAGE
 
 GRACE_S: Final = 10
@@ -64,12 +67,12 @@ class GatewayServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def configured(app: Any) -> uvicorn.Config:
-    """Return the settings of a server of *app*."""
+def configured(app: Any, front: FunctionFront) -> uvicorn.Config:
+    """Return the settings of a server of calls, and of *app* for all that is no call."""
     return uvicorn.Config(
         app,
         interface="asgi3",
-        http=BoundedHttp,
+        http=cast(Any, partial(FunctionHttp, front=front)),
         ws=BoundedWebSocket,
         ws_max_size=MAX_MESSAGE,
         ws_per_message_deflate=False,  # costs memory for each connection; functions may compress their messages

@@ -26,11 +26,11 @@ from gpufaas_core.errors import (
     GpufaasError,
     StorageFailed,
 )
+from gpufaas_gateway.asgi import AsgiCaller, send_whole
 from gpufaas_gateway.call_body import Caller, too_large
 from gpufaas_gateway.call_headers import new_call_id, told_goal, told_size
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import BadQuery, CallEnded, UnknownCall
-from gpufaas_gateway.invoke import AsgiCaller, send_whole
 from gpufaas_gateway.request import Answer, refusal
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE
 from gpufaas_gateway.typed_routes import refuses, router

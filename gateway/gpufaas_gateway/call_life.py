@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -17,6 +17,14 @@ READ_BYTES_PER_S: Final = 32 * 1024
 """If the function has ended when the time is up, the caller may read the rest of the answer at this rate or faster."""
 
 
+class Owner(Protocol):
+    """What runs a call: a task, or `Driven`."""
+
+    def cancel(self, msg: Any | None = None) -> bool: ...
+
+    def uncancel(self) -> int: ...
+
+
 class CallLife(Struct, eq=False, kw_only=True):
     """
     The time of one call, and what it waits for now.
@@ -25,8 +33,8 @@ class CallLife(Struct, eq=False, kw_only=True):
     """
 
     caller: Caller | None
-    owner: asyncio.Task[Any] | None
-    """The task that runs it."""
+    owner: Owner | None
+    """What runs it."""
     began: float
     """On the clock of `time.perf_counter`, as `ends`."""
     ends: float = 0.0

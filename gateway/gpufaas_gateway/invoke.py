@@ -1,89 +1,332 @@
-"""The HTTP front of calls: ``/function/NAME[/path]``, a plain ASGI application. `calls` runs them."""
+"""
+The HTTP front of calls: ``/function/NAME[/path]``. `calls` runs them, and `function_http` has the connections.
 
+A request for a function never becomes ASGI: no scope, no message, no task. A quick call is a `FunctionCall`, the
+coroutine that runs it, and one write.
+"""
+
+import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import unquote
 
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gpufaas_core.errors import CallCancelled
-from gpufaas_gateway.origins import SCOPE_KEY
-from gpufaas_gateway.request import Answer, BrokenAnswer, Request, Run
-from gpufaas_gateway.whole_messages import cycle_of, send_answer, take_body, tell_gone
+from gpufaas_core.messages import Outer
+from gpufaas_core.origin import PREFIX as OUTER_PREFIX
+from gpufaas_core.origin import Origins, without_origin
+from gpufaas_core.units import Bytes, KiB
+from gpufaas_gateway.call_headers import BODILESS, Header
+from gpufaas_gateway.driven import Driven
+from gpufaas_gateway.request import Answer, AnswerStream, BrokenAnswer, Request, Run
 
 log = logging.getLogger("gateway")
 
 PREFIX: Final = b"/function/"
+_OUTER_PREFIX: Final = OUTER_PREFIX.encode()
+_COPIED: Final[Bytes] = 64 * KiB
+"""A larger piece is written by itself: to join it to what frames it would copy it."""
+_FAILED: Final = (
+    b"content-type: text/plain; charset=utf-8\r\ncontent-length: 21\r\nconnection: close\r\n\r\nInternal Server Error"
+)
 
 
-class Invocations:
-    """The ASGI application."""
+class Target(NamedTuple):
+    """What the URL of a request for a function says."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    name: str
+    path: str
+    query: bytes
+    outer: Outer | None
+    """The worker that makes the call, by the token in its address."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name, _, path = scope["raw_path"][len(PREFIX) :].partition(b"/")
-        method: str = scope["method"]
-        cycle = cycle_of(send)
-        body = None if cycle is None else take_body(cycle)
-        request = Request(
-            name.decode("latin-1"), method, "/" + path.decode("latin-1"), scope["query_string"], scope["headers"], body,
-            AsgiCaller(receive, cycle), scope.get("client"), scope.get(SCOPE_KEY),
+
+class FunctionFront:
+    """What connections need to serve requests for functions. A server has one."""
+
+    def __init__(self, run: Run, origins: Origins, admits: Callable[[str], bool] = lambda _: True) -> None:
+        """:param admits: whether calls from this address are served here; all others are left to the application"""
+        self.run = run
+        self.admits = admits
+        self._origins = origins
+        self._starts: dict[int, bytes] = {}
+        self._starts_with: list[Header] = []
+
+    def target(self, raw_path: bytes, query: bytes) -> Target | None:
+        """Return what a URL means; None: it is for the application, which also refuses tokens that are not ours."""
+        outer = None
+        if raw_path.startswith(_OUTER_PREFIX):
+            token, _ = without_origin(unquote(raw_path.decode()))
+            raw_path = b"/" + raw_path[len(_OUTER_PREFIX) :].partition(b"/")[2]
+            if raw_path.startswith(PREFIX):
+                outer = self._origins.read(token)
+            if outer is None:
+                return None
+        elif not raw_path.startswith(PREFIX):
+            return None
+        name, _, path = raw_path[len(PREFIX) :].partition(b"/")
+        return Target(name.decode("latin-1"), "/" + path.decode("latin-1"), query, outer)
+
+    def start_of(self, status: int, headers: list[Header]) -> bytes:
+        """Return the first lines of an answer. *headers*: those of the server, a new list whenever they change."""
+        if headers is not self._starts_with:
+            self._starts, self._starts_with = {}, headers
+        found = self._starts.get(status)
+        if found is None:
+            lines = (b"%b: %b\r\n" % pair for pair in headers)
+            found = self._starts[status] = STATUS_LINE[status] + b"".join(lines)
+        return found
+
+
+class Connection(Protocol):
+    """The connection that a call came on."""
+
+    transport: asyncio.Transport
+    flow: FlowControl
+    client: tuple[str, int] | None
+    loop: asyncio.AbstractEventLoop
+    tasks: Any
+    server_state: Any
+
+    def on_response_complete(self) -> None:
+        """The answer was sent."""
+
+
+class FunctionCall:
+    """
+    A request for a function, from its head to the end of its answer. The server knows it as the cycle of a request.
+
+    It is the `Caller` of its call.
+    """
+
+    __slots__ = (
+        "_connection", "_headers", "_left", "_method", "_news", "_started", "_target", "_tell", "_waiter", "body",
+        "disconnected", "keep_alive", "more_body", "response_complete", "waiting_for_100_continue",
+    )  # fmt: skip
+
+    def __init__(
+        self, connection: Connection, target: Target, method: str, headers: Sequence[Header], *, expects: bool,
+        keep_alive: bool,
+    ) -> None:  # fmt: skip
+        self._connection = connection
+        self._target = target
+        self._method = method
+        self._headers = headers
+        self._left = 0
+        """Bytes that are left of the declared length of an answer that streams."""
+        self._started = False
+        """Some of the answer was sent."""
+        self._news = False
+        """Of the body something came, or its end, which was not received yet."""
+        self._tell: Callable[[], None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.body: bytes | bytearray = b""
+        self.more_body = True
+        self.disconnected = False
+        self.response_complete = False
+        self.keep_alive = keep_alive
+        self.waiting_for_100_continue = expects
+
+    def begin(self, front: FunctionFront) -> None:
+        """Run the call, with the body if all of it has come."""
+        connection, target = self._connection, self._target
+        body: bytes | None = None
+        if not (self.more_body or self.disconnected or self.waiting_for_100_continue):
+            body, self.body = bytes(self.body), b""
+            self._news = False
+        tasks = connection.tasks
+        driven = Driven(connection.loop, tasks.discard)
+        tasks.add(driven)
+        driven.begin(
+            self._serve(
+                front,
+                Request(
+                    target.name, self._method, target.path, target.query, self._headers, body, self,
+                    connection.client, target.outer, owner=driven,
+                ),
+            )
         )  # fmt: skip
-        try:
-            try:
-                answer = await self._run(request)
-            except CallCancelled:
-                return
-            stream = answer.stream
-            if stream is None:
-                if cycle is not None and send_answer(cycle, answer):
-                    return
-                await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-                await send({"type": "http.response.body", "body": answer.body})
-                return
-            with stream:
-                await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-                if method == "HEAD":
-                    stream.cancel()  # an answer to HEAD has no body, and the function's may have no end
-                else:
-                    while (piece := await stream.chunk()) is not None:
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
-        except BrokenAnswer:
-            raise  # the server closes the connection, which is the message
-        except Exception:
-            log_failure(scope)
-            raise
 
+    # --- the connection's side ---
 
-def log_failure(scope: Scope) -> None:
-    """Log the exception that is being handled: it is no answer to the request of *scope*, but a bug."""
-    log.exception("a request failed in the platform itself: %s", scope.get("path"))
+    def on_body(self, piece: bytes) -> None:
+        if self.response_complete:
+            return
+        if not self.body:
+            self.body = piece
+        else:
+            if type(self.body) is bytes:
+                self.body = bytearray(self.body)
+            self.body += piece
+        if len(self.body) > HIGH_WATER_LIMIT:
+            self._connection.flow.pause_reading()
+        self.set()
 
+    def on_body_end(self) -> None:
+        if not self.response_complete:
+            self.more_body = False
+            self.set()
 
-class AsgiCaller:
-    """`Caller`: the client of an HTTP request."""
+    def gone(self) -> None:
+        """The connection is lost."""
+        self.disconnected = not self.response_complete
+        self.set()
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()
 
-    __slots__ = ("_cycle", "_receive")
+    @property
+    def message_event(self) -> "FunctionCall":
+        """The server sets it when the connection is lost."""
+        return self
 
-    def __init__(self, receive: Receive, cycle: RequestResponseCycle | None = None) -> None:
-        self._receive = receive
-        self._cycle = cycle
+    def set(self) -> None:
+        """Wake who receives."""
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # --- `Caller` ---
 
     async def receive(self) -> tuple[bytes, bool]:
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
+        connection = self._connection
+        if self.waiting_for_100_continue and not connection.transport.is_closing():
+            connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.waiting_for_100_continue = False
+        if not self.disconnected and not self.response_complete:
+            connection.flow.resume_reading()
+            while not self._news:
+                self._waiter = connection.loop.create_future()
+                await self._waiter
+            self._news = False
+        if self.disconnected or self.response_complete:
             raise CallCancelled("the caller went away")
-        return message.get("body", b""), message.get("more_body", False)
+        piece, self.body = bytes(self.body), b""
+        return piece, self.more_body
 
     def on_gone(self, tell: Callable[[], None] | None) -> bool:
-        return self._cycle is not None and tell_gone(self._cycle, tell)
+        if self.disconnected:
+            return False
+        self._connection.flow.resume_reading()  # else nobody notices the end of the connection
+        self._tell = tell
+        return True
 
+    # --- the answer ---
 
-async def send_whole(send: Send, answer: Answer) -> None:
-    """Send an answer that does not stream."""
-    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-    await send({"type": "http.response.body", "body": answer.body})
+    async def _serve(self, front: FunctionFront, request: Request) -> None:
+        flow = self._connection.flow
+        try:
+            answer = await front.run(request)
+            if answer.stream is None:
+                if flow.write_paused and not self.disconnected:
+                    await flow.drain()
+                self._send(front, answer)
+            else:
+                with answer.stream as stream:
+                    await self._pass_on(front, answer, stream)
+            if not self.disconnected:
+                self._complete()
+        except (CallCancelled, BrokenAnswer, asyncio.CancelledError):
+            pass  # the caller is gone; or the connection is closed, which is the message
+        except Exception:
+            log.exception("a request failed in the platform itself: %s%s", PREFIX.decode(), self._target.name)
+        finally:
+            if not self.response_complete:
+                self._break_off(front)
+
+    def _send(self, front: FunctionFront, answer: Answer) -> None:
+        """Send an answer that does not stream."""
+        if self.disconnected:
+            return
+        head, chunked = self._head(front, answer)
+        body = b"" if self._method == "HEAD" else answer.body
+        if chunked:
+            body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + b"0\r\n\r\n"
+        self._started = True
+        transport = self._connection.transport
+        if len(body) <= _COPIED:
+            transport.write(head + body)
+        else:
+            transport.write(head)
+            transport.write(body)
+
+    async def _pass_on(self, front: FunctionFront, answer: Answer, stream: AnswerStream) -> None:
+        """Send an answer piece by piece, each in one write."""
+        transport, flow = self._connection.transport, self._connection.flow
+        if flow.write_paused and not self.disconnected:
+            await flow.drain()
+        head, chunked = self._head(front, answer)
+        if not self.disconnected:
+            self._started = True
+            transport.write(head)
+        if self._method == "HEAD":
+            stream.cancel()  # an answer to HEAD has no body, and the function's may have no end
+            return
+        while (piece := await stream.chunk()) is not None:
+            if flow.write_paused and not self.disconnected:
+                await flow.drain()
+            if self.disconnected or not piece:
+                continue
+            if not chunked:
+                self._left -= len(piece)
+                if self._left < 0:
+                    raise RuntimeError("an answer is longer than its Content-Length")
+                transport.write(piece)
+            elif len(piece) <= _COPIED:
+                transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            else:
+                transport.write(b"%x\r\n" % len(piece))
+                transport.write(piece)
+                transport.write(b"\r\n")
+        if not self.disconnected:
+            if chunked:
+                transport.write(b"0\r\n\r\n")
+            elif self._left:
+                raise RuntimeError("an answer is shorter than its Content-Length")
+
+    def _head(self, front: FunctionFront, answer: Answer) -> tuple[bytes, bool]:
+        """
+        Return the head of *answer*, and whether its body is chunked.
+
+        :raises RuntimeError: a header has a line break
+        """
+        chunked = self._method != "HEAD" and answer.status not in BODILESS
+        lines = [front.start_of(answer.status, self._connection.server_state.default_headers)]
+        for name, value in answer.headers:
+            lines += (name, b": ", value, b"\r\n")
+            if name == b"content-length":
+                chunked, self._left = False, int(value)
+        ends = lines[0].count(b"\n") + len(answer.headers) + 1
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+            ends += 1
+        if chunked:
+            lines.append(b"transfer-encoding: chunked\r\n")
+            ends += 1
+        lines.append(b"\r\n")
+        head = b"".join(lines)
+        if head.count(b"\n") != ends or head.count(b"\r") != ends:
+            raise RuntimeError("a header of an answer has a line break")
+        return head, chunked
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self.waiting_for_100_continue = False
+        self.set()
+        if not self.keep_alive:
+            self._connection.transport.close()
+        self._connection.on_response_complete()
+
+    def _break_off(self, front: FunctionFront) -> None:
+        """There is no answer, or only a part of one. The caller must not take it for whole."""
+        if self.disconnected:
+            return
+        connection = self._connection
+        if not self._started:
+            start = front.start_of(500, connection.server_state.default_headers)
+            connection.transport.write(start + _FAILED)
+            self.response_complete = True
+        connection.transport.close()

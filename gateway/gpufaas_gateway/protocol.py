@@ -20,7 +20,6 @@ from websockets.http11 import Request
 
 from gpufaas_core.descriptors import callers_share
 from gpufaas_core.units import Bytes, MiB, Seconds
-from gpufaas_gateway.whole_messages import gone
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +56,9 @@ class _Dropped(list[tuple[bytes, bytes]]):
         pass
 
 
+_NO_TRAILERS: Final = _Dropped()
+
+
 class BoundedHttp(HttpToolsProtocol):
     """For `uvicorn.Config(http=...)`."""
 
@@ -64,6 +66,9 @@ class BoundedHttp(HttpToolsProtocol):
     _in_head = False
     _head_timer: asyncio.TimerHandle | None = None
     _rest_timer: asyncio.TimerHandle | None = None
+    _idle_timer: asyncio.TimerHandle | None = None
+    """One for many requests: when it is due, it looks since when the connection is idle."""
+    _idle_since: Seconds = 0.0
     _reader: "_SlowReader | None" = None
     _refusal: tuple[int, str, str] | None = None
     """Status, phrase and reason of the refusal of the head that was just read."""
@@ -78,13 +83,13 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_rest_timer()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         if self._reader is not None:
             self._reader.stop()
         super().connection_lost(exc)
-        gone(self.cycle)
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         self._parse(data)
         if self._in_head:
             self._head_bytes += len(data)
@@ -92,11 +97,6 @@ class BoundedHttp(HttpToolsProtocol):
                 self._refuse(431, "Request Header Fields Too Large", f"the headers are over {MAX_HEAD} bytes")
             elif self._head_timer is None:
                 self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
-        elif self.timeout_keep_alive_task is None and self._is_idle():
-            # The server stops its timer at every byte. These bytes were the rest of a body, or line breaks.
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
 
     def _parse(self, data: bytes) -> None:
         while data:
@@ -137,24 +137,37 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_head = True
         self._head_bytes = 0
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
 
     def on_headers_complete(self) -> None:
-        if self.parser.get_http_version() not in _VERSIONS:
+        parser = self.parser
+        version = parser.get_http_version()
+        if version not in _VERSIONS:
             raise ValueError("neither HTTP/1.1 nor HTTP/1.0")  # to the parser, which refuses it as malformed
         self._in_head = False
         if self._head_timer is not None:
             self._stop_timer()
-        if self._read_twice():
-            if self.parser.get_method() == b"CONNECT":
+        upgrades = parser.should_upgrade()
+        if upgrades and not self._should_upgrade():  # `_read_again`
+            if parser.get_method() == b"CONNECT":
                 raise ValueError("we are no proxy")
             return
-        self._refusal = why_not_taken(self.headers, self.parser.get_http_version(), len(self.url))
+        self._refusal = why_not_taken(self.headers, version, len(self.url))
         if self._refusal is not None:
             raise ValueError(self._refusal[2])  # to the parser, which stops; `send_400_response` answers with it
+        self.take_request(version, upgrades=upgrades)
+        if not upgrades:
+            self.headers = _NO_TRAILERS  # the request has its own list by now
+
+    def take_request(self, version: str, *, upgrades: bool) -> None:  # noqa: ARG002 - for those that take some
+        """Pass the request on whose head was read and accepted: a WebSocket, if it *upgrades*."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()  # it makes the scope
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.scope["headers"] = headers
         super().on_headers_complete()
-        if not self.parser.should_upgrade():
-            self.headers = _Dropped()  # the request has its own list by now
 
     def on_message_complete(self) -> None:
         if self._read_twice():
@@ -167,10 +180,29 @@ class BoundedHttp(HttpToolsProtocol):
         return self.parser.should_upgrade() and not self._should_upgrade()
 
     def on_response_complete(self) -> None:
-        is_last = not self.pipeline
-        super().on_response_complete()
-        if is_last and self.cycle.more_body and not self.transport.is_closing():
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_idle)
+        if self.cycle.more_body:
             self._rest_timer = self.loop.call_later(REST_S, self.transport.close)
+
+    def _look_idle(self) -> None:
+        """Close the connection if nothing has begun on it since its last answer."""
+        self._idle_timer = None
+        if self._in_head or self._answering() or self not in self.connections:
+            return  # the head has its own timer, and the next answer sets this one again
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0.0:
+            self._idle_timer = self.loop.call_later(left_s, self._look_idle)
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -216,10 +248,6 @@ class BoundedHttp(HttpToolsProtocol):
     def _answering(self) -> bool:
         cycle: Any = self.cycle
         return cycle is not None and not cycle.response_complete
-
-    def _is_idle(self) -> bool:
-        """Whether the connection is between two requests, and no WebSocket."""
-        return self.cycle is not None and not self._answering() and self in self.connections
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

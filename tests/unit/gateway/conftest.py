@@ -1,23 +1,30 @@
 """The management routes among fakes, with clients of them."""
 
+import asyncio
 from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import FastAPI
 from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
 
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import Device, DeviceId, FunctionId
+from gpufaas_core.origin import Origins
 from gpufaas_core.units import GiB
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
 from gpufaas_gateway.deploy import Deployer
+from gpufaas_gateway.function_http import FunctionHttp
+from gpufaas_gateway.invoke import FunctionFront
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
+from gpufaas_gateway.request import Run
 
 CREDENTIALS = Credentials("admin", "pass:wörd")
 DEVICE = Device(DeviceId("n1/cpu:0"), "cpu", 2 * GiB)
@@ -71,6 +78,51 @@ class Gateway:
 
 def client_of(app: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+
+
+async def nothing_else(scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG001 - as ASGI has it
+    await send({"type": "http.response.start", "status": 418, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body"})
+
+
+@asynccontextmanager
+async def listening(http: Any, app: Any = nothing_else, **of_protocol: Any) -> AsyncIterator[int]:
+    """Serve on a port, and give it. *http*: the class of its connections."""
+    config = uvicorn.Config(
+        app, interface="asgi3", http=http, ws="none", lifespan="off", log_config=None, server_header=False,
+        date_header=False,
+    )  # fmt: skip
+    config.load()
+    state = uvicorn.server.ServerState()
+
+    def connection() -> asyncio.Protocol:
+        made: asyncio.Protocol = http(config=config, server_state=state, app_state={}, **of_protocol)
+        return made
+
+    server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for each in list(state.connections):
+            each.transport.abort()
+        async with asyncio.timeout(5):
+            while state.tasks:
+                await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def serving(run: Run, app: Any = nothing_else, origins: Origins | None = None) -> AsyncIterator[int]:
+    """Serve calls of functions as a gateway does, and *app* for all else; give the port."""
+    async with listening(FunctionHttp, app, front=FunctionFront(run, origins or Origins())) as port:
+        yield port
+
+
+@asynccontextmanager
+async def calling(run: Run, origins: Origins | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """Give a client of a gateway that runs calls with *run*."""
+    async with serving(run, origins=origins) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        yield client
 
 
 async def raw_get(app: Any, target: str, **headers: str) -> httpx.Response:

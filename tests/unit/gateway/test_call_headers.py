@@ -6,12 +6,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.unit.gateway.conftest import Gateway, client_of
+from tests.unit.gateway.conftest import Gateway, calling
 from tests.unit.gateway.test_contract_checklist import Functions
 
 from gpufaas_core.frames import AnswerHead
 from gpufaas_gateway.calls import Calls
-from gpufaas_gateway.invoke import Invocations
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -40,8 +39,8 @@ async def rig(gateway: Gateway, tmp_path: Path) -> AsyncIterator[Rig]:
     annotations = {"gpufaas.bundle": gateway.bundle, "gpufaas.timeout": "10s"}
     await gateway.deployed(annotations=annotations)
     served_by = "gpufaas/1"
-    invocations = Invocations(Calls(gateway.catalogue, functions, functions, tmp_path, served_by=served_by).run)
-    async with client_of(invocations) as client:
+    calls = Calls(gateway.catalogue, functions, functions, tmp_path, served_by=served_by)
+    async with calling(calls.run) as client:
         yield Rig(client, functions)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.unit.gateway.conftest import DEVICE, Gateway, client_of
+from tests.unit.gateway.conftest import DEVICE, Gateway, calling
 
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import GpufaasError
@@ -26,7 +26,6 @@ from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Part, Seconds
 from gpufaas_core.units import GiB
 from gpufaas_gateway.calls import Calls
-from gpufaas_gateway.invoke import Invocations
 from gpufaas_gateway.spec import Namespace
 
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[-+]\d\d:\d\d)")
@@ -119,8 +118,7 @@ def functions() -> Functions:
 
 @pytest.fixture
 async def callers(gateway: Gateway, functions: Functions, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    invocations = Invocations(Calls(gateway.catalogue, functions, functions, tmp_path).run)
-    async with client_of(invocations) as client:
+    async with calling(Calls(gateway.catalogue, functions, functions, tmp_path).run) as client:
         yield client
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.unit.gateway.conftest import DEVICE, Gateway, client_of
+from tests.unit.gateway.conftest import DEVICE, Gateway, calling
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 
 from gpufaas_core.errors import OutOfMemory
@@ -12,8 +12,6 @@ from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.calls import Calls
-from gpufaas_gateway.invoke import Invocations
-from gpufaas_gateway.origins import FromWorkers
 
 OUTER = Outer(DEVICE.id, FunctionId("outer.openfaas-fn@1"))
 
@@ -53,9 +51,8 @@ async def test_it_runs_once_more_with_its_size_and_as_a_call_of_its_outer_call(
     annotations = {"gpufaas.bundle": gateway.bundle, "gpufaas.idempotent": idempotent}
     await gateway.deployed(annotations=annotations)
     functions, origins = Starving(runs), Origins()
-    invocations = Invocations(Calls(gateway.catalogue, functions, functions, tmp_path).run)
 
-    async with client_of(FromWorkers(invocations, origins)) as client:
+    async with calling(Calls(gateway.catalogue, functions, functions, tmp_path).run, origins) as client:
         url = origins.address("http://gateway/", OUTER).removeprefix("http://gateway")
         answer = await client.post(f"{url}/function/echo", content=b"x", headers={"X-Gpufaas-Size": "7"})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.unit.gateway.conftest import Gateway, client_of, is_platform_error
+from tests.unit.gateway.conftest import Gateway, calling, is_platform_error
 from tests.unit.gateway.test_contract_checklist import Functions
 
 from gpufaas_core.messages import Grant
@@ -14,7 +14,6 @@ from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.errors import QuotaExceeded
-from gpufaas_gateway.invoke import Invocations
 from gpufaas_gateway.quotas import Gate
 from gpufaas_gateway.revision import MODEL_BASE
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionSpec, Namespace, Quota
@@ -232,11 +231,10 @@ class Waiting(Functions):
 class Callers:
     """Calls of echo.dev that begin and end as the test says."""
 
-    def __init__(self, gateway: Gateway, spool: Path) -> None:
+    def __init__(self, gateway: Gateway, functions: Waiting, client: httpx.AsyncClient) -> None:
         self.gateway = gateway
-        self.functions = Waiting()
-        app = Invocations(Calls(gateway.catalogue, self.functions, self.functions, spool).run)  # type: ignore[arg-type]
-        self.client = client_of(app)
+        self.functions = functions
+        self.client = client
 
     async def call(self, path: str = "/function/echo.dev") -> httpx.Response:
         return await self.client.post(path, content=b"x")
@@ -258,9 +256,9 @@ class Callers:
 @pytest.fixture
 async def callers(dev: Gateway, tmp_path: Path) -> AsyncIterator[Callers]:
     await dev.deployed(namespace="dev")
-    callers = Callers(dev, tmp_path)
-    yield callers
-    await callers.client.aclose()
+    functions = Waiting()
+    async with calling(Calls(dev.catalogue, functions, functions, tmp_path).run) as client:  # type: ignore[arg-type]
+        yield Callers(dev, functions, client)
 
 
 async def test_a_call_beyond_those_in_flight_is_told_to_come_again(callers: Callers) -> None:

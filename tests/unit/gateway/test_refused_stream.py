@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.unit.gateway.conftest import Gateway, client_of
+from tests.unit.gateway.conftest import Gateway, calling
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 
 from gpufaas_core.errors import GpufaasError, GrantRefused
@@ -12,7 +12,6 @@ from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, FunctionId
 from gpufaas_gateway.calls import Calls
-from gpufaas_gateway.invoke import Invocations
 
 
 class Refusing(Exchange):
@@ -61,8 +60,7 @@ async def test_the_body_is_whole_under_the_next_grant(gateway: Gateway, tmp_path
         for number in range(4):
             yield b"piece %d;" % number
 
-    invocations = Invocations(Calls(gateway.catalogue, functions, functions, tmp_path).run)
-    async with client_of(invocations) as client:
+    async with calling(Calls(gateway.catalogue, functions, functions, tmp_path).run) as client:
         answer = await client.post("/function/echo", content=pieces())
 
     assert functions.refused == 1

@@ -1,0 +1,100 @@
+"""Connections of a gateway: requests for functions are served here, all others by the ASGI application."""
+
+import asyncio
+from typing import Any
+
+import httptools
+
+from gpufaas_gateway.invoke import FunctionCall, FunctionFront, Target
+from gpufaas_gateway.protocol import BoundedHttp
+
+
+class FunctionHttp(BoundedHttp):
+    """
+    For `uvicorn.Config(http=...)`, with *front* bound. A connection may mix both kinds of requests, and pipeline them.
+
+    A call begins when all bytes that came with its head are parsed: its body is there then, or is waited for.
+    """
+
+    def __init__(self, *args: Any, front: FunctionFront, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._front = front
+        self._admitted = True
+        self._unbegun: FunctionCall | None = None
+        """The call whose head has just come."""
+        self._answers: FunctionCall | None = None
+        """The call that is answered now, or was answered last."""
+        self._known_url = b""
+        self._known_target: Target | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._admitted = self._front.admits(self.client[0] if self.client else "")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for each in {self.cycle, self._answers}:
+            if type(each) is FunctionCall:
+                each.gone()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if (call := self._unbegun) is not None:
+            self._unbegun = None
+            self._begin(call)
+
+    def take_request(self, version: str, *, upgrades: bool) -> None:
+        target = None if upgrades else self._target()
+        if target is None:
+            super().take_request(version, upgrades=upgrades)
+            return
+        parser, before = self.parser, self._answering()
+        self.cycle = call = FunctionCall(  # type: ignore[assignment]
+            self, target, parser.get_method().decode(), self.headers, expects=self.expect_100_continue,
+            keep_alive=version != "1.0" and parser.should_keep_alive(),
+        )  # fmt: skip
+        if before:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((call, self.app))  # type: ignore[arg-type]
+        else:
+            self._unbegun = call
+
+    def on_body(self, body: bytes) -> None:
+        call: Any = self.cycle
+        if type(call) is not FunctionCall:
+            super().on_body(body)
+        elif not self.parser.should_upgrade():
+            call.on_body(body)
+
+    def on_message_complete(self) -> None:
+        call: Any = self.cycle
+        if type(call) is not FunctionCall or self.parser.should_upgrade():
+            super().on_message_complete()
+            return
+        self._stop_rest_timer()
+        call.on_body_end()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """The request is the next of the pipeline."""
+        if type(cycle) is FunctionCall:
+            # In a turn of its own: a thousand that are answered at once would be a thousand calls deep.
+            self._answers = cycle
+            self.loop.call_soon(self._begin, cycle)
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _begin(self, call: FunctionCall) -> None:
+        self._answers = call
+        call.begin(self._front)
+
+    def _target(self) -> Target | None:
+        """Return what the URL means, if the request is for a function. A connection mostly repeats its last one."""
+        if not self._admitted:
+            return None
+        if self.url != self._known_url:
+            parsed = httptools.parse_url(self.url)
+            path = parsed.path
+            known = path is not None and path.isascii()  # the server refuses others
+            self._known_target = self._front.target(path, parsed.query or b"") if known else None
+            self._known_url = self.url
+        return self._known_target

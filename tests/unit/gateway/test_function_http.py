@@ -1,0 +1,372 @@
+"""
+Calls of functions over HTTP. On the wire they are as if they had gone through ASGI: a plain application that does so is
+the reference, and the bytes of both are compared.
+"""
+
+import asyncio
+import gc
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.gateway.conftest import DEVICE, Gateway, listening, nothing_else, serving
+from tests.unit.gateway.test_calls import Endless, Streaming, Waiting
+from tests.unit.gateway.test_contract_checklist import Exchange, Functions
+
+from gpufaas_core.errors import CallCancelled, GpufaasError
+from gpufaas_core.frames import AnswerHead, CallHead
+from gpufaas_core.messages import Grant, Outer
+from gpufaas_core.model import FunctionId
+from gpufaas_core.origin import Origins
+from gpufaas_gateway import protocol
+from gpufaas_gateway.asgi import AsgiCaller
+from gpufaas_gateway.calls import Calls
+from gpufaas_gateway.invoke import PREFIX
+from gpufaas_gateway.protocol import BoundedHttp
+from gpufaas_gateway.request import Request, Run
+
+HOST = b"Host: x\r\n"
+LAST = b"Connection: close\r\n\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n" + LAST + b"1\r\na\r\n0\r\n\r\n"
+EXPECTING = b"Expect: 100-continue\r\nContent-Length: 1\r\n" + LAST + b"a"
+POST = b"POST /function/echo HTTP/1.1\r\n" + HOST
+GET = b"GET /function/echo HTTP/1.1\r\n" + HOST
+OTHER = b"GET /other HTTP/1.1\r\n" + HOST
+
+
+def through_asgi(run: Run) -> Any:
+    """Return the reference."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if not scope["raw_path"].startswith(PREFIX):
+            await nothing_else(scope, receive, send)
+            return
+        name, _, path = scope["raw_path"][len(PREFIX) :].partition(b"/")
+        request = Request(
+            name.decode("latin-1"), scope["method"], "/" + path.decode("latin-1"), scope["query_string"],
+            scope["headers"], None, AsgiCaller(receive), scope.get("client"),
+        )  # fmt: skip
+        try:
+            answer = await run(request)
+        except CallCancelled:
+            return
+        start = {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
+        if answer.stream is None:
+            await send(start)
+            await send({"type": "http.response.body", "body": answer.body})
+            return
+        with answer.stream as stream:
+            await send(start)
+            if scope["method"] == "HEAD":
+                stream.cancel()
+            else:
+                while (piece := await stream.chunk()) is not None:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+    return app
+
+
+async def said(port: int, *sent: bytes) -> bytes:
+    """Send *sent*, piece by piece; return all that the server says until it closes, without what differs by call."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for piece in sent:
+        writer.write(piece)
+        await asyncio.sleep(0.01)
+    answer = await asyncio.wait_for(reader.read(-1), 10)
+    writer.close()
+    return re.sub(rb"(x-call-id|x-start-time|server-timing|x-duration-seconds): [^\r]*", rb"\1: -", answer)
+
+
+async def compared(run: Run, *sent: bytes) -> bytes:
+    """Return what is answered, which is the same in both ways."""
+    async with serving(run) as ours, listening(BoundedHttp, through_asgi(run)) as reference:
+        answer = await said(ours, *sent)
+        assert answer == await said(reference, *sent)
+    return answer
+
+
+async def calls_of(gateway: Gateway, functions: Functions, spool: Path) -> Calls:
+    await gateway.deployed()
+    return Calls(gateway.catalogue, functions, functions, spool)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (POST + b"Content-Length: 4\r\nConnection: close\r\n\r\nfour", None),
+        (b"GET /function/echo/path?a=1#b HTTP/1.1\r\n" + HOST + LAST, None),
+        (b"GET http://x/function/echo/path HTTP/1.1\r\n" + HOST + LAST, None),
+        (b"GET /%66unction/echo HTTP/1.1\r\n" + HOST + LAST, None),
+        (b"GET /function/\xc3\xa4 HTTP/1.1\r\n" + HOST + LAST, None),
+        (b"GET /function/ HTTP/1.1\r\n" + HOST + LAST, None),
+        (b"OPTIONS * HTTP/1.1\r\n" + HOST + LAST, None),
+        (b"OPTIONS /function/echo HTTP/1.1\r\n" + HOST + b"Origin: a\r\nAccess-Control-Request-Method: b\r\n" + LAST, None),
+        (b"GET /function/echo HTTP/1.0\r\n\r\n", None),
+        (b"GET /function/echo HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", None),
+        (b"HEAD /function/echo HTTP/1.1\r\n" + HOST + LAST, AnswerHead(200, [], length=7)),
+        (b"HEAD /function/echo HTTP/1.1\r\n" + HOST + LAST, AnswerHead(200, [])),
+        (b"HEAD /function/nobody HTTP/1.1\r\n" + HOST + LAST, None),
+        (GET + LAST, AnswerHead(204, [])),
+        (GET + LAST, AnswerHead(304, [(b"etag", b'"1"')])),
+        (GET + LAST, AnswerHead(200, [(b"content-type", b"a"), (b"set-cookie", b"1"), (b"set-cookie", b"2")])),
+        (GET + LAST, AnswerHead(200, [(b"x-split", b"a\r\nb: c")])),
+        (b"GET /function/nobody HTTP/1.1\r\n" + HOST + LAST, None),
+        (b"PROPFIND /function/echo HTTP/1.1\r\n" + HOST + LAST, None),
+        (POST + b"Content-Length: 200000\r\n" + LAST + b"x" * 200_000, None),
+        (POST + CHUNKED, None),
+        (POST + EXPECTING, None),
+        (POST + b"Expect: something\r\nContent-Length: 1\r\n" + LAST + b"a", None),
+        (POST + b"Content-Length: 1\r\n" + LAST + b"ab", None),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n", None),
+        (GET + b"Upgrade: h2c\r\nConnection: upgrade, close\r\nContent-Length: 1\r\n\r\na", None),
+        (GET + b"X-Call-Id: mine\r\n" + LAST, None),
+        (GET + b"\r\n" + GET + LAST, None),
+        (GET + b"\r\n" + OTHER + b"\r\n" + GET + b"\r\n" + OTHER + LAST, None),
+        (OTHER + b"\r\n" + GET + b"\r\nno request at all\r\n\r\n", None),
+    ],
+)  # fmt: skip
+async def test_an_answer_has_the_bytes_that_it_has_through_asgi(
+    gateway: Gateway, tmp_path: Path, sent: bytes, answer: AnswerHead | None
+) -> None:
+    calls = await calls_of(gateway, Functions() if answer is None else Functions(answer), tmp_path)
+
+    whole = await compared(calls.run, sent)
+    assert whole.startswith(b"HTTP/1.1 ")
+    if b"nonsense" not in sent and b"no request" not in sent:  # where the rest comes in time to be answered first
+        at = len(sent) // 2
+        assert await compared(calls.run, sent[:at], sent[at:]) == whole
+
+
+class Pieces(Streaming):
+    """Answers in pieces, with a head of its own."""
+
+    def __init__(self, head: AnswerHead, *pieces: bytes, error: GpufaasError | None = None) -> None:
+        super().__init__()
+        self.head, self.pieces, self.error = head, pieces, error
+
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:  # noqa: ARG002 - the port's
+        functions = self
+
+        class InPieces(Exchange):
+            left = list(functions.pieces)
+
+            async def answer(self) -> tuple[AnswerHead, bytes, bool]:
+                return functions.head, b"", False
+
+            async def chunk(self) -> bytes | None:
+                await asyncio.sleep(0)
+                if self.left:
+                    return self.left.pop(0)
+                if functions.error is not None:
+                    raise functions.error
+                return None
+
+        exchange = InPieces(grant, b"", self.head, False)
+        exchange.end = type("End", (), {"run_s": 0.0})
+        return exchange
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("functions", [
+    Pieces(AnswerHead(200, []), b"one", b"", b"two"),
+    Pieces(AnswerHead(200, []), b"a" * 300_000, b"b"),
+    Pieces(AnswerHead(200, [(b"content-type", b"text/x")], length=6), b"one", b"two"),
+    Pieces(AnswerHead(200, [], length=5), b"one", b"two"),
+    Pieces(AnswerHead(200, [], length=7), b"one", b"two"),
+    Pieces(AnswerHead(200, []), b"one", error=GpufaasError("it broke")),
+    Pieces(AnswerHead(204, [])),
+], ids=["chunked", "large", "length", "too-long", "too-short", "broken", "bodiless"])  # fmt: skip
+async def test_an_answer_that_streams_has_them_too(
+    gateway: Gateway, tmp_path: Path, functions: Pieces, method: bytes
+) -> None:
+    calls = await calls_of(gateway, functions, tmp_path)
+    sent = method + b" /function/echo HTTP/1.1\r\n" + HOST
+
+    assert (await compared(calls.run, sent + LAST)).startswith(b"HTTP/1.1 20")
+    assert await compared(calls.run, sent + b"\r\n" + OTHER + LAST)
+
+
+async def test_a_worker_is_known_by_the_token_in_its_address(gateway: Gateway, tmp_path: Path) -> None:
+    origins, worker = Origins(), Outer(DEVICE.id, FunctionId("outer.openfaas-fn@1"))
+    asked: list[Request] = []
+    calls = await calls_of(gateway, Functions(), tmp_path)
+
+    def run(request: Request) -> Any:
+        asked.append(request)
+        return calls.run(Request(request.name, body=b""))
+
+    path = origins.address("", worker).encode()
+    async with serving(run, origins=origins) as port:
+        known = await said(port, b"GET " + path + b"/function/echo/a?b HTTP/1.1\r\n" + HOST + LAST)
+        forged = await said(port, b"GET " + path + b"x/function/echo HTTP/1.1\r\n" + HOST + LAST)
+        other = await said(port, b"GET " + path + b"/other HTTP/1.1\r\n" + HOST + LAST)
+
+    assert known.startswith(b"HTTP/1.1 200 ")
+    assert [(each.name, each.path, each.query, each.outer) for each in asked] == [("echo", "/a", b"b", worker)]
+    assert forged.startswith(b"HTTP/1.1 418 ")
+    assert other.startswith(b"HTTP/1.1 418 ")
+
+
+class Holding(Functions):
+    """A call whose body is ``wait`` runs until `end`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[Endless] = []
+        self.cancelled = 0
+
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
+        if bytes(body) != b"wait":
+            return super().call(grant, head, body)
+        self.held.append(Endless(grant))
+        return self.held[-1]
+
+    def cancel(self, call: object) -> None:  # noqa: ARG002 - the port's
+        self.cancelled += 1
+
+
+@pytest.fixture
+async def holding() -> AsyncIterator[Holding]:
+    yield Holding()
+
+
+async def begun(functions: Holding, calls: int = 1) -> None:
+    async with asyncio.timeout(5):
+        while len(functions.held) < calls:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_caller_who_hangs_up_ends_his_call(gateway: Gateway, tmp_path: Path, holding: Holding) -> None:
+    """Also if another request of his waits behind it."""
+    calls = await calls_of(gateway, holding, tmp_path)
+    async with serving(calls.run) as port:
+        for more in (b"", GET + b"\r\n"):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(POST + b"Content-Length: 4\r\n\r\nwait" + more)
+            holding.held.clear()
+            await begun(holding)
+            before = holding.cancelled
+            writer.close()
+            async with asyncio.timeout(5):
+                while holding.cancelled == before:
+                    await asyncio.sleep(0.001)
+
+    assert gateway.metrics.functions["echo.openfaas-fn"].by_code.keys() == {499}
+
+
+async def test_a_server_that_stops_ends_calls_after_its_grace(
+    gateway: Gateway, tmp_path: Path, holding: Holding
+) -> None:
+    """It cancels what is in its set of tasks; nobody gets an answer that looks like one of the function."""
+    calls = await calls_of(gateway, holding, tmp_path)
+    made: list[Any] = []
+
+
+    from gpufaas_gateway.function_http import FunctionHttp
+    from gpufaas_gateway.invoke import FunctionFront
+
+    def http(**kwargs: Any) -> FunctionHttp:
+        made.append(FunctionHttp(front=FunctionFront(calls.run, Origins()), **kwargs))
+        return made[-1]
+
+    async with listening(http) as port:
+        answer = asyncio.create_task(said(port, POST + b"Content-Length: 4\r\n\r\nwait"))
+        await begun(holding)
+        made[0].shutdown()
+        (running,) = made[0].tasks
+        running.cancel(msg="the grace is over")
+        assert (await answer).startswith(b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: text/plain")
+        assert not made[0].tasks
+
+
+async def test_an_idle_connection_is_closed_and_one_in_use_is_not(
+    gateway: Gateway, tmp_path: Path, holding: Holding
+) -> None:
+    calls = await calls_of(gateway, holding, tmp_path)
+    async with serving(calls.run) as port:
+        loop = asyncio.get_running_loop()
+        timers = len(loop._scheduled)  # type: ignore[attr-defined]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(20):
+            writer.write(GET + b"\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert len(loop._scheduled) - timers <= 4, "of the head, of the idle connection, of the sweep"  # type: ignore[attr-defined]
+        writer.close()
+
+
+async def test_a_thousand_answers_at_once_are_not_a_thousand_calls_deep(gateway: Gateway, tmp_path: Path) -> None:
+    calls = await calls_of(gateway, Functions(), tmp_path)
+    unknown = b"GET /function/nobody HTTP/1.1\r\n" + HOST
+
+    async with serving(calls.run) as port:
+        answer = await said(port, (unknown + b"\r\n") * 1000 + unknown + LAST)
+
+    assert answer.count(b"HTTP/1.1 404 ") == 1001
+
+
+async def test_quick_calls_leave_no_task_and_nothing_for_the_garbage_collector(gateway: Gateway, tmp_path: Path) -> None:
+    calls = await calls_of(gateway, Functions(), tmp_path)
+    seen: list[int] = []
+
+    def run(request: Request) -> Any:
+        seen.append(len(asyncio.all_tasks()))
+        return calls.run(request)
+
+    async with serving(run) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def call() -> None:
+            writer.write(POST + b"Content-Length: 4\r\n\r\nfour")
+            assert (await reader.readuntil(b"four")).startswith(b"HTTP/1.1 200 ")
+
+        await call()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(100):
+                await call()
+            assert gc.collect() < 20
+        finally:
+            gc.enable()
+        writer.close()
+
+    assert set(seen) == {1}, "the test's own"
+
+
+async def test_a_bug_is_a_500_and_in_the_log(
+    gateway: Gateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Functions):
+        def place(self, *_: object, **__: object) -> Grant:
+            raise AssertionError("a bug")
+
+    calls = await calls_of(gateway, Broken(), tmp_path)
+
+    async with serving(calls.run) as port:
+        answer = await said(port, GET + b"\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert b"connection: close" in answer
+    assert "a request failed in the platform itself: /function/echo" in caplog.text
+
+
+async def test_a_body_that_never_comes_whole_ends_with_its_caller(gateway: Gateway, tmp_path: Path) -> None:
+    functions = Waiting()
+    calls = await calls_of(gateway, functions, tmp_path)
+
+    async with serving(calls.run) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(POST + b"Content-Length: 4\r\n\r\nfo")
+        stats = gateway.metrics.functions["echo.openfaas-fn"]
+        async with asyncio.timeout(5):
+            while not stats.inflight:
+                await asyncio.sleep(0.001)
+            writer.close()
+            while stats.inflight:
+                await asyncio.sleep(0.001)
+
+    assert stats.by_code.keys() == {499}
+    assert not functions.waiting
