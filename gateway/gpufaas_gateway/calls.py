@@ -149,8 +149,8 @@ class Calls:
             public_id = name.encode()
             call_id = f"{name}#{self._suffix}" if self._suffix else name
         return _Call(
-            request=request, caller=request.caller, owner=request.owner or asyncio.current_task(), began=began, passed=passed,
-            length=length, asked=asked, name=name, id=CallId(call_id), outer=outer,
+            request=request, caller=request.caller, owner=request.owner or asyncio.current_task(), began=began,
+            passed=passed, length=length, asked=asked, name=name, id=CallId(call_id), outer=outer,
             ours=[(b"x-call-id", public_id), (b"x-start-time", b"%d" % started_ns), self._served_by],
         )  # fmt: skip
 

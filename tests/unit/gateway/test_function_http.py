@@ -6,7 +6,6 @@ the reference, and the bytes of both are compared.
 import asyncio
 import gc
 import re
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import FunctionId
 from gpufaas_core.origin import Origins
-from gpufaas_gateway import protocol
 from gpufaas_gateway.asgi import AsgiCaller
 from gpufaas_gateway.calls import Calls
-from gpufaas_gateway.invoke import PREFIX
+from gpufaas_gateway.function_http import FunctionHttp
+from gpufaas_gateway.invoke import PREFIX, FunctionFront
 from gpufaas_gateway.protocol import BoundedHttp
 from gpufaas_gateway.request import Request, Run
 
@@ -33,6 +32,7 @@ CHUNKED = b"Transfer-Encoding: chunked\r\n" + LAST + b"1\r\na\r\n0\r\n\r\n"
 EXPECTING = b"Expect: 100-continue\r\nContent-Length: 1\r\n" + LAST + b"a"
 POST = b"POST /function/echo HTTP/1.1\r\n" + HOST
 GET = b"GET /function/echo HTTP/1.1\r\n" + HOST
+OPTIONS = b"OPTIONS /function/echo HTTP/1.1\r\n" + HOST
 OTHER = b"GET /other HTTP/1.1\r\n" + HOST
 
 
@@ -103,7 +103,7 @@ async def calls_of(gateway: Gateway, functions: Functions, spool: Path) -> Calls
         (b"GET /function/\xc3\xa4 HTTP/1.1\r\n" + HOST + LAST, None),
         (b"GET /function/ HTTP/1.1\r\n" + HOST + LAST, None),
         (b"OPTIONS * HTTP/1.1\r\n" + HOST + LAST, None),
-        (b"OPTIONS /function/echo HTTP/1.1\r\n" + HOST + b"Origin: a\r\nAccess-Control-Request-Method: b\r\n" + LAST, None),
+        (OPTIONS + b"Origin: a\r\nAccess-Control-Request-Method: b\r\n" + LAST, None),
         (b"GET /function/echo HTTP/1.0\r\n\r\n", None),
         (b"GET /function/echo HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", None),
         (b"HEAD /function/echo HTTP/1.1\r\n" + HOST + LAST, AnswerHead(200, [], length=7)),
@@ -151,7 +151,7 @@ class Pieces(Streaming):
         functions = self
 
         class InPieces(Exchange):
-            left = list(functions.pieces)
+            left: list[bytes]
 
             async def answer(self) -> tuple[AnswerHead, bytes, bool]:
                 return functions.head, b"", False
@@ -165,6 +165,7 @@ class Pieces(Streaming):
                 return None
 
         exchange = InPieces(grant, b"", self.head, False)
+        exchange.left = list(self.pieces)
         exchange.end = type("End", (), {"run_s": 0.0})
         return exchange
 
@@ -229,8 +230,8 @@ class Holding(Functions):
 
 
 @pytest.fixture
-async def holding() -> AsyncIterator[Holding]:
-    yield Holding()
+def holding() -> Holding:
+    return Holding()
 
 
 async def begun(functions: Holding, calls: int = 1) -> None:
@@ -263,10 +264,6 @@ async def test_a_server_that_stops_ends_calls_after_its_grace(
     """It cancels what is in its set of tasks; nobody gets an answer that looks like one of the function."""
     calls = await calls_of(gateway, holding, tmp_path)
     made: list[Any] = []
-
-
-    from gpufaas_gateway.function_http import FunctionHttp
-    from gpufaas_gateway.invoke import FunctionFront
 
     def http(**kwargs: Any) -> FunctionHttp:
         made.append(FunctionHttp(front=FunctionFront(calls.run, Origins()), **kwargs))
@@ -307,7 +304,9 @@ async def test_a_thousand_answers_at_once_are_not_a_thousand_calls_deep(gateway:
     assert answer.count(b"HTTP/1.1 404 ") == 1001
 
 
-async def test_quick_calls_leave_no_task_and_nothing_for_the_garbage_collector(gateway: Gateway, tmp_path: Path) -> None:
+async def test_quick_calls_leave_no_task_and_nothing_for_the_garbage_collector(
+    gateway: Gateway, tmp_path: Path
+) -> None:
     calls = await calls_of(gateway, Functions(), tmp_path)
     seen: list[int] = []
 
