@@ -7,10 +7,12 @@ an answer whose caller makes the function wait for a second goes to a file (`kee
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.answer_spool import AnswerSpool, SpooledAnswer
+from gpufaas_core.driven import PAUSE
 from gpufaas_core.errors import GpufaasError, StorageFailed
 from gpufaas_core.frames import AnswerHead, EndHead
 
@@ -30,8 +32,8 @@ class AnswerBuffer:
     """
 
     __slots__ = (
-        "_buffered", "_chunks", "_error", "_limit", "_loop", "_paused", "_slow", "_spool", "_spooled", "_waiter", "end",
-        "load_s", "phases", "tier",
+        "_buffered", "_chunks", "_error", "_limit", "_loop", "_paused", "_slow", "_spool", "_spooled", "_waiter",
+        "_woken", "end", "load_s", "phases", "resume", "tier",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: Bytes) -> None:
@@ -40,6 +42,10 @@ class AnswerBuffer:
         self.load_s: Seconds = 0.0
         self.phases: tuple[tuple[str, Seconds], ...] = ()
         self.tier = "disk"
+        self.resume: Callable[[], None] | None = None
+        """Goes on with the reader, who awaits `PAUSE`; None: he awaits a future."""
+        self._woken = False
+        """`resume` is called in the next turn of the loop."""
         self._loop = loop
         self._limit = limit
         self._chunks: deque[Piece] = deque()
@@ -69,8 +75,7 @@ class AnswerBuffer:
         while not self._chunks:
             if self._error is not None:
                 raise self._error
-            self._waiter = self._loop.create_future()
-            await self._waiter
+            await self._more()
         first = self._chunks.popleft()
         assert isinstance(first, tuple)
         return first
@@ -91,8 +96,13 @@ class AnswerBuffer:
                 raise self._error
             if self.end is not None:
                 return None
-            self._waiter = self._loop.create_future()
-            await self._waiter
+            await self._more()
+
+    def _more(self) -> Awaitable[None]:
+        if self.resume is not None:
+            return PAUSE
+        self._waiter = self._loop.create_future()
+        return self._waiter
 
     def take(self) -> Piece | None:
         """Return what `answer`, then `chunk`, would return now; None: they would wait."""
@@ -201,8 +211,17 @@ class AnswerBuffer:
             self._resume_source()
 
     def _wake_reader(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self.resume is not None:
+            if not self._woken:
+                self._woken = True
+                self._loop.call_soon(self._resume_reader)
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _resume_reader(self) -> None:
+        self._woken = False
+        if self.resume is not None:
+            self.resume()
 
     def _pause_source(self) -> bool:
         """Pause the source; False: it cannot be paused."""

@@ -21,6 +21,7 @@ from gpufaas_core.errors import CallCancelled, GpufaasError, GrantRefused, OutOf
 from gpufaas_core.frames import INLINE, STREAM, UPGRADE, AnswerHead, CallHead
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, Seconds
+from gpufaas_core.units import Bytes
 from gpufaas_gateway.call_body import BodyStream, Caller, read_rest, remove, too_large
 from gpufaas_gateway.call_headers import (
     BODILESS,
@@ -28,6 +29,7 @@ from gpufaas_gateway.call_headers import (
     answer_headers,
     asked_timeout,
     call_headers,
+    head_template,
     new_call_id,
     placement_headers,
     read_head,
@@ -45,6 +47,8 @@ from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, ref
 
 WATCH_AFTER_S: Final[Seconds] = 0.025
 """A call that takes longer is watched, after twice this time at the latest."""
+_MAX_TEMPLATES: Final = 64
+"""Of one revision. It may answer with any number of content types."""
 _OVER: Final = CallCancelled("the call is over")
 
 
@@ -149,7 +153,7 @@ class Calls:
             public_id = name.encode()
             call_id = f"{name}#{self._suffix}" if self._suffix else name
         return _Call(
-            request=request, caller=request.caller, owner=request.owner or asyncio.current_task(), began=began,
+            request=request, caller=request.caller, owner=request.driven or asyncio.current_task(), began=began,
             passed=passed, length=length, asked=asked, name=name, id=CallId(call_id), outer=outer,
             ours=[(b"x-call-id", public_id), (b"x-start-time", b"%d" % started_ns), self._served_by],
         )  # fmt: skip
@@ -265,6 +269,8 @@ class Calls:
             call.name, request.method, request.path, request.query, call.passed, call.mode, call.file, call.timeout_s
         )
         exchange = call.exchange = self._node.call(grant, head, call.body)
+        if request.driven is not None:
+            exchange.resume = request.driven.resume
         if call.error is not None:
             exchange.fail(call.error)  # it came after the grant and before there was an exchange to fail
         call.queue_s = time.perf_counter() - call.began
@@ -308,8 +314,10 @@ class Calls:
 
     def _whole(self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes) -> Answer:
         call.grant, call.load_s, call.run_s, call.status = exchange.grant, exchange.load_s, answer.run_s, answer.status
-        headers = self._headers(call, answer, exchange)
         call.exchange = None  # it has ended, and has nothing to release
+        if call.request.lines and (lines := self._lines(call, answer, exchange, len(body))):
+            return Answer(answer.status, [], body, lines=lines)
+        headers = self._headers(call, answer, exchange)
         if answer.status in BODILESS:
             body = b""
         elif call.request.method != "HEAD":
@@ -317,6 +325,29 @@ class Calls:
         elif answer.length >= 0:
             headers.append((b"content-length", b"%d" % answer.length))
         return Answer(answer.status, headers, body)
+
+    def _lines(self, call: "_Call", answer: AnswerHead, exchange: CallExchange, size: Bytes) -> bytes:
+        """Return the headers of an answer as lines, from a template; empty if it is not of the common kind."""
+        given, grant, deployed = answer.headers, exchange.grant, call.deployed
+        assert deployed is not None
+        if len(given) != 1 or given[0][0] != b"content-type" or call.crossing or call.request.method == "HEAD":
+            return b""
+        if grant.cold or exchange.phases or grant.held_s or len(grant.calls) > 1 or answer.status in BODILESS:
+            return b""
+        part = grant.parts[0]
+        key = given[0][1], part.device, part.share
+        template = deployed.templates.get(key)
+        if template is None:
+            if len(deployed.templates) >= _MAX_TEMPLATES:
+                deployed.templates.clear()
+            template = head_template(given[0], self._served_by, placement_headers(grant))
+            deployed.templates[key] = template
+        run_s = call.run_s
+        lines = template.form % (
+            run_s, call.ours[0][1], call.ours[1][1], call.queue_s * 1e3, call.load_s * 1e3, run_s * 1e3, size
+        )  # fmt: skip
+        whole = lines.count(b"\n") == template.lines == lines.count(b"\r")
+        return lines if whole else b""
 
     def _streamed(self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes, whole: bool) -> Answer:
         call.grant, call.load_s, call.status = exchange.grant, exchange.load_s, answer.status

@@ -14,13 +14,13 @@ from urllib.parse import unquote
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from gpufaas_core.driven import Driven
 from gpufaas_core.errors import CallCancelled
 from gpufaas_core.messages import Outer
 from gpufaas_core.origin import PREFIX as OUTER_PREFIX
 from gpufaas_core.origin import Origins, without_origin
 from gpufaas_core.units import Bytes, KiB
 from gpufaas_gateway.call_headers import BODILESS, Header
-from gpufaas_gateway.driven import Driven
 from gpufaas_gateway.request import Answer, AnswerStream, BrokenAnswer, Request, Run
 
 log = logging.getLogger("gateway")
@@ -145,7 +145,7 @@ class FunctionCall:
                 front,
                 Request(
                     target.name, self._method, target.path, target.query, self._headers, body, self,
-                    connection.client, target.outer, owner=driven,
+                    connection.client, target.outer, driven=driven, lines=True,
                 ),
             )
         )  # fmt: skip
@@ -241,8 +241,8 @@ class FunctionCall:
         """Send an answer that does not stream."""
         if self.disconnected:
             return
-        head, chunked = self._head(front, answer)
         body = b"" if self._method == "HEAD" else answer.body
+        head, chunked = self._head(front, answer)
         if chunked:
             body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + b"0\r\n\r\n"
         self._started = True
@@ -293,6 +293,9 @@ class FunctionCall:
 
         :raises RuntimeError: a header has a line break
         """
+        if answer.lines:
+            start = front.start_of(answer.status, self._connection.server_state.default_headers)
+            return start + answer.lines + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"), False
         chunked = self._method != "HEAD" and answer.status not in BODILESS
         lines = [front.start_of(answer.status, self._connection.server_state.default_headers)]
         for name, value in answer.headers:

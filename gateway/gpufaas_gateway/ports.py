@@ -241,6 +241,8 @@ class CallExchange(Protocol):
     phases: tuple[tuple[str, Seconds], ...]
     tier: str
     grant: Grant
+    resume: Callable[[], None] | None
+    """If it is set, the reader awaits `PAUSE`, and this goes on with him (`Driven.resume`)."""
 
     @property
     def loading_s(self) -> Seconds:

@@ -7,11 +7,12 @@ from typing import Final
 
 from msgspec import Struct
 
+from gpufaas_core.driven import Driven
 from gpufaas_core.errors import CallCancelled, GpufaasError
 from gpufaas_core.messages import Outer
 from gpufaas_gateway.call_body import Caller
 from gpufaas_gateway.call_headers import BODILESS, Header, error_headers
-from gpufaas_gateway.call_life import CallLife, Owner
+from gpufaas_gateway.call_life import CallLife
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.errors import status_of
 from gpufaas_gateway.ports import CallExchange
@@ -43,8 +44,10 @@ class Request(Struct):
     Headers that ask the function to switch protocols. The answer is then a stream in both directions, and the time
     limit of the call holds only until it begins.
     """
-    owner: Owner | None = None
+    driven: Driven | None = None
     """What runs the call; None: the current task."""
+    lines: bool = False
+    """The headers of a quick answer may come as lines."""
 
 
 class Answer(Struct):
@@ -52,9 +55,12 @@ class Answer(Struct):
 
     status: int
     headers: list[Header]
+    """Empty if there are `lines`."""
     body: bytes = b""
     """The whole body, unless there is a `stream`."""
     stream: "AnswerStream | None" = None
+    lines: bytes = b""
+    """The headers, Content-Length included, as they are sent."""
     error: GpufaasError | None = None
     """Why the function has not answered; `body` is its text."""
 

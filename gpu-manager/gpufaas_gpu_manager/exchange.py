@@ -199,7 +199,10 @@ class Exchange(AnswerBuffer):
     def on_answer(self, head: AnswerHead, body: bytes) -> None:
         if self.state not in states.GIVEN_UP:
             self._chunks.append((head, body, True))
-            self._wake()
+            if self.resume is not None:
+                self.resume()  # in this turn of the loop: here is nothing left to do
+            else:
+                self._wake()
 
     def on_head(self, head: AnswerHead) -> None:
         self.once = True
