@@ -43,9 +43,11 @@ _HIT: Final = (b"x-gpufaas-start", b"hit")
 _FROM: Final = {each: (b"x-gpufaas-start", each.encode()) for each in ("parked", "host", "peer", "disk", "store")}
 
 
-def read_head(
-    headers: Iterable[Header], client: tuple[str, int] | None
-) -> tuple[list[Header], bytes, int, dict[bytes, bytes] | None]:
+ReadHead = tuple[list[Header], bytes, int, dict[bytes, bytes] | None]
+"""See `read_head`."""
+
+
+def read_head(headers: Iterable[Header], client: tuple[str, int] | None) -> ReadHead:
     """
     Return the headers that the function is given, and what the platform itself reads.
 

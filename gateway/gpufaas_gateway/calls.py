@@ -140,7 +140,7 @@ class Calls:
     def _new_call(self, request: Request) -> "_Call":
         """Give the call an id. The caller may choose it; the scheduler's is unique even if two choose the same."""
         began, started_ns = time.perf_counter(), time.time_ns()
-        passed, public_id, length, asked = read_head(request.headers, request.client)
+        passed, public_id, length, asked = request.read or read_head(request.headers, request.client)
         outer = request.outer
         if public_id:
             self._serial += 1
@@ -165,10 +165,10 @@ class Calls:
         deployed.stats.started()
         if deployed.gate is not None:
             call.passage = deployed.gate.enter()
-        call.passed += call.ours[:2]
+        call.passed = call.passed + call.ours[:2]  # not in place: the next request may have the same head
         call.timeout_s = deployed.timeout_s
         if request.upgrade:
-            call.passed += request.upgrade
+            call.passed += request.upgrade  # this list is its own
             call.what = "did not answer a WebSocket handshake"
             call.mode = UPGRADE
         else:

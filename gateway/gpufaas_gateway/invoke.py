@@ -20,7 +20,7 @@ from gpufaas_core.messages import Outer
 from gpufaas_core.origin import PREFIX as OUTER_PREFIX
 from gpufaas_core.origin import Origins, without_origin
 from gpufaas_core.units import Bytes, KiB
-from gpufaas_gateway.call_headers import BODILESS, Header
+from gpufaas_gateway.call_headers import BODILESS, Header, ReadHead
 from gpufaas_gateway.request import Answer, AnswerStream, BrokenAnswer, Request, Run
 
 log = logging.getLogger("gateway")
@@ -103,18 +103,19 @@ class FunctionCall:
     """
 
     __slots__ = (
-        "_connection", "_headers", "_left", "_method", "_news", "_started", "_target", "_tell", "_waiter", "body",
-        "disconnected", "keep_alive", "more_body", "response_complete", "waiting_for_100_continue",
+        "_connection", "_left", "_news", "_started", "_tell", "_waiter", "body", "disconnected", "headers",
+        "keep_alive", "method", "more_body", "read", "response_complete", "target", "waiting_for_100_continue",
     )  # fmt: skip
 
     def __init__(
-        self, connection: Connection, target: Target, method: str, headers: Sequence[Header], *, expects: bool,
-        keep_alive: bool,
+        self, connection: Connection, target: Target, method: str, headers: Sequence[Header], read: ReadHead, *,
+        expects: bool = False, keep_alive: bool = True,
     ) -> None:  # fmt: skip
         self._connection = connection
-        self._target = target
-        self._method = method
-        self._headers = headers
+        self.target = target
+        self.method = method
+        self.headers = headers
+        self.read = read
         self._left = 0
         """Bytes that are left of the declared length of an answer that streams."""
         self._started = False
@@ -132,7 +133,7 @@ class FunctionCall:
 
     def begin(self, front: FunctionFront) -> None:
         """Run the call, with the body if all of it has come."""
-        connection, target = self._connection, self._target
+        connection, target = self._connection, self.target
         body: bytes | None = None
         if not (self.more_body or self.disconnected or self.waiting_for_100_continue):
             body, self.body = bytes(self.body), b""
@@ -144,8 +145,8 @@ class FunctionCall:
             self._serve(
                 front,
                 Request(
-                    target.name, self._method, target.path, target.query, self._headers, body, self,
-                    connection.client, target.outer, driven=driven, lines=True,
+                    target.name, self.method, target.path, target.query, self.headers, body, self,
+                    connection.client, target.outer, read=self.read, driven=driven, lines=True,
                 ),
             )
         )  # fmt: skip
@@ -232,7 +233,7 @@ class FunctionCall:
         except (CallCancelled, BrokenAnswer, asyncio.CancelledError):
             pass  # the caller is gone; or the connection is closed, which is the message
         except Exception:
-            log.exception("a request failed in the platform itself: %s%s", PREFIX.decode(), self._target.name)
+            log.exception("a request failed in the platform itself: %s%s", PREFIX.decode(), self.target.name)
         finally:
             if not self.response_complete:
                 self._break_off(front)
@@ -241,7 +242,7 @@ class FunctionCall:
         """Send an answer that does not stream."""
         if self.disconnected:
             return
-        body = b"" if self._method == "HEAD" else answer.body
+        body = b"" if self.method == "HEAD" else answer.body
         head, chunked = self._head(front, answer)
         if chunked:
             body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + b"0\r\n\r\n"
@@ -262,7 +263,7 @@ class FunctionCall:
         if not self.disconnected:
             self._started = True
             transport.write(head)
-        if self._method == "HEAD":
+        if self.method == "HEAD":
             stream.cancel()  # an answer to HEAD has no body, and the function's may have no end
             return
         while (piece := await stream.chunk()) is not None:
@@ -296,7 +297,7 @@ class FunctionCall:
         if answer.lines:
             start = front.start_of(answer.status, self._connection.server_state.default_headers)
             return start + answer.lines + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"), False
-        chunked = self._method != "HEAD" and answer.status not in BODILESS
+        chunked = self.method != "HEAD" and answer.status not in BODILESS
         lines = [front.start_of(answer.status, self._connection.server_state.default_headers)]
         for name, value in answer.headers:
             lines += (name, b": ", value, b"\r\n")

@@ -11,7 +11,7 @@ from gpufaas_core.driven import Driven
 from gpufaas_core.errors import CallCancelled, GpufaasError
 from gpufaas_core.messages import Outer
 from gpufaas_gateway.call_body import Caller
-from gpufaas_gateway.call_headers import BODILESS, Header, error_headers
+from gpufaas_gateway.call_headers import BODILESS, Header, ReadHead, error_headers
 from gpufaas_gateway.call_life import CallLife
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.errors import status_of
@@ -44,6 +44,8 @@ class Request(Struct):
     Headers that ask the function to switch protocols. The answer is then a stream in both directions, and the time
     limit of the call holds only until it begins.
     """
+    read: ReadHead | None = None
+    """What was read in the headers, if they were read; not changed."""
     driven: Driven | None = None
     """What runs the call; None: the current task."""
     lines: bool = False

@@ -85,14 +85,20 @@ async def nothing_else(scope: Any, receive: Any, send: Any) -> None:  # noqa: AR
     await send({"type": "http.response.body"})
 
 
+def config_of(http: Any, app: Any) -> uvicorn.Config:
+    """Return the settings of a server of *app*. *http*: the class of its connections."""
+    config = uvicorn.Config(
+        app, interface="asgi3", http=http, ws="none", lifespan="off", log_config=None, server_header=False,
+        date_header=False, proxy_headers=False,
+    )  # fmt: skip
+    config.load()
+    return config
+
+
 @asynccontextmanager
 async def listening(http: Any, app: Any = nothing_else, **of_protocol: Any) -> AsyncIterator[int]:
     """Serve on a port, and give it. *http*: the class of its connections."""
-    config = uvicorn.Config(
-        app, interface="asgi3", http=http, ws="none", lifespan="off", log_config=None, server_header=False,
-        date_header=False,
-    )  # fmt: skip
-    config.load()
+    config = config_of(http, app)
     state = uvicorn.server.ServerState()
 
     def connection() -> asyncio.Protocol:

@@ -5,12 +5,14 @@ the reference, and the bytes of both are compared.
 
 import asyncio
 import gc
+import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.gateway.conftest import DEVICE, Gateway, listening, nothing_else, serving
+import uvicorn
+from tests.unit.gateway.conftest import DEVICE, Gateway, config_of, listening, nothing_else, serving
 from tests.unit.gateway.test_calls import Endless, Streaming, Waiting
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 
@@ -77,6 +79,11 @@ async def said(port: int, *sent: bytes) -> bytes:
         await asyncio.sleep(0.01)
     answer = await asyncio.wait_for(reader.read(-1), 10)
     writer.close()
+    return without_varying(answer)
+
+
+def without_varying(answer: bytes) -> bytes:
+    """Return *answer* without what differs by call."""
     return re.sub(rb"(x-call-id|x-start-time|server-timing|x-duration-seconds): [^\r]*", rb"\1: -", answer)
 
 
@@ -112,7 +119,6 @@ async def calls_of(gateway: Gateway, functions: Functions, spool: Path) -> Calls
         (GET + LAST, AnswerHead(204, [])),
         (GET + LAST, AnswerHead(304, [(b"etag", b'"1"')])),
         (GET + LAST, AnswerHead(200, [(b"content-type", b"a"), (b"set-cookie", b"1"), (b"set-cookie", b"2")])),
-        (GET + LAST, AnswerHead(200, [(b"x-split", b"a\r\nb: c")])),
         (b"GET /function/nobody HTTP/1.1\r\n" + HOST + LAST, None),
         (b"PROPFIND /function/echo HTTP/1.1\r\n" + HOST + LAST, None),
         (POST + b"Content-Length: 200000\r\n" + LAST + b"x" * 200_000, None),
@@ -138,6 +144,109 @@ async def test_an_answer_has_the_bytes_that_it_has_through_asgi(
     if b"nonsense" not in sent and b"no request" not in sent:  # where the rest comes in time to be answered first
         at = len(sent) // 2
         assert await compared(calls.run, sent[:at], sent[at:]) == whole
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("10.0.0.1", 1), "sockname": ("10.0.0.2", 80)})
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.written += b"" if self.closed else bytes(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+async def fed(http: Any, app: Any, *received: bytes, **of_protocol: Any) -> bytes:
+    """Return what a connection says that receives so, each piece by itself."""
+    config = config_of(http, app)
+    connection = http(config=config, server_state=uvicorn.server.ServerState(), app_state={}, **of_protocol)
+    wire = Wire()
+    connection.connection_made(wire)
+    for piece in received:
+        if not wire.closed:
+            connection.data_received(piece)
+        for _ in range(40):
+            await asyncio.sleep(0)
+    connection.connection_lost(None)
+    for _ in range(40):
+        await asyncio.sleep(0)
+    return without_varying(wire.written)
+
+
+OF_CALL = (b"x-call-id", b"x-start-time")
+BODY = b"Content-Length: 4\r\n\r\n"
+REPEATED = (
+    POST + BODY + b"four", POST + BODY + b"FOUR", POST + BODY + b"fourGET", POST + BODY + b"four\r\n", POST + BODY,
+    b"four", b"fo", b"ur", b"\r\n", b"\r", POST, HOST, GET + b"\r\n", GET + b"\r\n" + GET + b"\r\n", OTHER + b"\r\n",
+    POST.replace(b"\r\n", b"\n") + BODY.replace(b"\r\n", b"\n") + b"\r\n\r\nxx",
+    POST.replace(b"\r\n", b"\n") + BODY.replace(b"\r\n", b"\n") + b"ab\r\n\r\n", b"\r\n" + POST + BODY + b"four",
+    b"\r\n\r\n" + GET + b"\r\n", POST + b"Transfer-Encoding: chunked\r\n\r\n4\r\nfour\r\n0\r\n\r\n",
+    POST + b"Transfer-Encoding: chunked\r\n\r\n4\r\nfo", b"ur\r\n0\r\n\r\n",
+    POST + b"X-Call-Id: a\r\n" + BODY + b"four",
+    POST + b"Expect: 100-continue\r\n" + BODY + b"four",
+    POST + b"Upgrade: h2c\r\nConnection: upgrade\r\n" + BODY + b"four",
+    b"GET /function/echo HTTP/1.0\r\n\r\n", GET + LAST, b"POST /function/nobody HTTP/1.1\r\n" + HOST + BODY + b"four",
+    b"HEAD /function/echo HTTP/1.1\r\n" + HOST + b"\r\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_a_connection_repeats_is_read_as_by_a_parser(
+    gateway: Gateway, tmp_path: Path, seed: int
+) -> None:
+    """A head that came before is known by its bytes, and not parsed again."""
+    functions, rng = Functions(), random.Random(seed)
+    calls = await calls_of(gateway, functions, tmp_path)
+
+    def called() -> list[object]:
+        seen = [
+            (each.method, each.path, each.query, [pair for pair in each.headers if pair[0] not in OF_CALL])
+            for _, each in functions.called
+        ]
+        functions.called.clear()
+        return seen
+
+    front, reference = FunctionFront(calls.run, Origins()), through_asgi(calls.run)
+    sequences = [rng.choices(rng.sample(REPEATED, 4), k=rng.randrange(2, 9)) for _ in range(60)]
+    if not seed:
+        sequences = [[one, one, two, one] for one in REPEATED for two in REPEATED[:6]]
+
+    for received in sequences:
+        ours = await fed(FunctionHttp, nothing_else, *received, front=front)
+        given = called()
+        assert ours == await fed(BoundedHttp, reference, *received), received
+        assert given == called()
+
+
+async def test_a_head_that_is_repeated_is_parsed_once(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, parsed = await calls_of(gateway, Functions(), tmp_path), []
+    parse = BoundedHttp.data_received
+    monkeypatch.setattr(BoundedHttp, "data_received", lambda self, data: parsed.append(data) or parse(self, data))
+    front = FunctionFront(calls.run, Origins())
+
+    answer = await fed(FunctionHttp, nothing_else, *REPEATED[:2], REPEATED[2][:-3], front=front)
+
+    assert (answer.count(b" 200 OK"), len(parsed)) == (3, 1)
+    assert re.findall(rb"\r\n\r\n(.{4})", answer) == [b"four", b"FOUR", b"four"]
 
 
 class Pieces(Streaming):
@@ -350,6 +459,16 @@ async def test_a_bug_is_a_500_and_in_the_log(
     assert answer.startswith(b"HTTP/1.1 500 ")
     assert b"connection: close" in answer
     assert "a request failed in the platform itself: /function/echo" in caplog.text
+
+
+async def test_a_header_with_a_line_break_is_not_sent(gateway: Gateway, tmp_path: Path) -> None:
+    calls = await calls_of(gateway, Functions(AnswerHead(200, [(b"x-split", b"a\r\nb: c")])), tmp_path)
+
+    async with serving(calls.run) as port:
+        answer = await said(port, GET + LAST)
+
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert b"b: c" not in answer
 
 
 async def test_a_body_that_never_comes_whole_ends_with_its_caller(gateway: Gateway, tmp_path: Path) -> None:
