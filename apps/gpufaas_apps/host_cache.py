@@ -2,8 +2,6 @@
 
 import contextlib
 import logging
-import os
-from pathlib import Path
 from typing import Final
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
@@ -13,13 +11,12 @@ from gpufaas_core.descriptors import weights_share
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.units import Bytes, MiB, format_bytes
 from gpufaas_gpu_manager.host_cache import HostCache
+from gpufaas_gpu_manager.machine_memory import total_memory
 
 log = logging.getLogger("node")
 
 _SHARE: Final = 8
 """By default the host tier is this part of the memory."""
-_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Of the memory of a container, as seen from inside."""
 
 
 def host_budget(asked: Bytes | None) -> Bytes:
@@ -28,7 +25,7 @@ def host_budget(asked: Bytes | None) -> Bytes:
 
     :raises InvalidSpec: there is less memory than *asked*
     """
-    memory = _memory()
+    memory = total_memory()
     if asked is None:
         return memory // _SHARE // MiB * MiB
     if asked > memory:
@@ -47,11 +44,3 @@ def host_cache(budget: Bytes, artifacts: ArtifactStore) -> HostCache:
             artifacts.recheck(weights.sha256)
 
     return HostCache(HostTier(budget, weights_share()), log.warning, on_corrupt)
-
-
-def _memory() -> Bytes:
-    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in _LIMITS:
-        with contextlib.suppress(OSError, ValueError):
-            sizes.append(int(path.read_text()))
-    return min(sizes)

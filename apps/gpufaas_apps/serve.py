@@ -43,6 +43,7 @@ from gpufaas_core.units import format_bytes
 from gpufaas_gateway.auth import PASSWORD_FILE, Credentials
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.metrics import NodeFamilies
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.supervisor import ContainerEngine
@@ -149,6 +150,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
         standbys=node.host.blank,
     )  # fmt: skip
     front = Front(options, parts, listener)
+    front.metrics.show(NodeFamilies(node))
     return ServeApp(options, credentials, stores, journal, scheduler, node, containers, front, gone)
 
 

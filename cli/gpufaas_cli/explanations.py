@@ -22,6 +22,8 @@ def show(found: Mapping[str, Any] | None, call: str) -> None:
         rows.append(("Together with", _calls(others, len(others))))
     if found["victims"]:
         rows.append(("Evicted", ", ".join(found["victims"])))
+    if parked := found.get("parked"):
+        rows.append(("Parked", ", ".join(parked)))
     rows.append(("Because", found["rule"] or "the policy does not say"))
     for number, each in enumerate(found["options"]):
         what = f"{each['option']} {each['where']}".ljust(32)

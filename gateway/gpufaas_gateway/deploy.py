@@ -300,7 +300,7 @@ class Deployer:
         if asked.image:
             sizes = image_sizes(options, memory, options.placement.among(self._workers.devices()))
             memory = max(sizes.values(), default=memory)
-        spec = worker_spec(record, options, manifest.kind, need, memory)
+        spec = replace(worker_spec(record, options, manifest.kind, need, memory), weights=manifest.weights)
         if spec != asked:
             await self._workers.define(spec)
         learnt = await asyncio.to_thread(self._store.profiles, spec.profiled)

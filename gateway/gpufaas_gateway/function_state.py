@@ -22,6 +22,8 @@ class Copies:
     ready: int = 0
     """Loaded, and taking calls."""
     loading: int = 0
+    parked: list[str] = field(default_factory=list)
+    """The devices with a parked one."""
 
 
 def copies_of(status: EngineStatus) -> Mapping[FunctionId, Copies]:
@@ -32,6 +34,8 @@ def copies_of(status: EngineStatus) -> Mapping[FunctionId, Copies]:
             found.by_device[each.device.id] += 1
             found.ready += not (resident.loading or resident.draining)
             found.loading += resident.loading
+        for parked in each.parked:
+            copies[parked.function].parked.append(each.device.id)
     return copies
 
 
@@ -78,6 +82,7 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
         bundle=deployed.spec.digest,
         devices=list(copies.by_device),
         copies=dict(copies.by_device),
+        parked=copies.parked or None,
         lacks=status.lacking.get(deployed.function_id),
         kept_out=status.kept_out.get(deployed.function_id),
         hits=deployed.stats.hits,

@@ -5,8 +5,7 @@ import logging
 from collections.abc import Callable
 
 from gpufaas_core.errors import StorageFailed
-from gpufaas_core.messages import Learnt
-from gpufaas_core.model import Profile
+from gpufaas_core.model import Learnt, Profile
 from gpufaas_core.units import Seconds
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.ports import Store

@@ -64,6 +64,10 @@ class Metrics:
         self._own = CollectorRegistry()
         self._own.register(_Families(self, self._requests, status, with_status=False))
 
+    def show(self, families: Collector) -> None:
+        """Show *families*, too: those of a node in this process."""
+        self._registry.register(families)
+
     def adopt(self, stats: FunctionStats, replicas: int = 1, scaling: ScalingRule | None = None) -> FunctionStats:
         """Show *stats*, unless there are stats of that name; return the ones that are shown."""
         self.rules[stats.name] = replicas, scaling

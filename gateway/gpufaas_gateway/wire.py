@@ -249,6 +249,7 @@ class FunctionDetail(_Answer, kw_only=True):
     bundle: str
     devices: list[str]
     copies: Annotated[dict[str, int], Meta(description="by device")]
+    parked: Annotated[list[str] | None, Meta(description="devices where a start wakes a parked copy")] = None
     kept_out: Annotated[str | None, Meta(description="why no device has room for it, so that calls are refused")] = None
     lacks: Annotated[str | None, Meta(description="why it has fewer copies than it should have")] = None
     hits: _Count

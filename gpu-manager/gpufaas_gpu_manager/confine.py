@@ -79,7 +79,10 @@ def inherit_orphans() -> None:
 
 
 def end_with_parent(number: int) -> None:
-    """Have the kernel send signal *number* to this process when its parent ends (PR_SET_PDEATHSIG)."""
+    """
+    Have the kernel send signal *number* to this process when its parent ends (PR_SET_PDEATHSIG). Replaces an earlier
+    number.
+    """
     _libc.prctl(_PR_SET_PDEATHSIG, number)
 
 

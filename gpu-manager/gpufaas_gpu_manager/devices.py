@@ -35,6 +35,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Bytes, Device, DeviceId, Need, NodeId
 from gpufaas_core.units import MiB, format_bytes, parse_bytes
 from gpufaas_gpu_manager.emulation import Costs, Emulation
+from gpufaas_gpu_manager.machine_memory import available_memory
 from gpufaas_gpu_manager.mps import Mps
 from gpufaas_gpu_manager.nvml import Nvml
 
@@ -439,12 +440,3 @@ def _discover(node: NodeId, labels: Mapping[str, str], enforcement: str, standby
         return gpus
     each = available_memory() // 4 // MiB * MiB
     return [CpuDevice(node, index, each, labels, enforcement) for index in range(2)]
-
-
-def available_memory() -> Bytes:
-    """Return the bytes that can be used on this machine without swapping (MemAvailable)."""
-    with open("/proc/meminfo", "rb") as meminfo:
-        for line in meminfo:
-            if line.startswith(b"MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -1,18 +1,24 @@
-"""Metrics of a node that runs as a process of its own: its memory, its reservations, its workers."""
+"""Metrics of a node: its memory, its reservations, its workers, its host tier."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from gpufaas_gpu_manager.node import Node
 
 
-class _Collector:
+class NodeFamilies(Collector):
+    """Makes the families at each scrape."""
+
     def __init__(self, node: "Node") -> None:
         self._node = node
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # registering must not look at the node: it may not run yet
 
     def collect(self) -> Iterable[Metric]:
         memory = GaugeMetricFamily("gpufaas_node_memory_bytes", "Memory that may be promised.", labels=["device"])
@@ -48,7 +54,7 @@ class _Collector:
 
 
 def node_metrics(node: "Node") -> bytes:
-    """Return them in Prometheus' text format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(node))
+    """Return the metrics of a node that runs as a process of its own, in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(NodeFamilies(node))
     return generate_latest(registry)

@@ -44,9 +44,7 @@ class Staging:
         self._deployed: set[FunctionId] = set()
         """Those of them that are not removed."""
         self._weights: dict[FunctionId, tuple[WeightsFile, ...]] = {}
-        """Of the functions whose bundle is here."""
-        self._digests: set[str] = set()
-        """Of these bundles."""
+        """Of the functions whose weights are known here."""
         self._told: dict[FunctionId, Bytes] = {}
         self._tasks: dict[FunctionId, asyncio.Task[None]] = {}
         cache.on_changed = self._changed
@@ -54,12 +52,11 @@ class Staging:
     def know(self, spec: WorkerSpec, manifest: Manifest) -> None:
         """The bundle of *spec* is here: its weights may be in the host tier for another function already."""
         self._deployed.add(spec.function)
-        self._note(spec, manifest)
+        self._note(spec, manifest.weights)
 
-    def _note(self, spec: WorkerSpec, manifest: Manifest) -> None:
-        if manifest.weights and self._cache.status().budget:
-            self._weights[spec.function] = manifest.weights
-            self._digests.add(spec.digest)
+    def _note(self, spec: WorkerSpec, weights: tuple[WeightsFile, ...]) -> None:
+        if weights and self._cache.status().budget:
+            self._weights[spec.function] = weights
             self._told.pop(spec.function, None)
             self._changed()
 
@@ -70,15 +67,13 @@ class Staging:
         with contextlib.suppress(GpufaasError, OSError):  # the next load says what is wrong
             manifest = self._bundles.manifest(spec.digest)
             if spec.function not in self._weights:
-                self._note(spec, manifest)
+                self._note(spec, manifest.weights)
             self._cache.asked(manifest.weights, self._bundles.install(spec.digest), time.monotonic())
 
     def expect(self, spec: WorkerSpec) -> None:
-        """*spec* was deployed elsewhere. Its bundle may be here, from another function or an earlier time."""
+        """*spec* was deployed elsewhere: its weights may be here for another function, or for its older revision."""
         self._deployed.add(spec.function)
-        if spec.digest in self._digests:
-            with contextlib.suppress(GpufaasError, OSError):  # it was collected meanwhile
-                self._note(spec, self._bundles.manifest(spec.digest))
+        self._note(spec, spec.weights)
 
     def stage(self, function: FunctionId) -> None:
         """Bring the weights of *function* into the host tier, in the background; the scheduler is told how it went."""
@@ -131,7 +126,7 @@ class Staging:
         if reason := self._cache.refusal(weights):
             return reason
         if function not in self._weights and function in self._deployed:
-            self._note(spec, self._bundles.manifest(spec.digest))
+            self._note(spec, weights)
         for each in weights:
             if function not in self._deployed:
                 return "it was removed"

@@ -194,6 +194,8 @@ class _ForkServer:
         os.set_blocking(self._wake_read, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        # The closed socket says that the manager has died. This lets a stopped server go on, so that it looks.
+        end_with_parent(signal.SIGCONT)
 
     def serve(self, ready: ZygoteReady) -> NoReturn:
         """Say *ready*, and serve the manager until it is gone; then kill the workers and exit."""

@@ -99,9 +99,10 @@ def _explain_direct(world: World, call: Call) -> Explanation | None:
         device=device.id,
         hit=not call.cold,
         tier=_tier(call),
-        victims=tuple(copy_id(function, number) for function, number in call.victims),
+        victims=tuple(name for each in call.victims if (name := copy_id(*each)) not in call.parked),
         rule=f"it started without the policy, on {where}",
         service=call.owner.service_estimate(device.kind, 0.0),
+        parked=call.parked,
     )
 
 
@@ -157,7 +158,7 @@ def _explain_start(world: World, index: int) -> Explanation:
         hit=not cold,
         tier=_tier(call),
         via="local" if local else "global",
-        victims=victims,
+        victims=tuple(each for each in victims if each not in call.parked),
         rule="" if why is None else why.rule,
         options=_options(why),
         passed_over=tuple(each.id for each in passed[:_NAMED]),
@@ -166,6 +167,7 @@ def _explain_start(world: World, index: int) -> Explanation:
         overtaken_by_count=len(before),
         batch=tuple(batch),
         service=_service(world, call, world.devices.get(device)),
+        parked=call.parked,
     )
 
 

@@ -65,7 +65,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_swap_storm_answers_all_and_never_holds_more_than_the_device(kind: str, tmp_path: Path) -> None:
     import swap
 
-    from gpufaas_gpu_manager.devices import available_memory
+    from gpufaas_gpu_manager.machine_memory import available_memory
 
     cuda = nvml() if kind == "cuda" else None
     device = "cpu" if cuda is None else "cuda:0"

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.conftest import Platform
 from tests.integration.test_host_tier import DEVICE, Bundles, Lines, weights
-from tests.waiting import eventually
+from tests.waiting import eventually, until
 
 from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.bundle import WorkerSpec
@@ -258,3 +259,52 @@ def test_nothing_is_parked_without_the_setting_or_without_memory_for_it() -> Non
         parks = ParkedWorkers(HostCache(HostTier[str](budget)), park)
         assert not parks.enabled
         assert parks.take(object()) == "this node does not park"  # type: ignore[arg-type]
+
+
+# --- gpufaas serve ---
+
+ANSWERS = """
+    import os
+
+    def load(device):
+        return {"calls": 0}
+
+    def handle(model, event, context):
+        model["calls"] += 1
+        return f"{os.getpid()} {model['calls']}"
+
+    def park(model):
+        pass
+
+    def wake(model, device):
+        pass
+"""
+
+
+def test_serve_parks_what_it_evicts_and_says_so(make_platform: Callable[..., Platform]) -> None:
+    platform = make_platform("--device", "cpu:0=300MiB", "--host-cache", "200MiB", "--park").start()
+    one, other = (platform.deploy(name, ANSWERS, memory="200Mi") for name in ("one", "other"))
+    first = platform.call(one)
+    evicts = platform.call(other)
+    assert (first.status_code, evicts.status_code) == (200, 200), evicts.text
+    (worker,) = (each for each in platform.workers() if str(each.pid) == first.text.split()[0])
+    until(lambda: worker.status() == "stopped", "it is parked")
+
+    explained = platform.http.get(f"/system/explain/{evicts.headers['x-call-id']}").json()
+    assert (explained["victims"], len(explained["parked"])) == ([], 1)
+    assert platform.http.get("/system/function/one").json()["gpufaas"]["parked"] == ["local/cpu:0"]
+    metrics = platform.http.get("/metrics").text
+    assert "gpufaas_node_parked 1.0" in metrics
+    assert "gpufaas_node_host_cache_bytes 2.097152e+08" in metrics
+
+    woken = platform.call(one)
+    assert woken.headers["x-gpufaas-start"] == "parked"
+    assert woken.text == f"{worker.pid} 2", "its process and its memory are as they were"
+    assert 'gpufaas_node_wakes_total{outcome="ok"} 1.0' in platform.http.get("/metrics").text
+
+    (parked,) = (each for each in platform.workers() if each.pid != worker.pid)
+    until(lambda: parked.status() == "stopped", "the other one is parked in its place")
+    parked.kill()
+    anew = platform.call(other)
+    assert (anew.status_code, anew.text.split()[1]) == (200, "1"), "what died is loaded anew"
+    assert platform.stop() == 0

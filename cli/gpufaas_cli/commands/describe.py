@@ -57,7 +57,8 @@ def command(name: str, verbose: bool, namespace: str | None, as_json: bool, clie
         output.section("Usage", {"RAM": f"{usage.get('totalMemoryBytes', 0) / 1e6:.2f} MB", **cpu})
     if ours := found.get("gpufaas"):
         output.show("\nPlatform:")
-        output.aligned(_ours(ours), indent=1)
+        standbys = _standbys(client.status()) if ours.get("kind") in ("model", "http") else []
+        output.aligned(_ours(ours) + standbys, indent=1)
         costs = {
             "any device" if kind == "*" else kind: _cost(each) for kind, each in (ours.get("profiles") or {}).items()
         }
@@ -81,13 +82,16 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
     devices = ", ".join(
         f"{each} ({copies[each]} copies)" if copies.get(each, 1) > 1 else each for each in ours.get("devices") or []
     )
+    parked = ", ".join(ours.get("parked") or [])
     match ours.get("state"):
         case "loading":
             pairs = [("Loading on", devices)]
         case "failed":
             pairs = [("Failed", " ".join(str(ours.get("reason")).split()))]
         case _:
-            pairs = [("Resident on", devices or "no device: the next call loads it")]
+            pairs = [("Resident on", devices or f"no device: the next call {'wakes or ' if parked else ''}loads it")]
+    if parked:
+        pairs.append(("Parked on", parked))
     if ours.get("keptOut"):
         pairs.append(("Calls refused", ours["keptOut"]))
     if ours.get("lacks"):
@@ -121,6 +125,14 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
     return pairs + [
         (key.capitalize(), str(ours[key])) for key in ("bundle", "revision", "unavailable") if ours.get(key)
     ]
+
+
+def _standbys(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a load need not make: processes of the platform's own node that wait to become workers."""
+    if not (known := status.get("standbys")):
+        return []
+    count = int(known["ready"])
+    return [("Standbys", f"{count} {'process waits' if count == 1 else 'processes wait'} to become its worker")]
 
 
 def _batches(ours: Mapping[str, Any]) -> str:

@@ -73,3 +73,18 @@ def test_nothing_is_left_when_the_platform_is_killed_beside_a_stopped_fork_serve
     platform.wait()
 
     all_ended(tree)
+
+
+def test_nothing_is_left_when_the_platform_is_killed_just_after_its_fork_server_was_stopped(
+    make_platform: object,
+) -> None:
+    """Nothing has noticed yet that it is stopped. The kernel lets it go on, and it finds its socket closed."""
+    platform: Platform = make_platform("--device", "cpu:0=600MiB").start()  # type: ignore[operator]
+    platform.call(platform.deploy("warm", ECHO_MODEL), b"x")
+    tree = platform.tree()
+    platform.zygote().suspend()
+
+    platform.signal(signal.SIGKILL)
+    platform.wait()
+
+    all_ended(tree)

@@ -38,6 +38,7 @@ from gpufaas_core.model import (
     EngineStatus,
     Failing,
     FunctionId,
+    ParkedStatus,
     Profile,
     ResidentStatus,
 )
@@ -66,8 +67,11 @@ class Gateway:
         self.deployer = Deployer(MemoryStore(), self.artifacts, self.workers, self.scheduler, metrics, secrets=secrets)
         self.catalogue = self.deployer.catalogue
         self.management = management_app(
-            self.deployer, self.scheduler, self.logs, self.artifacts, metrics, secrets, version="0.1.0", commit="abc"
-        )
+            self.deployer, self.scheduler, self.logs, self.artifacts, metrics, secrets, version="0.1.0", commit="abc",
+            standbys=lambda: self.blank,
+        )  # fmt: skip
+        self.blank: dict[str, int] = {}
+        """Its node's processes that wait to become workers."""
         self.seen: list[tuple[str, str]] = []
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
@@ -579,6 +583,22 @@ def test_describe_says_where_there_are_several_copies(gateway: Gateway) -> None:
 
     assert "Available Replicas: 3\n" in shown
     assert "n1/cpu:0 (3 copies)" in shown
+
+
+def test_describe_says_where_a_copy_is_parked_and_how_many_standbys_wait(gateway: Gateway) -> None:
+    stack_of("a")
+    run("up")
+    (function,) = (each.function_id for each in gateway.catalogue.everywhere())
+    device = DeviceStatus(DEVICE, 0, False, (), 0, 0, 0, 0, 0, 0.0, parked=(ParkedStatus(function, 3, MiB),))
+    gateway.scheduler.now = EngineStatus("lalb-o3", (device,), {}, {})
+    gateway.blank = {"ready": 2, "memory": 8 * MiB}
+
+    shown = run("describe", "a").stdout
+
+    assert re.search(r"Resident on: +no device: the next call wakes or loads it\n", shown)
+    assert re.search(r"Parked on: +n1/cpu:0\n", shown)
+    assert re.search(r"Standbys: +2 processes wait to become its worker\n", shown)
+    assert json.loads(run("describe", "a", "--json").stdout)["gpufaas"]["parked"] == ["n1/cpu:0"]
 
 
 def test_list_and_describe_say_why_copies_are_missing(gateway: Gateway) -> None:

@@ -18,8 +18,7 @@ from gpufaas_core.errors import (
     UnknownArtifact,
     UnknownFunction,
 )
-from gpufaas_core.messages import Learnt
-from gpufaas_core.model import Device, DeviceId, FunctionId, Profile
+from gpufaas_core.model import Device, DeviceId, FunctionId, Learnt, Profile
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.keeper import Keeper
@@ -151,6 +150,7 @@ async def test_the_first_reservation_is_declared_or_derived(
     deployed = await platform.deployer.deploy(spec, update=False)
 
     assert deployed.spec.memory == memory
+    assert sum(each.bytes for each in deployed.spec.weights) == weights
     declared = bool(annotations or limits)
     assert (deployed.function.floor, deployed.function.elastic) == (memory if declared else 0, not declared)
     assert deployed.function.profiles["*"] == Profile(0.5 + weights / 1e9, 0.1, memory)

@@ -15,7 +15,8 @@ from gpufaas_core.cost import Cost
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import GiB, MiB
-from gpufaas_gpu_manager.devices import available_memory, open_devices
+from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.machine_memory import available_memory
 
 NODE = NodeId("n")
 

@@ -151,21 +151,32 @@ async def test_more_files_than_a_node_may_have_open_for_weights(rig: Rig) -> Non
     assert "many0 is one of 21 files of weights of a function, and at most 20 can be" in rig.said[0]
 
 
-async def test_a_worker_with_many_connections_is_given_no_weights(rig: Rig) -> None:
+async def test_a_worker_with_many_connections_is_given_its_largest_weights(rig: Rig) -> None:
     """One message to a new worker carries them all; one that the kernel refuses would hold up those after it."""
-    function = rig.spec("a")
+    function = rig.spec("a", (KiB, MiB, 2 * KiB))
     rig.staging.loaded(function)
     await rig.idle()
     weights = rig.manifests["a"].weights
     assert rig.cache.attached(1, weights, MOST_GIVEN) == []
-    assert len(rig.cache.attached(2, weights, MOST_GIVEN - 1)) == 1
+    for worker in (2, 3):
+        given = rig.cache.attached(worker, weights, MOST_GIVEN - 2)
+        assert [each.weights.bytes for each in given] == [MiB, 2 * KiB]
+    assert len(rig.cache.attached(4, weights, MOST_GIVEN - 3)) == 3
+    said = "a worker with 248 connections can be given 2 of its 3 files of weights, a0 among them: it reads the others"
+    assert [line.startswith(said) for line in rig.said] == [False, True], "once"
 
 
-async def test_a_function_whose_bundle_was_collected_meanwhile_is_expected(rig: Rig) -> None:
-    function = rig.spec("a")
-    del rig.manifests["a"]
-    rig.staging.expect(function)
-    assert rig.facts == []
+async def test_weights_stay_for_a_new_revision_whose_bundle_is_not_here_yet(rig: Rig) -> None:
+    old = rig.spec("a")
+    rig.staging.loaded(old)
+    await rig.idle()
+    new = WorkerSpec(FunctionId("a.ns@2"), "a", "ns", "new", "model", Need(), weights=rig.manifests["a"].weights)
+    rig.staging.expect(new)
+    assert rig.staged == [old.function, new.function], "the scheduler knows before the first start"
+    rig.staging.forget(old.function)
+    assert (rig.staged, rig.tier.used) == ([new.function], SIZE)
+    rig.staging.forget(new.function)
+    assert (rig.staged, rig.tier.used) == ([], 0)
 
 
 async def test_a_tier_that_closes_while_it_is_filled_leaves_no_file_open(rig: Rig) -> None:

@@ -64,6 +64,22 @@ def test_a_victim_is_parked_and_the_next_miss_wakes_it() -> None:
     assert site.engine.status(site.now).devices[0].resident[0].tier == "parked"
 
 
+def test_an_explanation_lists_what_was_parked_apart_from_what_was_evicted() -> None:
+    site = Parking()
+    site.miss(A)
+    assert site.miss(B).victims == ("a#0",)
+    found = site.engine.explain(CallId("b 1.0"), site.now)
+    assert found is not None
+    assert (found.victims, found.parked) == ((), ("a#0",))
+
+    site = Parking(parks=False)
+    site.miss(A)
+    site.miss(B)
+    found = site.engine.explain(CallId("b 1.0"), site.now)
+    assert found is not None
+    assert (found.victims, found.parked) == (("a#0",), ())
+
+
 def test_a_wake_is_expected_to_take_as_long_as_wakes_took() -> None:
     site = Parking()
     site.miss(A)
