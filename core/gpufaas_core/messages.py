@@ -24,7 +24,6 @@ from gpufaas_core.model import (
     Offer,
     Part,
     PlacementPlan,
-    Profile,
 )
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc, StagedWeights
 
@@ -46,18 +45,14 @@ class Grant(Struct, frozen=True, gc=False):
     parts: tuple[Part, ...]
     """Where the copy is, and what it has there."""
     cold: bool
-    """
-    A miss: evict `victims`, reserve memory, load; or wake the copy, if it is parked. False: a hit, perhaps on a worker
-    that still loads.
-    """
+    """A miss: evict `victims`, reserve memory, and load, or wake the copy. False: a hit; its worker may still load."""
     victims: tuple[CopyId, ...] = ()
     """The copies to evict from these devices first, in this order. Empty on a hit."""
     local: bool = False
     """It waited for this copy in the device's local queue."""
     copy: int = 0
     within_s: Seconds | None = None
-    """The calls have to end within this time of the grant, since the call that made them ends then. None: no such
-    limit."""
+    """The calls end within this time of the grant, as the call that made them does. None: no such limit."""
     held_s: Seconds = 0.0
     """Its first call could have started so long ago, and was held back for others of the batch."""
     parked: tuple[CopyId, ...] = ()
@@ -187,11 +182,9 @@ class Loaded(Struct, frozen=True, tag=True):
     """In bytes, roughly, after the load; `Measured` says more after the first call."""
     copy: int = 0
     tier: str = "disk"
-    """Where its weights came from: ``parked``, ``host``, ``peer``, ``disk`` or ``store``. ``disk``, too, if it has no
-    weights of its own."""
+    """Where its weights came from: ``parked``, ``host``, ``peer``, ``disk`` (also if it has none) or ``store``."""
     read_s: Seconds = 0.0
-    """The part of `load_s` in which weights were read or fetched, which a load from the host tier saves; 0.0: not
-    known."""
+    """The part of `load_s` that a load from the host tier saves: reading or fetching weights; 0.0: not known."""
 
 
 class CopyFailed(Struct, frozen=True, tag="LoadFailed"):
@@ -274,8 +267,7 @@ class NodeRefused(Struct, frozen=True, tag="Refused"):
     """The node has opened the grant, but the gateway did not reach it: what it loads for the call stays."""
     epoch: int = 0
     number: int = 0
-    """The number of the grant; 0: not known. If the call has got a newer grant since, this refusal says nothing of
-    it."""
+    """The number of the grant; 0: not known. A refusal of an older grant than its call has now says nothing."""
 
     @staticmethod
     def of(grant: "Grant", reason: str, opened: bool = False) -> "NodeRefused":
@@ -503,11 +495,3 @@ class Release(Struct, frozen=True, tag=True):
 
 
 Command = StartCall | Reject | Abort | LoadCopy | Evict | Resize | SetLimit | Fetch | Stage | Procure | Release
-
-
-class Learnt(Struct, frozen=True):
-    """A profile as it is now, to be stored."""
-
-    function: FunctionId
-    kind: str
-    profile: Profile

@@ -162,6 +162,14 @@ class Profile(Struct, frozen=True):
     """The part of `load_s` in which weights are read; 0.0: not known."""
 
 
+class Learnt(Struct, frozen=True):
+    """A profile as it is now, to be stored."""
+
+    function: FunctionId
+    kind: str
+    profile: Profile
+
+
 SHARINGS: Final = ("exclusive", "time", "spatial", "share", "auto")
 """The ways in which a function shares the compute of a device; see `Need.sharing`."""
 
@@ -385,6 +393,7 @@ class Explanation(Struct, frozen=True):
     via: str | None = None
     """The queue that it came from: ``global`` or ``local``."""
     victims: tuple[CopyId, ...] = ()
+    """The copies that were evicted for it, and not parked."""
     rule: str = ""
     """The condition that held, in words; empty: the policy gives none."""
     options: tuple[Considered, ...] = ()
@@ -400,6 +409,8 @@ class Explanation(Struct, frozen=True):
     """Of a miss whose load is over: where its weights came from, as `ResidentStatus.tier`."""
     service: ServiceEstimate | None = None
     """On the kind of device where it was started; of a waiting call, on the kind that joined first."""
+    parked: tuple[CopyId, ...] = ()
+    """The copies that were parked for it, as far as their node could."""
 
 
 class Failing(Struct, frozen=True):

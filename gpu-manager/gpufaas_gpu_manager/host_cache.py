@@ -9,7 +9,7 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,9 @@ from gpufaas_core.errors import CorruptArtifact
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import MiB, format_bytes
 from gpufaas_functions.staged import Identity, identity_of
-from gpufaas_gpu_manager.devices import available_memory
+from gpufaas_gpu_manager.machine_memory import available_memory
 from gpufaas_gpu_manager.memory_file import Stopped, sealed_copy
+from gpufaas_gpu_manager.parked_room import ParkedRoom, RoomKeeper
 
 _LEFT: Final[Bytes] = 256 * MiB
 """Memory of the machine that stays free for others."""
@@ -29,13 +30,11 @@ _DISK: Final = 1_000 * MiB
 """Bytes per second that a start would read from the disk: one figure for all weights, since they lie on the same disk.
 What a worker says is no measure: it maps a file, and reads it later, page by page."""
 _NICE: Final = 10
-_LEAVE_S: Final[Seconds] = 2.0
-"""How long weights wait for the memory of parked workers that end."""
 MOST_GIVEN: Final = 250
 """Open files that one message to a new worker can carry, beside its two of output (SCM_MAX_FD of the kernel)."""
 
 
-class Keeper(Protocol):
+class Keeper(RoomKeeper, Protocol):
     """Decides what is kept (gpufaas_cache_manager.host_tier)."""
 
     budget: Bytes
@@ -57,17 +56,6 @@ class Keeper(Protocol):
     def drop(self, key: str) -> bool: ...
 
     def forget(self, key: str) -> None: ...
-
-    @property
-    def parked(self) -> Mapping[int, Bytes]: ...
-
-    def park(self, worker: int, size: Bytes) -> bool: ...
-
-    def repark(self, worker: int, size: Bytes) -> None: ...
-
-    def unpark(self, worker: int) -> None: ...
-
-    def crowding(self, size: Bytes, apart: int = 0) -> list[int]: ...
 
 
 class Attached(NamedTuple):
@@ -116,11 +104,8 @@ class HostCache:
     ) -> None:
         self.on_changed: Callable[[], None] = lambda: None
         """Called when weights have come or gone."""
-        self.end_parked: Callable[[list[int]], None] = lambda _: None
-        """Called with parked workers whose memory is needed."""
-        self._leaving: dict[int, asyncio.Future[None]] = {}
-        """Parked workers whose memory somebody waits for."""
         self._keeper = keeper if keeper is not None and keeper.budget > 0 else None
+        self.parked = ParkedRoom(self._keeper)
         self._on_said = on_said
         self._on_corrupt = on_corrupt
         self._files: dict[str, int] = {}
@@ -142,11 +127,21 @@ class HostCache:
         """
         Return those of *weights* that are here. They stay until `release` of *worker*.
 
-        :param connections: of the worker: with too many, there is no room for weights beside them
+        :param connections: of the worker: what has no room beside them, the smallest weights, is left out
         """
-        if self._keeper is None or len(weights) + connections > MOST_GIVEN:
+        if self._keeper is None:
             return []
         found = [Attached(each, self._files[each.sha256]) for each in weights if self._is_here(each)]
+        room = max(0, MOST_GIVEN - connections)
+        if len(found) > room:
+            line = (
+                f"a worker with {connections} connections can be given {room} of its {len(found)} files of weights, "
+                f"{weights[0].path} among them: it reads the others from the disk"
+            )
+            if line not in self._refused:
+                self._refused.add(line)
+                self._on_said(line)
+            found = sorted(found, key=lambda each: -each.weights.bytes)[:room]
         if found:
             digests = [each.weights.sha256 for each in found]
             for digest in digests:
@@ -164,35 +159,6 @@ class HostCache:
         """Return the size of the memory files that *worker* was given."""
         given = self._given.get(worker)
         return given.size if given is not None else 0
-
-    # --- parked workers ---
-
-    def park(self, worker: int, size: Bytes) -> bool:
-        """Charge what a parked worker holds beside its weights. False: there is no room for it."""
-        return self._keeper is not None and self._keeper.park(worker, size)
-
-    def repark(self, worker: int, size: Bytes) -> None:
-        if self._keeper is not None:
-            self._keeper.repark(worker, size)
-
-    def unpark(self, worker: int) -> None:
-        if self._keeper is not None:
-            self._keeper.unpark(worker)
-        if (waits := self._leaving.pop(worker, None)) is not None and not waits.done():
-            waits.set_result(None)
-
-    def crowding(self, size: Bytes, apart: int = 0) -> list[int]:
-        """Return the parked workers that have to end before there is room for *size* bytes, but not *apart*."""
-        return [] if self._keeper is None else self._keeper.crowding(size, apart)
-
-    async def _crowd_out(self, size: Bytes) -> None:
-        """Parked workers give way to weights of *size* bytes; return when they have, or soon after."""
-        numbers = self.crowding(size)
-        if not numbers:
-            return
-        waits = [self._leaving.setdefault(each, asyncio.get_running_loop().create_future()) for each in numbers]
-        self.end_parked(numbers)
-        await asyncio.wait(waits, timeout=_LEAVE_S)
 
     def release(self, worker: int) -> None:
         """*worker* is gone with all its mappings."""
@@ -296,7 +262,7 @@ class HostCache:
             if available_memory() - weights.bytes < _LEFT:
                 self._say(f"the machine has no {format_bytes(weights.bytes)} of memory to spare")
                 return False
-            await self._crowd_out(weights.bytes)
+            await self.parked.crowd_out(weights.bytes)
             victims = keeper.keep(digest, weights.bytes, weights.bytes / _DISK)
             if victims is None:
                 return False

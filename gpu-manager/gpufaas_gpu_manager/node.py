@@ -33,6 +33,7 @@ from gpufaas_core.messages import (
 from gpufaas_core.model import Bytes, Device, DeviceId, FunctionId, NodeId, Seconds, copy_id
 from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_gpu_manager.defined import Functions
+from gpufaas_gpu_manager.device_snapshot import snapshot_of
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.grants import Grants
@@ -157,7 +158,7 @@ class Node:
         """Return what is in memory and what runs, for a scheduler that takes over or has lost track."""
         now = time.monotonic()
         return NodeSnapshot(
-            tuple(each.snapshot(now) for each in self._devices.values()), self.grants.epoch, self.staging.snapshot()
+            tuple(snapshot_of(each, now) for each in self._devices.values()), self.grants.epoch, self.staging.snapshot()
         )
 
     def obey(self, epoch: int) -> None:

@@ -30,13 +30,13 @@ class ParkedWorkers:
         self.checkpoint = (shutil.which(CHECKPOINT) or "") if self.enabled else ""
         self.woken = self.failed = 0
         """Wakes, and those after which the copy was loaded anew."""
-        self._cache = cache
+        self._room = cache.parked
         self._workers: dict[int, Worker] = {}
         """By number, the one parked first before others."""
         self._unfit: set[FunctionId] = set()
         """Functions of which a wake failed: they are not parked any more."""
         self._tasks: set[asyncio.Task[None]] = set()
-        cache.end_parked = self._end
+        cache.parked.end = self._end
 
     def take(self, worker: Worker) -> str:
         """*worker* is to be parked. Return why it cannot be; empty: it can, and there is memory for it."""
@@ -47,8 +47,8 @@ class ParkedWorkers:
         if reason := worker.parking.why_not():
             return reason
         size = _estimate(worker)
-        if not self._cache.park(worker.number, size):
-            self._end(self._cache.crowding(size))  # the next one may be
+        if not self._room.park(worker.number, size):
+            self._end(self._room.crowding(size))  # the next one may be
             return f"the node has no {format_bytes(size)} for it in --host-cache"
         self._workers[worker.number] = worker
         return ""
@@ -62,7 +62,7 @@ class ParkedWorkers:
     def let_go(self, worker: Worker) -> None:
         """*worker* wakes, or is gone."""
         if self._workers.pop(worker.number, None) is not None:
-            self._cache.unpark(worker.number)
+            self._room.unpark(worker.number)
 
     def has_failed(self, worker: Worker) -> None:
         self.failed += 1
@@ -87,9 +87,9 @@ class ParkedWorkers:
         if worker.number not in self._workers or worker.reaped:
             return
         if held:
-            self._cache.repark(worker.number, held)
+            self._room.repark(worker.number, held)
         # The next one that is evicted should not have to wait until there is room.
-        self._end(self._cache.crowding(held, worker.number))
+        self._end(self._room.crowding(held, worker.number))
 
     def _end(self, numbers: list[int]) -> None:
         for number in numbers:

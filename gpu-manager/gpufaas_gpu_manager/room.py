@@ -6,15 +6,14 @@ from collections import deque
 from typing import Final
 
 from gpufaas_core.messages import Parked, Unparked
-from gpufaas_core.model import Bytes, CopyId, Seconds
-from gpufaas_core.snapshot import DeviceSnapshot, ParkedSnapshot, ResidentSnapshot, RunningCall
+from gpufaas_core.model import Bytes, CopyId
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.ledger import MemoryLedger
 from gpufaas_gpu_manager.parked import ParkedWorkers
 from gpufaas_gpu_manager.worker import Worker
-from gpufaas_gpu_manager.worker_state import PARKED_STATES, WorkerState
+from gpufaas_gpu_manager.worker_state import WorkerState
 
 _SETTLE_S: Final = 2.0
 """How long a GPU driver may take to free the memory of a dead process; then the node counts it as free."""
@@ -266,59 +265,6 @@ class WorkerDevice:
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-
-    def snapshot(self, now: Seconds) -> DeviceSnapshot:
-        """Return what is in memory and what runs, ordered by last use and by begin."""
-        living = (WorkerState.WAITING, WorkerState.STARTING, WorkerState.READY, *PARKED_STATES)
-        workers = sorted(
-            (each for each in self.workers.values() if each.state in living), key=lambda each: each.used_at
-        )
-        running = sorted(
-            (
-                each
-                for worker in (*workers, *self.replaced)
-                for each in worker.calls.exchanges.values()
-                if not each.finished
-            ),
-            key=lambda each: each.opened_at,
-        )
-        return DeviceSnapshot(
-            self.source.device,
-            tuple(
-                ResidentSnapshot(
-                    function=each.spec.function,
-                    digest=each.spec.digest,
-                    memory=each.wanted,
-                    copy=each.copy,
-                    idle_s=now - each.used_at,
-                    loading=each.state is not WorkerState.READY,
-                    load_age_s=now - each.asked_at if each.state is not WorkerState.READY else 0.0,
-                    tier=each.tier,
-                )
-                for each in workers
-            ),
-            tuple(
-                RunningCall(
-                    call=each.grant.call,
-                    function=each.grant.function,
-                    copy=each.grant.copy,
-                    age_s=now - (each.opened_at if each.slot is None else each.bound_at),
-                    begun=each.slot is not None,
-                    cold=each.grant.cold,
-                    abandoned=each.abandoned,
-                    grant=each.grant.number if len(each.grant.calls) > 1 else 0,
-                    batch=len(each.grant.calls),
-                )
-                for each in running
-            ),
-            tuple(
-                ParkedSnapshot(
-                    each.spec.function, each.spec.digest, each.copy, self.ledger.reserved.get(each.number, 0)
-                )
-                for each in self.parked.values()
-                if each.state in PARKED_STATES
-            ),
-        )
 
     def _is_to_grow(self, worker: Worker) -> bool:
         """Whether it will get the memory that it waits for, since workers that have it are about to end."""

@@ -49,8 +49,59 @@ class FiguresView(Protocol):
         """The memory that a copy needs."""
 
 
-class FunctionView(Protocol):
-    """A function. Its times and sizes are those of its profile: learnt in a service, given in a simulation."""
+class FunctionCosts(Protocol):
+    """What loads and calls of a function cost, where. As in its profile: learnt in a service, given in a simulation."""
+
+    @property
+    def costs(self) -> Mapping[str, FiguresView | None]:
+        """Its costs by kind of device; None where it cannot run. It has every kind."""
+
+    @property
+    def staged(self) -> Collection[NodeId]:
+        """The nodes that have its weights in their host tiers."""
+
+    @property
+    def parked(self) -> Collection[DeviceId]:
+        """The devices that have a parked copy."""
+
+    @property
+    def near(self) -> bool:
+        """It is staged or parked somewhere: its loads do not take the same time everywhere."""
+
+    @property
+    def staging(self) -> Collection[NodeId]:
+        """The nodes that bring its weights to their host tiers now, because of a `Load`."""
+
+    def load_s(self, kind: str) -> Seconds:
+        """As `FiguresView.load_s`; infinite on devices where it cannot run."""
+
+    def load_on(self, device: DeviceView) -> Seconds:
+        """Return the time of a load on that device; infinite where it cannot run."""
+
+    def service_s(self, kind: str) -> Seconds:
+        """The mean service time; infinite on devices where it cannot run."""
+
+    def grant_s(self, kind: str, batch: int = 1, share: int = 0, neighbours: int = 0) -> Seconds:
+        """
+        The service time of a grant of *batch* calls on a copy that holds *share* per cent (0: no cap) beside so many
+        other grants: as seen, else as in the most similar way that was seen. Infinite where it cannot run.
+        """
+
+    def serve_s(self, kind: str, calls: float) -> Seconds:
+        """The time in which one copy serves so many calls, in batches if they form any. Infinite where it cannot."""
+
+    def service_cv(self, kind: str) -> float:
+        """
+        Coefficient of variation (standard deviation over mean) of the service times about their estimates. 1 before
+        its first call; 0 on devices where it cannot run.
+        """
+
+    def service_quantile_s(self, kind: str, share: float) -> Seconds:
+        """The time that *share* (0 to 1) of its calls do not exceed; infinite where it cannot run. O(buckets)."""
+
+
+class FunctionView(FunctionCosts, Protocol):
+    """A function."""
 
     @property
     def id(self) -> FunctionId: ...
@@ -98,57 +149,11 @@ class FunctionView(Protocol):
         """Its latency goal."""
 
     @property
-    def costs(self) -> Mapping[str, FiguresView | None]:
-        """Its costs by kind of device; None where it cannot run. It has every kind."""
-
-    @property
     def called(self) -> float:
         """Its arrivals, weighted as in its rate, as of `called_at`. The two together change with each arrival."""
 
     @property
     def called_at(self) -> Seconds: ...
-    @property
-    def staged(self) -> Collection[NodeId]:
-        """The nodes that have its weights in their host tiers."""
-
-    @property
-    def parked(self) -> Collection[DeviceId]:
-        """The devices that have a parked copy."""
-
-    @property
-    def near(self) -> bool:
-        """It is staged or parked somewhere: its loads do not take the same time everywhere."""
-
-    @property
-    def staging(self) -> Collection[NodeId]:
-        """The nodes that bring its weights to their host tiers now, because of a `Load`."""
-
-    def load_s(self, kind: str) -> Seconds:
-        """As `FiguresView.load_s`; infinite on devices where it cannot run."""
-
-    def load_on(self, device: DeviceView) -> Seconds:
-        """Return the time of a load on that device; infinite where it cannot run."""
-
-    def service_s(self, kind: str) -> Seconds:
-        """The mean service time; infinite on devices where it cannot run."""
-
-    def grant_s(self, kind: str, batch: int = 1, share: int = 0, neighbours: int = 0) -> Seconds:
-        """
-        The service time of a grant of *batch* calls on a copy that holds *share* per cent (0: no cap) beside so many
-        other grants: as seen, else as in the most similar way that was seen. Infinite where it cannot run.
-        """
-
-    def serve_s(self, kind: str, calls: float) -> Seconds:
-        """The time in which one copy serves so many calls, in batches if they form any. Infinite where it cannot."""
-
-    def service_cv(self, kind: str) -> float:
-        """
-        Coefficient of variation (standard deviation over mean) of the service times about their estimates. 1 before
-        its first call; 0 on devices where it cannot run.
-        """
-
-    def service_quantile_s(self, kind: str, share: float) -> Seconds:
-        """The time that *share* (0 to 1) of its calls do not exceed; infinite where it cannot run. O(buckets)."""
 
 
 class ResidentView(Protocol):

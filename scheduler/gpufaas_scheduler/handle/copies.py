@@ -130,7 +130,7 @@ def serve_fifo(world: World, owner: FunctionState) -> None:
         first.started_at = world.cluster.now
         start(world, first, device, None, victims)
     world.homeless.pop(owner.id, None)
-    while queue.calls and (free := owner.free_copy()) is not None:
+    while queue.calls and (free := _free_copy(owner)) is not None:
         following = queue.calls[0]
         queue.remove(following)
         following.started_at = world.cluster.now
@@ -193,14 +193,29 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
         )
     )  # fmt: skip
     if not owner.queued:
-        serve_fifo(world, owner)  # its slots are free from now on, see `free_copy`
+        serve_fifo(world, owner)  # its slots are free from now on, see `_free_copy`
     return True
+
+
+def _free_copy(owner: FunctionState) -> Copy | None:
+    """
+    Return the copy for the next call of a CPU function; None: the call waits for a slot. A loading copy counts only
+    while none is ready: a call in the FIFO takes the first slot that becomes free, also that of a copy just loaded.
+    """
+    if owner.ready is not None and owner.loading < owner.copies:
+        return owner.ready.first(owner.slots)
+    best: Copy | None = None
+    fewest = owner.slots
+    for copy in owner.active:
+        if copy.running < fewest:
+            best, fewest = copy, copy.running
+    return best
 
 
 def place_shared(world: World, call: Call) -> None:
     """Start a call of a CPU function, or let it wait in the FIFO of its function."""
     owner = call.owner
-    if not owner.flow.calls and (free := owner.free_copy()) is not None:
+    if not owner.flow.calls and (free := _free_copy(owner)) is not None:
         start(world, call, owner.active[free], free, ())
         return
     owner.flow.append(call)

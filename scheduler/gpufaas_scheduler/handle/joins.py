@@ -16,8 +16,9 @@ from gpufaas_scheduler import docs
 from gpufaas_scheduler.handle.agenda import node_joined
 from gpufaas_scheduler.handle.copies import balance, serve_fifo
 from gpufaas_scheduler.handle.fleet import forget_removed, leave
-from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, hold_parts, next_local
+from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local
 from gpufaas_scheduler.handle.parking import keep_parked
+from gpufaas_scheduler.handle.parts import hold_parts
 from gpufaas_scheduler.handle.waiting import unqueue, wait_again
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.calls import runs_on

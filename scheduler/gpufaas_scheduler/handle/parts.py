@@ -1,15 +1,27 @@
 """
-New copies with parts on several devices: each part has to fit on its device, and all of them or none are charged.
+Copies with parts on several devices. Each part of a new one has to fit on its device, and all of them or none are
+charged.
 
 No node can load such copies yet, so an engine refuses them unless its shell says otherwise (`Cluster.partitions`). They
 have no local queue, and keep the shares that they were loaded with.
 """
 
-from gpufaas_core.model import CopyId, Part
+from typing import NamedTuple
+
+from gpufaas_cache_manager import eviction
+from gpufaas_core.model import CopyId, Part, Seconds
 from gpufaas_scheduler.fit import Reason, fits
-from gpufaas_scheduler.handle.grants import Place
 from gpufaas_scheduler.world.cluster import Cluster
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState, Grant
+from gpufaas_scheduler.world.world import World
+
+
+class Place(NamedTuple):
+    """A part of a new copy with several, and the copies that are evicted for it."""
+
+    device: DeviceState
+    part: Part
+    victims: tuple[Copy, ...]
 
 
 def places_for(
@@ -73,4 +85,38 @@ def _why_not(owner: FunctionState, part: Part, device: DeviceState) -> str | Non
     if device.reserved + owner.reserves > device.compute:
         spare = device.compute - device.reserved
         return f"{owner.id} needs {owner.reserves} % of the compute of {device.id}, which has {spare} % spare"
+    return None
+
+
+def hold_parts(world: World, grant: Grant, since: Seconds) -> None:
+    """*grant*, which has begun on the first device of its copy, holds what it needs on the others as well."""
+    cluster, owner = world.cluster, grant.copy.owner
+    for device, entry in cluster.parts(grant.copy):
+        entry.running += 1
+        if entry.running == 1:
+            device.residency.hold(entry)
+        device.residency.touch(entry, cluster.now)
+        device.mark()
+        if grant.compute:
+            device.holding.append(grant)
+            device.hold(grant.compute, since, grant.free_at)
+        else:
+            device.beside[grant] = None
+        world.overdue.note(device)
+        if device.idle_key is not None:
+            cluster.set_busy(device)
+        device.starts += 1
+        if not owner.removed and device.reserved < device.compute:
+            cluster.offer(device)
+
+
+def full_part(world: World, copy: Copy) -> DeviceState | None:
+    """Return a further device of *copy* that has too little compute for a grant; None: there is none."""
+    cluster, owner = world.cluster, copy.owner
+    for device, _ in cluster.parts(copy):
+        lacking = device.lacks(owner)
+        if device.shut or device.preload is not None or device.reserved + owner.reserves > device.compute:
+            return device
+        if lacking > 0 and eviction.victims(cluster.replacement, device.residency, 0, owner, lacking) is None:
+            return device
     return None

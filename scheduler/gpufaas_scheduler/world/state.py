@@ -81,6 +81,8 @@ class Call:
     """The policy has stopped it, and it waits again once its node has ended it."""
     started_at: Seconds | None = None
     """Of a call of a direct function that has waited."""
+    parked: tuple[CopyId, ...] = ()
+    """Those of `victims` that were parked."""
     outer: Call | None = None
     """The call that made it, and waits for it."""
     avoid: frozenset[DeviceId] = _NOWHERE
@@ -334,20 +336,6 @@ class FunctionState(Deployed):
             self.mark()
         else:
             self.add(copy, device)
-
-    def free_copy(self) -> Copy | None:
-        """
-        Return the copy for the next call of a CPU function; None: the call waits for a slot. A loading copy counts only
-        while none is ready: a call in the FIFO takes the first slot that becomes free, also that of a copy just loaded.
-        """
-        if self.ready is not None and self.loading < self.copies:
-            return self.ready.first(self.slots)
-        best: Copy | None = None
-        fewest = self.slots
-        for copy in self.active:
-            if copy.running < fewest:
-                best, fewest = copy, copy.running
-        return best
 
     @property
     def surplus(self) -> int:

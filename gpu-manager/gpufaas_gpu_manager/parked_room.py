@@ -1,0 +1,67 @@
+"""The room that parked workers have in the host tier of a node. They give way to weights."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from gpufaas_core.model import Bytes, Seconds
+
+_LEAVE_S: Final[Seconds] = 2.0
+"""How long weights wait for the memory of parked workers that end."""
+
+
+class RoomKeeper(Protocol):
+    """Counts what parked workers hold (gpufaas_cache_manager.host_tier)."""
+
+    @property
+    def parked(self) -> Mapping[int, Bytes]: ...
+
+    def park(self, worker: int, size: Bytes) -> bool: ...
+
+    def repark(self, worker: int, size: Bytes) -> None: ...
+
+    def unpark(self, worker: int) -> None: ...
+
+    def crowding(self, size: Bytes, apart: int = 0) -> list[int]: ...
+
+
+class ParkedRoom:
+    """
+    See module. Used on the event loop.
+
+    :param keeper: None: there is no host tier
+    """
+
+    def __init__(self, keeper: RoomKeeper | None) -> None:
+        self.end: Callable[[list[int]], None] = lambda _: None
+        """Called with parked workers whose memory is needed."""
+        self._keeper = keeper
+        self._leaving: dict[int, asyncio.Future[None]] = {}
+        """Parked workers whose memory somebody waits for."""
+
+    def park(self, worker: int, size: Bytes) -> bool:
+        """Charge what a parked worker holds beside its weights. False: there is no room for it."""
+        return self._keeper is not None and self._keeper.park(worker, size)
+
+    def repark(self, worker: int, size: Bytes) -> None:
+        if self._keeper is not None:
+            self._keeper.repark(worker, size)
+
+    def unpark(self, worker: int) -> None:
+        if self._keeper is not None:
+            self._keeper.unpark(worker)
+        if (waits := self._leaving.pop(worker, None)) is not None and not waits.done():
+            waits.set_result(None)
+
+    def crowding(self, size: Bytes, apart: int = 0) -> list[int]:
+        """Return the parked workers that have to end before there is room for *size* bytes, but not *apart*."""
+        return [] if self._keeper is None else self._keeper.crowding(size, apart)
+
+    async def crowd_out(self, size: Bytes) -> None:
+        """Parked workers give way to weights of *size* bytes; return when they have, or soon after."""
+        numbers = self.crowding(size)
+        if not numbers:
+            return
+        waits = [self._leaving.setdefault(each, asyncio.get_running_loop().create_future()) for each in numbers]
+        self.end(numbers)
+        await asyncio.wait(waits, timeout=_LEAVE_S)
