@@ -33,7 +33,7 @@ from typing import Final
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, DeviceId, EngineStatus, Explanation, FunctionId, Seconds
+from gpufaas_core.model import CallId, DeviceId, EngineStatus, Explanation, FunctionId, Learnt, Seconds
 from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_scheduler import docs
 from gpufaas_scheduler.check import Holding
@@ -173,7 +173,7 @@ class Engine:
         if world.nested and (world.tangled or type(event) in _TANGLING):
             world.tangled = False
             untangle(world)
-        if cluster.mixed or cluster.clearing.call is not None:
+        if cluster.mixed or cluster.clears:
             make_way(world)
         if world.hosts.gain and world.hosts.size and world.queue.count:
             prefetch(world, event)
@@ -255,7 +255,7 @@ class Engine:
         """See `explain.explain`."""
         return explain(self._world, call, now)
 
-    def take_learnt(self) -> list[m.Learnt]:
+    def take_learnt(self) -> list[Learnt]:
         """Return the profiles that changed since the last call of this method."""
         world, learnt = self._world, []
         for function, kind in world.learnt:
@@ -263,7 +263,7 @@ class Engine:
             costs = None if owner is None else owner.costs[kind]
             if costs is not None:
                 costs.noted = False
-                learnt.append(m.Learnt(function, kind, costs.profile()))
+                learnt.append(Learnt(function, kind, costs.profile()))
         world.learnt.clear()
         return learnt
 

@@ -17,8 +17,9 @@ from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, join_queue, place_again, refuse_failing
 from gpufaas_scheduler.world import backoff
 from gpufaas_scheduler.world.call_state import RUNNING
+from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.kept import kept_out
-from gpufaas_scheduler.world.state import Call, FunctionState
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Grant
 from gpufaas_scheduler.world.world import World
 
 MAX_RETRY_AFTER_S: Final = 60.0
@@ -82,7 +83,7 @@ def arrived(world: World, event: m.Arrived) -> None:
     else:
         place_shared(world, call)
     if call.state != RUNNING:
-        if owner.batch_max > 1 and owner.queued:
+        if owner.batches and owner.queued:
             send_ahead(world, owner)
             if call.state == RUNNING:
                 return
@@ -213,16 +214,13 @@ def _overloaded(world: World, call: Call) -> None:
 
 def finished(world: World, event: m.Finished) -> None:
     call = world.calls.by_id.get(event.call)
-    device = None if call is None else call.device
-    if call is None or device is None or call.state != RUNNING or device.id != event.device:
+    if call is None or call.state != RUNNING or (device := call.device) is None or device.id != event.device:
         call = world.calls.twins.get((event.call, event.device))
         device = None if call is None else call.device
         if call is None or device is None:
             world.ignored["Finished"] += 1
             return
     owner = call.owner
-    batches = owner.batch_max > 1
-    goes_on = batches and call.granted is not None and call.granted.open > 1
     device.served += 1
     if event.ok:
         if owner.backoff is not None:
@@ -232,24 +230,21 @@ def finished(world: World, event: m.Finished) -> None:
             grant = call.granted
             if grant is None:  # calls that start without a policy are not estimated by size
                 costs.learn_service(event.service_s, 0.0, world.rate)
-            # Alone: its time is that of one call with all of the compute.
-            elif grant.alone or not (grant.neighbours or grant.copy.share or grant.size > 1):
+            elif grant.alone:
                 costs.learn_service(event.service_s, call.size, world.rate)
-            elif grant.open == grant.size:  # each call of a batch says the same
-                costs.learn_beside(event.service_s, grant.calls[0].size, grant.condition, world.rate)
-            if batches and grant is not None and grant.open == grant.size:
-                adapt(world, grant, device, costs, event.service_s)
+            else:
+                _learn_beside(world, call, grant, device, costs, event.service_s)
             if not costs.noted and world.learn:
                 costs.noted = True
                 world.learnt[(owner.id, device.kind)] = None
-    end(world, call)
     if owner.queued:
-        if not goes_on:
+        if not end(world, call):
             next_local(world, device)
             world.freed = True
-        if batches:
+        if owner.batches:
             send_ahead_to(world, device)
     else:
+        end(world, call)
         copy, waiting = call.copy, owner.flow
         assert copy is not None
         if waiting.calls and copy in owner.active:
@@ -268,6 +263,19 @@ def finished(world: World, event: m.Finished) -> None:
             next_local(world, device)  # the first of its local queue may need the share of this copy
     if owner.removed:
         forget_if_done(world, owner)
+
+
+def _learn_beside(
+    world: World, call: Call, grant: Grant, device: DeviceState, costs: Costs, service_s: Seconds
+) -> None:
+    """*call* of *grant*, which may have had company, took *service_s*."""
+    first = grant.open == grant.size  # each call of a batch says the same
+    if not (grant.neighbours or grant.copy.share or grant.size > 1):
+        costs.learn_service(service_s, call.size, world.rate)  # one call with all of the compute
+    elif first:
+        costs.learn_beside(service_s, grant.calls[0].size, grant.condition, world.rate)
+    if first and call.owner.batches:
+        adapt(world, grant, device, costs, service_s)
 
 
 def _recovers(world: World, owner: FunctionState, failing: backoff.Backoff, cold: bool) -> None:

@@ -27,6 +27,7 @@ def make_way(world: World) -> None:
         clearing.pauses_until, world.settled = cluster.now + PAUSE_S, True
         if found is not None:
             clearing.device, clearing.call = found
+            cluster.clears = True
     if clearing.call is not None and clearing.device is not None:
         _clear(world, clearing.device, clearing.call)
     if world.freed:
@@ -100,6 +101,7 @@ def _stop(world: World, device: DeviceState) -> None:
     """*device* takes calls again."""
     cluster = world.cluster
     cluster.clearing.device = cluster.clearing.call = cluster.asked = None
+    cluster.clears = False
     cluster.clearing.pauses_until = cluster.now + PAUSE_S
     world.freed = world.settled = True
     if world.devices.get(device.id) is device:

@@ -5,9 +5,9 @@ from gpufaas_core.model import CopyId, Part, Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.handle.batches import batch_of, tell_held, with_held
-from gpufaas_scheduler.handle.grants import Place, full_part, obtain, reserve, reserve_parts, start
+from gpufaas_scheduler.handle.grants import obtain, reserve, reserve_parts, start
 from gpufaas_scheduler.handle.parking import parked_of
-from gpufaas_scheduler.handle.parts import places_for
+from gpufaas_scheduler.handle.parts import Place, full_part, places_for
 from gpufaas_scheduler.handle.staging import try_stage
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
@@ -21,11 +21,12 @@ def try_start(world: World, action: contract.Start) -> str | None:
     if call is None or call.state != WAITING or not (owner := call.owner).queued:
         return f"call {calls[0]} does not wait in the global queue" if calls else "there is no call to start"
     others: tuple[Call, ...] = ()
-    if owner.batch_max > 1 or len(calls) > 1:
+    why = action.why
+    if owner.batches or len(calls) > 1:
         batch = batch_of(world, action, call)
         if isinstance(batch, str):
             return batch
-        others = batch[1:]
+        others, why = batch[1:], with_held(world, call, why)
     victims: tuple[Copy, ...] = ()
     places: tuple[Place, ...] = ()
     name, copy = action.copy, None
@@ -60,7 +61,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
             return fit.say(call.function, device.id, device.kind)
         victims = fit.victims
     world.queue.remove(call)
-    call.why = why = action.why if owner.batch_max < 2 else with_held(world, call, action.why)
+    call.why = why
     if others:
         for each in others:
             world.queue.remove(each)
@@ -68,7 +69,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
     if action.reserved_s:
         world.cluster.reserved_until = world.cluster.now + action.reserved_s
     start(world, call, device, copy, victims, others, places)
-    if owner.batch_max > 1:
+    if owner.batches:
         tell_held(world, call)
     return None
 
@@ -126,7 +127,7 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
     costs = owner.costs[device.kind]
     # As in `grants.start`.
     call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size) if call.size else costs.service_s
-    if owner.batch_max > 1:
+    if owner.batches:
         call.estimate_s = _added_s(owner, device, copy)
     world.calls.enqueue(call, device)
     call.copy = copy

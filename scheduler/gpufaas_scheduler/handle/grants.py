@@ -1,31 +1,24 @@
 """Grants: calls get a place on a worker, end there, or wait for one in the local queue of a device."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec.structs import replace
 
 from gpufaas_cache_manager.eviction import victims
 from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
-from gpufaas_core.model import CopyId, Part, Seconds, copy_id
+from gpufaas_core.model import CopyId, Seconds, copy_id
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.batches import joining
 from gpufaas_scheduler.handle.parking import evicted, park, parked_of, reserve_beside_parked
+from gpufaas_scheduler.handle.parts import Place, hold_parts
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.state import JOINED, Call, Copy, DeviceState, FunctionState, Grant, parts_of
 from gpufaas_scheduler.world.world import World
 
 TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of it")
-
-
-class Place(NamedTuple):
-    """A part of a new copy with several, and the copies that are evicted for it."""
-
-    device: DeviceState
-    part: Part
-    victims: tuple[Copy, ...]
 
 
 def start(
@@ -89,7 +82,7 @@ def start(
         device.starts += 1
         world.starts.append((now, call, device.id, call.cold, names, local, call.why))
         compute = owner.whole
-        if compute >= device.compute and not (others or copy.share or copy.split):
+        if compute >= device.compute and not (copy.share or copy.split):
             # Nearly each call: it has the device to itself, which spares it all that `_start_beside` does.
             device.free_at = free_at = ready + estimate_s
             call.granted = grant = Grant(number, (call,), copy, compute, estimate_s, free_at, True)
@@ -112,6 +105,8 @@ def start(
     )  # fmt: skip
     if names and cluster.parked.devices:
         said = replace(said, parked=parked_of(world, device, names))
+        for each in (call, *others):
+            each.parked = said.parked
     world.out.append(m.StartCall(said))
 
 
@@ -202,7 +197,7 @@ def reserve(
         copy, names = reserve_beside_parked(world, device, owner, costs.occupation, names)
     else:
         world.out += world.lending.take_back(device, costs.occupation)
-        copy = cluster.insert(device, owner, costs.occupation, owner.load_on(device))
+        copy = cluster.insert(device, owner, costs.occupation, owner.load_on(device) if owner.near else costs.load_s)
     if cluster.parks and victims:
         park(world, device, victims)
     if owner.copies >= owner.target:
@@ -231,28 +226,6 @@ def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...])
     return copy, tuple(victims.values())
 
 
-def hold_parts(world: World, grant: Grant, since: Seconds) -> None:
-    """*grant*, which has begun on the first device of its copy, holds what it needs on the others as well."""
-    cluster, owner = world.cluster, grant.copy.owner
-    for device, entry in cluster.parts(grant.copy):
-        entry.running += 1
-        if entry.running == 1:
-            device.residency.hold(entry)
-        device.residency.touch(entry, cluster.now)
-        device.mark()
-        if grant.compute:
-            device.holding.append(grant)
-            device.hold(grant.compute, since, grant.free_at)
-        else:
-            device.beside[grant] = None
-        world.overdue.note(device)
-        if device.idle_key is not None:
-            cluster.set_busy(device)
-        device.starts += 1
-        if not owner.removed and device.reserved < device.compute:
-            cluster.offer(device)
-
-
 def let_parts_go(world: World, grant: Grant) -> None:
     """*grant* ends on the further devices of its copy."""
     for device, entry in world.cluster.parts(grant.copy):
@@ -269,18 +242,6 @@ def let_parts_go(world: World, grant: Grant) -> None:
                 if device.others:
                     _next_other(world, device)
         next_local(world, device)
-
-
-def full_part(world: World, copy: Copy) -> DeviceState | None:
-    """Return a further device of *copy* that has too little compute for a grant; None: there is none."""
-    cluster, owner = world.cluster, copy.owner
-    for device, _ in cluster.parts(copy):
-        lacking = device.lacks(owner)
-        if device.shut or device.preload is not None or device.reserved + owner.reserves > device.compute:
-            return device
-        if lacking > 0 and victims(cluster.replacement, device.residency, 0, owner, lacking) is None:
-            return device
-    return None
 
 
 def evictions(world: World, device: DeviceState, leaving: Sequence[Copy]) -> list[m.Command]:
@@ -300,8 +261,8 @@ def leave_for_others(world: World, device: DeviceState, victims: Iterable[Copy])
             world.short[owner.id] = owner
 
 
-def end(world: World, call: Call) -> None:
-    """*call* no longer uses its worker."""
+def end(world: World, call: Call) -> bool:
+    """*call* no longer uses its worker. Return whether other calls of its grant do."""
     device, owner, copy = call.device, call.owner, call.copy
     calls = world.calls
     call.state = END[call.state]
@@ -321,7 +282,7 @@ def end(world: World, call: Call) -> None:
         call.granted = None  # they refer to each other
         if grant.open > 1:
             grant.open -= 1
-            return
+            return True
     copy.running = runs = copy.running - 1
     if not runs:
         if copy.limit != copy.memory:
@@ -338,6 +299,7 @@ def end(world: World, call: Call) -> None:
         device.busy_s += world.cluster.now - device.busy_since
     else:
         _end_beside(world, grant, device)
+    return False
 
 
 def _end_beside(world: World, grant: Grant, device: DeviceState) -> None:
@@ -432,7 +394,7 @@ def next_local(world: World, device: DeviceState) -> None:
                 if not device.reserved:
                     return_all(world, device)
                 return
-        others = _take_joining(world, device, call, copy) if call.owner.batch_max > 1 else ()
+        others = _take_joining(world, device, call, copy) if call.owner.batches else ()
         take_local(world, device, call)
         start(world, call, device, copy, (), others)
         if device.reserved >= device.compute and not (call.owner.shared_hold and device.open):

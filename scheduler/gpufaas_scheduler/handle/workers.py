@@ -12,6 +12,7 @@ from gpufaas_scheduler.handle.grants import end, estimate, evictions, leave_for_
 from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
 from gpufaas_scheduler.world import backoff, memory
 from gpufaas_scheduler.world.calls import runs_on
+from gpufaas_scheduler.world.costs import DISK
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import LEARNING_RATE, World
 
@@ -52,9 +53,12 @@ def loaded(world: World, event: m.Loaded) -> None:
         world.freed = True
     costs = owner.costs[device.kind]
     if costs is not None and world.learn and is_time(event.load_s) and not copy.split:
-        read_s = event.read_s if is_time(event.read_s) else 0.0
-        costs.learn_load(event.load_s, LEARNING_RATE, event.tier, read_s)
-        world.hosts.gain = world.hosts.gain or costs.host_s < costs.disk_s
+        if event.read_s or event.tier != DISK or costs.loads:
+            read_s = event.read_s if is_time(event.read_s) else 0.0
+            costs.learn_load(event.load_s, LEARNING_RATE, event.tier, read_s)
+            world.hosts.gain = world.hosts.gain or costs.host_s < costs.disk_s
+        else:
+            costs.learn_load(event.load_s, LEARNING_RATE)
         world.learnt[(owner.id, device.kind)] = None
     if costs is not None:
         for grant in device.holding:

@@ -89,6 +89,8 @@ class Cluster:
         self.demand = Demand()
         self.agenda = Agenda()
         self.clearing = Clearing()
+        self.clears = False
+        """A device is cleared."""
 
     def note_waiting(self, owner: FunctionState) -> None:
         """One of its calls began to wait, or a device began or stopped holding it."""

@@ -84,6 +84,9 @@ class Costs:
 
     def expect(self) -> None:
         """Set the expected times of loads anew."""
+        if not (self.loads or self.read_s):
+            self.host_s = self.parked_s = self.load_s = self.disk_s
+            return
         self.host_s = host_s = self.loads.get(HOST, max(0.0, self.disk_s - self.read_s))
         """The time of a load from the host tier of a node."""
         self.parked_s = self.loads.get(PARKED, host_s)

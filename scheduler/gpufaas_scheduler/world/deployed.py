@@ -13,8 +13,8 @@ class Deployed(Costed):
     """A deployed revision, apart from its copies and calls."""
 
     __slots__ = (
-        "adaptive", "backoff", "batch_max", "batch_wait_s", "constraints", "costs", "declared", "desired", "digest",
-        "fits", "fits_as_of", "id", "max_copies", "max_queue", "min_copies", "parked", "queued", "removed",
+        "adaptive", "backoff", "batch_max", "batch_wait_s", "batches", "constraints", "costs", "declared", "desired",
+        "digest", "fits", "fits_as_of", "id", "max_copies", "max_queue", "min_copies", "parked", "queued", "removed",
         "reserves", "share", "shared_hold", "slots", "staged", "staging", "starved", "target", "wanted", "whole",
     )  # fmt: skip
 
@@ -45,12 +45,14 @@ class Deployed(Costed):
         """The compute that a device must have for it."""
         self.slots = 1 if need.sharing == "time" else max(1, need.slots)
         self.batch_max = max(1, need.batch_max)
+        self.batches = self.batch_max > 1
+        """Its calls may start together."""
         self.batch_wait_s = need.batch_wait_s
-        self.adaptive = need.batch_adaptive and self.batch_max > 1 and need.latency_goal_s is not None
+        self.adaptive = need.batch_adaptive and self.batches and need.latency_goal_s is not None
         self.shared_hold = self.slots > 1 and need.reserved > 0 and need.sharing != "spatial"
         """One hold of the compute is for all grants of a copy."""
-        self.whole = 0 if self.shared_hold else self.reserves
-        """`reserves`, if each grant has a hold of its own."""
+        self.whole = 0 if self.shared_hold or self.batches else self.reserves
+        """`reserves`, if each grant is of one call and has a hold of its own."""
         self.min_copies = function.min_copies
         self.max_copies = function.max_copies
         self.scale(self.desired)

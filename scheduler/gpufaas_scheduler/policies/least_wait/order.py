@@ -158,13 +158,14 @@ class Order:
             if figures is None:
                 continue
             load_s, relieved = figures.load_s, float(owner.waiting)
-            if owner.near:  # perhaps not near this device
-                load_s = owner.load_on(device)
             if owner.copies:
                 relieved *= REPLICA_SHARE / (owner.copies + 1)
-            relief, served_s = RELIEF_SHARE * relieved * pull(call), relieved * figures.service_s
-            if owner.batch_max > 1:
-                served_s = owner.serve_s(kind, relieved)
+            relief = RELIEF_SHARE * relieved * pull(call)
+            if relief < least * load_s:
+                continue  # not even where loads are shortest, if its calls took no time
+            if owner.near:
+                load_s = owner.load_on(device)
+            served_s = relieved * figures.service_s if owner.batch_max < 2 else owner.serve_s(kind, relieved)
             if relief < least * (load_s + served_s):
                 continue
             if best is not None and relief / (load_s + served_s) <= best[0]:
