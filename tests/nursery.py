@@ -16,6 +16,7 @@ import time
 from gpufaas_gpu_manager import zygote
 from gpufaas_gpu_manager.confine import inherit_orphans
 from gpufaas_gpu_manager.forks import environment
+from gpufaas_gpu_manager.huge_pages import collapse_own
 
 _MAX = 1 << 20
 
@@ -76,6 +77,8 @@ class Nursery:
 
 def main(requests: socket.socket, tester: int) -> None:
     zygote._preload()
+    for _ in collapse_own():  # once for all of them: those of a fork server would be copies
+        pass
     while True:
         asked, fds, _, _ = socket.recv_fds(requests, _MAX, 3)
         if not asked:

@@ -6,7 +6,6 @@ Their memory is free when the last descriptor is closed and the last mapping gon
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import hashlib
 import mmap
@@ -18,10 +17,10 @@ from typing import Final
 from gpufaas_core.errors import CorruptArtifact
 from gpufaas_core.units import Bytes
 from gpufaas_functions.staged import HUGE, map_file
+from gpufaas_gpu_manager.huge_pages import collapse
 
 NAME: Final = "gpufaas-weights"
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_COLLAPSE: Final = 25  # MADV_COLLAPSE of Linux 6.1
 
 
 class Stopped(Exception):
@@ -88,14 +87,11 @@ class _HugePages:
         if size >= HUGE:
             with contextlib.suppress(MemoryError):
                 self._whole = map_file(copy, mmap.PROT_READ, mmap.MAP_SHARED)
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
     def up_to(self, end: Bytes) -> None:
         while self._whole is not None and self._at + HUGE <= end:
-            failed = self._libc.madvise(ctypes.addressof(self._whole) + self._at, HUGE, _COLLAPSE)
-            if failed and ctypes.get_errno() in (errno.EINVAL, errno.ENOSYS):
-                self._whole = None  # the kernel does not know it, or does not allow it here
+            if not collapse(ctypes.addressof(self._whole) + self._at):
+                self._whole = None
             self._at += HUGE
 
     def close(self) -> None:

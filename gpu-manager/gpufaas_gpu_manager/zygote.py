@@ -21,6 +21,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Final, NoReturn
 
 import msgspec
@@ -39,6 +40,7 @@ from gpufaas_gpu_manager.confine import (
     inherit_orphans,
     set_data_limit,
 )
+from gpufaas_gpu_manager.huge_pages import collapse_own
 from gpufaas_gpu_manager.proc import descendants_of
 from gpufaas_gpu_manager.reaper import Reaper, kill_group
 
@@ -161,7 +163,8 @@ def main() -> None:
     use_small_stacks()  # of all workers' threads: forks inherit the default
     call_lines.install()  # before what is imported keeps the streams that were there
     missing = _preload()
-    _ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve(ZygoteReady(_threads(), missing))
+    server = _ForkServer(socket.socket(fileno=int(sys.argv[1])))
+    server.serve(ZygoteReady(_threads(), missing), collapse_own())
 
 
 def _threads() -> int:
@@ -188,6 +191,9 @@ class _ForkServer:
             self._name = comm.read().strip()
         self._reaper = Reaper()
         self._guarded: list[int] = []
+        self._before_children: Iterator[None] = iter(())
+        self._held: list[tuple[Prepare, list[int]]] = []
+        """Asked for, and forked when `_before_children` is at its end."""
         signal.signal(signal.SIGTERM, lambda *_: self._end())
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -197,22 +203,39 @@ class _ForkServer:
         # The closed socket says that the manager has died. This lets a stopped server go on, so that it looks.
         end_with_parent(signal.SIGCONT)
 
-    def serve(self, ready: ZygoteReady) -> NoReturn:
-        """Say *ready*, and serve the manager until it is gone; then kill the workers and exit."""
+    def serve(self, ready: ZygoteReady, before_children: Iterable[None] = ()) -> NoReturn:
+        """
+        Say *ready*, and serve the manager until it is gone; then kill the workers and exit.
+
+        :param before_children: work in small steps, for when nothing is asked; a standby waits for its end, and the
+            fork of anything else ends it
+        """
         gc.collect()
         gc.freeze()  # else a collection in a child would write to, and so copy, every page of the zygote's
         self.say(ready)
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
+        self._before_children = iter(before_children)
         while True:
-            for fd, event in poll.poll():
+            events = poll.poll(0)
+            if not events and self._step():
+                continue
+            for fd, event in events or poll.poll():
                 if fd == self._wake_read:
                     self._reap()
                 elif event & select.POLLHUP:
                     self._end()  # unread messages are dropped: another fork server may have them by now
                 else:
                     self._receive()
+
+    def _step(self) -> bool:
+        """Do a piece of what comes before all children; then fork those that waited. Return whether to go on."""
+        for _ in self._before_children:
+            return True
+        while self._held:
+            self._fork(*self._held.pop(0))
+        return False
 
     def say(self, message: FromZygote) -> None:
         """Tell the manager; when it is gone, kill the workers and exit."""
@@ -240,7 +263,10 @@ class _ForkServer:
                 self.say(Pong())
             case KillWithManager():
                 self._guarded = asked.pids
-            case Spawn() | Exec() | Prepare() | Layer():
+            case Prepare():
+                self._held.append((asked, fds))  # until there is nothing else to do
+            case Spawn() | Exec() | Layer():
+                self._before_children = iter(())
                 self._fork(asked, fds)
 
     def _fork(self, spawn: Fork, fds: list[int]) -> None:
@@ -303,7 +329,7 @@ class _ForkServer:
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         self._control.close()
-        for fd in (self._wake_read, self._wake_write):
+        for fd in (self._wake_read, self._wake_write, *(each for _, fds in self._held for each in fds)):
             os.close(fd)
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDONLY)
