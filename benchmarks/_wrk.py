@@ -15,6 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+BODY = json.dumps({"id": 7, "text": "x" * 950, "numbers": [1, 2, 3, 4.5]})
+"""About 1 KB, for what echoes it."""
 LUA = """
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
@@ -40,13 +42,14 @@ def options_of(doc: str | None) -> argparse.Namespace:
 
 
 def wrk(url: str, connections: int, seconds: float, script: Path) -> dict[str, float]:
-    """Return requests/s, p50 and p99 in ms, and errors of one run."""
+    """Return requests, requests/s, p50 and p99 in ms, and errors of one run."""
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(script), url]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.search(r"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", out)
     assert found, out
     requests, micros, p50, p99, errors = map(int, found.groups())
-    return {"rps": requests / (micros / 1e6), "p50_ms": p50 / 1e3, "p99_ms": p99 / 1e3, "errors": errors}
+    rates = {"requests": requests, "rps": requests / (micros / 1e6)}
+    return {**rates, "p50_ms": p50 / 1e3, "p99_ms": p99 / 1e3, "errors": errors}
 
 
 def compare(

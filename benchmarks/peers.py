@@ -1,0 +1,177 @@
+"""
+Warm calls of this platform beside other servers, by turns in one run on this machine.
+
+    .venv/bin/python benchmarks/peers.py [--peers mosec,litserve,...] [--works echo,convnet]
+                                      [--rounds 3] [--seconds 3] [--json FILE] [--write]
+
+Two works: *echo* (1 KB of JSON, parsed and serialised) at 1, 16 and 64 connections, and *convnet* (resnet18 of the
+examples at 64 x 64 pixels, 7 to 15 ms on one thread) at 16 and 64, on two devices here and by two workers there. Load
+is wrk's (`apt install wrk`), on the same cores. Each peer is started beside the platform, and each round measures both,
+one after the other: what is compared is from the same seconds. Medians of the rounds are shown, and of the rounds'
+ratios. The processor time of a call is that of the server and all its descendants, from /proc, without wrk's.
+
+The peers: bare Starlette on uvicorn (no peer but a yardstick: echo only), mosec, LitServe, and Ray Serve without and
+with HAProxy; each but the first in an environment of its own, in the user's cache directory, made at its first use. One
+that cannot be installed or started is said to be "not run". More yardsticks of the same run: a turn of an empty Python
+loop, 1 KB to another process and back, and the convnet in two processes without any server.
+
+--write puts the table into README.md and docs/performance.md. The bars are judged at the end; with a missed one it
+exits with 1.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform as machine
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import httpx
+import psutil
+from _judged import status_of
+from _peer_report import Cell, Report, Row, bars, print_table, write
+from _platform import ROOT
+from _servers import PEERS, WORKS, ByHand, NotRun, Served, by_hand, ours, ping_pong_us, python_loop_ns, theirs
+from _wrk import BODY, LUA, wrk
+from rich.console import Console
+
+CONNECTIONS: Final = {"echo": (1, 16, 64), "convnet": (16, 64)}
+BODIES: Final = {"echo": BODY, "convnet": json.dumps({"seed": 7, "size": 64})}
+WARM_UP_S: Final = {"echo": 1.0, "convnet": 3.0}
+
+
+class Runs:
+    """Measures servers with one work after the other; keeps what each round found."""
+
+    def __init__(self, folder: Path, seconds: float, rounds: int, console: Console) -> None:
+        self.seconds, self.rounds, self.console = seconds, rounds, console
+        self.report = Report(rounds=rounds, seconds=seconds, machine=machine_of())
+        self._scripts = {work: folder / f"{work}.lua" for work in WORKS}
+        for work, script in self._scripts.items():
+            script.write_text(LUA % BODIES[work])
+
+    def pair(self, name: str, work: str, mine: Served, other: Served, hand: ByHand | None) -> None:
+        """Measure *work* by the platform and by the peer *name*, by turns."""
+        same_answer(work, mine, other)
+        for connections in CONNECTIONS[work]:
+            for each in (mine, other):
+                wrk(each.urls[work], connections, WARM_UP_S[work], self._scripts[work])
+        for turn in range(self.rounds):
+            self._yardsticks(hand if work == "convnet" else None)
+            for connections in CONNECTIONS[work]:
+                told = f"{PEERS[name].title}: {work}, {connections} connections, round {turn + 1} of {self.rounds}"
+                with self.console.status(told):
+                    rows = [self._measured(each, work, connections) for each in (mine, other)]
+                self.report.add(Cell(name, work, connections), *rows)
+        for connections in CONNECTIONS[work]:
+            self.console.log(self.report.line(Cell(name, work, connections)))
+
+    def _measured(self, server: Served, work: str, connections: int) -> Row:
+        time.sleep(0.2)
+        before, busy, began = server.tree.cpu_s(), _used_s(), time.perf_counter()
+        row = wrk(server.urls[work], connections, self.seconds, self._scripts[work])
+        after, took = server.tree.cpu_s(), time.perf_counter() - began
+        whole, first = (now - then for now, then in zip(after, before, strict=True))
+        calls = max(row["requests"], 1)
+        foreign = (_used_s() - busy - whole) / took
+        return {**row, "cpu_us": 1e6 * whole / calls, "first_us": 1e6 * first / calls, "foreign": max(0.0, foreign)}
+
+    def _yardsticks(self, hand: ByHand | None) -> None:
+        self.report.yardstick("python_loop_ns", python_loop_ns())
+        self.report.yardstick("ping_pong_us", ping_pong_us())
+        if hand is not None:
+            self.report.ceiling(hand.rate(self.seconds))
+
+
+def _used_s() -> float:
+    """Return the processor time that all but idling, and this program and the wrk that it has run, have used."""
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "guest", 0.0)
+    mine = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
+    return float(sum(times) - idle - sum(each.ru_utime + each.ru_stime for each in mine))
+
+
+def machine_of() -> str:
+    return f"{os.cpu_count()} cores, Python {machine.python_version()}, Linux {machine.release()}"
+
+
+def same_answer(work: str, mine: Served, other: Served) -> None:
+    """:raises NotRun: the other one does not answer what the platform answers"""
+    answers, headers = [], {"content-type": "application/json"}
+    for each in (mine, other):
+        response = httpx.post(each.urls[work], content=BODIES[work], headers=headers, timeout=120)
+        answers.append(response.json() if response.is_success else f"{response.status_code}: {response.text[:200]}")
+    if answers[0] != answers[1]:
+        raise NotRun(f"it answers {str(answers[1])[:120]}, and not {str(answers[0])[:60]}")
+
+
+def write_weights(folder: Path) -> Path:
+    """Write the weights of the convnet, as the example's build does."""
+    code = "import sys; from common.architectures import write_random_weights as w; w('resnet18', sys.argv[1])"
+    path = folder / "weights.safetensors"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "functions" / "examples")}
+    subprocess.run([sys.executable, "-c", code, str(path)], env=env, check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
+def measure(names: Sequence[str], works: Sequence[str], runs: Runs, folder: Path) -> None:
+    weights = write_weights(folder)
+    with contextlib.ExitStack() as stack:
+        mine = stack.enter_context(ours(works))
+        hand = stack.enter_context(by_hand(weights)) if "convnet" in works else None
+        for name in names:
+            peer = PEERS[name]
+            for work in (each for each in peer.works if each in works):
+                runs.console.log(f"{peer.title}: {work}; the first use of a peer installs it")
+                try:
+                    with theirs(peer, work, weights) as other:
+                        runs.pair(name, work, mine, other, hand)
+                except NotRun as exc:
+                    runs.report.not_run[name] = f"{work}: {exc}"
+                    runs.console.log(f"{peer.title}: not run: {exc}")
+                    break
+
+
+def options_of() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; default: all")
+    parser.add_argument("--works", default=",".join(WORKS), help=f"of {', '.join(WORKS)}; default: both")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each run")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument("--write", action="store_true", help="put the table into README.md and docs/performance.md")
+    options = parser.parse_args()
+    options.peers, options.works = options.peers.split(","), options.works.split(",")
+    for given, known in ((options.peers, PEERS), (options.works, WORKS)):
+        if unknown := [each for each in given if each not in known]:
+            parser.error(f"{unknown[0]!r} is none of {', '.join(known)}")
+    if not shutil.which("wrk"):
+        sys.exit("wrk is missing: apt install wrk")
+    return options
+
+
+def main() -> int:
+    options = options_of()
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="gpufaas-bench-") as folder:
+        runs = Runs(Path(folder), options.seconds, options.rounds, console)
+        measure(options.peers, options.works, runs, Path(folder))
+    report = runs.report
+    print_table(report)
+    if options.json:
+        options.json.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    if options.write:
+        write(report)
+    return status_of(bars(report))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
