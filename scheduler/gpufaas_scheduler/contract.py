@@ -283,6 +283,18 @@ class Noting(Protocol):
 
 
 @runtime_checkable
+class Following(Protocol):
+    """
+    A policy that, when all calls that wait are of one function, and the only idle device holds its model, starts the
+    first of them there, whatever the view says. The engine does not ask it then.
+    """
+
+    @property
+    def follows(self) -> Why:
+        """Why such a call starts there."""
+
+
+@runtime_checkable
 class Stateful(Protocol):
     """A policy with state of its own, which a later engine goes on with if its policy has the same name."""
 

@@ -66,10 +66,11 @@ class EngineDriver:
         self.on_event()
         for command in commands:
             self._carry_out(command)
-        wake_at = self.engine.wake_at
-        # An earlier timer than needed is left: it wakes once too often, which is cheaper than a timer per call.
-        if wake_at is not None and (self._timer is None or self._timer_at > wake_at):
-            self._set_timer(wake_at, now)
+        if self._timer is None or self.engine.may_wake_before(self._timer_at):
+            wake_at = self.engine.wake_at
+            # An earlier timer than needed is left: it wakes once too often, which is cheaper than a timer per call.
+            if wake_at is not None and (self._timer is None or self._timer_at > wake_at):
+                self._set_timer(wake_at, now)
 
     def doc(self, key: str) -> DeviceDoc | FunctionDoc | EngineDoc | None:
         """Return the state to keep under *key*; see `Engine.doc`."""

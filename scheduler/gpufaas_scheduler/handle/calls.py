@@ -12,6 +12,7 @@ from gpufaas_scheduler.contract import ARRIVAL, NEVER
 from gpufaas_scheduler.handle.ahead import send_ahead, send_ahead_to
 from gpufaas_scheduler.handle.batches import adapt
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
+from gpufaas_scheduler.handle.follow import follow
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
 from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, join_queue, place_again, refuse_failing
@@ -220,14 +221,13 @@ def finished(world: World, event: m.Finished) -> None:
         if call is None or device is None:
             world.ignored["Finished"] += 1
             return
-    owner = call.owner
+    owner, grant = call.owner, call.granted
     device.served += 1
     if event.ok:
         if owner.backoff is not None:
             _recovers(world, owner, owner.backoff, call.cold)
         costs = owner.costs[device.kind]
         if costs is not None and 0.0 <= event.service_s <= MAX_S:
-            grant = call.granted
             if grant is None:  # calls that start without a policy are not estimated by size
                 costs.learn_service(event.service_s, 0.0, world.rate)
             elif grant.alone:
@@ -238,7 +238,9 @@ def finished(world: World, event: m.Finished) -> None:
                 costs.noted = True
                 world.learnt[(owner.id, device.kind)] = None
     if owner.queued:
-        if not end(world, call):
+        if not end(world, call) and (
+            grant is None or not grant.alone or world.follows is None or not follow(world, device, grant.copy)
+        ):
             next_local(world, device)
             world.freed = True
         if owner.batches:

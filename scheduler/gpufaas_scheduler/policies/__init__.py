@@ -20,6 +20,7 @@ from gpufaas_scheduler.contract import (
     Evict,
     Explaining,
     Fetch,
+    Following,
     Limit,
     Load,
     Noting,
@@ -61,7 +62,7 @@ from gpufaas_scheduler.view_contract import (
 
 __all__ = [
     "ARRIVAL", "DEFAULT_POLICY", "DEVICE", "ENTRY_POINTS", "FINISH", "FLEET", "HOST", "LOADED", "NONE", "PLAN",
-    "POLICIES", "WAKE", "Action", "Assign", "Choose", "DeviceView", "Evict", "Explaining", "Fetch",
+    "POLICIES", "WAKE", "Action", "Assign", "Choose", "DeviceView", "Evict", "Explaining", "Fetch", "Following",
     "FunctionView", "Limit", "Load", "Noting", "Observing", "Option", "Plan", "PolicySpec", "Preempt", "Procure",
     "Promise", "QueueView", "Refusal", "Reject", "Release", "ResidentView", "RunningCall", "SchedulingPolicy",
     "SetPlan", "Start", "Stateful", "View", "WaitingCall", "Wake", "Watching", "Why", "make_policy", "policy_spec",

@@ -16,6 +16,7 @@ from gpufaas_scheduler.contract import (
     Choose,
     Evict,
     Explaining,
+    Following,
     Limit,
     Load,
     Noting,
@@ -50,7 +51,8 @@ class Composite:
     """
     See `roles`. *name* is the text of its spec; None is the default of a role.
 
-    It has the members that the engine looks for in a policy (`Explaining`, `Noting`, `Observing`) if a role has them.
+    It has the members that the engine looks for in a policy (`Explaining`, `Following`, `Noting`, `Observing`) if a
+    role has them.
     """
 
     plan: Final[Callable[[View], Plan]]
@@ -86,6 +88,8 @@ class Composite:
         self.watches = (ARRIVAL if admission else 0) | (scaling.watches if scaling else 0)
         if isinstance(order, Explaining):
             self.weigh = order.weigh
+        if isinstance(order, Following) and not (admission or scaling):
+            self.follows = order.follows
         if isinstance(order, Noting):
             self.leaving = order.leaving
         roles: dict[str, object] = {

@@ -34,6 +34,8 @@ class O3:
     """The calls in order of arrival, but later ones whose model the device holds overtake them, within a limit."""
 
     Options = O3Options
+    follows = _HIT
+    """No call waits before the first one, so none is passed over."""
 
     def __init__(self, options: O3Options) -> None:
         self.passes = Passes(options.o3_limit)

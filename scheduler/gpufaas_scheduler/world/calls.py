@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from gpufaas_core.model import CallId, DeviceId, Seconds
 from gpufaas_scheduler.world.call_state import ADOPT, ENQUEUE, LEAVE, LOCAL, RETURN, WAIT
@@ -20,7 +21,7 @@ class CallBook:
     END, are taken where the rest of their work is done: `grants.start` and `grants.end`.
     """
 
-    __slots__ = ("_deadlines", "by_id", "twins", "waiting")
+    __slots__ = ("_deadlines", "by_id", "soonest", "twins", "waiting")
 
     def __init__(self) -> None:
         self.by_id: dict[CallId, Call] = {}
@@ -28,6 +29,8 @@ class CallBook:
         self.twins: dict[tuple[CallId, DeviceId], Call] = {}
         """Calls that run on a device, and also wait or run elsewhere. They were told to stop."""
         self.waiting = 0
+        self.soonest: Seconds = inf
+        """The first of the deadlines that were watched since `Engine.may_wake_before` was True."""
         self._deadlines: list[tuple[Seconds, int, Call]] = []
         """A heap. Entries of calls that no longer wait are dropped when they surface or outnumber the others."""
 
@@ -97,10 +100,12 @@ class CallBook:
 
     def watch(self, call: Call) -> None:
         """Watch the deadline of a waiting call, if it has one."""
-        if call.deadline is None:
+        deadline, deadlines = call.deadline, self._deadlines
+        if deadline is None:
             return
-        deadlines = self._deadlines
-        heappush(deadlines, (call.deadline, call.number, call))
+        if deadline < self.soonest:
+            self.soonest = deadline
+        heappush(deadlines, (deadline, call.number, call))
         if len(deadlines) > 2 * self.waiting + 1000:
             alive = {
                 entry[2]: entry for entry in deadlines if entry[2].state <= LOCAL and entry[2].deadline == entry[0]

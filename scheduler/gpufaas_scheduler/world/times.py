@@ -345,10 +345,13 @@ class BySize:
         weight, x, y, xx, xy, yy = self._sums
         if weight < (MIN_SIZED - 0.5) * self._unit:  # half a call for the weight that the first ones lost
             return None
-        x, y = x / weight, y / weight
-        var_x, var_y, cov = xx / weight - x * x, yy / weight - y * y, xy / weight - x * y
-        # Sizes that differ by less than a thousandth count as equal: the difference may be rounding.
-        if var_x <= 1e-6 * x * x or var_y <= 1e-9 * y * y or cov * cov < MIN_R2 * var_x * var_y:
+        x = x / weight
+        var_x = xx / weight - x * x
+        if var_x <= 1e-6 * x * x:
+            return None  # sizes that differ by less than a thousandth count as equal: the difference may be rounding
+        y = y / weight
+        var_y, cov = yy / weight - y * y, xy / weight - x * y
+        if var_y <= 1e-9 * y * y or cov * cov < MIN_R2 * var_x * var_y:
             return None
         slope = cov / var_x
         return y - slope * x, slope

@@ -41,6 +41,7 @@ class World:
         "devices",
         "direct",
         "epoch",
+        "follows",
         "freed",
         "functions",
         "grant",
@@ -82,6 +83,8 @@ class World:
     ) -> None:
         self.policy = policy
         self.observe = policy.observe if isinstance(policy, Observing) else None
+        self.follows: Why | None = getattr(policy, "follows", None)
+        """See `contract.Following`."""
         self.batching: Batching | None = getattr(policy, "batching", None)
         self.prefetch: Prefetch | None = getattr(policy, "prefetch", None)
         self.epoch = epoch

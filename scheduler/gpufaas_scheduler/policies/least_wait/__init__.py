@@ -50,7 +50,7 @@ from msgspec import Meta, Struct
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.contract import Plan, Start, Wake, Why, start_on
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
-from gpufaas_scheduler.policies.least_wait.order import Order
+from gpufaas_scheduler.policies.least_wait.order import HIT, Order
 from gpufaas_scheduler.policies.least_wait.placement import Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
 from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
@@ -72,6 +72,7 @@ class Relief:
 
     Options = ReliefOptions
     placements = (NAME,)
+    follows = HIT
 
     def __init__(self, options: ReliefOptions) -> None:
         self.wait_bound_s = options.wait_bound_s

@@ -26,7 +26,7 @@ from gpufaas_scheduler.policies.least_wait.tuning import (
 )
 from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
 
-_HIT: Final = Why("the device was idle and held the model, and no call for a model on it had waited longer")
+HIT: Final = Why("the device was idle and held the model, and no call for a model on it had waited longer")
 
 Found: TypeAlias = tuple[Start | Load, FunctionId]
 """An action, and the function that it is for."""
@@ -80,7 +80,7 @@ class Order:
         if hit is not None:
             call, device = hit
             rival = self._rival(call, device, oldest)
-            return (start_on(device, call, _HIT), call.function) if rival is None else rival
+            return (start_on(device, call, HIT), call.function) if rival is None else rival
         for call in view.orphans(RIVALS):
             room = None if call.function in self.refused else self.rooms.cheapest(call.owner)
             if room is not None:
