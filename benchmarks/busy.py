@@ -111,8 +111,9 @@ def cpu_s(pid: int) -> float:
 def deploy(url: str, home: Path, tree: Path) -> None:
     (home / "cnn").mkdir()
     (home / "cnn" / "handler.py").write_text(textwrap.dedent(HANDLER))
-    function = {"lang": "python3-torch", "handler": "./cnn", "image": "cnn:latest",
-                "annotations": {"gpufaas.memory": "512MiB"}, "labels": {"com.openfaas.scale.min": "2"}}  # fmt: skip
+    copies = {f"com.openfaas.scale.{each}": "2" for each in ("min", "max")}
+    function = {"lang": "python3-torch", "handler": "./cnn", "image": "cnn:latest", "labels": copies,
+                "annotations": {"gpufaas.memory": "512MiB"}}  # fmt: skip
     stack = {"version": "1.0", "provider": {"name": "openfaas"}, "functions": {"cnn": function}}
     (home / "stack.yaml").write_text(json.dumps(stack))
     gpufaas(url, "up", cwd=home, tree=tree)

@@ -5,6 +5,7 @@ the rest of its end.
 """
 
 from gpufaas_scheduler.handle.grants import start
+from gpufaas_scheduler.handle.settle import after_run
 from gpufaas_scheduler.world.state import Copy, DeviceState
 from gpufaas_scheduler.world.world import World
 
@@ -19,14 +20,15 @@ def follow(world: World, device: DeviceState, copy: Copy) -> bool:
     waiting = queue.count
     if not waiting or len(flow.calls) - flow.tombstones != waiting or world.idle or device.local or device.shut:
         return False
-    if (
-        world.cluster.mixed or world.nested or world.watches or world.agenda.wakes or world.surplus or world.homeless
-        or world.short or world.agenda.releasing or copy not in owner.active
-    ):  # fmt: skip
+    if world.cluster.mixed or world.nested or world.watches or world.agenda.wakes or world.surplus or world.homeless:
+        return False
+    if copy not in owner.active:
         return False
     call = flow.calls[0]
     queue.remove(call)
     call.why = world.follows
     world.settled = True
     start(world, call, device, copy, ())
+    if world.short or world.agenda.releasing:
+        after_run(world)
     return True

@@ -56,9 +56,14 @@ def settle(world: World) -> None:
         start_nested(world)
     if (world.queue.count and world.idle) or (world.watches and world.watches & world.agenda.causes):
         run_policy(world)
-    if world.short:
-        for owner in list(world.short.values()):
-            load_copies(world, owner)
+    if world.short or world.agenda.releasing:
+        after_run(world)
+
+
+def after_run(world: World) -> None:
+    """The policy has had its choice: load what functions lack, and release the nodes that are empty."""
+    for owner in list(world.short.values()):
+        load_copies(world, owner)
     if world.agenda.releasing:
         release_empty(world)
 
