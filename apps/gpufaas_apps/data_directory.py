@@ -75,12 +75,18 @@ def builds_of(options: FrontOptions, spool: Path) -> Builds | None:
         secret = options.builder_secret.read_bytes()
     except OSError as exc:
         raise InvalidSpec(f"--builder-secret {options.builder_secret}: {exc.strerror}") from exc
-    settings = BuildSettings(secret, _build_key(options.data / "builder"), spool, options.max_body)
+    settings = BuildSettings(secret, build_key_of(options), spool, options.max_body)
     return Builds(DockerBuilder(pushes=options.builder_push), settings)
 
 
-def _build_key(directory: Path) -> str:
+def builder_dir_of(options: FrontOptions) -> Path:
+    """Return the directory of the key of build secrets."""
+    return options.builder_dir or options.data / "builder"
+
+
+def build_key_of(options: FrontOptions) -> str:
     """Return the private key that opens build secrets, made if need be."""
+    directory = builder_dir_of(options)
     file = directory / "key"
     try:
         if not file.exists():

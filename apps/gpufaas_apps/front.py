@@ -6,7 +6,7 @@ The gateway of a serving process: HTTP, the invocation path, the management API,
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from starlette.types import ASGIApp
 
 from gpufaas_apps.container_listener import ContainerListener
+from gpufaas_apps.metrics_view import MetricsOfAll
 from gpufaas_apps.options import FrontOptions
 from gpufaas_apps.routes import Routes
 from gpufaas_apps.server import GRACE_S, GatewayServer, configured
@@ -79,6 +80,8 @@ class Parts:
     origins: Origins
     async_queue: AsyncQueue
     builds: Builds | None
+    metrics_of_all: str = ""
+    """Where several processes share the port: the URL of the metrics of all."""
     call_suffix: str = ""
     """Ends the ids of this gateway's calls, where several gateways share a scheduler."""
     gone: Sequence[str] = ()
@@ -97,6 +100,8 @@ class Front:
         self._parts = parts
         self.stopped = asyncio.Event()
         """The port is closed, and open calls have ended."""
+        self.failed = asyncio.Event()
+        """A task in the background has failed: the process ends."""
         product = f"gpufaas/{version('gpufaas')}"
         self.metrics = Metrics(
             parts.scheduler.status, lambda: self.async_calls.backlog.counts(), lambda: self.async_calls.queues()
@@ -120,6 +125,8 @@ class Front:
             self.catalogue, self.async_calls, served_by=product, allow_local_callbacks=options.allow_local_callbacks
         )
         management = self.metrics.counted(self._management(async_invocations))
+        if parts.metrics_of_all:
+            management = MetricsOfAll(management, parts.metrics_of_all, self.metrics.render)
         app = FromWorkers(Routes(async_invocations, websocket_calls, management), parts.origins)
         front = partial(FunctionFront, calls.run, parts.origins)
         self.server = GatewayServer(configured(app, front()), listener.open, self._stopping)
@@ -168,11 +175,16 @@ class Front:
         found = self.catalogue.find(name)
         return DEFAULT_QUEUE if found is None else found.options.async_queue
 
-    async def run(self, listening: socket.socket, background: Sequence[Coroutine[Any, Any, None]]) -> None:
+    async def run(
+        self, listening: socket.socket, background: Sequence[Coroutine[Any, Any, None]],
+        may_open: Awaitable[None] | None = None,
+    ) -> None:  # fmt: skip
         """
         Serve until the process is asked to stop: first the port is closed, then open calls end. *background* runs
         meanwhile, and ends by itself once `stopped` is set. A task of it that fails stops the server in the same way;
         then what it raised is raised.
+
+        :param may_open: the port is opened after it; None: at once
         """
         failures: list[Exception] = []
 
@@ -181,12 +193,15 @@ class Front:
                 await task
             except Exception as exc:
                 failures.append(exc)
+                self.failed.set()
                 self.server.should_exit = True
 
         async with asyncio.TaskGroup() as tasks:
             for each in (self.async_calls.run(), *background):
                 tasks.create_task(essential(each))
             try:
+                if may_open is not None:
+                    await may_open
                 await self.server.serve(sockets=[listening])
             finally:
                 self.stopped.set()

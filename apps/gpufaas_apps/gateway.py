@@ -50,9 +50,9 @@ _COUNT_EVERY_S: Final[Seconds] = 1.0
 
 
 def run(options: GatewayOptions) -> None:
-    front = options.front
+    front, shared = options.front, bool(options.metrics_of_all)
     prepare_process()
-    with owned(front.data) as spool, listen(front.host, front.port, "--port") as listening:
+    with owned(front.data) as spool, listen(front.host, front.port, "--port", shared=shared) as listening:
         credentials = credentials_of(front)
         front = replace(front, port=listening.getsockname()[1])
         run_loop(_main(replace(options, front=front), credentials, spool, listening), GRACE_S)
@@ -131,7 +131,6 @@ class GatewayApp:
             stack.push_async_callback(registration.close)
             self._weights.join(etcd, registration, f"http://{_own_name(options)}:{status_port}")
             feed = EtcdFeed(etcd, front.deployer)
-            self._opens = True
             await front.run(
                 listening,
                 (
@@ -139,6 +138,7 @@ class GatewayApp:
                     front.keeper.keep(front.stopped),
                     self._greet(front),
                 ),
+                self._may_open(front, feed),
             )
 
     def _parts(self, store: EtcdFunctionStore, secrets: SecretStore, async_queue: EtcdAsyncQueue) -> Parts:
@@ -160,7 +160,17 @@ class GatewayApp:
             async_queue=async_queue,
             builds=builds_of(self._options.front, self._spool),
             call_suffix=f"@{self._scheduler.name}",
+            metrics_of_all=self._options.metrics_of_all,
         )
+
+    async def _may_open(self, front: Front, feed: EtcdFeed) -> None:
+        """
+        Return when the port may be opened: at once, unless others share it. They take the calls until this process
+        knows all functions.
+        """
+        if self._options.metrics_of_all:
+            await first_of(feed.listed.wait(), front.failed.wait())
+        self._opens = True
 
     async def _take_part(self, etcd: Etcd, front: Front, feed: EtcdFeed, async_queue: EtcdAsyncQueue) -> None:
         """Run the tasks of a gateway in a cluster until the server has stopped. If one task fails, all end."""
@@ -215,10 +225,17 @@ def _own_name(options: GatewayOptions) -> str:
     return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
 
-async def _secrets(etcd: Etcd, key_file: "Path | None") -> SecretStore:
+def key_of_secrets(key_file: Path | None) -> SecretsKey | None:
+    """Return the key that secrets are sealed with, made if need be; None: this gateway keeps none."""
     if key_file is None:
+        return None
+    return SecretsKey.read(key_file) if key_file.exists() else create_key_file(key_file)
+
+
+async def _secrets(etcd: Etcd, key_file: Path | None) -> SecretStore:
+    key = key_of_secrets(key_file)
+    if key is None:
         return _NoSecrets()
-    key = SecretsKey.read(key_file) if key_file.exists() else create_key_file(key_file)
     secrets = EtcdSecrets(etcd, key)
     await secrets.check_key()
     return secrets

@@ -45,6 +45,8 @@ class FrontOptions:
     """Whether X-Callback-Url may name an address of this machine or its link."""
     builder_secret: Path | None = None
     """File with the payload secret that builds are signed with. None: no images are built here."""
+    builder_dir: Path | None = None
+    """The directory of the key that opens build secrets. None: in *data*."""
     builder_push: bool = False
     """Whether built images are pushed to their registries."""
     max_body: Bytes = DEFAULT_MAX_BODY
@@ -141,6 +143,11 @@ class GatewayOptions:
     secrets_key: Path | None = None
     advertise: str = ""
     """The name or address by which nodes reach this machine. Empty: that it listens on, else its host name."""
+    workers: int = 1
+    """Processes on the one port; above 1, `gpufaas_apps.gateway_processes` starts them."""
+    metrics_of_all: str = ""
+    """Of one process of several, the URL of the metrics of all; it shares its port, and opens it once it knows the
+    functions."""
 
 
 def default_data_dir() -> Path:

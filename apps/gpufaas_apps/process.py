@@ -67,19 +67,23 @@ async def first_of(*tasks: Awaitable[Any]) -> None:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def listen(host: str, port: int, option: str) -> socket.socket:
+def listen(host: str, port: int, option: str, *, shared: bool = False) -> socket.socket:
     """
     Return a socket that listens at *host* and *port*; 0 is any port that is free.
 
     :param option: the option that sets the port, for the message
+    :param shared: other processes of ours are there, too; it does not listen yet, so that no connection waits for it
     :raises GpufaasError: the port is taken, or the address is not one of this machine
     """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, proto)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listening.bind(address)
-        listening.listen(2048)
+        if not shared:
+            listening.listen(2048)
     except OSError as exc:
         raise GpufaasError(
             f"cannot listen on {host}:{port} ({exc.strerror or exc}): stop what is there, or choose another {option}"

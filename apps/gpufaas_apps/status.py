@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 
 from gpufaas_apps.process import listen
 
+_T = TypeVar("_T")
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -17,8 +18,8 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 class Status:
     """What the status port answers. `ready` returns why the service is not ready; empty: it is."""
 
-    ready: Callable[[], str] = lambda: ""
-    metrics: Callable[[], bytes] = lambda: b""
+    ready: Callable[[], str | Awaitable[str]] = lambda: ""
+    metrics: Callable[[], bytes | Awaitable[bytes]] = lambda: b""
     more: App | None = None
     """Serves all other paths."""
 
@@ -29,14 +30,18 @@ class Status:
         if path == "/healthz":
             await _answer(send, 200, b"OK\n")
         elif path == "/readyz":
-            why = self.ready()
+            why = await _value(self.ready())
             await _answer(send, 503 if why else 200, f"{why or 'ready'}\n".encode())
         elif path == "/metrics":
-            await _answer(send, 200, self.metrics(), b"text/plain; version=0.0.4; charset=utf-8")
+            await _answer(send, 200, await _value(self.metrics()), b"text/plain; version=0.0.4; charset=utf-8")
         elif self.more is not None:
             await self.more(scope, receive, send)
         else:
             await _answer(send, 404, b"here are /healthz, /readyz and /metrics\n")
+
+
+async def _value(made: _T | Awaitable[_T]) -> _T:
+    return await made if isinstance(made, Awaitable) else made
 
 
 async def _answer(send: Any, status: int, body: bytes, kind: bytes = b"text/plain; charset=utf-8") -> None:

@@ -158,6 +158,10 @@ secrets_key = option("--secrets-key", type=_FILE, metavar="FILE",
                      )  # fmt: skip
 
 
+def workers_option(says: str) -> Callable[[F], F]:
+    return option("--gateway-workers", "workers", type=click.IntRange(1, 64), default=1, metavar="N", says=says)
+
+
 def data_option(what: str, folder: str = "") -> Callable[[F], F]:
     says = f"Folder where {what} are kept. [default: {folder}~/.local/share/gpufaas]"
     return option("--data", type=_DIRECTORY, metavar="DIR", says=says)

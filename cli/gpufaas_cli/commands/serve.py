@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import click
+
 from gpufaas_apps.options import ServeOptions
 from gpufaas_cli import declare
 from gpufaas_cli.cluster_flags import (
@@ -12,6 +14,7 @@ from gpufaas_cli.cluster_flags import (
     front_options,
     policy_options,
     read_costs,
+    workers_option,
 )
 from gpufaas_cli.extra import needing
 
@@ -21,6 +24,7 @@ from gpufaas_cli.extra import needing
 @data_option("functions, weights and logs")
 @device_options
 @policy_options
+@workers_option("1: more processes that take calls are for gpufaas gateway, in a cluster.")
 def command(**given: Any) -> None:
     """
     Start the whole platform on this machine: gateway, scheduler, cache and workers in one process tree.
@@ -38,6 +42,11 @@ def command(**given: Any) -> None:
       gpufaas serve --port 9090 --data ./.gpufaas --journal events.jsonl
     """
     check_front(given)
+    if given.pop("workers") > 1:
+        raise click.UsageError(
+            "serve takes calls in one process. For --gateway-workers, run a cluster on this machine: etcd, gpufaas "
+            "scheduler, gpufaas node with these devices, and gpufaas gateway --gateway-workers N (docs/operations.md)"
+        )
     options = ServeOptions(data=data_folder(given), read_costs=read_costs, **given)
     with needing("serve", "serve"):
         from gpufaas_apps import serve

@@ -228,6 +228,7 @@ def test_no_command_imports_torch_or_fastapi(name: str) -> None:
         (["logs", "a", "--tail", "0"], "gpufaas: invalid value for '-t'"),
         (["up", "-e", "novalue"], "'novalue' is not KEY=VALUE"),
         (["serve", "--policy", "best"], "no policy is called 'best'"),
+        (["serve", "--gateway-workers", "2"], "gpufaas gateway --gateway-workers N"),
         (["serve", "--max-body", "big"], "'big' is not a memory size"),
         (["serve", "--port", "70000"], "70000 is not in the range"),
         (["new"], "name the function"),
