@@ -1,7 +1,7 @@
 """Runs a coroutine without a task: it begins at once, and goes on when what it waits for is there."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Final
 
 
@@ -25,18 +25,17 @@ class Driven:
     A task costs a turn of the loop at its beginning, and one at each thing that it waits for.
     """
 
-    __slots__ = ("_awaited", "_cancelled", "_coroutine", "_loop", "_on_end", "_paused")
+    __slots__ = ("_awaited", "_cancelled", "_coroutine", "_loop", "_paused")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_end: Callable[["Driven"], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._on_end = on_end
         self._coroutine: Coroutine[Any, Any, None] | None = None
         self._awaited: asyncio.Future[Any] | None = None
         self._paused = False
         self._cancelled = False
         """`cancel` was called, and the coroutine does not know it yet."""
 
-    def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def drive(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run *coroutine* up to where it waits."""
         self._coroutine = coroutine
         self._go_on()
@@ -63,6 +62,9 @@ class Driven:
         """Nothing: as tasks have it."""
         return 0
 
+    def ended(self) -> None:
+        """The coroutine has ended."""
+
     def _go_on(self, _: object = None) -> None:
         coroutine = self._coroutine
         assert coroutine is not None
@@ -75,7 +77,7 @@ class Driven:
                 awaited = coroutine.send(None)
         except BaseException as exc:
             self._coroutine = None
-            self._on_end(self)
+            self.ended()
             if not isinstance(exc, StopIteration | asyncio.CancelledError):
                 raise
             return

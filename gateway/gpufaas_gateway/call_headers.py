@@ -7,9 +7,9 @@ Pure functions of pairs of bytes; names are in lower case. The rules are in docs
 import math
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.frames import AnswerHead
@@ -76,7 +76,7 @@ def read_head(headers: Iterable[Header], client: tuple[str, int] | None) -> Read
                 asked = asked or {}
                 asked[key] = pair[1]
             elif key == b"x-call-id":
-                call_id = pair[1][:128]
+                call_id = b"".join(pair[1][:128].splitlines())  # of which a parser passes one
                 continue
             else:
                 continue
@@ -171,18 +171,11 @@ def timing(
     return b"server-timing", value
 
 
-class HeadTemplate(NamedTuple):
-    """The headers of an answer, up to what differs from call to call."""
-
-    form: bytes
-    """Takes run, id, start, queue, load and run in ms, and the length of the body."""
-    lines: int
-
-
-def head_template(content_type: Header, served_by: Header, placement: Iterable[Header]) -> HeadTemplate:
+def head_template(content_type: Header, served_by: Header, placement: Iterable[Header]) -> bytes:
     """
     Return the headers of a whole answer with a *content_type* and none beside it, as `call_headers`,
-    `placement_headers` and `timing` make them.
+    `placement_headers` and `timing` make them. What differs from call to call is filled in: run, id, start, queue, load
+    and run in ms, and the length of the body. Empty: there is a line break in them.
     """
     fixed = [b"%b: %b\r\n" % pair for pair in (content_type, served_by, *placement)]
     form = (
@@ -191,7 +184,7 @@ def head_template(content_type: Header, served_by: Header, placement: Iterable[H
         + b"".join(fixed[1:]).replace(b"%", b"%%")
         + b"server-timing: queue;dur=%.3f, load;dur=%.3f, run;dur=%.3f\r\ncontent-length: %d\r\n"
     )
-    return HeadTemplate(form, len(fixed) + 5)
+    return form if form.count(b"\n") == len(fixed) + 5 == form.count(b"\r") else b""
 
 
 def asked_timeout(text: bytes) -> Seconds:
@@ -230,23 +223,24 @@ def told_goal(text: bytes) -> Seconds:
         raise InvalidSpec(f"X-Latency-Goal: {exc}") from exc
 
 
-class _Ids:
-    """UUIDs, version 4 by their form. They protect nothing, so the random bits are drawn once, and then it counts."""
-
-    def __init__(self) -> None:
-        self.draw()
-
-    def draw(self) -> None:
-        drawn = uuid.uuid4()
-        self.start = str(drawn)[:-12]
-        self.count = drawn.node
+def _drawn() -> Iterator[str]:
+    """Yield UUIDs, version 4 by their form. They protect nothing: one in 4096 is drawn, and those that follow count."""
+    while True:
+        drawn = str(uuid.uuid4())[:-3]
+        for each in _ENDS:
+            yield drawn + each
 
 
-_ids: Final = _Ids()
-os.register_at_fork(after_in_child=_ids.draw)
+def _draw_anew() -> None:
+    global _ids
+    _ids = _drawn()
+
+
+_ENDS: Final = [f"{number:03x}" for number in range(4096)]
+_ids = _drawn()
+os.register_at_fork(after_in_child=_draw_anew)
 
 
 def new_call_id() -> str:
     """Return a UUID that no other call has."""
-    _ids.count = count = _ids.count + 1 & 0xFFFF_FFFF_FFFF
-    return f"{_ids.start}{count:012x}"
+    return next(_ids)

@@ -332,7 +332,9 @@ class Calls:
         assert deployed is not None
         if len(given) != 1 or given[0][0] != b"content-type" or call.crossing or call.request.method == "HEAD":
             return b""
-        if grant.cold or exchange.phases or grant.held_s or len(grant.calls) > 1 or answer.status in BODILESS:
+        if grant.cold or exchange.phases or grant.held_s or len(grant.calls) > 1:
+            return b""
+        if answer.status in BODILESS:
             return b""
         part = grant.parts[0]
         key = given[0][1], part.device, part.share
@@ -342,12 +344,12 @@ class Calls:
                 deployed.templates.clear()
             template = head_template(given[0], self._served_by, placement_headers(grant))
             deployed.templates[key] = template
-        run_s = call.run_s
-        lines = template.form % (
-            run_s, call.ours[0][1], call.ours[1][1], call.queue_s * 1e3, call.load_s * 1e3, run_s * 1e3, size
+        if not template:
+            return b""
+        run_s, ours = call.run_s, call.ours
+        return template % (
+            run_s, ours[0][1], ours[1][1], call.queue_s * 1e3, call.load_s * 1e3, run_s * 1e3, size
         )  # fmt: skip
-        whole = lines.count(b"\n") == template.lines == lines.count(b"\r")
-        return lines if whole else b""
 
     def _streamed(self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes, whole: bool) -> Answer:
         call.grant, call.load_s, call.status = exchange.grant, exchange.load_s, answer.status

@@ -95,11 +95,10 @@ class Connection(Protocol):
         """The answer was sent."""
 
 
-class FunctionCall:
+class FunctionCall(Driven):
     """
-    A request for a function, from its head to the end of its answer. The server knows it as the cycle of a request.
-
-    It is the `Caller` of its call.
+    A request for a function, from its head to the end of its answer. The server knows it as the cycle of a request, and
+    as a task, which it cancels if that takes too long. It is the `Caller` of its call, and drives it.
     """
 
     __slots__ = (
@@ -111,6 +110,7 @@ class FunctionCall:
         self, connection: Connection, target: Target, method: str, headers: Sequence[Header], read: ReadHead, *,
         expects: bool = False, keep_alive: bool = True,
     ) -> None:  # fmt: skip
+        super().__init__(connection.loop)
         self._connection = connection
         self.target = target
         self.method = method
@@ -138,18 +138,19 @@ class FunctionCall:
         if not (self.more_body or self.disconnected or self.waiting_for_100_continue):
             body, self.body = bytes(self.body), b""
             self._news = False
-        tasks = connection.tasks
-        driven = Driven(connection.loop, tasks.discard)
-        tasks.add(driven)
-        driven.begin(
+        connection.tasks.add(self)
+        self.drive(
             self._serve(
                 front,
                 Request(
                     target.name, self.method, target.path, target.query, self.headers, body, self,
-                    connection.client, target.outer, read=self.read, driven=driven, lines=True,
+                    connection.client, target.outer, read=self.read, driven=self, lines=True,
                 ),
             )
         )  # fmt: skip
+
+    def ended(self) -> None:
+        self._connection.tasks.discard(self)
 
     # --- the connection's side ---
 
