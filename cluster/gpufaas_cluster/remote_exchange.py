@@ -141,8 +141,7 @@ class RemoteExchange(ConnectionBuffer):
             return whole
         if kind == Kind.CHUNK:
             if not self._cancelled:
-                self._keep(body)
-                self._wake()
+                self._pass_or_keep(body)
             return False
         if kind == NodeKind.ROOM:
             self._room += _decode_room(header).bytes

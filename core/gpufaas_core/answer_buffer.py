@@ -33,7 +33,7 @@ class AnswerBuffer:
 
     __slots__ = (
         "_buffered", "_chunks", "_error", "_limit", "_loop", "_paused", "_slow", "_spool", "_spooled", "_waiter",
-        "_woken", "end", "load_s", "phases", "resume", "tier",
+        "_woken", "end", "load_s", "phases", "resume", "sink", "tier",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: Bytes) -> None:
@@ -44,6 +44,8 @@ class AnswerBuffer:
         self.tier = "disk"
         self.resume: Callable[[], None] | None = None
         """Goes on with the reader, who awaits `PAUSE`; None: he awaits a future."""
+        self.sink: Callable[[bytes], bool] | None = None
+        """Is given a piece of the body for which nothing else waits; False: it did not take it. None: `chunk` does."""
         self._woken = False
         """`resume` is called in the next turn of the loop."""
         self._loop = loop
@@ -139,6 +141,12 @@ class AnswerBuffer:
 
     # --- the source ---
 
+    def _pass_or_keep(self, piece: bytes) -> None:
+        """A piece of the body came."""
+        if self.sink is None or self._chunks or self._spooled is not None or not self.sink(piece):
+            self._keep(piece)
+            self._wake()
+
     def _keep(self, piece: bytes) -> None:
         if self._spooled is not None:
             self._spooled.write(piece)  # also if the file is empty now: the reader is slow
@@ -222,6 +230,10 @@ class AnswerBuffer:
         self._woken = False
         if self.resume is not None:
             self.resume()
+
+    def _wake(self) -> None:
+        """Wake all who wait for news of the call."""
+        raise NotImplementedError
 
     def _pause_source(self) -> bool:
         """Pause the source; False: it cannot be paused."""

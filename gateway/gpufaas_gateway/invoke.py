@@ -8,6 +8,7 @@ coroutine that runs it, and one write.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -102,8 +103,9 @@ class FunctionCall(Driven):
     """
 
     __slots__ = (
-        "_connection", "_left", "_news", "_started", "_tell", "_waiter", "body", "disconnected", "headers",
-        "keep_alive", "method", "more_body", "read", "response_complete", "target", "waiting_for_100_continue",
+        "_chunked", "_connection", "_left", "_news", "_sent_at", "_started", "_tell", "_waiter", "body",
+        "disconnected", "headers", "keep_alive", "method", "more_body", "read", "response_complete", "target",
+        "waiting_for_100_continue",
     )  # fmt: skip
 
     def __init__(
@@ -116,8 +118,11 @@ class FunctionCall(Driven):
         self.method = method
         self.headers = headers
         self.read = read
-        self._left = 0
-        """Bytes that are left of the declared length of an answer that streams."""
+        self._left: float = inf
+        """Bytes that are left of the declared length of an answer that streams, if one was declared."""
+        self._chunked = False
+        self._sent_at = -1.0
+        """The turn of the loop in which a piece of the answer was sent."""
         self._started = False
         """Some of the answer was sent."""
         self._news = False
@@ -252,42 +257,57 @@ class FunctionCall(Driven):
         if len(body) <= _COPIED:
             transport.write(head + body)
         else:
-            transport.write(head)
-            transport.write(body)
+            transport.writelines((head, body))
 
     async def _pass_on(self, front: FunctionFront, answer: Answer, stream: AnswerStream) -> None:
         """Send an answer piece by piece, each in one write."""
         transport, flow = self._connection.transport, self._connection.flow
         if flow.write_paused and not self.disconnected:
             await flow.drain()
-        head, chunked = self._head(front, answer)
+        head, self._chunked = self._head(front, answer)
         if not self.disconnected:
             self._started = True
             transport.write(head)
         if self.method == "HEAD":
             stream.cancel()  # an answer to HEAD has no body, and the function's may have no end
             return
+        stream.pour(self._send_next)
         while (piece := await stream.chunk()) is not None:
             if flow.write_paused and not self.disconnected:
                 await flow.drain()
-            if self.disconnected or not piece:
-                continue
-            if not chunked:
-                self._left -= len(piece)
-                if self._left < 0:
-                    raise RuntimeError("an answer is longer than its Content-Length")
-                transport.write(piece)
-            elif len(piece) <= _COPIED:
-                transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-            else:
-                transport.write(b"%x\r\n" % len(piece))
-                transport.write(piece)
-                transport.write(b"\r\n")
+            if not self.disconnected and piece:
+                self._send_piece(piece)
         if not self.disconnected:
-            if chunked:
+            if self._chunked:
                 transport.write(b"0\r\n\r\n")
-            elif self._left:
+            elif self._left not in (0, inf):
                 raise RuntimeError("an answer is shorter than its Content-Length")
+
+    def _send_next(self, piece: bytes) -> bool:
+        """
+        Send a piece as it comes, without a turn of the loop. False: it has to wait, or was not the first one that came
+        in this turn: those of one turn are sent together.
+        """
+        now = self._loop.time()
+        if now == self._sent_at or not self._paused or self._connection.flow.write_paused or self._left < len(piece):
+            return False
+        self._sent_at = now
+        if not self.disconnected:
+            self._send_piece(piece)
+        return True
+
+    def _send_piece(self, piece: bytes) -> None:
+        """:raises RuntimeError: it is more than the answer's declared length"""
+        self._left -= len(piece)
+        if self._left < 0:
+            raise RuntimeError("an answer is longer than its Content-Length")
+        transport = self._connection.transport
+        if not self._chunked:
+            transport.write(piece)
+        elif len(piece) <= _COPIED:
+            transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        else:
+            transport.writelines((b"%x\r\n" % len(piece), piece, b"\r\n"))
 
     def _head(self, front: FunctionFront, answer: Answer) -> tuple[bytes, bool]:
         """

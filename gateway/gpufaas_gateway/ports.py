@@ -243,6 +243,8 @@ class CallExchange(Protocol):
     grant: Grant
     resume: Callable[[], None] | None
     """If it is set, the reader awaits `PAUSE`, and this goes on with him (`Driven.resume`)."""
+    sink: Callable[[bytes], bool] | None
+    """If it is set, pieces of the body go there before they wait for `chunk`; False: it does not take one now."""
 
     @property
     def loading_s(self) -> Seconds:

@@ -146,6 +146,11 @@ class AnswerStream:
                 return found
         return None
 
+    def pour(self, sink: Callable[[bytes], bool]) -> None:
+        """Give further pieces to *sink* as they come, as long as it takes them; `chunk` returns the others."""
+        if self._call.stream is None and not self._bodiless:  # else each piece is noted
+            self._exchange.sink = sink
+
     async def send(self, data: bytes) -> None:
         """Send *data* to a function that has switched protocols; return when there is room for more."""
         await self._exchange.send_body(data)

@@ -211,10 +211,8 @@ class Exchange(AnswerBuffer):
             self._wake()
 
     def on_chunk(self, piece: bytes) -> None:
-        if self.abandoned:
-            return
-        self._keep(piece)
-        self._wake()
+        if not self.abandoned:
+            self._pass_or_keep(piece)
 
     def on_end(self, end: EndHead) -> None:
         self.end = end

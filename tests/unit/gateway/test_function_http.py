@@ -17,7 +17,7 @@ from tests.unit.gateway.test_calls import Endless, Streaming, Waiting
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 
 from gpufaas_core.errors import CallCancelled, GpufaasError
-from gpufaas_core.frames import AnswerHead, CallHead
+from gpufaas_core.frames import AnswerHead, CallHead, EndHead
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import FunctionId
 from gpufaas_core.origin import Origins
@@ -27,6 +27,7 @@ from gpufaas_gateway.function_http import FunctionHttp
 from gpufaas_gateway.invoke import PREFIX, FunctionFront
 from gpufaas_gateway.protocol import BoundedHttp
 from gpufaas_gateway.request import Request, Run
+from gpufaas_gpu_manager.exchange import Exchange as NodeExchange
 
 HOST = b"Host: x\r\n"
 LAST = b"Connection: close\r\n\r\n"
@@ -297,6 +298,69 @@ async def test_an_answer_that_streams_has_them_too(
 
     assert (await compared(calls.run, sent + LAST)).startswith(b"HTTP/1.1 20")
     assert await compared(calls.run, sent + b"\r\n" + OTHER + LAST)
+
+
+class Buffered(Functions):
+    """Its exchange is a node's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exchanges: list[NodeExchange] = []
+
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Any:
+        exchange = NodeExchange(grant, None, asyncio.get_running_loop(), 0.0)
+        exchange.arrive(head, body)
+        self.exchanges.append(exchange)
+        return exchange
+
+
+async def test_a_piece_goes_on_as_it_comes_and_those_of_one_turn_together(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functions, now = Buffered(), [0.0]
+    calls = await calls_of(gateway, functions, tmp_path)
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: now[0])
+    config = config_of(FunctionHttp, nothing_else)
+    front = FunctionFront(calls.run, Origins())
+    connection = FunctionHttp(config=config, server_state=uvicorn.server.ServerState(), app_state={}, front=front)
+    wire = Wire()
+
+    def came() -> bytes:
+        said, wire.written = wire.written, b""
+        return said
+
+    async def turns() -> bytes:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return came()
+
+    connection.connection_made(wire)
+    connection.data_received(GET + b"\r\n")
+    (exchange,) = functions.exchanges
+    exchange.on_head(AnswerHead(200, []))
+    assert (await turns()).startswith(b"HTTP/1.1 200 OK\r\n")
+    said = []
+    for at, piece in enumerate((b"one", b"two")):
+        now[0] = at + 1.0
+        exchange.on_chunk(piece)
+        said.append(came())
+    exchange.on_chunk(b"three")
+    exchange.on_chunk(b"four")
+    said += [came(), await turns()]
+    now[0] = 3.0
+    connection.pause_writing()
+    exchange.on_chunk(b"five")
+    said.append(await turns())
+    connection.resume_writing()
+    said.append(await turns())
+    exchange.on_end(EndHead(0.0))
+    said.append(await turns())
+
+    assert said == [
+        b"3\r\none\r\n", b"3\r\ntwo\r\n", b"", b"9\r\nthreefour\r\n", b"", b"4\r\nfive\r\n", b"0\r\n\r\n",
+    ]  # fmt: skip
+    connection.connection_lost(None)
 
 
 async def test_a_worker_is_known_by_the_token_in_its_address(gateway: Gateway, tmp_path: Path) -> None:
