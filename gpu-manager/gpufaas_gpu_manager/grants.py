@@ -43,13 +43,14 @@ class Grants:
 
         None: the grant was refused, and `NodeRefused` is reported.
         """
-        exchange = self._grants.get(grant.call)
+        call = grant.calls[0]  # not the property: each call passes here
+        exchange = self._grants.get(call)
         if exchange is not None and not (exchange.finished and exchange.grant.number < grant.number):
             return exchange
-        if grant.call in self._revoked and grant.number <= self._revoked[grant.call]:
+        if self._revoked and call in self._revoked and grant.number <= self._revoked[call]:
             self._host.report(NodeRefused.of(grant, "the call was given up before its grant came"))
             return None
-        device = self._devices.get(grant.device)
+        device = self._devices.get(grant.parts[0].device)
         spec = self._specs.get(grant.function)
         if grant.epoch < self.epoch or device is None or spec is None or self.closing:
             self._host.report(NodeRefused.of(grant, "unknown device or function, or a grant of an older scheduler"))
@@ -65,7 +66,7 @@ class Grants:
         if worker is None:
             self._host.report(NodeRefused.of(grant, "its worker is not there any more"))
             return None
-        exchange = self._add(grant, worker)
+        exchange = self._add(call, grant, worker)
         if grant.cold:
             asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._expire, exchange)
         if len(grant.calls) > 1:
@@ -84,16 +85,15 @@ class Grants:
                 continue
             if grant.number <= self._revoked.get(call, -math.inf):
                 continue
-            exchange = self._add(grant.of(call), worker)
+            exchange = self._add(call, grant.of(call), worker)
             asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._expire, exchange)
             opened += 1
         return opened
 
-    def _add(self, grant: Grant, worker: Worker) -> Exchange:
+    def _add(self, call: CallId, grant: Grant, worker: Worker) -> Exchange:
         worker.used_at = now = time.monotonic()
         exchange = Exchange(grant, worker, asyncio.get_running_loop(), now)
-        self._grants[grant.call] = exchange
-        worker.calls.exchanges[grant.call] = exchange
+        self._grants[call] = worker.calls.exchanges[call] = exchange
         return exchange
 
     def open_for_body(self, grant: Grant) -> bool:
@@ -195,15 +195,16 @@ class Grants:
 
     def over(self, exchange: Exchange) -> None:
         """Close the grant of *exchange*, which has no worker any more."""
-        exchange.state = states.END[exchange.state]
-        if exchange.state != states.UNCLAIMED:
-            self._grants.pop(exchange.grant.call, None)
+        exchange.state = state = states.END[exchange.state]
+        if state != states.UNCLAIMED:
+            self._grants.pop(exchange.grant.calls[0], None)
         else:
             # It failed before its call arrived: without it, the call would open the grant, and load, once more.
             asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._forget_failed, exchange)
-        device = exchange.worker.device
-        if exchange.worker.replaced:
-            device.end_replaced(exchange.worker)
+        worker = exchange.worker
+        device = worker.device
+        if worker.replaced:
+            device.end_replaced(worker)
         while device.unled:
             following = device.unled[0]
             waits = not following.finished and following.worker.state is WorkerState.READY

@@ -35,7 +35,7 @@ class EngineDriver:
         journal: JournalPort | None,
     ) -> None:
         self.engine = engine
-        self.on_event: Callable[[], None] = lambda: None
+        self.on_event: Callable[[], None] | None = None
         """Called after each event: the engine may have changed what is written behind."""
         self.events = 0
         """How many the engine was told: as long as it is the same, nothing has changed."""
@@ -63,7 +63,8 @@ class EngineDriver:
             # A wrong decision made quietly is worse than a stop: the journal replays this one.
             self._on_fatal(exc)
             raise
-        self.on_event()
+        if self.on_event is not None:
+            self.on_event()
         for command in commands:
             self._carry_out(command)
         if self._timer is None or self.engine.may_wake_before(self._timer_at):

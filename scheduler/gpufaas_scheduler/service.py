@@ -225,9 +225,11 @@ class SchedulerService:
     def _carry_out(self, command: m.Command) -> None:
         if isinstance(command, m.StartCall):
             grant = command.grant
-            self._answer(grant.call, grant)
-            for other in grant.calls[1:]:
-                self._answer(other, grant.of(other))
+            calls = grant.calls
+            self._answer(calls[0], grant)
+            if len(calls) > 1:
+                for other in calls[1:]:
+                    self._answer(other, grant.of(other))
             if not grant.cold:
                 return  # on a hit the call itself opens the grant; on a miss the node need not wait for it
             device = grant.device
@@ -257,8 +259,7 @@ class SchedulerService:
         if call == self._placing:
             self._placed = answer
             return
-        gateway = self._answer_of(call)
-        if gateway is not None:
+        if self._gateways and (gateway := self._answer_of(call)) is not None:
             gateway(call, answer)
             return
         future = self._waiting.pop(call, None)

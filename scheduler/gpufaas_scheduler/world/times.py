@@ -295,7 +295,7 @@ class BySize:
     calls weigh less, as in `ServiceTimes`. The line is used if it explains enough of the variance.
     """
 
-    __slots__ = ("_least_s", "_line", "_most_s", "_stale", "_sums", "_unit")
+    __slots__ = ("_least_s", "_line", "_most_s", "_only", "_stale", "_sums", "_unit")
 
     def __init__(self) -> None:
         self._unit = 1.0
@@ -305,6 +305,8 @@ class BySize:
         self._line: tuple[float, float] | None = None
         """Intercept and slope; None: sizes explain too little of the variance."""
         self._stale = False
+        self._only = 0.0
+        """The size of all calls so far, which explains nothing; -1.0: several, or not known; 0.0: there was no call."""
 
     def add(self, size: float, service_s: Seconds) -> None:
         if not (0.0 < size < _MAX_SIZE and 0.0 <= service_s < _MAX_S):
@@ -320,8 +322,13 @@ class BySize:
             weight, x, y, xx, xy, yy = self._sums
             self._sums = (weight / unit, x / unit, y / unit, xx / unit, xy / unit, yy / unit)
             self._unit = 1.0
-        self._least_s, self._most_s = min(self._least_s, service_s), max(self._most_s, service_s)
-        self._stale = True
+        if service_s < self._least_s:
+            self._least_s = service_s
+        if service_s > self._most_s:
+            self._most_s = service_s
+        if size != self._only:
+            self._only = -1.0 if self._only else size
+            self._stale = True
 
     def predict_s(self, size: float) -> Seconds | None:
         """
@@ -366,7 +373,7 @@ class BySize:
         if doc is not None:
             sums = (doc.weight, doc.x, doc.y, doc.xx, doc.xy, doc.yy)
             if all(0.0 <= each < inf for each in (*sums, doc.least_s, doc.most_s)) and 1.0 <= doc.unit < inf:
-                made._unit, made._sums, made._stale = doc.unit, sums, True
+                made._unit, made._sums, made._stale, made._only = doc.unit, sums, True, -1.0
                 made._least_s, made._most_s = doc.least_s, doc.most_s
         return made
 
