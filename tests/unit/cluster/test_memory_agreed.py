@@ -19,6 +19,7 @@ from tests.unit.scheduler.world import limited
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Need, Part, Profile, copy_id
+from gpufaas_gpu_manager.device_snapshot import snapshot_of
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.worker_state import WorkerState
 from gpufaas_scheduler.engine import Engine
@@ -264,7 +265,7 @@ class Site:
             left = m.Restored(store["engine"], functions, devices, queued=False)
         engine.handle(left, self.now)
         self.node.now = self.now
-        self.tell(m.DeviceJoined(self.node.device, self.node.room.snapshot(self.now)))
+        self.tell(m.DeviceJoined(self.node.device, snapshot_of(self.node.room, self.now)))
         for _ in range(self.rng.randint(0, 5)):
             self.node.happens(self.rng.randrange(2**16))
         while self.node.said:
@@ -279,7 +280,7 @@ class Site:
             self.to_node.clear()
         self.node.happens(self.rng.randrange(2**16))
         self.node.said.clear()
-        self.tell(m.DeviceJoined(self.node.device, self.node.room.snapshot(self.now)))
+        self.tell(m.DeviceJoined(self.node.device, snapshot_of(self.node.room, self.now)))
 
     def step(self) -> None:
         rng = self.rng
