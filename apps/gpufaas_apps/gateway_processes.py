@@ -180,7 +180,9 @@ class GatewayProcesses:
     async def _why_not_ready(self) -> str:
         """Return why none takes calls; empty: one does."""
         said = await asyncio.gather(*(asked(f"{each.url}/readyz") for each in self._processes))
-        return "" if any(text.startswith("ready") for text in said) else next(filter(None, said), "no process answers")
+        if any(text.startswith("ready") for text in said):
+            return ""
+        return next(filter(None, said), "no process answers").strip()
 
     async def _metrics(self) -> bytes:
         """Return the metrics of all processes, each series with the label of its process."""
