@@ -43,7 +43,7 @@ def options_of(doc: str | None) -> argparse.Namespace:
 
 def wrk(url: str, connections: int, seconds: float, script: Path) -> dict[str, float]:
     """Return requests, requests/s, p50 and p99 in ms, and errors of one run."""
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(script), url]
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "20s", "-s", str(script), url]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.search(r"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", out)
     assert found, out

@@ -1,7 +1,7 @@
 """
 Many functions: a warm call where 400 functions are deployed against one where 10 are.
 
-    .venv/bin/python benchmarks/many_functions.py [--functions 400] [--seconds 3] [--rounds 3] [--json FILE]
+    .venv/bin/python benchmarks/many_functions.py [--functions 400] [--seconds 2] [--rounds 8] [--json FILE]
 
 Two platforms, the same function (`echo`, 1 KB), by turns with wrk (`apt install wrk`) at 1 and 16 connections; the
 others are deployed, and nobody calls them. Median latency and processor time of a call, from /proc, as ratios
@@ -76,8 +76,8 @@ def run(options: argparse.Namespace, console: Console) -> dict[int, list[tuple[R
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--functions", type=int, default=400)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each run")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each run")
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     if not shutil.which("wrk"):
