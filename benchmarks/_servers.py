@@ -84,10 +84,10 @@ def python_of(pins: Sequence[str]) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         _said([sys.executable, "-m", "venv", str(folder)])
         _said([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins])
-        site = Path(_said([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
-        ours = [each for each in sys.path if each.endswith("site-packages")] + [str(ROOT / "functions" / "examples")]
-        (site / "after-the-peer.pth").write_text("\n".join(ours) + "\n")
         ready.write_text("\n".join(pins) + "\n")
+    site = Path(_said([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
+    ours = [each for each in sys.path if each.endswith("site-packages")] + [str(ROOT / "functions" / "examples")]
+    (site / "after-the-peer.pth").write_text("\n".join(ours) + "\n")  # each time: another working tree may have been it
     return python
 
 
