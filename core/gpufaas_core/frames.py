@@ -1,31 +1,36 @@
 """
-The frames on the unix socket between a node and a slot of a worker. No IO here.
+The frames on the unix socket between a node and a worker. No IO here.
 
-A slot has one socket, which carries one call, or batch, at a time. So nothing is multiplexed, the socket gives
-back-pressure, and a worker thread can block on it. A frame is a 16-byte prefix, a msgpack header and a raw body::
+A worker has one connection, which carries the calls of all its slots. A frame is a 16-byte prefix, a msgpack header and
+a raw body::
 
-    kind u8 · flags u8 · 0 u16 · header bytes u32 · body bytes u64   (little endian)
+    kind u8 · 0 u8 · slot u16 · header bytes u32 · body bytes u64   (little endian)
 
-A call, seen from the node::
+A slot has one call, or batch, at a time. A call, seen from the node::
 
     → CALL (head, body inline)                          or  CALL with body_mode STREAM, BODY*, BODY_END
                                                         or  CALL with body_mode FILE: the body is the file `body_path`
     ← ANSWER (head, body inline)                        or  HEAD, CHUNK*, END
-    ← MEASURED after that, if the memory of the worker grew; always after its first call
     → CANCEL at any time: the caller is gone; the worker stops at its next chunk and still answers END
-    → LIMIT at any time, on a GPU: how much of its memory the worker may occupy
-    → PARK while it has no call   ← PARKED, and the process is stopped
-    → WAKE after that             ← WOKEN
-    → PING at any time, if READY says that the worker has an event loop   ← PONG, from the loop itself
+    → ROOM while an answer streams, ← ROOM while a body does: so much more may be sent
+
+Pieces of bodies, BODY and CHUNK, may be sent while there is room, `WINDOW` at first; each takes as many bytes of it as
+it has, and `PIECE_COST`. So no call has to wait for the reader of another one. Nothing else is held up.
 
 A batch::
 
     → BATCH, then CALL for each of its calls; their place is their number in this order, from 0
     ← ANSWERS: small answers, each with the place of its call; as often as needed
     ← HEAD, CHUNK*, END for each call that ANSWERS left out, in their order
-    ← MEASURED, as above
 
-Before all calls, once, on slot 0: ← READY or FAILED.
+Of the worker, with slot 0::
+
+    ← READY or FAILED before all calls, once
+    ← MEASURED after a call, if the memory of the worker grew; always after its first call
+    → LIMIT at any time, on a GPU: how much of its memory the worker may occupy
+    → PARK while it has no call   ← PARKED, and the process is stopped
+    → WAKE after that             ← WOKEN
+    → PING at any time, if READY says that the worker has an event loop   ← PONG, from the loop itself
 """
 
 import struct
@@ -36,12 +41,22 @@ import msgspec
 
 from gpufaas_core._types import Bytes, Seconds
 
-PREFIX: Final = struct.Struct("<BBHIQ")
+PREFIX: Final = struct.Struct("<IIQ")
+"""The first number has the kind in its lowest 8 bits, the slot in its highest 16."""
+KIND: Final = 0xFF
+SLOT: Final = 16
+"""The place of the slot's bits."""
 CHUNK_BYTES: Final = 256 * 1024
 """The largest piece of a body in one frame. Larger ones would only cost memory at both ends."""
 MAX_HEADER: Final = 4 * 1024 * 1024
 MAX_BODY: Final = 64 * 1024 * 1024
 """Larger frames are errors: the other end is not a worker, or is out of step."""
+
+
+WINDOW: Final[Bytes] = 512 * 1024
+"""Of a body or an answer that streams, so much may be on its way, or wait at its reader's end."""
+PIECE_COST: Final[Bytes] = 64
+"""Memory of each piece beside its bytes: single bytes may be sent."""
 
 
 class Kind:
@@ -56,6 +71,7 @@ class Kind:
     LIMIT: Final = 7
     PARK: Final = 8
     WAKE: Final = 9
+    ROOM: Final = 10
     READY: Final = 16
     FAILED: Final = 17
     ANSWER: Final = 18
@@ -104,6 +120,12 @@ class CancelHead(msgspec.Struct, array_like=True, frozen=True):
     """The caller of the call at `place` is gone: its place in its batch, else 0."""
 
     place: int
+
+
+class RoomHead(msgspec.Struct, array_like=True, frozen=True):
+    """So much more of the body or the answer of its call may be sent."""
+
+    room: Bytes
 
 
 class LimitHead(msgspec.Struct, array_like=True, frozen=True):
@@ -211,34 +233,41 @@ _pack: Final = PREFIX.pack
 _unpack: Final = PREFIX.unpack_from
 
 
-def encode_frame(kind: int, head: msgspec.Struct | None = None, body: bytes | bytearray | memoryview = b"") -> bytes:
+def encode_frame(
+    kind: int, head: msgspec.Struct | None = None, body: bytes | bytearray | memoryview = b"", slot: int = 0
+) -> bytes:
     """Return the whole frame, for small bodies. For large ones send `encode_prefix`, then the body."""
     header = _EMPTY if head is None else _encode(head)
-    return _pack(kind, 0, 0, len(header), len(body)) + header + body
+    return _pack(kind | slot << SLOT, len(header), len(body)) + header + body
 
 
-def encode_prefix(kind: int, head: msgspec.Struct | None, body_bytes: Bytes) -> bytes:
+def encode_prefix(kind: int, head: msgspec.Struct | None, body_bytes: Bytes, slot: int = 0) -> bytes:
     """Return prefix and header. The caller then sends the body, of *body_bytes* bytes, without copying it."""
     header = _EMPTY if head is None else _encode(head)
-    return _pack(kind, 0, 0, len(header), body_bytes) + header
+    return _pack(kind | slot << SLOT, len(header), body_bytes) + header
 
 
 class FrameReader:
-    """Makes frames ``(kind, header, body)`` of bytes as they come. A frame that comes whole costs two slices."""
+    """
+    Makes frames ``(kind, header, body)`` of bytes as they come. A frame that comes whole costs two slices. The slot is
+    in the kind, as in `PREFIX`.
+    """
 
-    __slots__ = ("_left", "_max_body")
+    __slots__ = ("_end", "_left", "_max_body")
 
-    def __init__(self, max_body: Bytes = MAX_BODY) -> None:
+    def __init__(self, max_body: Bytes = MAX_BODY, slots: int = 1) -> None:
+        """:param slots: whose frames may come"""
         self._left = bytearray()
         self._max_body = max_body
+        self._end = slots << SLOT
 
     def feed(self, data: bytes) -> Iterable[tuple[int, bytes, bytes]]:
         """:raises BrokenFrame: the bytes are no frame"""
         if not self._left and (size := len(data)) >= 16:
-            header_bytes, body_bytes = self._lengths(data, 0)
+            kind, header_bytes, body_bytes = self._prefix(data, 0)
             body_at = 16 + header_bytes
             if body_at + body_bytes == size:
-                return ((data[0], data[16:body_at], data[body_at:]),)  # nearly always: no generator
+                return ((kind, data[16:body_at], data[body_at:]),)  # nearly always: no generator
         return self._feed(data)
 
     def _feed(self, data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
@@ -246,24 +275,24 @@ class FrameReader:
         if left:
             left += data
             # Wait for the whole first frame before anything is copied out of the buffer.
-            if len(left) < 16 or len(left) < 16 + sum(self._lengths(left, 0)):
+            if len(left) < 16 or len(left) < 16 + sum(self._prefix(left, 0)[1:]):
                 return
             data = bytes(left)
             left.clear()
         at, size = 0, len(data)
         while size - at >= 16:
-            header_bytes, body_bytes = self._lengths(data, at)
+            kind, header_bytes, body_bytes = self._prefix(data, at)
             body_at = at + 16 + header_bytes
             end = body_at + body_bytes
             if end > size:
                 break
-            yield data[at], data[at + 16 : body_at], data[body_at:end]
+            yield kind, data[at + 16 : body_at], data[body_at:end]
             at = end
         if at < size:
             left += data[at:]
 
-    def _lengths(self, data: bytes | bytearray, at: int) -> tuple[int, int]:
-        _, _, zero, header_bytes, body_bytes = _unpack(data, at)
-        if zero or header_bytes > MAX_HEADER or body_bytes > self._max_body:
-            raise BrokenFrame(f"no frame: lengths {header_bytes} and {body_bytes}")
-        return header_bytes, body_bytes
+    def _prefix(self, data: bytes | bytearray, at: int) -> tuple[int, int, int]:
+        kind, header_bytes, body_bytes = found = _unpack(data, at)
+        if header_bytes > MAX_HEADER or body_bytes > self._max_body or kind & 0xFF00 or kind >= self._end:
+            raise BrokenFrame(f"no frame: kind {kind:x}, lengths {header_bytes} and {body_bytes}")
+        return found

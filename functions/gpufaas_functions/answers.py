@@ -50,11 +50,12 @@ def whole_head(
 
 
 def whole_frame(
-    answer: HandlerAnswer, method: str, run_s: float, peak: int, out_of_memory: bool, failed: bool
+    answer: HandlerAnswer, method: str, run_s: float, peak: int, out_of_memory: bool, failed: bool, slot: int
 ) -> bytes:
     """Return the frame of a small answer."""
     assert answer.body is not None
-    return encode_frame(Kind.ANSWER, whole_head(answer, method, run_s, peak, out_of_memory, failed), answer.body)
+    head = whole_head(answer, method, run_s, peak, out_of_memory, failed)
+    return encode_frame(Kind.ANSWER, head, answer.body, slot)
 
 
 def growth_frame(memory: Memory) -> bytes:

@@ -1,15 +1,15 @@
 """
 Serves an ``async def handle``: one event loop for all slots of a worker, and one task for each call.
 
-A slot's socket carries one call at a time, as for threads (`slot_server`). A CANCEL cancels the task of the call, so
-the author's code gets ``CancelledError`` at its next await. A PING is answered at once: the loop lives. A body that
-streams is read to its end before the handler begins, since the event's methods do not await.
+A CANCEL cancels the task of the call, so the author's code gets ``CancelledError`` at its next await. A PING is
+answered at once: the loop lives. A body that streams is read to its end before the handler begins, since the event's
+methods do not await. What the calls of one turn of the loop send goes together.
 """
 
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, MutableSequence
 from socket import socket
 from typing import Final, cast
 
@@ -17,13 +17,18 @@ import msgspec
 
 from gpufaas_core.frames import (
     CHUNK_BYTES,
+    KIND,
+    PIECE_COST,
+    SLOT,
     STREAM,
+    WINDOW,
     AnswerHead,
     CallHead,
     EndHead,
     FrameReader,
     Kind,
     LimitHead,
+    RoomHead,
     encode_frame,
     encode_prefix,
 )
@@ -47,101 +52,162 @@ from gpufaas_functions.parking import Parking
 
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 _decode_limit: Final = msgspec.msgpack.Decoder(LimitHead).decode
+_decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
+_JOINED: Final = 16 * 1024
+"""A piece of at most so many bytes is copied behind its prefix."""
 
 
-class AsyncServer:
-    """The slots of a worker."""
+class AsyncServer(asyncio.Protocol):
+    """The connection of a worker, and its slots."""
 
-    def __init__(self, function: str, device: str, handle: Handle, memory: Memory, *, alone: bool) -> None:
-        """:param alone: the worker has one slot"""
-        self.function, self.device, self.handle, self.memory, self.alone = function, device, handle, memory, alone
-        self.closed: asyncio.Event = asyncio.Event()
+    def __init__(
+        self, function: str, device: str, handle: Handle, memory: Memory, begun: MutableSequence[int], slots: int
+    ) -> None:
+        """:param begun: counts what each slot begins (`begun`)"""
+        self.function, self.device, self.handle, self.memory = function, device, handle, memory
+        self.alone = slots == 1
+        self.begun = begun
         self.parking: Parking | None = None
+        self._slots = [AsyncSlot(self, index) for index in range(slots)]
+        self._reader = FrameReader(sys.maxsize, slots)
+        self._out: list[bytes | memoryview] = []
+        self._measures = False
+        """It will measure."""
+        self._full = False
+        self._writable: asyncio.Event = asyncio.Event()
+        self._closed: asyncio.Event = asyncio.Event()
 
-    def serve(self, slots: Sequence[socket], ready: bytes) -> None:
-        """Send *ready* over the first slot, and answer calls until the manager closes it. Tasks are not ended then."""
+    def serve(self, connection: socket, ready: bytes) -> None:
+        """Send *ready*, and answer calls until the manager closes *connection*. Tasks are not ended then."""
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(self._serve(slots, ready))
+        loop.run_until_complete(self._serve(connection, ready))
 
-    async def _serve(self, slots: Sequence[socket], ready: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        for each in slots:
-            each.setblocking(False)
-            transport, slot = await loop.create_unix_connection(lambda: AsyncSlot(self), sock=each)
-            slot.control = each is slots[0]
-            if slot.control:
-                transport.write(ready)
-        await self.closed.wait()
-
-
-class AsyncSlot(asyncio.Protocol):
-    """One slot: one socket, one call at a time."""
-
-    def __init__(self, server: AsyncServer) -> None:
-        self.control = False
-        """The worker ends when it is closed."""
-        self._server = server
-        self._reader = FrameReader(sys.maxsize)
-        self._head: CallHead | None = None
-        """The head of a call whose body is still coming."""
-        self._body: list[bytes] = []
-        self._task: asyncio.Task[None] | None = None
-        self._begun = False
-        """The task runs: before that, a cancellation would not reach its code."""
-        self._cancelled = False
-        self._full = False
-        self._writable: asyncio.Future[None] | None = None
-
-    # --- the socket ---
+    async def _serve(self, connection: socket, ready: bytes) -> None:
+        self._loop = asyncio.get_running_loop()
+        connection.setblocking(False)
+        await self._loop.create_unix_connection(lambda: self, sock=connection)
+        self.send(ready)
+        await self._closed.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
         self.resume_writing()
-        if self._task is not None:
-            self._task.cancel()
-        if self.control:
-            self._server.closed.set()
+        for each in self._slots:
+            each.lost()
+        self._closed.set()
 
     def pause_writing(self) -> None:
         self._full = True
+        self._writable.clear()
 
     def resume_writing(self) -> None:
         self._full = False
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
+        self._writable.set()
 
-    async def _send(self, piece: bytes | memoryview) -> None:
-        self._transport.write(encode_prefix(Kind.CHUNK, None, len(piece)))
-        self._transport.write(piece)
-        while self._full:
-            self._writable = asyncio.get_running_loop().create_future()
-            await self._writable
+    def send(self, *frame: bytes | memoryview) -> None:
+        """Send a frame, in pieces, at the end of this turn of the loop."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out += frame
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        self._transport.writelines(out)
+
+    def measure(self) -> None:
+        """A call has ended: measure memory when the answers of this turn are sent."""
+        if not self._measures:
+            self._measures = True
+            self._loop.call_soon(self._measure)
+
+    def _measure(self) -> None:
+        self._measures = False
+        if grown := growth_frame(self.memory):
+            self.send(grown)
+
+    async def drain(self) -> None:
+        """Wait while the node does not take more."""
+        if self._full:
+            await self._writable.wait()
 
     def data_received(self, data: bytes) -> None:
         for kind, header, body in self._reader.feed(data):
-            if kind == Kind.CALL:
-                head = _decode_call(header)
-                self._cancelled = False
-                if head.body_mode == STREAM:
-                    self._head, self._body = head, [body]
-                else:
-                    self._begin(head, body)
-            elif kind == Kind.CANCEL:
-                self._cancel()
-            elif kind == Kind.PING:
+            slot, what = self._slots[kind >> SLOT], kind & KIND
+            if what == Kind.PING:
                 self._transport.write(encode_frame(Kind.PONG))
-            elif kind == Kind.LIMIT:
-                self._server.memory.limit(_decode_limit(header).memory)
-            elif self._server.parking and (answer := self._server.parking.answer(kind, header)) is not None:
-                self._transport.write(answer)
-            elif self._head is not None:
-                if kind == Kind.BODY:
-                    self._body.append(body)
-                else:
-                    self._body_ends()
+            elif what == Kind.LIMIT:
+                self.memory.limit(_decode_limit(header).memory)
+            elif self.parking and (answer := self.parking.answer(what, header)) is not None:
+                self.send(answer)
+            else:
+                slot.on_frame(what, header, body)
+
+
+class AsyncSlot:
+    """One slot: one call at a time."""
+
+    def __init__(self, server: AsyncServer, index: int) -> None:
+        self._server = server
+        self._index = index
+        self._head: CallHead | None = None
+        """The head of a call whose body is still coming."""
+        self._body: list[bytes] = []
+        self._taken = 0
+        """Bytes of the body that the node was not told of yet."""
+        self._task: asyncio.Task[None] | None = None
+        self._begun = False
+        """The task runs: before that, a cancellation would not reach its code."""
+        self._cancelled = False
+        self._may_send = WINDOW
+        """Bytes of answers."""
+        self._sendable: asyncio.Future[None] | None = None
+
+    def lost(self) -> None:
+        """The connection is closed."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
+        if kind == Kind.CALL:
+            head = _decode_call(header)
+            self._cancelled = False
+            if head.body_mode == STREAM:
+                self._head, self._body, self._taken = head, [body], 0
+            else:
+                self._begin(head, body)
+        elif kind == Kind.CANCEL:
+            self._cancel()
+        elif kind == Kind.ROOM:
+            self._may_send += _decode_room(header).room
+            if self._sendable is not None and not self._sendable.done():
+                self._sendable.set_result(None)
+        elif self._head is None:
+            pass  # of a call that has ended
+        elif kind == Kind.BODY:
+            self._body.append(body)
+            self._taken += len(body) + PIECE_COST
+            if self._taken >= WINDOW // 2:
+                self._send(encode_frame(Kind.ROOM, RoomHead(self._taken), slot=self._index))
+                self._taken = 0
+        else:
+            self._body_ends()
+
+    def _send(self, *frame: bytes | memoryview) -> None:
+        self._server.send(*frame)
+
+    async def _send_piece(self, piece: bytes | memoryview) -> None:
+        await self._server.drain()
+        while self._may_send <= 0:
+            self._sendable = asyncio.get_running_loop().create_future()
+            await self._sendable
+        self._may_send -= len(piece) + PIECE_COST
+        if len(piece) <= _JOINED:
+            self._send(encode_frame(Kind.CHUNK, None, piece, self._index))
+        else:
+            self._send(encode_prefix(Kind.CHUNK, None, len(piece), self._index), piece)
 
     # --- the call ---
 
@@ -165,6 +231,7 @@ class AsyncSlot(asyncio.Protocol):
 
     async def _run(self, head: CallHead, body: bytes) -> None:
         self._begun = True
+        self._server.begun[self._index] += 1
         alone = self._server.alone
         call_lines.begin(head.call, alone)
         try:
@@ -190,12 +257,10 @@ class AsyncSlot(asyncio.Protocol):
         if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
             run_s = time.perf_counter() - began
             peak = server.memory.grown() if out_of_memory else 0
-            frame = whole_frame(answer, head.method, run_s, peak, out_of_memory, failed)
-            self._transport.write(frame)
+            self._send(whole_frame(answer, head.method, run_s, peak, out_of_memory, failed, self._index))
         else:
             await self._stream(answer, pieces, began, head.method)
-        if grown := growth_frame(server.memory):
-            self._transport.write(grown)
+        server.measure()
 
     def _failed(self, exc: BaseException) -> HandlerAnswer:
         """Return the answer of a call that ends with *exc*. Nobody reads that of a caller who is gone."""
@@ -206,13 +271,14 @@ class AsyncSlot(asyncio.Protocol):
     async def _stream(self, answer: HandlerAnswer, pieces: Pieces | None, began: float, method: str) -> None:
         error, out_of_memory = "", False
         length = declared_length(answer.headers) if answer.body is None else len(answer.body)
-        self._transport.write(encode_frame(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length)))
+        said = AnswerHead(answer.status, answer.headers, length=length)
+        self._send(encode_frame(Kind.HEAD, said, slot=self._index))
         source = _all_of(answer.body or b"") if pieces is None else checked(pieces, -1 if method == "HEAD" else length)
         try:
             async for piece in source:
                 for part in pieces_of(piece) if len(piece) > CHUNK_BYTES else (piece,):
                     if part:
-                        await self._send(part)
+                        await self._send_piece(part)
         except BaseException as exc:
             if isinstance(exc, KeyboardInterrupt):
                 raise
@@ -224,7 +290,7 @@ class AsyncSlot(asyncio.Protocol):
             await closed(source)
         peak = self._server.memory.grown() if out_of_memory else 0
         end = EndHead(time.perf_counter() - began, peak, error, out_of_memory)
-        self._transport.write(encode_frame(Kind.END, end))
+        self._send(encode_frame(Kind.END, end, slot=self._index))
 
 
 async def _all_of(body: bytes) -> AsyncIterator[memoryview]:

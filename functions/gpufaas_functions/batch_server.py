@@ -1,16 +1,17 @@
-"""Serves batches: the calls of one come together on the socket of their slot, and small answers go together."""
+"""Serves batches: the calls of one come together, and small answers go together."""
 
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from gpufaas_core.frames import CHUNK_BYTES, AnswerHead, AnswersHead, Kind, encode_frame
+from gpufaas_core.frames import CHUNK_BYTES, AnswerHead, AnswersHead, CallHead, Kind, encode_frame
 from gpufaas_core.model import Bytes
 from gpufaas_functions import call_lines
 from gpufaas_functions.answers import Memory, answer_of, event_of, failure, whole_head
 from gpufaas_functions.author import HandlerAnswer
 from gpufaas_functions.batches import HandleBatch, Result, run_batch
+from gpufaas_functions.connection import Absent, Body
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.slot_server import SlotServer, no_room
 
@@ -19,18 +20,17 @@ _Small: TypeAlias = "tuple[int, AnswerHead, bytes | memoryview]"
 
 
 class BatchServer:
-    """The batches of one slot, in its thread."""
+    """The batches of one slot."""
 
     def __init__(self, slot: SlotServer, handle_batch: HandleBatch) -> None:
         self._slot = slot
         self._handle_batch = handle_batch
 
-    def serve(self, size: int) -> None:
-        """Answer a batch of *size* calls. What is printed meanwhile belongs to none of them."""
-        slot, memory = self._slot, self._slot.memory
-        calls = [slot.next_call() for _ in range(size)]
+    def serve(self, calls: list[tuple[CallHead, Body]]) -> None:
+        """Answer a batch of *calls*. What is printed meanwhile belongs to none of them."""
+        slot, memory, size = self._slot, self._slot.memory, len(calls)
         heads = [head for head, _ in calls]
-        events = [event_of(head, body) for head, body in calls if body is not None]
+        events = [event_of(head, body) for head, body in calls if not isinstance(body, Absent)]
         calls.clear()
         contexts = [slot.context(head) for head in heads]
         began = time.perf_counter()
@@ -54,14 +54,13 @@ class BatchServer:
                 continue
             peak = memory.grown() if out_of_memory else 0
             small.append((place, whole_head(answer, head.method, run_s, peak, out_of_memory, failed), answer.body))
-        for frame in _frames(small):
-            slot.send(frame)
-        for place, answer, method in large:  # after the others: their callers may read slowly
-            slot.stream_answer(answer, began, None, method, place)
-        slot.say_growth()
+        for frame in _frames(small, slot.index):
+            slot.out.send(frame)
+        for slot.place, answer, method in large:  # after the others: their callers may read slowly
+            slot.stream_answer(answer, began, None, method)
 
 
-def _frames(answers: Iterable[_Small]) -> Iterator[bytes]:
+def _frames(answers: Iterable[_Small], slot: int) -> Iterator[bytes]:
     """Yield ANSWERS with all of *answers*, in as few frames as their sizes allow."""
     taken: list[_Small] = []
     size = 0
@@ -69,17 +68,17 @@ def _frames(answers: Iterable[_Small]) -> Iterator[bytes]:
         _, head, body = each
         one = len(body) + sum(len(name) + len(value) for name, value in head.headers)
         if taken and size + one > CHUNK_BYTES:
-            yield _frame(taken)
+            yield _frame(taken, slot)
             taken, size = [], 0
         taken.append(each)
         size += one
     if taken:
-        yield _frame(taken)
+        yield _frame(taken, slot)
 
 
-def _frame(answers: list[_Small]) -> bytes:
+def _frame(answers: list[_Small], slot: int) -> bytes:
     heads: list[tuple[int, Bytes, AnswerHead]] = [(place, len(body), head) for place, head, body in answers]
-    return encode_frame(Kind.ANSWERS, AnswersHead(heads), b"".join([body for _, _, body in answers]))
+    return encode_frame(Kind.ANSWERS, AnswersHead(heads), b"".join([body for _, _, body in answers]), slot)
 
 
 def _failure(memory: Memory, call: str, exc: BaseException, shown: dict[int, str]) -> HandlerAnswer:

@@ -21,7 +21,7 @@ THREAD_STACK: Final = 2 * 1024 * 1024
 
 def stacks(slots: int) -> int:
     """Return the bytes of the stacks of the threads that serve *slots*, beside the main one's (`slot_threads`)."""
-    return slots * THREAD_STACK if slots > 1 else 0
+    return (slots + 1) * THREAD_STACK if slots > 1 else 0
 
 
 def use_small_stacks() -> None:

@@ -1,10 +1,10 @@
 """
 The main program of a worker: import the handler, load the model, then serve calls slot by slot.
 
-It runs in a process of its own, forked from the zygote (gpufaas_gpu_manager.zygote) with torch already imported. Each
-slot is a unix socket. One slot is served by the main thread, several by threads that lead in turn (`slot_threads`); if
-the handler is async, one event loop serves them all (`async_server`). The worker ends when its manager closes the
-sockets, or ends.
+It runs in a process of its own, forked from the zygote (gpufaas_gpu_manager.zygote) with torch already imported. One
+connection carries the calls of all its slots. One slot is served by the main thread, several by threads that lead in
+turn (`slot_threads`); if the handler is async, one event loop serves them all (`async_server`). The worker ends when
+its manager closes the connection, or ends.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import MutableSequence, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -36,20 +37,21 @@ from gpufaas_functions.answers import (
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import HandleBatch
+from gpufaas_functions.connection import Connection
 from gpufaas_functions.coroutines import is_async
 from gpufaas_functions.emulated import Emulated, EmulatedHandler, EmulatedMemory
 from gpufaas_functions.loading import spent
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
 from gpufaas_functions.parking import Parking
 from gpufaas_functions.slot_server import SlotServer
-from gpufaas_functions.slot_threads import SlotThreads
+from gpufaas_functions.slot_threads import OneSlot, SlotThreads
 
 WARM_UP: Final = "warm_up"
 """The author's function, with the model, that does what a first call would do first."""
 
 
 class WorkerStart(msgspec.Struct, frozen=True):
-    """What the zygote gives a new worker, with its sockets."""
+    """What the zygote gives a new worker, with its connection."""
 
     function: str
     bundle: str
@@ -78,20 +80,23 @@ class WorkerStart(msgspec.Struct, frozen=True):
     """No call waits for it: the author's ``warm_up`` runs before it is ready."""
     weights: tuple[str, ...] = ()
     """Paths of the weights that the node keeps in host memory. Their descriptors come with the start, in this order."""
+    counts: bool = False
+    """The file is attached in which it counts what it begins (`begun`)."""
     parks: bool = False
     """It may be parked: it keeps what its self-check says after the load."""
     known: int = 0
     """The peak memory that other workers of the function have had: this one measures its own only beyond that."""
 
 
-def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
+def run(
+    start: WorkerStart, control: socket.socket, begun: MutableSequence[int], clocks: Sequence[socket.socket] = ()
+) -> int:
     """
-    Serve until the sockets close; return the exit status.
+    Serve until *control*, the connection to the node, is closed; return the exit status.
 
-    :param sockets: of the slots; on an emulated device, clocks follow
+    :param begun: counts what each slot begins (`begun`)
+    :param clocks: on an emulated device, one for each slot
     """
-    slots, clocks = sockets[: start.slots], sockets[start.slots :]
-    control = slots[0]
     handle_batch: HandleBatch | None = None
     parking: Parking | None = None
     try:
@@ -125,10 +130,17 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
                 encode_frame(Kind.FAILED, FailedHead(in_one_line(exc), text[-16 * SAID :], is_out_of_memory(exc)))
             )
         return 1
-    if is_async(getattr(handler, "handle", None)):
-        _serve_async(start, slots, handle, memory, phases, parking)
+    is_loop = is_async(getattr(handler, "handle", None))
+    ready = encode_frame(Kind.READY, _ready(memory, phases, parking, loop=is_loop))
+    if is_loop:
+        from gpufaas_functions.async_server import AsyncServer  # only where it is needed
+
+        server = AsyncServer(start.function, start.device, handle, memory, begun, start.slots)
+        server.parking = parking
+        server.serve(control, ready)
         return 0
-    _serve_in_threads(start, slots, handle, handle_batch, memory, phases, parking)
+    control.sendall(ready)
+    _slots(start, Connection(control), handle, handle_batch, memory, begun, parking).serve()
     return 0
 
 
@@ -154,38 +166,18 @@ def _warm_up(handler: Any, model: Any, memory: Memory) -> list[tuple[str, float]
     return [(WARM, time.perf_counter() - began)]
 
 
-def _serve_in_threads(
-    start: WorkerStart,
-    slots: list[socket.socket],
-    handle: Handle,
-    handle_batch: HandleBatch | None,
-    memory: Memory,
-    phases: list[tuple[str, float]],
-    parking: Parking | None,
-) -> None:
-    function, device, alone = start.function, start.device, start.slots == 1
-    ready = encode_frame(Kind.READY, _ready(memory, phases, parking))
-    servers = [SlotServer(each, handle, function, device, memory, alone=alone) for each in slots]
-    servers[0].parking = parking
+def _slots(
+    start: WorkerStart, connection: Connection, handle: Handle, handle_batch: HandleBatch | None, memory: Memory,
+    begun: MutableSequence[int], parking: Parking | None,
+) -> OneSlot | SlotThreads:  # fmt: skip
+    servers = [
+        SlotServer(index, connection, handle, start.function, start.device, memory, alone=start.slots == 1)
+        for index in range(start.slots)
+    ]
     if handle_batch is not None and start.batch > 1:
         for each in servers:
             each.serve_batch = BatchServer(each, handle_batch).serve
-    slots[0].sendall(ready)
-    if alone:
-        servers[0].serve()
-    else:
-        SlotThreads(servers).serve()
-
-
-def _serve_async(
-    start: WorkerStart, slots: list[socket.socket], handle: Handle, memory: Memory, phases: list[tuple[str, float]],
-    parking: Parking | None,
-) -> None:  # fmt: skip
-    from gpufaas_functions.async_server import AsyncServer  # only where it is needed
-
-    server = AsyncServer(start.function, start.device, handle, memory, alone=len(slots) == 1)
-    server.parking = parking
-    server.serve(slots, encode_frame(Kind.READY, _ready(memory, phases, parking, loop=True)))
+    return OneSlot(servers[0], begun, parking) if start.slots == 1 else SlotThreads(servers, begun, parking)
 
 
 def _ready(

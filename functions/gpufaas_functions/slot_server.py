@@ -1,25 +1,26 @@
-"""Serves the calls of one slot of a worker: one socket, one call or batch at a time."""
+"""Runs the calls of one slot of a worker: one call or batch at a time, in the thread that has its turn."""
 
 import contextlib
-import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final
+from queue import SimpleQueue
+from typing import Final, Protocol
 
 import msgspec
 
 from gpufaas_core.frames import (
     CHUNK_BYTES,
     FILE,
-    PREFIX,
+    PIECE_COST,
     STREAM,
+    WINDOW,
     AnswerHead,
-    BatchHead,
     CallHead,
     CancelHead,
     EndHead,
     Kind,
-    LimitHead,
+    RoomHead,
     encode_frame,
     encode_prefix,
 )
@@ -38,21 +39,13 @@ from gpufaas_functions.answers import (
     whole_frame,
 )
 from gpufaas_functions.author import Context, Event, HandlerAnswer, to_answer
+from gpufaas_functions.connection import Absent, Body, Closed, Connection, Frame
 from gpufaas_functions.memory import is_out_of_memory
-from gpufaas_functions.parking import Parking
 
 _JOINED: Final = 16 * 1024
 """A piece of at most so many bytes goes with its prefix, at once: to copy it costs less than to send twice."""
-_LOOK_S: Final[Seconds] = 0.02
-"""An answer that streams looks so often whether its caller has left."""
-_decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
-_decode_batch: Final = msgspec.msgpack.Decoder(BatchHead).decode
 _decode_cancel: Final = msgspec.msgpack.Decoder(CancelHead).decode
-_decode_limit: Final = msgspec.msgpack.Decoder(LimitHead).decode
-
-
-class Closed(Exception):
-    """The manager closed the slot."""
+_decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
 
 
 class Cancel(BaseException):
@@ -64,12 +57,41 @@ def no_room() -> MemoryError:
     return MemoryError("for the body of the call")
 
 
+class Work:
+    """A call, or the calls of a batch, that a slot got."""
+
+    __slots__ = ("batch", "calls", "frames", "left")
+
+    def __init__(self, batch: int = 0) -> None:
+        """:param batch: the number of its calls; 0: it is one call"""
+        self.batch = batch
+        self.left = batch or 1
+        """Calls that have not come."""
+        self.calls: list[tuple[CallHead, Body]] = []
+        self.frames: SimpleQueue[Frame] = SimpleQueue()
+        """What has come for it, and was not looked at."""
+
+
+class Turns(Protocol):
+    """Who gives slots their turns (`slot_threads`)."""
+
+    def long(self, slot: "SlotServer") -> None:
+        """The call of *slot* may take long, however quick the handler is."""
+
+    def await_frame(self, slot: "SlotServer") -> None:
+        """*slot* waits for a frame of its call: let it come. :raises Closed: the connection is closed"""
+
+    def look(self, slot: "SlotServer") -> None:
+        """Let frames for the call of *slot* come that are there. :raises Closed: the connection is closed"""
+
+
 class SlotServer:
-    """Serves the calls of one slot: one socket, one call or batch at a time."""
+    """See module."""
 
     def __init__(
         self,
-        sock: socket.socket,
+        index: int,
+        connection: Connection,
         handle: Handle,
         function: str,
         device: str,
@@ -78,76 +100,66 @@ class SlotServer:
         alone: bool,
     ) -> None:
         """:param alone: the worker has no other slot"""
-        self.sock = sock
+        self.index = index
+        self.out = connection
+        self.turns: Turns
         self._handle = handle
         self._function = function
         self._device = device
         self.memory = memory
         self._alone = alone
+        self.serve_batch: Callable[[list[tuple[CallHead, Body]]], None] | None = None
+        """Answers a batch; None: none comes."""
         self.took: Seconds = -1.0
-        """How long the handler ran for the last call or batch; -1: what came was none, or its body streamed."""
-        self.long: Callable[[], None] | None = None
-        """Called before a call that may take long, however quick the handler is."""
-        self.serve_batch: Callable[[int], None] | None = None
-        """Answers a batch of that many calls; None: none comes."""
-        self.parking: Parking | None = None
-        self._buffer = bytearray(64 * 1024)
-        self._view = memoryview(self._buffer)
-        self._at = 0
-        self._filled = 0
+        """How long the handler ran for the last call or batch; -1: its body streamed."""
+        self.frames: SimpleQueue[Frame] = SimpleQueue()
+        """What has come for the call that runs."""
+        self.place = 0
+        """Of a batch: the place of the call whose answer streams."""
+        self._pieces: deque[Body] = deque()
+        """Of its body, that it has not taken."""
+        self._whole = True
+        """All of its body has come, or its caller is gone."""
+        self._cancelled = False
+        self._sent = 0
+        self._may_send = WINDOW
+        """Of answers that stream, both since the worker began: so ROOM may come late, behind another call."""
 
-    def serve(self) -> None:
-        """Answer calls until the manager closes the socket."""
-        try:
-            while True:
-                self.serve_next()
-        except (Closed, OSError):
-            return
-
-    def serve_next(self) -> None:
-        """
-        Read a frame, and answer the call or batch that begins with it.
-
-        :raises Closed, OSError: the socket is closed
-        """
-        kind, header, body = self._read()
-        self.took = -1.0
-        if kind == Kind.CALL:
-            head = _decode_call(header)
-            call_lines.begin(head.call, self._alone)
-            try:
-                self._call(head, body)
-            finally:
-                call_lines.end(head.call, self._alone)
-        elif kind == Kind.BATCH and self.serve_batch is not None:
+    def run(self, work: Work) -> None:
+        """:raises Closed: the connection is closed"""
+        self.frames = work.frames
+        self._cancelled, self._whole, self.place = False, True, 0
+        if self._pieces:
+            self._pieces.clear()
+        if work.batch:
+            assert self.serve_batch is not None
             began = time.perf_counter()
-            self.serve_batch(_decode_batch(header).calls)
+            self.serve_batch(work.calls)
             self.took = time.perf_counter() - began
-        else:
-            self.take(kind, header)
-        # A CANCEL, BODY or BODY_END that comes here belongs to a call that has ended.
+            return
+        head, body = work.calls[0]
+        call_lines.begin(head.call, self._alone)
+        try:
+            self._call(head, body)
+        finally:
+            call_lines.end(head.call, self._alone)
 
-    @property
-    def more(self) -> bool:
-        """Whether more has come than was read."""
-        return self._filled > self._at
-
-    def _call(self, head: CallHead, body: bytes | None) -> None:
+    def _call(self, head: CallHead, body: Body) -> None:
         stream: _BodyStream | None = None
         if head.body_mode == STREAM:
-            if self.long is not None:
-                self.long()
+            self._whole = False
+            self.turns.long(self)
             stream = _BodyStream(self, body)
             event = Event(head.method, head.path, head.query, head.headers, None, stream.chunks)
-        elif head.body_mode == FILE:
+        elif head.body_mode == FILE or type(body) is Absent:
             event = event_of(head, b"")
         else:
-            event = Event(head.method, head.path, head.query, head.headers, body)
+            event = Event(head.method, head.path, head.query, head.headers, body)  # type: ignore[arg-type]
         context = Context(head.call, self._function, self._device)
         failed = out_of_memory = False
         began = time.perf_counter()
         try:
-            if body is None and stream is None:
+            if stream is None and type(body) is Absent:
                 raise no_room()
             answer = to_answer(self._handle(event, context))
         except BaseException as exc:
@@ -158,71 +170,44 @@ class SlotServer:
         if stream is not None and answer.body is not None:
             stream.drain()
         if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
-            run_s = time.perf_counter() - began
-            if stream is None:
-                self.took = run_s
+            now = time.perf_counter()
+            run_s = now - began
+            self.took = -1.0 if stream is not None else run_s
             peak = self.memory.grown() if out_of_memory else 0
-            self.sock.sendall(whole_frame(answer, head.method, run_s, peak, out_of_memory, failed))
-            self.say_growth()
+            self.out.later(whole_frame(answer, head.method, run_s, peak, out_of_memory, failed, self.index), now)
             return
         self.stream_answer(answer, began, stream, head.method)
-        if stream is None:
-            self.took = time.perf_counter() - began
-        self.say_growth()
+        self.took = -1.0 if stream is not None else time.perf_counter() - began
 
     def context(self, head: CallHead) -> Context:
         return Context(head.call, self._function, self._device)
 
     def say_growth(self) -> None:
-        """Measure memory after a call, and say a new peak."""
+        """Measure memory after calls, and say a new peak. :raises Closed: the connection is closed"""
         if frame := growth_frame(self.memory):
-            self.send(frame)
+            self.out.send(frame)
 
-    def take(self, kind: int, header: bytes) -> bool:
-        """Take a frame that belongs to no call; return whether it was one."""
-        if kind != Kind.LIMIT:
-            answer = None if self.parking is None else self.parking.answer(kind, header)
-            if answer is not None:
-                self.send(answer)
-            return answer is not None
-        self.memory.limit(_decode_limit(header).memory)
-        return True
-
-    def next_call(self) -> tuple[CallHead, bytes | None]:
-        """Return the next call, which is one of a batch, and its body, as `_read` does."""
-        while True:
-            kind, header, body = self._read()
-            if kind == Kind.CALL:
-                return _decode_call(header), body
-            self.take(kind, header)
-
-    def stream_answer(
-        self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None", method: str, place: int = 0
-    ) -> None:
-        """:param place: of its call in its batch"""
+    def stream_answer(self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None", method: str) -> None:
+        """:raises Closed: the connection is closed"""
         error, out_of_memory = "", False
         length = declared_length(answer.headers) if answer.body is None else len(answer.body)
-        self.send(encode_frame(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length)))
+        self._send(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length))
         chunks: Iterator[bytes | memoryview] | None = answer.chunks
         if answer.body is not None:
             chunks = iter(pieces_of(answer.body))
         assert chunks is not None
         if length >= 0 and method != "HEAD":
             chunks = exactly(length, chunks)
-        look_at = 0.0
         try:
             for chunk in chunks:
-                # While the body still comes, its reader reads a CANCEL too.
-                if (now := time.perf_counter()) >= look_at and (stream is None or stream.ended):
-                    if self._cancelled(place):
-                        raise Cancel
-                    look_at = now + _LOOK_S
+                self.turns.look(self)
+                while not self.frames.empty():
+                    self._on_frame(*self.frames.get())
+                if self._cancelled:
+                    raise Cancel
                 for piece in pieces_of(chunk) if len(chunk) > CHUNK_BYTES else (chunk,):
-                    if len(piece) > _JOINED:
-                        self.send(encode_prefix(Kind.CHUNK, None, len(piece)))
-                        self.send(piece)
-                    elif piece:
-                        self.send(encode_frame(Kind.CHUNK, None, piece))
+                    if piece:
+                        self._send_piece(piece)
         except Cancel:
             error = "cancelled"
         except Closed:
@@ -238,92 +223,63 @@ class SlotServer:
         if stream is not None:
             stream.drain()
         peak = self.memory.grown() if out_of_memory else 0
-        self.send(encode_frame(Kind.END, EndHead(time.perf_counter() - began, peak, error, out_of_memory)))
+        self._send(Kind.END, EndHead(time.perf_counter() - began, peak, error, out_of_memory))
 
-    def send(self, piece: bytes | memoryview) -> None:
-        """Send frames of an answer. An OSError would look like an error of the author's generator: raise `Closed`."""
-        try:
-            self.sock.sendall(piece)
-        except OSError:
-            raise Closed from None
+    def _send(self, kind: int, head: msgspec.Struct) -> None:
+        self.out.send(encode_frame(kind, head, slot=self.index))
 
-    def _cancelled(self, place: int) -> bool:
-        """Whether a CANCEL of this call has come. Asked now and then, to stop an answer that never ends."""
-        if self._filled > self._at:
-            kind = self._buffer[self._at]
+    def _send_piece(self, piece: bytes | memoryview) -> None:
+        """:raises Cancel: the caller left while there was no room"""
+        while self._sent >= self._may_send:
+            if self._cancelled:
+                raise Cancel
+            self.wait()
+        self._sent += len(piece) + PIECE_COST
+        if len(piece) <= _JOINED:
+            self.out.send(encode_frame(Kind.CHUNK, None, piece, self.index))
         else:
-            try:
-                peeked = self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return False
-            except OSError:
-                raise Closed from None
-            if not peeked:
-                raise Closed
-            kind = peeked[0]
-        if kind == Kind.BATCH:
-            return False  # it went ahead, and nothing about this call comes behind it
-        kind, header, _ = self._read()
-        self.take(kind, header)
-        return kind == Kind.CANCEL and _decode_cancel(header).place == place
+            self.out.send(encode_prefix(Kind.CHUNK, None, len(piece), self.index), piece)
 
-    # Reading: one recv for a small frame; a large body is received into its own buffer.
+    # --- what comes for the call that runs ---
 
-    def _read(self) -> tuple[int, bytes, bytes | None]:
-        """Return the next frame: kind, header and body; None: there is no memory for the body, which is left out."""
-        self._need(16)
-        kind, _, _, header_bytes, body_bytes = PREFIX.unpack_from(self._buffer, self._at)
-        header_at = self._at + 16
-        body_at = header_at + header_bytes
-        self._at = body_at + body_bytes
-        if self._at <= self._filled:  # nearly always: all of the frame is here
-            return kind, bytes(self._view[header_at:body_at]), bytes(self._view[body_at : self._at])
-        self._at = header_at
-        header = self._take(header_bytes)
-        try:
-            return kind, header, self._take(body_bytes)
-        except MemoryError:
-            return kind, header, None
+    def on_room(self, frame: Frame) -> None:
+        """More of an answer may be sent. Called by who reads frames."""
+        self._may_send += _decode_room(frame[1]).room
+        self.frames.put(frame)
 
-    def _need(self, size: int) -> None:
-        """Receive until *size* bytes, at most those of the buffer, are ready at `_at`."""
-        ready = self._filled - self._at
-        if ready >= size:
-            return
-        if not ready:
-            self._at = self._filled = 0
-        elif self._at:
-            self._buffer[:ready] = self._buffer[self._at : self._filled]
-            self._at, self._filled = 0, ready
-        while self._filled < size:
-            self._filled += self._receive(self._view[self._filled :])
+    def wait(self) -> None:
+        """Wait for a frame. :raises Closed: the connection is closed"""
+        if self.frames.empty():
+            self.turns.await_frame(self)
+        self._on_frame(*self.frames.get())
 
-    def _take(self, size: int) -> bytes:
-        """:raises MemoryError: there is none for so many bytes, which are received all the same"""
-        ready = self._filled - self._at
-        if size <= ready:
-            taken = bytes(self._view[self._at : self._at + size])
-            self._at += size
-            return taken
-        try:
-            whole = bytearray(size)
-        except MemoryError:
-            self._at = self._filled = 0
-            while ready < size:
-                ready += self._receive(self._view[: size - ready])
-            raise
-        whole[:ready] = self._view[self._at : self._filled]
-        self._at = self._filled = 0
-        view = memoryview(whole)
-        while ready < size:
-            ready += self._receive(view[ready:])
-        return bytes(whole)
+    def next_piece(self) -> Body | None:
+        """
+        Wait for the next piece of its body, and return it; None: there is none.
 
-    def _receive(self, view: memoryview) -> int:
-        count = self.sock.recv_into(view)
-        if not count:
-            raise Closed
-        return count
+        :raises ConnectionAbortedError: the caller is gone
+        """
+        while not self._pieces:
+            if self._cancelled and not self._whole:
+                self._whole = True
+                raise ConnectionAbortedError("the caller went away before its body was whole")
+            if self._whole:
+                return None
+            self.wait()
+        return self._pieces.popleft()
+
+    def give_room(self, room: int) -> None:
+        """So much of its body was taken. :raises Closed: the connection is closed"""
+        if not self._whole:
+            self._send(Kind.ROOM, RoomHead(room))
+
+    def _on_frame(self, kind: int, header: bytes, body: Body) -> None:
+        if kind == Kind.BODY:
+            self._pieces.append(body)
+        elif kind == Kind.BODY_END:
+            self._whole = True
+        elif kind == Kind.CANCEL and _decode_cancel(header).place == self.place:
+            self._cancelled = True
 
 
 class _BodyStream:
@@ -333,32 +289,34 @@ class _BodyStream:
     Reading it raises ConnectionAbortedError if the caller goes away before the end.
     """
 
-    def __init__(self, slot: SlotServer, first: bytes | None) -> None:
+    def __init__(self, slot: SlotServer, first: Body) -> None:
         self._slot = slot
         self._first = first
-        self.ended = False
+        self._taken = 0
+        """Bytes that the node was not told of yet."""
 
     def chunks(self) -> Iterator[bytes]:
         first, self._first = self._first, b""
-        if first is None:
-            raise no_room()
-        if first:
-            yield first
-        while not self.ended:
-            kind, header, body = self._slot._read()
-            if kind == Kind.BODY:
-                if body is None:
-                    raise no_room()
-                yield body
-            elif kind == Kind.CANCEL:
-                self.ended = True
-                raise ConnectionAbortedError("the caller went away before its body was whole")
-            elif not self._slot.take(kind, header):
-                self.ended = True
+        piece: Body | None = first
+        while piece is not None:
+            if isinstance(piece, Absent):
+                raise no_room()
+            if piece:
+                yield piece
+            piece = self._next()
 
     def drain(self) -> None:
-        """Read what the handler did not, so that the next frame is a CALL."""
-        while not self.ended:
-            with contextlib.suppress(ConnectionAbortedError, MemoryError):
-                for _ in self.chunks():
-                    pass
+        """Read what the handler did not: its answer comes after its body."""
+        while True:
+            with contextlib.suppress(ConnectionAbortedError):
+                if self._next() is None:
+                    return
+
+    def _next(self) -> Body | None:
+        piece = self._slot.next_piece()
+        if piece is not None:
+            self._taken += len(piece) + PIECE_COST
+            if self._taken >= WINDOW // 2:
+                self._slot.give_room(self._taken)
+                self._taken = 0
+        return piece

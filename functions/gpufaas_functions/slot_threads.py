@@ -1,31 +1,37 @@
 """
-The threads of a worker with several slots. One of them leads: it waits for calls on all slots.
+The slots of a worker: what comes over its connection is given to them, and they get threads to run their calls.
+
+One slot has the main thread, which reads what comes while it waits for it (`OneSlot`). Of several slots one thread
+leads: it waits for the calls of all of them (`SlotThreads`).
 
 A quick handler runs in the leader itself, call after call, so that no thread has to be woken for a call. A slow one
 (`pace`) runs in the thread that has read its call, too, but another thread leads before it begins. If a handler was
 believed to be quick and is not, a watch thread sees that within a few ms, and lets another thread lead.
 
 Who leads is settled by a token, the slot whose call runs in the leader: who removes it from its list has the lead.
-There are as many threads as slots at most, made when they are needed, and the watch. The watch sleeps while no call
-runs, so that a quick call costs no system call for it.
+There is one thread more than slots at most, made when it is needed, and the watch. The watch sleeps while no call runs,
+so that a quick call costs no system call for it.
 """
 
 import contextlib
 import os
-import select
-import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Callable, MutableSequence, Sequence
 from queue import SimpleQueue
 from typing import Final, NoReturn
 
+import msgspec
+
+from gpufaas_core.frames import KIND, SLOT, BatchHead, CallHead, Kind, LimitHead
 from gpufaas_core.model import Seconds
+from gpufaas_functions.connection import Closed, Connection
 from gpufaas_functions.pace import QUICK_S, Pace
-from gpufaas_functions.slot_server import Closed, SlotServer
+from gpufaas_functions.parking import Parking
+from gpufaas_functions.slot_server import SlotServer, Work
 
 BROKEN: Final = 70
 """Exit status of a worker that cannot serve any more; the zygote has the same."""
@@ -33,6 +39,125 @@ LOOK_S: Final[Seconds] = 0.002
 """Of the watch: another thread leads after one or two looks at the same call."""
 _LOOKS: Final = 5
 """The watch sleeps after so many looks at which no call ran."""
+_LOOKS_S: Final[Seconds] = 0.02
+"""An answer that streams from the only thread looks so often whether its caller has left."""
+_decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
+_decode_batch: Final = msgspec.msgpack.Decoder(BatchHead).decode
+_decode_limit: Final = msgspec.msgpack.Decoder(LimitHead).decode
+
+
+class _Lane:
+    """The work of one slot: what its node sends before the slot is free, waits."""
+
+    __slots__ = ("busy", "last", "lock", "server", "waiting")
+
+    def __init__(self, server: SlotServer) -> None:
+        self.server = server
+        self.lock = threading.Lock()
+        self.last = Work()
+        """What has come last, and may not be complete; BODY and CANCEL are for this."""
+        self.last.left = 0
+        self.waiting: deque[Work] = deque()
+        self.busy = False
+
+    def begin(self, work: Work) -> bool:
+        """Return whether *work* can run now. If so the lane is busy."""
+        with self.lock:
+            if self.busy:
+                self.waiting.append(work)
+                return False
+            self.busy = True
+            return True
+
+    def end(self) -> Work | None:
+        """Its work has ended. Return what runs next; None: it is free."""
+        with self.lock:
+            if self.waiting:
+                return self.waiting.popleft()
+            self.busy = False
+            return None
+
+
+class Slots:
+    """The frames of a worker's connection, for one thread at a time, and its slots."""
+
+    def __init__(
+        self, servers: Sequence[SlotServer], begun: MutableSequence[int], parking: Parking | None = None
+    ) -> None:
+        """:param begun: counts what each slot begins (`begun`)"""
+        self.connection: Connection = servers[0].out
+        self._lanes = [_Lane(each) for each in servers]
+        self._begun = begun
+        self._parking = parking
+        self._memory = servers[0].memory
+
+    def next_work(self) -> tuple[_Lane, Work] | None:
+        """Read a frame. Return what can run now that it has come. :raises Closed: the connection is closed"""
+        kind, header, body = frame = self.connection.next()
+        lane = self._lanes[kind >> SLOT]
+        kind &= KIND
+        if kind == Kind.CALL:
+            work = lane.last
+            if not work.left:
+                lane.last = work = Work()
+            work.calls.append((_decode_call(header), body))
+            work.left -= 1
+            return None if work.left or not lane.begin(work) else (lane, work)
+        if kind == Kind.BATCH:
+            lane.last = Work(_decode_batch(header).calls)
+        elif kind == Kind.ROOM:
+            lane.server.on_room(frame)
+        elif kind == Kind.LIMIT:
+            self._memory.limit(_decode_limit(header).memory)
+        elif self._parking is None or (answer := self._parking.answer(kind, header)) is None:
+            # Of the call that came last; it may have ended.
+            lane.last.frames.put((kind, header, body))
+        else:
+            self.connection.send(answer)
+        return None
+
+    def run(self, lane: _Lane, work: Work) -> None:
+        """Run *work*, and what came for the slot meanwhile. :raises Closed: the connection is closed"""
+        server, following = lane.server, work
+        while True:
+            self._begun[server.index] += 1
+            server.run(following)
+            if (more := lane.end()) is None:
+                return
+            following = more
+
+
+class OneSlot(Slots):
+    """The slot of a worker that has one: its calls run in the thread that reads them."""
+
+    def __init__(self, server: SlotServer, begun: MutableSequence[int], parking: Parking | None = None) -> None:
+        super().__init__((server,), begun, parking)
+        server.turns = self
+        self._server = server
+        self._look_at = 0.0
+
+    def serve(self) -> None:
+        """Answer calls until the manager closes the connection."""
+        with contextlib.suppress(Closed):
+            while True:
+                if found := self.next_work():
+                    self.run(*found)
+                    self.connection.flush()
+                    self._server.say_growth()
+
+    def long(self, slot: SlotServer) -> None:
+        """Nobody else waits for this thread."""
+
+    def await_frame(self, slot: SlotServer) -> None:
+        while slot.frames.empty():
+            self.next_work()  # a batch that comes early waits in its lane
+
+    def look(self, slot: SlotServer) -> None:  # noqa: ARG002 - there is one
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOKS_S
+            while self.connection.has_more():
+                self.next_work()
 
 
 def end_process() -> NoReturn:
@@ -43,114 +168,105 @@ def end_process() -> NoReturn:
     os._exit(0)
 
 
-class SlotThreads:
+class SlotThreads(Slots):
     """See module."""
 
-    def __init__(self, servers: Sequence[SlotServer], on_end: Callable[[], None] = end_process) -> None:
-        """:param on_end: called by one of the threads when the first slot is closed"""
-        self._servers = {each.sock.fileno(): each for each in servers}
-        self._first = servers[0]
+    def __init__(
+        self, servers: Sequence[SlotServer], begun: MutableSequence[int], parking: Parking | None = None,
+        on_end: Callable[[], None] = end_process,
+    ) -> None:  # fmt: skip
+        """:param on_end: called by one of the threads when the connection is closed"""
+        super().__init__(servers, begun, parking)
+        for each in servers:
+            each.turns = self
         self._on_end = on_end
         self._ended = False
         self._pace = Pace()
-        self._poll = select.epoll()
-        for each in servers:
-            each.long = partial(self._step_aside, each)
-            self._poll.register(each.sock, select.EPOLLIN)
         self._running: list[SlotServer] = []
         """The token: the slot whose call runs in the leader. Empty: none runs there, or another thread leads."""
-        self._begun = 0
+        self._turns = 0
         """Calls that began in the leader."""
         self._lock = threading.Lock()
         self._threads = 1
         self._idle = 0
         self._vacant = False
-        """No thread leads: all of them run calls."""
+        """No thread leads: there is no room for one more, and all run calls."""
         self._lead: SimpleQueue[None] = SimpleQueue()
         self._woken: SimpleQueue[None] = SimpleQueue()
         self._watches = self._asleep = False
 
     def serve(self) -> None:
-        """Answer calls, in this thread and others, until the manager closes the first slot."""
-        while not self._ended:
-            self._wait_for_calls()
-            self._follow()
+        """Answer calls, in this thread and others, until the manager closes the connection."""
+        try:
+            while not self._ended:
+                self._read()
+                self._follow()
+        except Closed:
+            if not self._ended:
+                self._ended = True
+                self._on_end()
 
     # --- the leader ---
 
-    def _wait_for_calls(self) -> None:
-        """Lead, until another thread does."""
-        poll, servers, most = self._poll.poll, self._servers, len(self._servers)
-        while not self._ended:
-            for fd, _ in poll(-1, most):
-                if not self._serve(servers[fd]):
-                    return
+    def _read(self) -> None:
+        """Lead, until another thread does. :raises Closed: the connection is closed"""
+        next_work = self.next_work
+        while True:
+            if (found := next_work()) and not self._run_one(*found):
+                return
 
-    def _serve(self, server: SlotServer) -> bool:
-        """Serve what has come on a slot. Return whether this thread leads yet."""
+    def _run_one(self, lane: _Lane, work: Work) -> bool:
+        """Run *work*. Return whether this thread leads yet."""
+        server = lane.server
         self._running.append(server)
         if self._pace.quick:
-            self._begun += 1
+            self._turns += 1
             if self._asleep:
                 self._asleep = False
                 self._woken.put(None)
         else:
-            self._step_aside(server)
-        open_ = self._answer(server)
-        try:
-            self._running.remove(server)
-        except ValueError:
-            if open_:
-                self._poll.register(server.sock, select.EPOLLIN)
-            return False
-        if not open_:
-            self._poll.unregister(server.sock)
-        return not self._ended
-
-    def _answer(self, server: SlotServer) -> bool:
-        """Serve all that has come on a slot; False: it was closed."""
-        try:
-            server.serve_next()
-            while server.more:
-                server.serve_next()
-        except (Closed, OSError):
-            if server is self._first:
-                self._ended = True
-                self._on_end()
-                return False
-            # The node sees that, and ends the worker when the calls on other slots had their time.
-            with contextlib.suppress(OSError):
-                server.sock.shutdown(socket.SHUT_RDWR)
-            return False
+            self.long(server)
+        self.run(lane, work)
         if server.took >= 0.0:
             self._pace.took(server.took if server.took <= QUICK_S else server.took - _delayed())
             if self._pace.quick and not self._watches:
                 self._begin_watch()
-        return True
-
-    def _step_aside(self, server: SlotServer) -> None:
-        """The call of *server* takes long, or may: if it runs in the leader, another thread leads from now on."""
         try:
             self._running.remove(server)
         except ValueError:
+            self.connection.flush()
+            server.say_growth()
+            return False
+        if not self.connection.unread:
+            self.connection.flush()
+            server.say_growth()
+        return True
+
+    def long(self, slot: SlotServer) -> None:
+        """The call of *slot* takes long, or may: if it runs in the leader, another thread leads from now on."""
+        try:
+            self._running.remove(slot)
+        except ValueError:
             return
-        self._poll.unregister(server.sock)
         with self._lock:
             if self._idle:
                 self._idle -= 1
                 self._lead.put(None)
                 return
-            if self._threads == len(self._servers):
-                self._vacant = True
-                return
             self._threads += 1
             name = f"slot-{self._threads - 1}"
         try:
-            threading.Thread(target=self._run, name=name, daemon=True).start()
+            threading.Thread(target=self._serve_for_good, name=name, daemon=True).start()
         except (RuntimeError, MemoryError):  # there is no room for its stack
             with self._lock:
                 self._threads -= 1
                 self._vacant = True
+
+    def await_frame(self, slot: SlotServer) -> None:
+        self.long(slot)
+
+    def look(self, slot: SlotServer) -> None:
+        """The leader gives it what comes."""
 
     # --- the others ---
 
@@ -163,8 +279,8 @@ class SlotThreads:
             self._idle += 1
         self._lead.get()
 
-    def _run(self) -> None:
-        """What it raises ends the worker, as in the main thread: calls of this thread would wait in vain."""
+    def _serve_for_good(self) -> None:
+        """Serve. What that raises ends the worker, as in the main thread: calls of this thread would wait in vain."""
         try:
             self.serve()
         except BaseException:
@@ -186,19 +302,19 @@ class SlotThreads:
         self._woken.get()
         quiet = 0
         while not self._ended:
-            begun = self._begun
+            turns = self._turns
             time.sleep(LOOK_S)
-            if self._begun != begun:
+            if self._turns != turns:
                 quiet = 0
                 continue
             if running := self._running[:1]:
-                self._step_aside(running[0])
+                self.long(running[0])
                 continue
             quiet += 1
             if quiet < _LOOKS:
                 continue
             self._asleep = True
-            if self._begun == begun:
+            if self._turns == turns:
                 self._woken.get()
             self._asleep = False
             quiet = 0

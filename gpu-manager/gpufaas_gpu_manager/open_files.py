@@ -9,8 +9,8 @@ from typing import Final
 from gpufaas_core.descriptors import limit, workers_share
 from gpufaas_core.model import Seconds
 
-_BESIDE_SLOTS: Final = 4
-"""Open files of each worker, beside its slots: two of its output, one of its memory limit, one that claims its port."""
+_BESIDE: Final = 4
+"""Open files of each worker, beside its connections: two of its output, one of its memory limit, one of its port."""
 _SAY_EVERY_S: Final[Seconds] = 10.0
 
 
@@ -22,13 +22,13 @@ class OpenFiles:
         self._said_at = -_SAY_EVERY_S
         self._taken: dict[int, int] = {}
 
-    def take(self, worker: int, slots: int) -> None:
+    def take(self, worker: int, connections: int) -> None:
         """
-        Give *worker* the files that it needs for calls over *slots* connections.
+        Give *worker* the files that it needs for calls over so many *connections*.
 
         :raises OSError: the other workers have too much of the share
         """
-        wanted = slots + _BESIDE_SLOTS
+        wanted = connections + _BESIDE
         if sum(self._taken.values()) + wanted > workers_share():
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._taken[worker] = wanted

@@ -182,7 +182,7 @@ class Worker(SlotOwner):
                 self.device.source.emulation.check(self.spec)
             if self.host.fetch is not None and not self.spec.image:
                 await self._fetch.run(self.host.fetch, lambda: self._cause.killed_for)
-            self.host.open_files.take(self.number, 1 if self.scratch else self.spec.need.slots)
+            self.host.open_files.take(self.number, self._connections)
             await self.run.start()
         except (GpufaasError, OSError) as exc:
             self._cause.no_files = is_lack(exc)
@@ -190,6 +190,12 @@ class Worker(SlotOwner):
             return
         if self.state is WorkerState.STARTING and self.ready_head is None:
             watch_load(self)
+
+    @property
+    def _connections(self) -> int:
+        """How many its node has to it: one, or one for each slot if it speaks HTTP or has a clock for each."""
+        by_slot = self.spec.kind == "server" or self.spec.image or self.device.source.emulation is not None
+        return self.spec.need.slots if by_slot and not self.scratch else 1
 
     def on_started(self, pid: int) -> None:
         self.pid = pid

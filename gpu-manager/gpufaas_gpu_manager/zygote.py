@@ -21,7 +21,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableSequence
 from typing import Final, NoReturn
 
 import msgspec
@@ -29,6 +29,7 @@ import msgspec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_functions import call_lines, staged
 from gpufaas_functions.answers import in_one_line
+from gpufaas_functions.begun import counts_in
 from gpufaas_functions.memory import MemoryPoint, make_context, mark_fork_point, stacks, use_small_stacks
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.confine import (
@@ -53,8 +54,8 @@ _MAX_FDS: Final = 253  # SCM_MAX_FD of the kernel
 
 class Spawn(msgspec.Struct, frozen=True, tag=True):
     """
-    Fork a worker. Attached: its slots' sockets in order, the memory files of `start.weights`, then the write ends of
-    stdout's and stderr's pipe.
+    Fork a worker. Attached: its connection, its clocks if it is emulated, the file of its counts (`begun`), the memory
+    files of `start.weights`, then the write ends of stdout's and stderr's pipe.
     """
 
     worker: int
@@ -416,7 +417,12 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     start, hard = spawn.start, spawn.confine.hard
     sockets = len(fds) - len(start.weights)
     staged.attach(start.weights, fds[sockets:])
-    slots = [socket.socket(fileno=fd) for fd in fds[:sockets]]
+    ends = fds[:sockets]
+    begun: MutableSequence[int] = [0] * start.slots
+    if start.counts:
+        begun = counts_in(ends[-1])
+        os.close(ends.pop())
+    connection, *clocks = (socket.socket(fileno=fd) for fd in ends)
     os.environ.update(start.env)
     threads = str(start.threads)
     os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, OPENBLAS_NUM_THREADS=threads)
@@ -430,7 +436,7 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
         sys.modules["torch"].set_num_threads(start.threads)
     if start.limit:
         set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
-    return runner.run(start, slots)
+    return runner.run(start, connection, begun, clocks)
 
 
 def data_limit(base: int, memory: int, slots: int) -> int:

@@ -45,6 +45,7 @@ from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part,
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager import worker as worker_module
 from gpufaas_gpu_manager.devices import CpuDevice, open_devices
+from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
 
@@ -999,6 +1000,57 @@ async def test_cpu_functions_run_as_many_calls_at_once_as_they_have_slots(rig: R
     answers = await asyncio.gather(*(rig.call(first if n == 0 else rig.grant(function), b"%d" % n) for n in range(4)))
 
     assert answers == [(200, b"%d" % n) for n in range(4)]
+
+
+@pytest.mark.parametrize("how", ["threads", "loop"])
+async def test_of_a_worker_that_is_killed_the_calls_that_it_had_not_begun_are_placed_again(
+    rig: Rig, tmp_path: Path, how: str
+) -> None:
+    wait = "await asyncio.sleep(60)" if how == "loop" else "time.sleep(60)"
+    source = f"""
+        import asyncio, pathlib, time
+        {"async " if how == "loop" else ""}def handle(event, context):
+            if event.body:
+                with open(event.text, "a") as file:
+                    file.write("x")
+                {wait}
+        """
+    function = await rig.function("waits", source, kind="http", slots=6)
+    await rig.call(rig.grant(function, cold=True))
+    ran = tmp_path / "ran"
+
+    def begin(count: int) -> list[Exchange]:
+        grants = [rig.grant(function) for _ in range(count)]
+        body = str(ran).encode()
+        return [rig.node.grants.call(each, CallHead(each.call, "POST", "/", b"", []), body) for each in grants]
+
+    begun = begin(2)
+    await eventually(lambda: ran.exists() and len(ran.read_text()) == 2)
+    (worker,) = rig.node.workers()
+    os.kill(worker.pid, signal.SIGSTOP)  # type: ignore[arg-type]
+    waiting = begin(3)
+    await asyncio.sleep(0.05)
+    os.kill(worker.pid, signal.SIGKILL)  # type: ignore[arg-type]
+
+    for each in begun:
+        with pytest.raises(WorkerCrashed):
+            await each.answer()
+    for each in waiting:
+        with pytest.raises(GrantRefused):
+            await each.answer()
+    assert {each.call for each in rig.facts_of(NodeRefused)} == {each.grant.call for each in waiting}
+    assert ran.read_text() == "xx"
+
+
+async def test_a_worker_costs_its_node_a_connection_and_two_pipes_whatever_its_slots_are(rig: Rig) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    function = await rig.function("many", "def handle(event, context): return event.body", kind="http", slots=100)
+
+    assert await rig.call(rig.grant(function, cold=True), b"x") == (200, b"x")
+
+    opened = [Path(f"/proc/self/fd/{each}") for each in set(os.listdir("/proc/self/fd")) - before]
+    kinds = sorted(os.readlink(each).partition(":")[0] for each in opened if each.is_symlink())
+    assert kinds == ["pipe", "pipe", "socket"]
 
 
 async def test_a_body_streams_down_while_the_answer_streams_up(rig: Rig) -> None:

@@ -9,7 +9,9 @@ import socket
 
 import msgspec
 
+from gpufaas_core.descriptors import is_lack
 from gpufaas_core.model import Bytes
+from gpufaas_functions.begun import UNKNOWN, counts_in, open_counts
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.enforcement import WorkerLimits
@@ -18,14 +20,14 @@ from gpufaas_gpu_manager.launch.recipes import STACKS, Recipes
 from gpufaas_gpu_manager.launch.served import Face, Ports
 from gpufaas_gpu_manager.layers import Layers
 from gpufaas_gpu_manager.proc import sizes_of
-from gpufaas_gpu_manager.slot_protocol import SlotProtocol
 from gpufaas_gpu_manager.standbys import Home
 from gpufaas_gpu_manager.worker import Worker
+from gpufaas_gpu_manager.worker_connection import WorkerConnection
 from gpufaas_gpu_manager.zygote import COPIED, Spawn, data_limit
 
 
 class ForkedProcess:
-    """`Running`: the runner with the author's handler, forked from the zygote. One unix socket per slot."""
+    """`Running`: the runner with the author's handler, forked from the zygote, over one unix socket."""
 
     waits_for = ""
     death_known_s = 0.5
@@ -36,7 +38,7 @@ class ForkedProcess:
         self._layers = layers
         self._server = layers.base
         """That its process is forked from."""
-        self._slots: list[SlotProtocol] = []
+        self._connection: WorkerConnection | None = None
 
     def prepare(self) -> None:
         """The worker waits for memory: have a process for it when that is there."""
@@ -45,28 +47,50 @@ class ForkedProcess:
             self._server.standbys.await_one(self._worker.number, self._home())
 
     async def start(self) -> None:
-        worker, loop = self._worker, asyncio.get_running_loop()
+        worker = self._worker
         start = await asyncio.to_thread(self._recipes.start, worker)
         weights = self._recipes.attached(worker)
         paths = tuple(os.path.join(start.bundle, each.weights.path) for each in weights)
-        start = msgspec.structs.replace(start, weights=paths)
-        pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.need.slots)]
-        theirs = [theirs for _, theirs in pairs]
+        counts = self._counts(start.slots)
+        start = msgspec.structs.replace(start, weights=paths, counts=bool(counts))
+        files = [each.descriptor for each in weights]
+        theirs: list[socket.socket] = []
         try:
-            for index, (ours, _) in enumerate(pairs):
-                ours.setblocking(False)
-                slot = SlotProtocol(worker, index)
-                await loop.create_unix_connection(lambda slot=slot: slot, sock=ours)  # type: ignore[misc]
-                self._slots.append(slot)
-            worker.on_slots(self._slots)
+            theirs.append(await self._connect(start.slots, counts))
             if start.emulated is not None:
-                theirs += self._clocks(worker.spec.need.slots)
+                theirs += self._clocks(start.slots)
             with worker.output.piped() as ends:
-                fds = [*(each.fileno() for each in theirs), *(each.descriptor for each in weights), *ends]
-                await self._fork(start, fds)
+                await self._fork(start, [*(each.fileno() for each in theirs), *counts, *files, *ends])
         finally:
+            for descriptor in counts:
+                os.close(descriptor)
             for each in theirs:
                 each.close()
+
+    def _counts(self, slots: int) -> list[int]:
+        """Return the file in which the worker counts what it begins; nothing where memory files are forbidden."""
+        try:
+            return [open_counts(slots)]
+        except OSError as exc:
+            if is_lack(exc):
+                raise
+            return []
+
+    async def _connect(self, slots: int, counts: list[int]) -> socket.socket:
+        """Make the connection of the worker, and return its end."""
+        begun = counts_in(counts[0]) if counts else [UNKNOWN] * slots
+        ours, theirs = socket.socketpair()
+        try:
+            ours.setblocking(False)
+            connection = WorkerConnection(self._worker, begun)
+            await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
+        self._connection = connection
+        self._worker.on_slots(connection.slots)
+        return theirs
 
     async def _fork(self, start: WorkerStart, fds: list[int]) -> None:
         worker = self._worker
@@ -111,7 +135,8 @@ class ForkedProcess:
         return limits
 
     def ask(self, kind: int, head: msgspec.Struct | None = None) -> None:
-        self._slots[0].ask(kind, head)
+        if self._connection is not None:
+            self._connection.ask(kind, head)
 
     def stop(self) -> None:
         """No thread of it runs from now on."""
@@ -134,15 +159,14 @@ class ForkedProcess:
         _kill(self._worker)
 
     def said_all(self) -> bool:
-        return all(slot.lost for slot in self._slots)
+        return self._connection is None or self._connection.lost
 
     def limit_to(self, memory: Bytes) -> None:
         worker = self._worker
-        if worker.pid is None or worker.ready_head is None:
+        if worker.pid is None or worker.ready_head is None or self._connection is None:
             return
         if not worker.device.source.enforced:  # its allocator does it
-            for slot in self._slots:
-                slot.limit(memory - worker.uncounted)
+            self._connection.limit(memory - worker.uncounted)
         else:
             limit = data_limit(worker.ready_head.data_base, memory, worker.spec.need.slots)
             limit_data(worker.pid, limit, self._recipes.enforcement.hard_is_soft)
@@ -159,8 +183,8 @@ class ForkedProcess:
 
     def close(self) -> None:
         self._server.standbys.forget(self._worker.number)
-        for slot in self._slots:
-            slot.close()
+        if self._connection is not None:
+            self._connection.close()
 
 
 class ServedProcess:

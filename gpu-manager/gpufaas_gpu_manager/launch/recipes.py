@@ -28,6 +28,8 @@ from gpufaas_gpu_manager.zygote import Exec
 STACKS: Final[Bytes] = 64 * MiB
 """Private memory that a program may have beyond its reservation: the kernel counts stacks of threads as a whole (8 MiB
 each by default), although little of them is ever touched."""
+_CONNECTIONS: Final = 2
+"""What a new worker is given beside weights and output: its connection, and the file of its counts (`begun`)."""
 _COMPILED: Final = ".compiled"
 _OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
 """Variables that may be read when a context is made."""
@@ -144,7 +146,7 @@ class Recipes:
         if worker.scratch or worker.device.source.emulation is not None:
             return []
         weights = self._bundles.manifest(worker.spec.digest).weights
-        found = self.host_cache.attached(worker.number, weights, worker.spec.need.slots)
+        found = self.host_cache.attached(worker.number, weights, _CONNECTIONS)
         worker.staged = len(found) == len(weights)
         return found
 

@@ -168,7 +168,7 @@ def test_connections_leave_descriptors_for_functions(few_descriptors: Platform) 
 
 @pytest.fixture
 def hardly_any_descriptors(tmp_path: Path) -> Iterator[Platform]:
-    """A platform that may have 128 descriptors: 42 connections of callers, and workers of four CPU functions."""
+    """A platform that may have 128 descriptors: 42 connections of callers, and workers of seven functions."""
     platform = Platform(tmp_path / "hardly")
     platform.prefix = ["prlimit", "--nofile=128:128"]
     platform.start()
@@ -182,7 +182,7 @@ def test_a_worker_too_many_for_the_descriptors_is_refused_until_there_is_room(ha
     with contextlib.ExitStack() as stack:
         for _ in range(35):
             stack.enter_context(platform.socket())
-        paths = [platform.deploy(f"one-{number}", ECHO, HTTP) for number in range(6)]
+        paths = [platform.deploy(f"one-{number}", ECHO, HTTP) for number in range(9)]
         answers = [platform.call(path, b"hi") for path in paths]
         refused = [platform.call(paths[-1], b"hi") for _ in range(3)]
         answer = answers[-1]

@@ -11,16 +11,18 @@ from gpufaas_core.frames import (
     CHUNK_BYTES,
     BatchHead,
     CallHead,
-    CancelHead,
     FrameReader,
     Kind,
+    RoomHead,
     encode_frame,
 )
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
 from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import BadBatch, check, one_by_one, run_batch
+from gpufaas_functions.connection import Connection
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.slot_server import SlotServer
+from gpufaas_functions.slot_threads import OneSlot
 
 
 def event(body: bytes) -> Event:
@@ -150,13 +152,13 @@ def batch_of(*bodies: bytes) -> bytes:
 
 def test_a_batch_that_came_early_waits_until_large_answers_of_the_one_before_are_sent() -> None:
     ours, theirs = socket.socketpair()
-    server = SlotServer(theirs, lambda *_: None, "f.ns", "cpu", CpuMemory(), alone=True)
+    server = SlotServer(0, Connection(theirs), lambda *_: None, "f.ns", "cpu", CpuMemory(), alone=True)
     server.serve_batch = BatchServer(server, lambda events, _: [each.body * 3 for each in events]).serve
-    serving = threading.Thread(target=server.serve, daemon=True)
+    begun = [0]
+    serving = threading.Thread(target=OneSlot(server, begun).serve, daemon=True)
     large, small = b"x" * CHUNK_BYTES, b"ab"
-    sending = threading.Thread(
-        target=ours.sendall, args=(batch_of(large, small) + batch_of(b"c") + encode_frame(Kind.CANCEL, CancelHead(0)),)
-    )
+    room = encode_frame(Kind.ROOM, RoomHead(3 * CHUNK_BYTES))
+    sending = threading.Thread(target=ours.sendall, args=(batch_of(large, small) + batch_of(b"c") + room,))
     serving.start()
     sending.start()
     reader, said = FrameReader(), []
@@ -172,3 +174,4 @@ def test_a_batch_that_came_early_waits_until_large_answers_of_the_one_before_are
     ]  # fmt: skip
     assert sum(len(body) for kind, body in said if kind == Kind.CHUNK) == 3 * CHUNK_BYTES
     assert said[-1][1] == b"ccc" or said[-2][1] == b"ccc"
+    assert begun == [2]

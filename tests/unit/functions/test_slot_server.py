@@ -1,5 +1,6 @@
-"""A slot of a worker, over a real socket, where memory runs out and where its thread ends."""
+"""The only slot of a worker, over a real socket: where memory runs out, and what comes while a call runs."""
 
+import itertools
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -8,18 +9,34 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufaas_core.frames import STREAM, AnswerHead, AnswersHead, BatchHead, CallHead, FrameReader, Kind, encode_frame
-from gpufaas_functions import slot_server
+from gpufaas_core.frames import (
+    PIECE_COST,
+    STREAM,
+    WINDOW,
+    AnswerHead,
+    AnswersHead,
+    BatchHead,
+    CallHead,
+    CancelHead,
+    EndHead,
+    FrameReader,
+    Kind,
+    RoomHead,
+    encode_frame,
+)
+from gpufaas_functions import connection
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batch_server import BatchServer
+from gpufaas_functions.connection import Connection
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.slot_server import SlotServer
+from gpufaas_functions.slot_threads import OneSlot
 
 LARGE = b"x" * 200_000
 
 
-def call(name: str, body: bytes = b"", body_mode: int = 0) -> bytes:
-    return encode_frame(Kind.CALL, CallHead(name, "POST", "/", b"", [], body_mode), body)
+def call(name: str, body: bytes = b"", body_mode: int = 0, path: str = "/") -> bytes:
+    return encode_frame(Kind.CALL, CallHead(name, "POST", path, b"", [], body_mode), body)
 
 
 class Node:
@@ -60,15 +77,20 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     ours.settimeout(20)
 
     def handle(event: Event, context: Context) -> Any:  # noqa: ARG001
-        return b"".join(event.stream()) if event.path == "/" else None
+        match event.path:
+            case "/endless":
+                return (b"x" * 1000 for _ in itertools.count())
+            case "/large":
+                return b"x" * (4 * WINDOW)
+        return b"".join(event.stream())
 
     def handle_batch(events: list[Event], contexts: list[Context]) -> list[Any]:  # noqa: ARG001
         return [each.body for each in events]
 
-    server = SlotServer(theirs, handle, "f", "cpu", CpuMemory(1), alone=True)
+    server = SlotServer(0, Connection(theirs), handle, "f", "cpu", CpuMemory(1), alone=True)
     server.serve_batch = BatchServer(server, handle_batch).serve
-    monkeypatch.setattr(slot_server, "bytearray", array, raising=False)
-    thread = threading.Thread(target=server.serve)
+    monkeypatch.setattr(connection, "bytearray", array, raising=False)
+    thread = threading.Thread(target=OneSlot(server, [0]).serve)
     thread.start()
     yield Node(ours)
     ours.close()
@@ -105,3 +127,49 @@ def test_a_batch_whose_bodies_have_no_room_together_fails_and_the_next_one_is_se
 
     node.send(encode_frame(Kind.BATCH, BatchHead(2)), call("a", b"a"), call("c", b"c"))
     assert node.frame(Kind.ANSWERS)[1] == b"ac"
+
+
+def test_an_answer_without_an_end_stops_when_its_caller_leaves(node: Node) -> None:
+    node.send(call("a", path="/endless"))
+    node.frame(Kind.CHUNK)
+
+    node.send(encode_frame(Kind.CANCEL, CancelHead(0)))
+
+    header, _ = node.frame(Kind.END)
+    assert msgspec.msgpack.decode(header, type=EndHead).error == "cancelled"
+    node.send(call("next", b"body"))
+    assert node.answer()[1] == b"body"
+
+
+@pytest.mark.parametrize("path", ["/endless", "/large"])
+def test_an_answer_waits_when_there_is_no_room_and_for_a_reader_who_leaves_it_ends(node: Node, path: str) -> None:
+    node.send(call("a", path=path))
+    sent = 0
+    while sent < WINDOW:
+        sent += len(node.frame(Kind.CHUNK)[1]) + PIECE_COST
+    node.sock.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        node.frame(Kind.CHUNK)
+    node.sock.settimeout(20)
+
+    node.send(encode_frame(Kind.ROOM, RoomHead(sent)))
+    node.frame(Kind.CHUNK)
+    node.send(encode_frame(Kind.CANCEL, CancelHead(0)))
+
+    header, _ = node.frame(Kind.END)
+    assert msgspec.msgpack.decode(header, type=EndHead).error == "cancelled"
+
+
+def test_a_body_is_told_of_as_it_is_taken(node: Node) -> None:
+    pieces = 8
+    node.send(call("a", b"", STREAM))
+    room = WINDOW
+    for _ in range(pieces):
+        if room <= 0:
+            room += msgspec.msgpack.decode(node.frame(Kind.ROOM)[0], type=RoomHead).room
+        node.send(encode_frame(Kind.BODY, None, b"x" * (len(LARGE) - 1)))
+        room -= len(LARGE) - 1 + PIECE_COST
+    node.send(encode_frame(Kind.BODY_END))
+
+    header, _ = node.frame(Kind.HEAD)
+    assert msgspec.msgpack.decode(header, type=AnswerHead).length == pieces * (len(LARGE) - 1)

@@ -1,21 +1,26 @@
-"""An author's code has the sockets of its worker, and may write any bytes: only its own calls fail."""
+"""An author's code has the connection of its worker, and may write any bytes: only its own calls fail."""
 
 import asyncio
-import struct
 from collections.abc import Iterator
 from math import isfinite, nan
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufaas_core.errors import BadAnswer, OutOfMemory
 from gpufaas_core.frames import (
+    CHUNK_BYTES,
     FILE,
     INLINE,
     KINDS,
+    PIECE_COST,
+    PREFIX,
+    SLOT,
     STREAM,
+    WINDOW,
     AnswerHead,
     AnswersHead,
     CallHead,
@@ -26,13 +31,15 @@ from gpufaas_core.frames import (
     Kind,
     MeasuredHead,
     ReadyHead,
+    RoomHead,
     encode_frame,
 )
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
+from gpufaas_functions.begun import UNKNOWN
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange
-from gpufaas_gpu_manager.slot_protocol import SlotProtocol
+from gpufaas_gpu_manager.worker_connection import WorkerConnection
 
 OK = AnswerHead(200, [(b"content-type", b"text/plain")], 0.1)
 READY = encode_frame(Kind.READY, ReadyHead(0, []))
@@ -101,30 +108,47 @@ def grant(call: str) -> Grant:
 
 
 class Rig:
-    """A slot whose worker is ready, with one call."""
+    """A worker that is ready, with one call in its first slot."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         *,
-        index: int = 0,
+        slots: int = 1,
         ready: bool = True,
         method: str = "POST",
         body_mode: int = INLINE,
     ) -> None:
         self.owner, self.transport = Owner(), Transport()
-        self.slot = SlotProtocol(cast(Any, self.owner), index)
-        self.slot.connection_made(cast(Any, self.transport))
+        self.begun = [0] * slots
+        """What the worker has begun in each slot."""
+        self.connection = WorkerConnection(cast(Any, self.owner), self.begun)
+        self.connection.connection_made(cast(Any, self.transport))
+        self.slot = self.connection.slots[0]
         if ready:
-            self.slot.data_received(READY)
+            self.connection.data_received(READY)
         self.exchange = Exchange(grant("c"), self.owner, loop, 0.0)
         self.exchange.arrive(CallHead("c", method, "/", b"", [], body_mode), b"")
         if ready:
             self.exchange.bind(self.slot, 0.0, True)
 
     def say(self, *frames: bytes) -> "Rig":
-        self.slot.data_received(b"".join(frames))
+        self.connection.data_received(b"".join(frames))
         return self
+
+    def die(self, *, begun: int | None = None) -> None:
+        """The worker dies. :param begun: calls and batches that it has begun in its first slot"""
+        if begun is not None:
+            self.begun[0] = begun
+        self.connection.connection_lost(None)
+        self.connection.close()
+
+    def bind(self, slot: int, name: str, body_mode: int = INLINE, buffer: int = 1) -> Exchange:
+        """Give another call to *slot*."""
+        exchange = Exchange(grant(name), self.owner, asyncio.get_event_loop_policy().new_event_loop(), 0.0)
+        exchange.arrive(CallHead(name, "POST", "/", b"", [], body_mode), b"")
+        exchange.bind(self.connection.slots[slot], 0.0, buffer)
+        return exchange
 
 
 @pytest.fixture
@@ -191,10 +215,10 @@ def test_a_head_that_no_client_can_be_given_costs_that_call_and_no_worker(
         [READY],
         [encode_frame(Kind.FAILED, FailedHead("", ""))],
         [encode_frame(Kind.CALL, None)],
-        [struct.pack("<BBHIQ", 77, 0, 0, 0, 0)],
+        [PREFIX.pack(77, 0, 0)],
         [encode_frame(Kind.ANSWER, None)],
         [encode_frame(Kind.CHUNK, None, b"x" * 300_000)],
-        [struct.pack("<BBHIQ", Kind.ANSWER, 0, 0, 50_000, 0) + b"\x91" * 50_000],
+        [PREFIX.pack(Kind.ANSWER, 50_000, 0) + b"\x91" * 50_000],
         [b"GET / HTTP/1.1\r\n\r\n"],
     ],
 )
@@ -240,8 +264,7 @@ def test_an_impossible_need_ends_the_worker(loop: asyncio.AbstractEventLoop, pea
     assert rig.owner.measured == []
 
 
-def test_only_the_first_slot_says_how_the_load_went_and_once(loop: asyncio.AbstractEventLoop) -> None:
-    assert Rig(loop, index=1, ready=False).say(READY).owner.broken
+def test_a_load_is_told_before_all_else_and_as_it_can_have_been(loop: asyncio.AbstractEventLoop) -> None:
     assert Rig(loop, ready=False).say(encode_frame(Kind.ANSWER, OK)).owner.broken
     assert Rig(loop, ready=False).say(encode_frame(Kind.READY, ReadyHead(-1, []))).owner.spoken == []
 
@@ -317,15 +340,15 @@ def test_of_a_batch_only_an_answer_that_streams_is_cancelled(loop: asyncio.Abstr
     assert [each.take() for each in rig.calls] == [None, (OK, b"y", True), None]
 
 
-def test_a_batch_whose_worker_died_before_it_had_read_it_can_be_placed_again(loop: asyncio.AbstractEventLoop) -> None:
-    unread, read, begun = Batch(loop), Batch(loop), Batch(loop).say(answers((0, 1, OK), body=b"x"))
+def test_a_batch_whose_worker_died_before_it_had_begun_it_can_be_placed_again(loop: asyncio.AbstractEventLoop) -> None:
+    waits, runs, answered = Batch(loop), Batch(loop), Batch(loop).say(answers((0, 1, OK), body=b"x"))
 
-    unread.slot.connection_lost(ConnectionResetError())
-    read.slot.connection_lost(None)
-    begun.slot.connection_lost(ConnectionResetError())  # a CANCEL that it did not read
+    waits.die(begun=1)
+    runs.die(begun=2)
+    answered.die(begun=2)
 
-    assert [each.untouched for each in unread.calls] == [True, True, True]
-    assert not any(each.untouched for each in (*read.calls, *begun.calls))
+    assert [each.untouched for each in waits.calls] == [True, True, True]
+    assert not any(each.untouched for each in (*runs.calls, *answered.calls))
 
 
 def ahead_of(rig: Batch, loop: asyncio.AbstractEventLoop) -> list[Exchange]:
@@ -353,43 +376,32 @@ def test_answers_are_those_of_the_batch_before_until_all_of_it_are_there(loop: a
     assert rig.say(answers((0, 0, OK))).owner.broken, "it has no call any more"
 
 
-def test_what_went_ahead_is_untouched_until_it_follows(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Batch(loop)
-    following = ahead_of(rig, loop)
-
-    rig.slot.connection_lost(ConnectionResetError())  # what went ahead is not read
-
-    assert not any(each.untouched for each in rig.calls)
-    assert all(each.untouched for each in following)
-    following[0].follow(1.0)
-    assert not following[0].untouched
-
-
-def test_a_batch_that_followed_and_was_not_read_can_be_placed_again(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Batch(loop)
-    following = ahead_of(rig, loop)
-    rig.say(answers(*((place, 0, OK) for place in range(3))))
-    for each in following:
-        each.follow(1.0)
-
-    rig.slot.connection_lost(ConnectionResetError())
-
-    assert all(each.untouched for each in following)
-
-
-def test_a_limit_behind_a_batch_that_went_ahead_is_no_sign_that_it_was_not_read(
-    loop: asyncio.AbstractEventLoop,
+@pytest.mark.parametrize(("begun", "runs", "follows"), [(1, True, True), (2, False, True), (3, False, False)])
+def test_what_a_dead_worker_had_not_begun_can_be_placed_again(
+    loop: asyncio.AbstractEventLoop, begun: int, runs: bool, follows: bool
 ) -> None:
     rig = Batch(loop)
     following = ahead_of(rig, loop)
-    rig.slot.limit(1 << 30)
+
+    rig.die(begun=begun)
+
+    assert {each.untouched for each in rig.calls} == {runs}
+    assert {each.untouched for each in following} == {follows}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_batch_that_followed_can_be_placed_again_until_it_is_begun(
+    loop: asyncio.AbstractEventLoop, begun: bool
+) -> None:
+    rig = Batch(loop)
+    following = ahead_of(rig, loop)
     rig.say(answers(*((place, 0, OK) for place in range(3))))
     for each in following:
         each.follow(1.0)
 
-    rig.slot.connection_lost(ConnectionResetError())
+    rig.die(begun=2 + begun)
 
-    assert not any(each.untouched for each in following)
+    assert {each.untouched for each in following} == {not begun}
 
 
 def test_no_cancel_is_sent_behind_a_batch_that_went_ahead(loop: asyncio.AbstractEventLoop) -> None:
@@ -473,52 +485,157 @@ def test_an_answer_that_broke_off_and_one_to_head_may_be_shorter(loop: asyncio.A
 
 def test_a_slot_says_that_its_other_end_is_closed_but_not_when_we_closed_it(loop: asyncio.AbstractEventLoop) -> None:
     theirs, ours = Rig(loop), Rig(loop)
-    ours.slot.close()
+    ours.connection.close()
 
     for each in (theirs, ours):
-        each.slot.connection_lost(None)
+        each.connection.connection_lost(None)
 
     assert (theirs.owner.closed, ours.owner.closed) == (1, 0)
 
 
 @pytest.mark.parametrize("body_mode", [INLINE, FILE])
-def test_a_call_whose_worker_died_before_it_had_read_it_can_be_placed_again(
+def test_a_call_whose_worker_died_before_it_had_begun_it_can_be_placed_again(
     loop: asyncio.AbstractEventLoop, body_mode: int
 ) -> None:
-    unread, read, answering = (Rig(loop, body_mode=body_mode) for _ in range(3))
+    waits, runs, answering = (Rig(loop, body_mode=body_mode) for _ in range(3))
     answering.say(encode_frame(Kind.HEAD, OK))
 
-    unread.slot.connection_lost(ConnectionResetError())
-    read.slot.connection_lost(None)
-    answering.slot.connection_lost(ConnectionResetError())  # a CANCEL that it did not read
+    waits.die(begun=0)
+    runs.die(begun=1)
+    answering.die(begun=0)  # it lies
 
-    assert (unread.exchange.untouched, read.exchange.untouched, answering.exchange.untouched) == (True, False, False)
-
-
-def test_a_limit_that_a_busy_worker_has_not_read_does_not_make_its_call_one_that_it_had_not_read(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    rig, following = Rig(loop), Rig(loop, ready=False)
-    rig.slot.limit(1 << 30)
-    following.slot.data_received(READY)
-    following.slot.limit(1 << 30)
-    following.exchange.bind(following.slot, 0.0, True)
-
-    rig.slot.connection_lost(ConnectionResetError())
-    following.slot.connection_lost(ConnectionResetError())
-
-    assert not rig.exchange.untouched
-    assert following.exchange.untouched, "the limit came before it"
+    assert (waits.exchange.untouched, runs.exchange.untouched, answering.exchange.untouched) == (True, False, False)
 
 
-def test_a_call_with_a_body_that_streams_may_have_begun_though_not_all_was_read(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
+def test_a_call_with_a_body_that_streams_cannot_be_placed_again(loop: asyncio.AbstractEventLoop) -> None:
     rig = Rig(loop, body_mode=STREAM)
 
-    rig.slot.connection_lost(ConnectionResetError())
+    rig.die(begun=0)
 
     assert not rig.exchange.untouched
+
+
+@pytest.mark.parametrize("begun", [5, 0xFFFFFFFF, 1 << 31, UNKNOWN])
+def test_a_count_that_cannot_be_or_is_not_there_is_taken_for_one_of_calls_that_were_begun(
+    loop: asyncio.AbstractEventLoop, begun: int
+) -> None:
+    rig = Rig(loop)
+    rig.say(encode_frame(Kind.ANSWER, OK))
+    later = rig.bind(0, "later")
+
+    rig.die(begun=begun)
+
+    assert not later.untouched
+
+
+def test_of_many_calls_those_are_placed_again_that_a_dead_worker_had_not_begun(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Rig(loop, slots=6)
+    calls = [rig.exchange, *(rig.bind(slot, f"c{slot}") for slot in range(1, 6))]
+    rig.begun[:] = [1, 0, 1, 0, 0, 1]
+
+    rig.die()
+
+    assert [each.untouched for each in calls] == [False, True, False, True, True, False]
+
+
+# --- many calls on one connection ---
+
+
+def test_a_frame_of_a_slot_that_is_not_there_ends_the_worker(loop: asyncio.AbstractEventLoop) -> None:
+    assert Rig(loop, slots=2).say(encode_frame(Kind.ANSWER, OK, b"", 2)).owner.broken
+    assert Rig(loop, slots=2).say(encode_frame(Kind.ANSWER, OK, b"", 1)).owner.broken, "it has no call"
+
+
+def test_each_answer_is_that_of_the_call_in_its_slot(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Rig(loop, slots=3)
+    others = [rig.bind(slot, f"c{slot}") for slot in (1, 2)]
+
+    rig.say(
+        encode_frame(Kind.HEAD, OK, b"", 2), encode_frame(Kind.ANSWER, OK, b"first", 0),
+        encode_frame(Kind.CHUNK, None, b"third", 2), encode_frame(Kind.ANSWER, OK, b"second", 1),
+        encode_frame(Kind.END, EndHead(0.1), b"", 2),
+    )  # fmt: skip
+
+    assert rig.exchange.take() == (OK, b"first", True)
+    assert others[0].take() == (OK, b"second", True)
+    assert [others[1].take() for _ in range(3)] == [(OK, b"", False), b"third", None]
+    assert rig.owner.broken == ""
+
+
+def chunks_until_no_room(rig: Rig, slot: int) -> int:
+    """Send pieces of an answer of *slot* as our runner does while nobody reads; return their bytes."""
+    sent = 0
+    while sent < WINDOW:
+        rig.say(encode_frame(Kind.CHUNK, None, b"x" * CHUNK_BYTES, slot))
+        sent += CHUNK_BYTES + PIECE_COST
+    return sent
+
+
+def test_a_slow_reader_stops_its_own_answer_and_no_other(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Rig(loop, slots=2)
+    slow = rig.bind(1, "slow", buffer=CHUNK_BYTES)
+    rig.say(encode_frame(Kind.HEAD, OK, b"", 1))
+    rig.transport.written = b""
+    sent = chunks_until_no_room(rig, 1)
+
+    assert rig.transport.written == b"", "nobody has read anything"
+    rig.say(encode_frame(Kind.ANSWER, OK, b"beside"))
+    assert rig.exchange.take() == (OK, b"beside", True)
+    while slow.take() is not None:
+        pass
+    ((kind, header, _),) = FrameReader(slots=2).feed(rig.transport.written)
+    assert kind == Kind.ROOM | 1 << SLOT
+    assert msgspec.msgpack.decode(header, type=RoomHead).room == sent, "all of it was read"
+
+
+def test_a_worker_that_sends_more_than_there_is_room_for_is_ended(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Rig(loop, slots=2)
+    rig.bind(1, "slow", buffer=CHUNK_BYTES)
+    rig.say(encode_frame(Kind.HEAD, OK, b"", 1))
+    chunks_until_no_room(rig, 1)
+    assert not rig.owner.broken
+
+    rig.say(encode_frame(Kind.CHUNK, None, b"x", 1))
+
+    assert "no room" in rig.owner.broken
+
+
+async def test_a_body_is_sent_as_far_as_its_call_has_room_for_it() -> None:
+    rig = Rig(asyncio.get_running_loop(), body_mode=STREAM)
+    sending = asyncio.ensure_future(_send_pieces(rig.exchange, 4))
+    await asyncio.sleep(0.01)
+    sent = sum(kind == Kind.BODY for kind, _, _ in FrameReader().feed(rig.transport.written))
+    assert sent == WINDOW // (CHUNK_BYTES + PIECE_COST) + 1
+
+    rig.say(encode_frame(Kind.ROOM, RoomHead(sent * (CHUNK_BYTES + PIECE_COST))))
+    await sending
+
+    assert rig.owner.broken == ""
+    assert rig.say(encode_frame(Kind.ROOM, RoomHead(WINDOW * 2))).owner.broken, "it has not been sent so much"
+
+
+@pytest.mark.parametrize("end", ["answer", "cancel", "die"])
+async def test_who_waits_to_send_a_body_goes_on_when_the_call_ends(end: str) -> None:
+    rig = Rig(asyncio.get_running_loop(), body_mode=STREAM)
+    sending = asyncio.ensure_future(_send_pieces(rig.exchange, 4))
+    await asyncio.sleep(0.01)
+    assert not sending.done()
+
+    if end == "answer":
+        rig.say(encode_frame(Kind.ANSWER, OK))
+    elif end == "cancel":
+        rig.exchange.state = states.ABANDON[rig.exchange.state]
+        rig.slot.cancel(rig.exchange)
+    else:
+        rig.die()
+
+    async with asyncio.timeout(20):
+        await sending
+
+
+async def _send_pieces(exchange: Exchange, count: int) -> None:
+    for _ in range(count):
+        await exchange.send_body(b"x" * CHUNK_BYTES)
 
 
 def test_a_sign_of_life_comes_only_when_it_is_asked_for(loop: asyncio.AbstractEventLoop) -> None:
@@ -573,8 +690,8 @@ def test_no_bytes_raise_or_are_believed(
     try:
         rig = Rig(loop, ready=ready)
         for at in range(0, len(stream), cut):
-            rig.slot.data_received(bytes(stream[at : at + cut]))
-        rig.slot.connection_lost(None)
+            rig.connection.data_received(bytes(stream[at : at + cut]))
+        rig.die()
     finally:
         loop.close()
 

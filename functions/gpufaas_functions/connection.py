@@ -1,0 +1,173 @@
+"""A worker's end of the connection to its node: frames in, for one thread at a time, and frames out, of all threads."""
+
+import socket
+import threading
+from collections import deque
+from typing import Final, TypeAlias
+
+from gpufaas_core.frames import PREFIX
+from gpufaas_core.model import Bytes, Seconds
+
+_BUFFER: Final = 64 * 1024
+_HELD_S: Final[Seconds] = 0.0003
+"""A frame for `later` goes out when another one comes that much after it."""
+_unpack: Final = PREFIX.unpack_from
+
+
+class Closed(Exception):
+    """The node closed the connection."""
+
+
+class Absent:
+    """A body that has come, and for which there was no memory."""
+
+    def __init__(self, size: Bytes) -> None:
+        self._size = size
+
+    def __len__(self) -> Bytes:
+        return self._size
+
+
+Body: TypeAlias = bytes | Absent
+Frame: TypeAlias = tuple[int, bytes, Body]
+"""Kind and slot, as in `frames.PREFIX`; header; body."""
+
+
+class Connection:
+    """See module."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = bytearray(_BUFFER)
+        self._view = memoryview(self._buffer)
+        self._at = 0
+        self._filled = 0
+        self._sending = threading.Lock()
+        self._out: deque[bytes | memoryview] = deque()
+        self._held_until = 0.0
+
+    # --- frames out ---
+
+    def later(self, frame: bytes, now: Seconds) -> None:
+        """Send *frame* with those that follow it at once; before this thread waits for a frame, at the latest."""
+        out = self._out
+        out.append(frame)
+        if len(out) == 1:
+            self._held_until = now + _HELD_S
+        elif now > self._held_until:
+            self.flush()
+
+    def send(self, *frame: bytes | memoryview) -> None:
+        """
+        Send a frame in pieces, behind those that wait for it.
+
+        :raises Closed: the connection is closed
+        """
+        with self._sending:
+            self._put(frame)
+
+    def flush(self) -> None:
+        """Send what was left for `later`. :raises Closed: the connection is closed"""
+        if self._out:
+            with self._sending:
+                self._put(())
+
+    def _put(self, frame: tuple[bytes | memoryview, ...]) -> None:
+        out, pieces = self._out, []
+        while out:  # another thread may add to it meanwhile
+            pieces.append(out.popleft())
+        pieces += frame
+        try:
+            if len(pieces) == 1:
+                self.sock.sendall(pieces[0])
+            elif sum(map(len, pieces)) <= _BUFFER:
+                self.sock.sendall(b"".join(pieces))
+            else:
+                for each in pieces:
+                    self.sock.sendall(each)
+        except OSError:
+            # It would look like an error of the author's generator.
+            raise Closed from None
+
+    # --- frames in: one recv for many small ones; a large body is received into its own buffer ---
+
+    def next(self) -> Frame:
+        """Wait for the next frame. :raises Closed: the connection is closed"""
+        if self._filled - self._at < 16:
+            self._need(16)
+        kind, header_bytes, body_bytes = _unpack(self._buffer, self._at)
+        header_at = self._at + 16
+        body_at = header_at + header_bytes
+        end = body_at + body_bytes
+        if end <= self._filled:  # nearly always: all of the frame is here
+            self._at = end
+            return kind, bytes(self._view[header_at:body_at]), bytes(self._view[body_at:end])
+        self._at = header_at
+        header = self._take(header_bytes)
+        try:
+            return kind, header, self._take(body_bytes)
+        except MemoryError:
+            return kind, header, Absent(body_bytes)
+
+    @property
+    def unread(self) -> bool:
+        """Whether more was received than `next` has returned."""
+        return self._filled > self._at
+
+    def has_more(self) -> bool:
+        """Whether `next` would not wait, or not for long. :raises Closed: the connection is closed"""
+        if self.unread:
+            return True
+        self._at = self._filled = 0
+        try:
+            self._filled = self.sock.recv_into(self._view, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            raise Closed from None
+        if not self._filled:
+            raise Closed
+        return True
+
+    def _need(self, size: int) -> None:
+        """Receive until *size* bytes, at most those of the buffer, are ready at `_at`."""
+        ready = self._filled - self._at
+        if not ready:
+            self._at = self._filled = 0
+        elif self._at:
+            self._buffer[:ready] = self._buffer[self._at : self._filled]
+            self._at, self._filled = 0, ready
+        while self._filled < size:
+            self._filled += self._receive(self._view[self._filled :])
+
+    def _take(self, size: int) -> bytes:
+        """:raises MemoryError: there is none for so many bytes, which are received all the same"""
+        ready = self._filled - self._at
+        if size <= ready:
+            taken = bytes(self._view[self._at : self._at + size])
+            self._at += size
+            return taken
+        try:
+            whole = bytearray(size)
+        except MemoryError:
+            self._at = self._filled = 0
+            while ready < size:
+                ready += self._receive(self._view[: size - ready])
+            raise
+        whole[:ready] = self._view[self._at : self._filled]
+        self._at = self._filled = 0
+        view = memoryview(whole)
+        while ready < size:
+            ready += self._receive(view[ready:])
+        return bytes(whole)
+
+    def _receive(self, view: memoryview) -> int:
+        if self._out:
+            self.flush()
+        try:
+            count = self.sock.recv_into(view)
+        except OSError:
+            raise Closed from None
+        if not count:
+            raise Closed
+        return count

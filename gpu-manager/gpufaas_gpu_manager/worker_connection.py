@@ -1,0 +1,191 @@
+"""
+The node's end of the connection of a worker (`gpufaas_core.frames`), which its slots share.
+
+It is read at all times, so that no slow reader of an answer holds up the calls beside it: how much a slot may send is
+limited by ROOM.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, cast
+
+import msgspec
+
+from gpufaas_core.frames import (
+    CHUNK_BYTES,
+    KIND,
+    SLOT,
+    BrokenFrame,
+    FailedHead,
+    FrameReader,
+    Kind,
+    LimitHead,
+    MeasuredHead,
+    ParkedHead,
+    ReadyHead,
+    WokenHead,
+    encode_frame,
+)
+from gpufaas_core.model import Bytes
+from gpufaas_core.plausible import shortened, why_no_phases, why_not_ready
+from gpufaas_gpu_manager.slot_protocol import SlotOwner, WorkerSlot, check_figures, decoded
+
+_SAID: Final = 2000
+"""Characters of a reason."""
+_OF_WORKER: Final = frozenset((Kind.READY, Kind.FAILED, Kind.MEASURED, Kind.PONG, Kind.PARKED, Kind.WOKEN))
+_decode_ready: Final = msgspec.msgpack.Decoder(ReadyHead).decode
+_decode_measured: Final = msgspec.msgpack.Decoder(MeasuredHead).decode
+_decode_parked: Final = msgspec.msgpack.Decoder(ParkedHead).decode
+_decode_woken: Final = msgspec.msgpack.Decoder(WokenHead).decode
+_decode_failed: Final = msgspec.msgpack.Decoder(FailedHead).decode
+
+
+class WorkerConnection(asyncio.Protocol):
+    """See module. `slots` carry calls."""
+
+    def __init__(self, worker: SlotOwner, begun: Sequence[int]) -> None:
+        """:param begun: how many calls and batches the worker has begun on each of its slots (`functions/begun.py`)"""
+        self.slots = [WorkerSlot(worker, self, index) for index in range(len(begun))]
+        self.closing = False
+        self.ended = 0
+        self.lost = False
+        self._worker = worker
+        self._begun = begun
+        self._reader = FrameReader(CHUNK_BYTES, len(begun))
+        self._transport: asyncio.Transport | None = None
+        self._full = False
+        self._writable: list[asyncio.Future[None]] = []
+        self._closed = False
+        """This end closed it."""
+        self._broken = False
+        self._spoke = False
+        """READY or FAILED has come."""
+        self._asked = 0
+        """The kind of the frame that answers what it was asked; 0: it was asked nothing."""
+        self._pings = 0
+        """The number of pings that are not answered yet."""
+
+    # --- to the worker ---
+
+    def write(self, *frame: bytes | memoryview) -> None:
+        if self._transport is None or self._transport.is_closing():
+            self.closing = True
+            return
+        for each in frame:
+            self._transport.write(each)
+
+    async def drain(self) -> None:
+        while self._full and not self.lost:
+            waits = asyncio.get_running_loop().create_future()
+            self._writable.append(waits)
+            await waits
+
+    def limit(self, memory: Bytes) -> None:
+        """Tell the worker how much it may occupy of its device."""
+        self.write(encode_frame(Kind.LIMIT, LimitHead(memory)))
+
+    def ask(self, kind: int, head: msgspec.Struct | None = None) -> None:
+        """Tell the worker to park, or to wake."""
+        self._asked = Kind.PARKED if kind == Kind.PARK else Kind.WOKEN
+        self.write(encode_frame(kind, head))
+
+    def ping(self) -> None:
+        """Ask the event loop of the worker for a sign of life."""
+        self._pings += 1
+        self.write(encode_frame(Kind.PING))
+
+    def close(self) -> None:
+        """The worker is gone, or the node closes. What it had not begun can be placed again."""
+        self._closed = self.closing = True
+        for slot, begun in zip(self.slots, self._begun, strict=True):
+            slot.end(begun)
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- from the worker ---
+
+    def data_received(self, data: bytes) -> None:
+        if self._broken:
+            return
+        slots = self.slots
+        try:
+            for kind, header, body in self._reader.feed(data):
+                what = kind & KIND
+                if what in _OF_WORKER:
+                    self._on_frame(what, header)
+                else:
+                    slots[kind >> SLOT].on_frame(what, header, body)
+        except BrokenFrame as exc:
+            # The author's code writes to the socket, or the runner is out of step: no later frame can be trusted.
+            self._broken = self.closing = True
+            self._worker.on_broken(f"it sent what it must not: {exc}")
+            if self._transport is not None:
+                self._closed = True
+                self._transport.abort()
+
+    def _on_frame(self, kind: int, header: bytes) -> None:
+        """:raises BrokenFrame: the frame may not come now, or its content is impossible"""
+        if kind == Kind.MEASURED and self.ended:
+            self.ended = min(self.ended, len(self.slots)) - 1
+            measured = decoded(_decode_measured, header)
+            check_figures(0.0, measured.peak)
+            check_figures(0.0, measured.held)
+            self._worker.on_measured(measured.peak, measured.held)
+        elif kind == Kind.PONG and self._pings:
+            self._pings -= 1
+            self._worker.on_pong()
+        elif kind == self._asked:
+            self._asked = 0
+            self._on_asked(kind, header)
+        elif kind in (Kind.READY, Kind.FAILED) and not self._spoke:
+            self._spoke = True
+            self._on_spoken(kind, header)
+        else:
+            raise BrokenFrame(f"a frame of kind {kind}, which nothing asked for")
+
+    def _on_asked(self, kind: int, header: bytes) -> None:
+        if kind == Kind.PARKED:
+            parked = decoded(_decode_parked, header)
+            check_figures(0.0, parked.held)
+            self._worker.on_parked(msgspec.structs.replace(parked, failed=parked.failed[:_SAID]))
+            return
+        woken = decoded(_decode_woken, header)
+        if wrong := why_no_phases(woken.phases):
+            raise BrokenFrame(wrong)
+        self._worker.on_woken(msgspec.structs.replace(woken, failed=woken.failed[:_SAID]))
+
+    def _on_spoken(self, kind: int, header: bytes) -> None:
+        if kind == Kind.FAILED:
+            self._worker.on_failed(shortened(decoded(_decode_failed, header)))
+            return
+        head = decoded(_decode_ready, header)
+        if wrong := why_not_ready(head):
+            raise BrokenFrame(wrong)
+        self._worker.on_ready(head)
+
+    # --- asyncio's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        writable, self._writable = self._writable, []
+        for each in writable:
+            if not each.done():
+                each.set_result(None)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
+        self.lost = self.closing = True
+        self.resume_writing()
+        for slot in self.slots:
+            slot.lost()
+        self._worker.on_slot_lost()
+        if not self._closed:
+            self._worker.on_slot_closed()
