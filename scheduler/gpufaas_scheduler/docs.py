@@ -295,7 +295,7 @@ def restore_clearing(world: World, doc: EngineDoc, since: Seconds) -> None:
         device, call = world.devices.get(doc.cleared[0]), world.calls.by_id.get(doc.cleared[1])
         if device is not None and call is not None and call.state == WAITING:
             clearing.device, clearing.call = device, call
-            world.cluster.clears = True
+            world.cluster.clears = world.cluster.rare = True
             device.shut = True
 
 

@@ -174,13 +174,21 @@ class Engine:
         if world.nested and (world.tangled or type(event) in _TANGLING):
             world.tangled = False
             untangle(world)
-        if cluster.mixed or cluster.clears:
-            make_way(world)
-        if world.hosts.gain and world.hosts.size and world.queue.count:
-            prefetch(world, event)
+        if cluster.rare:
+            self._rarely(event)
         if world.lenders and (world.homeless or cluster.orphans.functions):
             out += world.lending.ask(world.homeless.values())
         return out
+
+    def _rarely(self, event: m.Event) -> None:
+        """Do what follows *event* where functions share devices, or where loads from host memory are shorter."""
+        world, cluster = self._world, self._world.cluster
+        if cluster.mixed or cluster.clears:
+            make_way(world)
+        gain = world.hosts.gain
+        if gain and cluster.orphans.functions and world.hosts.size and world.queue.count:
+            prefetch(world, event)
+        cluster.rare = gain or cluster.clears or cluster.mixed > 0
 
     @property
     def wake_at(self) -> Seconds | None:

@@ -239,7 +239,11 @@ def finished(world: World, event: m.Finished) -> None:
                 world.learnt[(owner.id, device.kind)] = None
     if owner.queued:
         if not end(world, call) and (
-            grant is None or not grant.alone or world.follows is None or not follow(world, device, grant.copy)
+            owner.waiting != world.queue.count  # nearly always where several functions wait
+            or grant is None
+            or not grant.alone
+            or world.follows is None
+            or not follow(world, device, grant.copy)
         ):
             next_local(world, device)
             world.freed = True

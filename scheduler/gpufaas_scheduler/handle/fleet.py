@@ -92,6 +92,7 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
         if not owner.queued:
             serve_fifo(world, owner)
     world.cluster.mixed += owner.mixed
+    world.cluster.rare = True
     world.cluster.constrained += owner.mixed
     world.cluster.keeps |= owner.min_copies > 0
     balance(world, owner)

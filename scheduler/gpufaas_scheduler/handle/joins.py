@@ -48,6 +48,7 @@ def tell_staged(world: World, event: m.DeviceJoined) -> None:
     if event.staged is not None:
         hosts = world.hosts
         hosts.tell(hosts.of(event.device), event.staged)
+        world.cluster.rare = True
 
 
 def _device_came_back(world: World, event: m.DeviceJoined, snapshot: DeviceSnapshot, known: DeviceState | None) -> None:

@@ -17,8 +17,11 @@ _SAMPLE: Final = 16
 
 
 def prefetch(world: World, event: m.Event) -> None:
-    """Calls wait after *event*, and some node has a host tier: ask the policy what to bring there or onto devices."""
-    if world.prefetch is None or not world.cluster.orphans.functions:
+    """
+    Calls wait after *event* for functions without a copy, and some node has a host tier: ask the policy what to bring
+    there or onto devices.
+    """
+    if world.prefetch is None:
         return
     devices = tuple(dict.fromkeys(_devices(world, event)))
     if not devices:

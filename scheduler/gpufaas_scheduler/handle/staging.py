@@ -12,6 +12,7 @@ def staged(world: World, event: m.Staged) -> None:
         world.ignored["Staged"] += 1
         return
     world.hosts.stage(host, event.function, event.size)
+    world.cluster.rare = True
     world.freed = True  # a load is shorter now than a wait may be
 
 

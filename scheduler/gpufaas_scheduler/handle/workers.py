@@ -56,7 +56,8 @@ def loaded(world: World, event: m.Loaded) -> None:
         if event.read_s or event.tier != DISK or costs.loads:
             read_s = event.read_s if is_time(event.read_s) else 0.0
             costs.learn_load(event.load_s, LEARNING_RATE, event.tier, read_s)
-            world.hosts.gain = world.hosts.gain or costs.host_s < costs.disk_s
+            if costs.host_s < costs.disk_s:
+                world.hosts.gain = world.cluster.rare = True
         else:
             costs.learn_load(event.load_s, LEARNING_RATE)
         world.learnt[(owner.id, device.kind)] = None

@@ -91,6 +91,8 @@ class Cluster:
         self.clearing = Clearing()
         self.clears = False
         """A device is cleared."""
+        self.rare = False
+        """Some function is `mixed`, a device is cleared, or `Hosts.gain`; or that has just been so."""
 
     def note_waiting(self, owner: FunctionState) -> None:
         """One of its calls began to wait, or a device began or stopped holding it."""
