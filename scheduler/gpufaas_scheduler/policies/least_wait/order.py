@@ -53,7 +53,7 @@ class Order:
         self.now = view.now
         self.bound_s = bound_s
         self._held_at_bound = Why(f"it had waited over {bound_s:g} s, and an idle device held its model")
-        self.near_s = NEAR * bound_s
+        self.near_s = NEAR * bound_s or 1e-300  # with no bound at all, each age is beyond it
         self.refused: set[FunctionId] = set()
         """Functions that the engine refused an action for in this run."""
         self.rooms = rooms
@@ -309,5 +309,5 @@ class Order:
     def _pull(self, call: WaitingCall) -> Seconds:
         """Return the weighted age of *call*: the weight grows without limit near the bound, so few calls reach it."""
         age = self.now - call.arrived_at
-        near = age / self.near_s if self.bound_s > 0 else 1.0
+        near = age / self.near_s
         return age * 1e4 if near >= 1.0 else age / (1.0 - near * near * near)
