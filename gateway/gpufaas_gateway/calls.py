@@ -43,7 +43,7 @@ from gpufaas_gateway.cors import preflight
 from gpufaas_gateway.errors import METHODS, MethodNotAllowed, NoWebSocket, status_of
 from gpufaas_gateway.ports import CallExchange, NodePort, PlacementPort
 from gpufaas_gateway.quotas import Passage
-from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, refusal
+from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, let_go, refusal
 
 WATCH_AFTER_S: Final[Seconds] = 0.025
 """A call that takes longer is watched, after twice this time at the latest."""
@@ -130,7 +130,9 @@ class Calls:
                 return self._whole(call, exchange, answer, body)
             return self._streamed(call, exchange, answer, body, whole)
         except (GpufaasError, asyncio.CancelledError) as exc:
-            return self._refused(call, exc)
+            refused = self._refused(call, exc)
+            let_go(exc)
+            return refused
         finally:
             if call.answered is None:
                 self._end(call)
@@ -416,6 +418,7 @@ class Calls:
 
     def _end(self, call: "_Call") -> None:
         """Release all that the call has, and count it."""
+        call.answered = None
         self._young.discard(call)
         self._older.discard(call)
         self._scheduler.over(call.id)

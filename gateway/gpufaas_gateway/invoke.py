@@ -22,7 +22,7 @@ from gpufaas_core.origin import PREFIX as OUTER_PREFIX
 from gpufaas_core.origin import Origins, without_origin
 from gpufaas_core.units import Bytes, KiB
 from gpufaas_gateway.call_headers import BODILESS, Header, ReadHead
-from gpufaas_gateway.request import Answer, AnswerStream, BrokenAnswer, Request, Run
+from gpufaas_gateway.request import Answer, AnswerStream, BrokenAnswer, Request, Run, let_go
 
 log = logging.getLogger("gateway")
 
@@ -236,8 +236,8 @@ class FunctionCall(Driven):
                     await self._pass_on(front, answer, stream)
             if not self.disconnected:
                 self._complete()
-        except (CallCancelled, BrokenAnswer, asyncio.CancelledError):
-            pass  # the caller is gone; or the connection is closed, which is the message
+        except (CallCancelled, BrokenAnswer, asyncio.CancelledError) as exc:
+            let_go(exc)  # the caller is gone; or the connection is closed, which is the message
         except Exception:
             log.exception("a request failed in the platform itself: %s%s", PREFIX.decode(), self.target.name)
         finally:

@@ -73,6 +73,17 @@ def refusal(error: GpufaasError, more: list[Header]) -> Answer:
     return Answer(status_of(error), error_headers(error, len(text)) + more, text, error=error)
 
 
+def let_go(error: BaseException | None) -> None:
+    """
+    Drop what *error*, which was handled, refers to: the frames that it went through refer to it again, and only the
+    garbage collector could free them all.
+    """
+    while error is not None:
+        following = error.__cause__ or error.__context__
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        error = following
+
+
 class BrokenAnswer(Exception):
     """An answer broke off after it had begun. The caller must see that it is not whole. Not a bug of the platform."""
 

@@ -477,35 +477,74 @@ async def test_a_thousand_answers_at_once_are_not_a_thousand_calls_deep(gateway:
     assert answer.count(b"HTTP/1.1 404 ") == 1001
 
 
-async def test_quick_calls_leave_no_task_and_nothing_for_the_garbage_collector(
-    gateway: Gateway, tmp_path: Path
+@pytest.mark.parametrize("kind", ["whole", "in pieces", "unknown", "waits", "fails", "breaks off", "hangs up"])
+async def test_calls_leave_no_task_and_nothing_for_the_garbage_collector(
+    gateway: Gateway, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = await calls_of(gateway, Functions(), tmp_path)
-    seen: list[int] = []
+    """A collection stops all calls: with a circle of references in each call there would be many."""
 
-    def run(request: Request) -> Any:
-        seen.append(len(asyncio.all_tasks()))
-        return calls.run(request)
+    class Placing(Buffered):
+        grants: list[asyncio.Future[Grant]]
 
-    async with serving(run) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        def place(self, *args: Any, **kwargs: Any) -> Any:
+            self.grants = [asyncio.get_running_loop().create_future()]
+            granted = super().place(*args, **kwargs)
+            asyncio.get_running_loop().call_soon(self.grants[0].set_result, granted)
+            return self.grants[0] if kind == "waits" else granted
 
-        async def call() -> None:
-            writer.write(POST + b"Content-Length: 4\r\n\r\nfour")
-            assert (await reader.readuntil(b"four")).startswith(b"HTTP/1.1 200 ")
+    functions = Placing()
+    calls = await calls_of(gateway, functions, tmp_path)
+    config = config_of(FunctionHttp, nothing_else)
+    front, state = FunctionFront(calls.run, Origins()), uvicorn.server.ServerState()
+    sent = POST.replace(b"echo", b"nobody" if kind == "unknown" else b"echo") + b"Content-Length: 4\r\n\r\nfour"
 
-        await call()
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(100):
-                await call()
-            assert gc.collect() < 20
-        finally:
-            gc.enable()
-        writer.close()
+    monkeypatch.setattr("gpufaas_gateway.calls.WATCH_AFTER_S", 0.0)
+    connection, wire = FunctionHttp(config=config, server_state=state, app_state={}, front=front), Wire()
+    connection.connection_made(wire)
 
-    assert set(seen) == {1}, "the test's own"
+    async def call() -> None:
+        connection.data_received(sent)
+        while kind == "waits" and not functions.exchanges:
+            await asyncio.sleep(0)
+        exchange = functions.exchanges.pop() if functions.exchanges else None
+        if kind in ("whole", "waits"):
+            exchange.on_answer(AnswerHead(200, [(b"content-type", b"a")]), b"four")
+        elif kind == "in pieces":
+            exchange.on_head(AnswerHead(200, []))
+            for piece in (b"a", b"b"):
+                exchange.on_chunk(piece)
+                await asyncio.sleep(0)
+            exchange.on_end(EndHead(0.0))
+        elif kind == "breaks off":
+            exchange.on_head(AnswerHead(200, []))
+            await asyncio.sleep(0)
+            exchange.on_end(EndHead(0.0, error="it raised"))
+        elif kind == "fails":
+            exchange.fail(GpufaasError("it fails"))
+        elif kind == "hangs up":
+            while connection.cycle._tell is None:
+                await asyncio.sleep(0)
+            connection.cycle.gone()
+        for _ in range(5):
+            assert len(asyncio.all_tasks()) == 1, "the test's own"
+            await asyncio.sleep(0)
+        assert not state.tasks
+        status = {"unknown": b" 404 ", "fails": b" 500 ", "hangs up": b""}.get(kind, b" 200 ")
+        assert status in wire.written
+        if kind in ("hangs up", "breaks off"):
+            connection.cycle.response_complete = True  # so that the next call is not behind this one
+        wire.written, wire.closed = b"", False
+
+    await call()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            await call()
+        assert gc.collect() < 20
+    finally:
+        gc.enable()
+        connection.connection_lost(None)
 
 
 async def test_a_bug_is_a_500_and_in_the_log(
