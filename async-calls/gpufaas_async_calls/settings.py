@@ -32,8 +32,8 @@ class AsyncSettings:
     at_once: int = 64
     """Executions of the default queue, those that wait in the engine included."""
     at_once_per_function: int = 16
-    """The most executions of one function in the default queue. Twice the slots of a CPU function's worker: one call
-    runs in each slot, one waits."""
+    """The most executions of one function in the default queue: other callers have half the slots of a CPU function's
+    worker."""
     callbacks_at_once: int = 64
     """The most callbacks of one queue at a time."""
     callbacks_at_once_per_function: int = 16

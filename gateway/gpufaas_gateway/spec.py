@@ -104,7 +104,7 @@ class Defaults:
 
     timeout_s: Seconds = 60.0
     """OpenFaaS's default; faas-cli waits as long for an answer."""
-    slots: int = 8
+    slots: int = 32
     """Calls at once in one worker of a CPU function."""
     server_slots: int = 100
     """Calls at once to one program or container, which has its own queue."""

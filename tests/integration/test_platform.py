@@ -137,6 +137,7 @@ def test_more_nested_calls_than_slots_all_end(platform: Platform) -> None:
                 return answer.read()
         """,
         HTTP,
+        slots="8",
     )
 
     answers = [each.result() for each in [platform.begin(caller, b"%d" % n) for n in range(12)]]

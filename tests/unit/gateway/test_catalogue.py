@@ -98,12 +98,12 @@ async def test_a_function_without_a_model_has_slots(platform: Platform) -> None:
     bundle = platform.bundle(kind="http")
 
     deployed = await platform.deployer.deploy(platform.spec(bundle=bundle), update=False)
-    wider = await platform.deployer.deploy(platform.spec("wide", bundle=bundle, slots="32"), update=False)
+    wider = await platform.deployer.deploy(platform.spec("wide", bundle=bundle, slots="64"), update=False)
 
     assert deployed.compute == 0
-    assert (deployed.spec.kind, deployed.spec.need.slots) == ("http", 8)
+    assert (deployed.spec.kind, deployed.spec.need.slots) == ("http", 32)
     assert platform.workers.defined[deployed.function_id] == deployed.spec  # what the node has is the last word
-    assert wider.spec.need.slots == 32
+    assert wider.spec.need.slots == 64
     with pytest.raises(InvalidSpec, match=r"gpufaas.slots: 241 calls at once in one process .* over its limit of 240"):
         await platform.deployer.deploy(platform.spec("wider", bundle=bundle, slots="241"), update=False)
 

@@ -64,7 +64,7 @@ def platform() -> Platform:
             {"batch_max": "4", "batch_wait": "5ms", "batch_adaptive": "true", "latency_goal": "200ms"},
             Need(batch_max=4, batch_wait_s=0.005, latency_goal_s=0.2, batch_adaptive=True),
         ),
-        ("http", {"latency_goal": "1m30s"}, Need(0, slots=8, latency_goal_s=90.0)),
+        ("http", {"latency_goal": "1m30s"}, Need(0, slots=32, latency_goal_s=90.0)),
         ("server", {"device": "cuda"}, Need(0, slots=100)),
         ("server", {"device": "cuda", "sharing": "exclusive"}, Need()),
         ("image", {"device": "cuda", "sharing": "spatial", "compute": "50"}, Need(50, "spatial")),
