@@ -73,7 +73,9 @@ class AsyncServer(asyncio.Protocol):
         self._out: list[bytes | memoryview] = []
         self._measures = False
         """It will measure."""
-        self._full = False
+        self.turn = 0
+        """Of the loop: a number that grows when what calls sent has gone out."""
+        self.full = False
         self._writable: asyncio.Event = asyncio.Event()
         self._closed: asyncio.Event = asyncio.Event()
 
@@ -100,11 +102,11 @@ class AsyncServer(asyncio.Protocol):
         self._closed.set()
 
     def pause_writing(self) -> None:
-        self._full = True
+        self.full = True
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        self._full = False
+        self.full = False
         self._writable.set()
 
     def send(self, *frame: bytes | memoryview) -> None:
@@ -115,6 +117,7 @@ class AsyncServer(asyncio.Protocol):
 
     def _flush(self) -> None:
         out, self._out = self._out, []
+        self.turn += 1
         self._transport.writelines(out)
 
     def measure(self) -> None:
@@ -130,8 +133,7 @@ class AsyncServer(asyncio.Protocol):
 
     async def drain(self) -> None:
         """Wait while the node does not take more."""
-        if self._full:
-            await self._writable.wait()
+        await self._writable.wait()
 
     def data_received(self, data: bytes) -> None:
         for kind, header, body in self._reader.feed(data):
@@ -163,6 +165,8 @@ class AsyncSlot:
         self._cancelled = False
         self._may_send = WINDOW
         """Bytes of answers."""
+        self._turn = -1
+        """In which it sent a piece of an answer last."""
         self._sendable: asyncio.Future[None] | None = None
 
     def lost(self) -> None:
@@ -199,7 +203,13 @@ class AsyncSlot:
         self._server.send(*frame)
 
     async def _send_piece(self, piece: bytes | memoryview) -> None:
-        await self._server.drain()
+        server = self._server
+        if server.full:
+            await server.drain()
+        if self._turn == server.turn:
+            # A generator that never waits would stop the other calls, and not see that its caller is gone.
+            await asyncio.sleep(0)
+        self._turn = server.turn
         while self._may_send <= 0:
             self._sendable = asyncio.get_running_loop().create_future()
             await self._sendable
@@ -273,7 +283,9 @@ class AsyncSlot:
         length = declared_length(answer.headers) if answer.body is None else len(answer.body)
         said = AnswerHead(answer.status, answer.headers, length=length)
         self._send(encode_frame(Kind.HEAD, said, slot=self._index))
-        source = _all_of(answer.body or b"") if pieces is None else checked(pieces, -1 if method == "HEAD" else length)
+        source: AsyncIterator[bytes | memoryview] = _all_of(answer.body or b"")
+        if pieces is not None:
+            source = checked(pieces, -1 if method == "HEAD" else length, rests=False)
         try:
             async for piece in source:
                 for part in pieces_of(piece) if len(piece) > CHUNK_BYTES else (piece,):

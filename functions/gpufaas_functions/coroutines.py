@@ -41,11 +41,12 @@ async def called(
     return to_answer({**value, "body": nothing} if type(value) is dict else nothing), body
 
 
-async def checked(pieces: Pieces, length: int) -> AsyncIterator[bytes]:
+async def checked(pieces: Pieces, length: int, *, rests: bool = True) -> AsyncIterator[bytes]:
     """
     Yield *pieces* as bytes, and close them.
 
     :param length: their bytes in all; -1: any number
+    :param rests: let other tasks run after each piece
     :raises ValueError: they have more bytes, or fewer
     """
     left = length
@@ -57,7 +58,8 @@ async def checked(pieces: Pieces, length: int) -> AsyncIterator[bytes]:
                 raise ValueError(f"the answer is longer than its Content-Length, {length}")
             yield piece
             # A generator that never waits would stop the other calls, and not see that its caller is gone.
-            await asyncio.sleep(0)
+            if rests:
+                await asyncio.sleep(0)
         if length >= 0 and left:
             raise ValueError(f"the answer ended {left} bytes before its Content-Length, {length}")
     finally:
