@@ -101,7 +101,8 @@ class Worker:
         self.threads = SlotThreads(servers, counts_in(counts), None, self.ended.set)
         os.close(counts)
         threading.Thread(target=self.threads.serve, name="main", daemon=True).start()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reading = threading.Thread(target=self._read, daemon=True)
+        self.reading.start()
 
     def _read(self) -> None:
         reader = FrameReader(slots=SLOTS)
@@ -146,6 +147,7 @@ def worker() -> Iterator[Worker]:
     made.gate.set()
     made.node.shutdown(socket.SHUT_RDWR)
     assert made.ended.wait(20), "the worker ends with its connection"
+    made.reading.join(20)
     made.node.close()
 
 
