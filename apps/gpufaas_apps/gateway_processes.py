@@ -94,7 +94,8 @@ class _Process:
             os.lseek(given, 0, os.SEEK_SET)
             env = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
             command = (sys.executable, "-m", "gpufaas_apps.gateway_process")
-            self.child = await asyncio.create_subprocess_exec(*command, stdin=given, env=env)
+            # A session of its own: Ctrl-C reaches this process alone, which passes it on. A second one would end calls.
+            self.child = await asyncio.create_subprocess_exec(*command, stdin=given, env=env, start_new_session=True)
         finally:
             os.close(given)
         self.starts += 1

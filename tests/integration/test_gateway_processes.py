@@ -1,6 +1,7 @@
 """Several gateway processes on one port, as callers and operators meet them (`gpufaas gateway --gateway-workers`)."""
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -29,6 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("cluster"), schedulers=1, nodes=1, gateways=1)
     gateway = made.gateways[0]
     gateway.arguments += ["--gateway-workers", str(PROCESSES)]
+    gateway.prefix = ["setsid"]  # a process group of its own, as a terminal gives it one
     gateway.status_port = _ports(PROCESSES + 1)
     gateway.http.base_url = httpx.URL(f"http://{gateway.host}:{gateway.status_port}")
     try:
@@ -182,6 +184,23 @@ def test_a_process_that_cannot_start_ends_all_with_its_reason(gateway: Gateway, 
     assert "gateway process g3-2 cannot be started (with status 1): its reason is above" in other.said()
     assert "Traceback" not in other.said()
     other.close()
+
+
+def test_ctrl_c_reaches_the_processes_once_however_slow_their_parent_is(gateway: Gateway, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with ThreadPoolExecutor(CALLS) as pool:
+        calls = _held(gateway, pool, gate)
+
+        gateway.pause()
+        os.killpg(gateway.pid, signal.SIGINT)
+        time.sleep(1.0)
+        gateway.resume()
+        until(lambda: _listening(gateway) == 0, "no new connections are taken")
+        gate.touch()
+
+        assert [each.result() for each in calls] == [200] * CALLS
+    assert gateway.end() == 0, gateway.said()[-2000:]
+    gateway.start()
 
 
 def test_a_stop_lets_the_calls_of_all_processes_end(gateway: Gateway, tmp_path: Path) -> None:
