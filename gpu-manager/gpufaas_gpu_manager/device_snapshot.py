@@ -13,7 +13,7 @@ def snapshot_of(device: WorkerDevice, now: Seconds) -> DeviceSnapshot:
     running = sorted(
         (
             each
-            for worker in (*workers, *device.replaced)
+            for worker in (*workers, *device.successions.replaced)
             for each in worker.calls.exchanges.values()
             if not each.finished
         ),

@@ -204,7 +204,7 @@ class Grants:
         worker = exchange.worker
         device = worker.device
         if worker.replaced:
-            device.end_replaced(worker)
+            device.successions.end_replaced(worker)
         while device.unled:
             following = device.unled[0]
             waits = not following.finished and following.worker.state is WorkerState.READY

@@ -12,6 +12,7 @@ from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.ledger import MemoryLedger
 from gpufaas_gpu_manager.parked import ParkedWorkers
+from gpufaas_gpu_manager.successions import Successions
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_state import WorkerState
 
@@ -34,10 +35,7 @@ class WorkerDevice:
         self.parked: dict[CopyId, Worker] = {}
         """Workers that are parked, or are to be, the one parked first before others. None of a start that waits."""
         self.waiting: deque[Worker] = deque()
-        self.standbys: dict[CopyId, Worker] = {}
-        """The workers that load in order to take the place of the worker of their copy."""
-        self.replaced: list[Worker] = []
-        """The workers whose place was taken, and whose last calls still run."""
+        self.successions = Successions(self.workers, self.waiting, self.ledger, self.admit)
         self.unled: deque[Exchange] = deque()
         """Calls that no scheduler ordered, and that wait for compute."""
         self._settling = 0
@@ -62,7 +60,7 @@ class WorkerDevice:
 
     def end(self, key: CopyId, *, park: bool = False) -> None:
         """Evict a copy. :param park: its worker is parked, if that is possible"""
-        self._end_standby(key)
+        self.successions.end_standby(key)
         worker = self.workers.pop(key, None)
         if worker is None:
             parked = None if park else self.parked.pop(key, None)
@@ -120,8 +118,7 @@ class WorkerDevice:
             return False
         self.workers[new.key] = new
         new.used_at, new.asked_at = old.used_at, old.asked_at
-        old.replaced = True
-        self.replaced.append(old)
+        self.successions.has_place_of(old)
         old.calls.hand_all_over(new.calls)
         for exchange in new.calls.exchanges.values():
             exchange.worker = new
@@ -132,56 +129,6 @@ class WorkerDevice:
 
     def _tell_unparked(self, worker: Worker, reason: str) -> None:
         worker.calls.tell(Unparked(worker.spec.function, self.id, worker.copy, reason))
-
-    def replace(self, old: Worker, new: Worker) -> None:
-        """
-        *new* takes the place of *old*, the worker of the same copy: when it is ready, if there is memory for both; else
-        at once, so that its calls wait until *old* has ended and it is loaded.
-        """
-        self._end_standby(old.key)
-        if old.state is WorkerState.READY and self.ledger.reserve(new.number, new.memory):
-            new.standby = True
-            self.standbys[new.key] = new
-            new.begin()
-        else:
-            self._take_place(new)
-            self.waiting.append(new)
-            self.admit()
-
-    def switch_to(self, worker: Worker) -> None:
-        if self.standbys.pop(worker.key, None) is worker:
-            worker.standby = False
-            self._take_place(worker)
-
-    def kept_share(self, standby: Worker) -> int | None:
-        if self.standbys.get(standby.key) is not standby:
-            return None
-        worker = self.workers.get(standby.key)
-        return None if worker is None else worker.share
-
-    def _take_place(self, new: Worker) -> None:
-        old = self.workers[new.key]
-        self.workers[new.key] = new
-        new.used_at = old.used_at
-        old.replaced = True
-        self.replaced.append(old)
-        old.calls.hand_over(new.calls)
-        for exchange in new.calls.unbound:
-            exchange.worker = new
-        new.calls.bind_waiting()
-        self.end_replaced(old)
-
-    def end_replaced(self, worker: Worker) -> None:
-        """End *worker* if another one has its place, and its last call is over."""
-        if worker.replaced and not worker.calls.exchanges and not worker.ends:
-            if worker in self.waiting:
-                self.waiting.remove(worker)
-            worker.end()
-
-    def _end_standby(self, key: CopyId) -> None:
-        standby = self.standbys.pop(key, None)
-        if standby is not None:
-            standby.end()
 
     def admit(self) -> None:
         """Start waiting workers in order, as far as the memory goes: a later, smaller one does not overtake."""
@@ -233,10 +180,7 @@ class WorkerDevice:
             self._parks.let_go(worker)
         if self.parked.get(worker.key) is worker:
             del self.parked[worker.key]
-        if self.standbys.get(worker.key) is worker:
-            del self.standbys[worker.key]
-        if worker in self.replaced:
-            self.replaced.remove(worker)
+        self.successions.leave(worker)
         if self.workers.get(worker.key) is worker:
             del self.workers[worker.key]
             if self.source.emulation is not None:
@@ -255,7 +199,7 @@ class WorkerDevice:
         self._lost = True
         waiting = [each for each in self.waiting if each.state is WorkerState.WAITING]
         self.waiting.clear()
-        for worker in [*self.workers.values(), *self.standbys.values(), *self.replaced, *self.parked.values()]:
+        for worker in [*self.workers.values(), *self.successions.all(), *self.parked.values()]:
             why = f"its device {self.id} is gone: {reason}"
             if worker in waiting:
                 worker.fail_unstarted(why)

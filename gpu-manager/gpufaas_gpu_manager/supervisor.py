@@ -172,7 +172,7 @@ class Supervisor:
         """Start a worker with *share* per cent of *device* in the place of *worker*, whose share cannot be changed."""
         new = self.make(device, worker.spec, worker.memory, worker.copy, share)
         new.warms = True
-        device.replace(worker, new)
+        device.successions.replace(worker, new)
 
     def running(self, worker: Worker) -> Running:
         """Return how *worker* runs, by the kind of its function."""

@@ -36,12 +36,17 @@ _TOLD_WITHIN_S: Final = 0.25
 """Within this a scheduler says what a worker that has just loaded may use; while no scheduler leads, none does."""
 
 
+class SuccessionsPort(Protocol):
+    """Which workers take the places of others on the device (successions.py)."""
+
+    def switch_to(self, worker: "Worker", /) -> None: ...
+
+    def kept_share(self, standby: "Worker", /) -> int | None: ...
+
+
 class WorkerDevicePort(DevicePort, Protocol):
     def leave(self, worker: "Worker") -> None:
         """*worker* is reaped: its memory is free when the device says so, too."""
-
-    def switch_to(self, worker: "Worker") -> None:
-        """*worker*, a standby, is ready: it takes the place of the worker of its copy."""
 
     def on_parked(self, worker: "Worker", held: Bytes) -> None:
         """*worker* is parked, and holds this much of the device yet."""
@@ -52,8 +57,8 @@ class WorkerDevicePort(DevicePort, Protocol):
     def wakes(self, worker: "Worker") -> bool:
         """Whether a start waits for *worker*, which is parked or was to be."""
 
-    def kept_share(self, standby: "Worker") -> int | None:
-        """Return the share with which a copy goes on whose standby has failed; None: the worker is no such standby."""
+    @property
+    def successions(self) -> SuccessionsPort: ...
 
 
 class WorkerHost(CallsHost, Protocol):
@@ -257,7 +262,7 @@ class Worker(SlotOwner):
             exchange.phases, exchange.tier = phases, self.tier
         self.host.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy, self.tier, read_s))
         if self.standby:
-            self.device.switch_to(self)
+            self.device.successions.switch_to(self)
         if not self.told:
             self.timers.later("told", _TOLD_WITHIN_S, self.on_told)
         else:
@@ -400,7 +405,7 @@ class Worker(SlotOwner):
                 self.device.not_parked(self, end.reason)
                 self.host.gone(self)
                 return
-        kept = None if end.asked_for else self.device.kept_share(self)
+        kept = None if end.asked_for else self.device.successions.kept_share(self)
         self.host.gone(self)
         if kept is not None:
             self.host.report(ShareKept(self.spec.function, self.device.id, self.copy, kept, end.reason))

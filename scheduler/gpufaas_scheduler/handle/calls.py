@@ -84,15 +84,15 @@ def arrived(world: World, event: m.Arrived) -> None:
     else:
         place_shared(world, call)
     if call.state != RUNNING:
-        if owner.batches and owner.queued:
-            send_ahead(world, owner)
-            if call.state == RUNNING:
-                return
         _has_to_wait(world, call, age_s)
 
 
 def _has_to_wait(world: World, call: Call, age_s: Seconds) -> None:
     owner = call.owner
+    if owner.batches and owner.queued:
+        send_ahead(world, owner)
+        if call.state == RUNNING:
+            return
     # A call that waited elsewhere goes on waiting: after a takeover, not all devices have joined yet.
     if world.cluster.keeps and not age_s and (why := kept_out(world, owner)) is not None:
         give_up(world, call)
