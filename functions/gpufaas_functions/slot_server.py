@@ -103,6 +103,8 @@ class SlotServer:
         self.index = index
         self.out = connection
         self.turns: Turns
+        self.token: Work | None = None
+        """What it had its turn for (`SlotThreads`)."""
         self._handle = handle
         self._function = function
         self._device = device

@@ -8,7 +8,7 @@ A quick handler runs in the leader itself, call after call, so that no thread ha
 (`pace`) runs in the thread that has read its call, too, but another thread leads before it begins. If a handler was
 believed to be quick and is not, a watch thread sees that within a few ms, and lets another thread lead.
 
-Who leads is settled by a token, the slot whose call runs in the leader: who removes it from its list has the lead.
+Who leads is settled by a token, the call that runs in the leader: who removes it from its list has the lead.
 There is one thread more than slots at most, made when it is needed, and the watch. The watch sleeps while no call runs,
 so that a quick call costs no system call for it.
 """
@@ -62,12 +62,13 @@ class _Lane:
 
     def begin(self, work: Work) -> bool:
         """Return whether *work* can run now. If so the lane is busy."""
-        with self.lock:
-            if self.busy:
-                self.waiting.append(work)
-                return False
-            self.busy = True
-            return True
+        if self.busy:
+            with self.lock:
+                if self.busy:
+                    self.waiting.append(work)
+                    return False
+        self.busy = True
+        return True
 
     def end(self) -> Work | None:
         """Its work has ended. Return what runs next; None: it is free."""
@@ -182,8 +183,9 @@ class SlotThreads(Slots):
         self._on_end = on_end
         self._ended = False
         self._pace = Pace()
-        self._running: list[SlotServer] = []
-        """The token: the slot whose call runs in the leader. Empty: none runs there, or another thread leads."""
+        self._running: list[Work] = []
+        """The token: what runs in the leader. Empty: nothing runs there, or another thread leads. No slot would do: the
+        next call of that may run before a thread has seen that it does not lead."""
         self._turns = 0
         """Calls that began in the leader."""
         self._lock = threading.Lock()
@@ -218,21 +220,22 @@ class SlotThreads(Slots):
     def _run_one(self, lane: _Lane, work: Work) -> bool:
         """Run *work*. Return whether this thread leads yet."""
         server = lane.server
-        self._running.append(server)
+        server.token = work
+        self._running.append(work)
         if self._pace.quick:
             self._turns += 1
             if self._asleep:
                 self._asleep = False
                 self._woken.put(None)
         else:
-            self.long(server)
+            self._step_aside(work)
         self.run(lane, work)
         if server.took >= 0.0:
             self._pace.took(server.took if server.took <= QUICK_S else server.took - _delayed())
             if self._pace.quick and not self._watches:
                 self._begin_watch()
         try:
-            self._running.remove(server)
+            self._running.remove(work)
         except ValueError:
             self.connection.flush()
             server.say_growth()
@@ -243,9 +246,13 @@ class SlotThreads(Slots):
         return True
 
     def long(self, slot: SlotServer) -> None:
-        """The call of *slot* takes long, or may: if it runs in the leader, another thread leads from now on."""
+        if slot.token is not None:
+            self._step_aside(slot.token)
+
+    def _step_aside(self, work: Work) -> None:
+        """*work* takes long, or may: if it runs in the leader, another thread leads from now on."""
         try:
-            self._running.remove(slot)
+            self._running.remove(work)
         except ValueError:
             return
         with self._lock:
@@ -308,7 +315,7 @@ class SlotThreads(Slots):
                 quiet = 0
                 continue
             if running := self._running[:1]:
-                self.long(running[0])
+                self._step_aside(running[0])
                 continue
             quiet += 1
             if quiet < _LOOKS:

@@ -35,7 +35,7 @@ from gpufaas_functions.begun import counts_in, open_counts
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.pace import AGAIN
-from gpufaas_functions.slot_server import SlotServer
+from gpufaas_functions.slot_server import SlotServer, Work
 from gpufaas_functions.slot_threads import LOOK_S, SlotThreads
 
 SLOTS = 6
@@ -291,3 +291,24 @@ def test_what_was_begun_is_counted_before_the_handler_runs(worker: Worker) -> No
         assert worker.entered.acquire(timeout=20)
 
     assert [now - then for now, then in zip(worker.begun, before, strict=True)] == [1, 1, 0, 0, 0, 0]
+
+
+def test_a_thread_that_does_not_lead_any_more_leaves_the_lead_to_the_next_call_of_its_slot(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer was sent by another thread, and the next call came before this one had looked whether it leads."""
+    threads = worker.threads
+    worker.settle()
+    mine, following = Work(), Work()
+
+    def run(*_: object) -> None:
+        threads._running.remove(mine)  # as the watch does
+        threads._running.append(following)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threads, "run", run)
+        leads = threads._run_one(threads._lanes[0], mine)
+
+    assert not leads
+    assert threads._running == [following]
+    threads._running.clear()
