@@ -192,7 +192,7 @@ class SlotThreads(Slots):
         self._threads = 1
         self._idle = 0
         self._vacant = False
-        """No thread leads: there is no room for one more, and all run calls."""
+        """No thread leads: the next one that has ended its call does."""
         self._lead: SimpleQueue[None] = SimpleQueue()
         self._woken: SimpleQueue[None] = SimpleQueue()
         self._watches = self._asleep = False
@@ -259,6 +259,9 @@ class SlotThreads(Slots):
             if self._idle:
                 self._idle -= 1
                 self._lead.put(None)
+                return
+            if self._threads > len(self._lanes):
+                self._vacant = True  # one of them has just ended a call, and follows
                 return
             self._threads += 1
             name = f"slot-{self._threads - 1}"
