@@ -11,9 +11,11 @@ import fcntl
 import logging
 import struct
 import termios
+from collections.abc import Sized
 from typing import Any, Final
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
@@ -32,6 +34,8 @@ HEAD_S: Final[Seconds] = 30.0
 """From the connection, or from the first byte of a later head on it, to the head's end."""
 REST_S: Final[Seconds] = 30.0
 """Time for the rest of a body whose request was answered: some clients write all before they read."""
+MAX_PIPELINED: Final = 16
+"""As long as so many requests wait behind the one that is answered, nothing more is read."""
 READER_S: Final[Seconds] = 30.0
 READER_BYTES_PER_S: Final = 500
 """A caller who reads a waiting answer more slowly than this, over `READER_S`, is cut off."""
@@ -59,6 +63,21 @@ class _Dropped(list[tuple[bytes, bytes]]):
 _NO_TRAILERS: Final = _Dropped()
 
 
+class _BoundedFlow(FlowControl):
+    """
+    Each request resumes reading, to notice that its caller hangs up. So a caller who sends on and on would have
+    thousands read for each that is answered.
+    """
+
+    def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+
+    def resume_reading(self) -> None:
+        if len(self._pipeline) < MAX_PIPELINED:
+            super().resume_reading()
+
+
 class BoundedHttp(HttpToolsProtocol):
     """For `uvicorn.Config(http=...)`."""
 
@@ -75,6 +94,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _BoundedFlow(transport, self.pipeline)
         if len(self.connections) > (most := callers_share()):
             self._refuse(503, "Service Unavailable", f"{most} connections are open", quiet=_said_full(self.loop.time()))
             return

@@ -25,8 +25,8 @@ from gpufaas_gateway.asgi import AsgiCaller
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.function_http import FunctionHttp
 from gpufaas_gateway.invoke import PREFIX, FunctionFront
-from gpufaas_gateway.protocol import BoundedHttp
-from gpufaas_gateway.request import Request, Run
+from gpufaas_gateway.protocol import MAX_PIPELINED, BoundedHttp
+from gpufaas_gateway.request import Answer, Request, Run
 from gpufaas_gpu_manager.exchange import Exchange as NodeExchange
 
 HOST = b"Host: x\r\n"
@@ -429,6 +429,43 @@ async def test_a_caller_who_hangs_up_ends_his_call(gateway: Gateway, tmp_path: P
                     await asyncio.sleep(0.001)
 
     assert gateway.metrics.functions["echo.openfaas-fn"].by_code.keys() == {499}
+
+
+@pytest.mark.parametrize("request_of", [GET, OTHER])
+async def test_a_caller_who_sends_on_and_on_has_few_requests_read(request_of: bytes) -> None:
+    """Each request that runs resumes reading, to notice its caller's end. What is read at once is parsed at once."""
+    made: list[FunctionHttp] = []
+    most = answered = 0
+
+    async def waited(caller: Any) -> None:
+        nonlocal most, answered
+        caller.on_gone(None)
+        most = max(most, len(made[0].pipeline))
+        await asyncio.sleep(0.002)
+        answered += 1
+
+    async def run(request: Request) -> Answer:
+        await waited(request.caller)
+        return Answer(200, [(b"content-length", b"0")])
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        listens = asyncio.ensure_future(receive())
+        await asyncio.sleep(0)
+        await waited(AsgiCaller(receive))
+        listens.cancel()
+        await nothing_else(scope, receive, send)
+
+    def http(**kwargs: Any) -> FunctionHttp:
+        made.append(FunctionHttp(front=FunctionFront(run, Origins()), **kwargs))
+        return made[-1]
+
+    async with listening(http, app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write((request_of + b"A: " + b"a" * 8000 + b"\r\n\r\n") * 400 + request_of + LAST)
+        assert (await asyncio.wait_for(reader.read(-1), 20)).count(b"HTTP/1.1 ") == 401
+        writer.close()
+    assert answered == 401
+    assert most < MAX_PIPELINED + 2 * 256 * 1024 // 8000
 
 
 async def test_a_server_that_stops_ends_calls_after_its_grace(
