@@ -1028,6 +1028,8 @@ async def test_of_a_worker_that_is_killed_the_calls_that_it_had_not_begun_are_pl
     await eventually(lambda: ran.exists() and len(ran.read_text()) == 2)
     (worker,) = rig.node.workers()
     os.kill(worker.pid, signal.SIGSTOP)  # type: ignore[arg-type]
+    threads = [Path(f"/proc/{worker.pid}/task/{each}/stat") for each in os.listdir(f"/proc/{worker.pid}/task")]
+    await eventually(lambda: all(each.read_text().rpartition(") ")[2][0] == "T" for each in threads))
     waiting = begin(3)
     await asyncio.sleep(0.05)
     os.kill(worker.pid, signal.SIGKILL)  # type: ignore[arg-type]
