@@ -1,7 +1,7 @@
 """Connections of a gateway: requests for functions are served here, all others by the ASGI application."""
 
 import asyncio
-from collections.abc import Sequence
+import re
 from typing import Any, Final, NamedTuple
 
 import httptools
@@ -12,6 +12,8 @@ from gpufaas_gateway.invoke import FunctionCall, FunctionFront, Target
 from gpufaas_gateway.protocol import BoundedHttp
 
 _MAX_KNOWN: Final[Bytes] = 4 * KiB
+_MAX_DIGITS: Final = 9
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _TRIES: Final = 8
 """A connection that repeats none of so many heads is not likely to repeat one."""
 
@@ -19,13 +21,29 @@ _TRIES: Final = 8
 class _Head(NamedTuple):
     """The head of a request that came in one piece, and what was read in it. A connection mostly repeats it."""
 
-    text: bytes
-    size: Bytes
-    """Of the whole request."""
+    start: bytes
+    """Up to the digits of its Content-Length; all of it, if it has none."""
+    digits: bytes
+    rest: bytes
     target: Target
     method: str
-    headers: Sequence[Header]
+    headers: list[Header]
     read: ReadHead
+
+    def ends_in(self, data: bytes) -> tuple[int, bytes]:
+        """
+        Return where it ends in *data*, and its Content-Length there, if *data* is such a request, whole and no more.
+        Else return -1.
+        """
+        at = len(self.start)
+        if not data.startswith(self.start):
+            return -1, b""
+        if not self.rest:
+            return (at if len(data) == at else -1), b""
+        stops = data.find(b"\r", at, at + _MAX_DIGITS)
+        digits, end = data[at:stops], stops + len(self.rest)
+        same = stops > at and digits.isdigit() and data.startswith(self.rest, stops) and len(data) == end + int(digits)
+        return (end if same else -1), digits
 
 
 class FunctionHttp(BoundedHttp):
@@ -61,14 +79,12 @@ class FunctionHttp(BoundedHttp):
     def data_received(self, data: bytes) -> None:
         known, last = self._known, self.cycle
         between = not self._in_head and (last is None or (last.response_complete and not last.more_body))
-        if between and known is not None and len(data) == known.size and data.startswith(known.text):
-            # The parser is between two requests, and would be there again: it need not see the same bytes twice.
-            self._tries = _TRIES
-            call = FunctionCall(self, known.target, known.method, known.headers, known.read)
-            call.body, call.more_body = data[len(known.text) :], False
-            self.cycle = call  # type: ignore[assignment]
-            self._begin(call)
-            return
+        if between and known is not None:
+            end, digits = known.ends_in(data)
+            if end >= 0:
+                # The parser is between two requests, and would be there again: it need not see the same twice.
+                self._begin_again(known, digits, data[end:])
+                return
         super().data_received(data)
         begins, self._unbegun = self._unbegun, None
         if begins is not None:
@@ -76,11 +92,22 @@ class FunctionHttp(BoundedHttp):
                 self._learn(begins, data)
             self._begin(begins)
 
+    def _begin_again(self, known: _Head, digits: bytes, body: bytes) -> None:
+        self._tries = _TRIES
+        headers, read = known.headers, known.read
+        if digits != known.digits:
+            headers = [(name, digits if name == b"content-length" else value) for name, value in headers]
+            read = read_head(headers, self.client)
+        call = FunctionCall(self, known.target, known.method, headers, read)
+        call.body, call.more_body = body, False
+        self.cycle = call  # type: ignore[assignment]
+        self._begin(call)
+
     def _learn(self, call: FunctionCall, data: bytes) -> None:
         """Keep the head of *call* if it and its body are all of *data*, whatever is taken for the end of a line."""
         self._tries -= 1
         end = data.find(b"\r\n\r\n") + 4
-        if (
+        if not (
             3 < end <= _MAX_KNOWN
             and len(call.body) == len(data) - end
             and data[0] not in b"\r\n"
@@ -88,7 +115,12 @@ class FunctionHttp(BoundedHttp):
             and not (call.more_body or self._in_head or self.pipeline or call.waiting_for_100_continue)
             and call.keep_alive
         ):
-            self._known = _Head(data[:end], len(data), call.target, call.method, call.headers, call.read)
+            return
+        start, digits, rest = data[:end], b"", b""
+        if (declared := _LENGTH.search(start)) is not None:
+            digits = declared[1]
+            start, rest = data[: declared.start(1)], data[declared.end(1) : end]
+        self._known = _Head(start, digits, rest, call.target, call.method, call.headers, call.read)
 
     def take_request(self, version: str, *, upgrades: bool) -> None:
         target = None if upgrades else self._target()

@@ -7,7 +7,7 @@ coroutine that runs it, and one write.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote
@@ -109,7 +109,7 @@ class FunctionCall(Driven):
     )  # fmt: skip
 
     def __init__(
-        self, connection: Connection, target: Target, method: str, headers: Sequence[Header], read: ReadHead, *,
+        self, connection: Connection, target: Target, method: str, headers: list[Header], read: ReadHead, *,
         expects: bool = False, keep_alive: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(connection.loop)

@@ -191,9 +191,15 @@ async def fed(http: Any, app: Any, *received: bytes, **of_protocol: Any) -> byte
     return without_varying(wire.written)
 
 
+BODIES = (b"four", b"FOUR", b"hello world", b"")
 OF_CALL = (b"x-call-id", b"x-start-time")
 BODY = b"Content-Length: 4\r\n\r\n"
 REPEATED = (
+    POST + b"Content-Length: 2\r\n\r\nab", POST + b"Content-Length: 12\r\n\r\nhello, world",
+    POST + b"content-length:\t4 \r\n\r\nfour", POST + b"Content-Length: 04\r\nX: y\r\n\r\nfour",
+    POST + b"Content-Length: 0\r\nX: y\r\n\r\n", POST + b"Content-Length: 99999999999\r\nX: y\r\n\r\n",
+    POST + b"Content-Length: 2 4\r\n\r\nfour", POST + b"X: \r\n\tcontent-length: 2\r\n" + BODY + b"four",
+    POST + b"Content-Length: 4\r\nContent-Length: 4\r\n\r\nfour", POST + b"X-Content-Length: 2\r\n" + BODY + b"four",
     POST + BODY + b"four", POST + BODY + b"FOUR", POST + BODY + b"fourGET", POST + BODY + b"four\r\n", POST + BODY,
     b"four", b"fo", b"ur", b"\r\n", b"\r", POST, HOST, GET + b"\r\n", GET + b"\r\n" + GET + b"\r\n", OTHER + b"\r\n",
     POST.replace(b"\r\n", b"\n") + BODY.replace(b"\r\n", b"\n") + b"\r\n\r\nxx",
@@ -239,15 +245,24 @@ async def test_whatever_a_connection_repeats_is_read_as_by_a_parser(
 async def test_a_head_that_is_repeated_is_parsed_once(
     gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, parsed = await calls_of(gateway, Functions(), tmp_path), []
+    functions, parsed = Functions(), []
+    calls = await calls_of(gateway, functions, tmp_path)
     parse = BoundedHttp.data_received
     monkeypatch.setattr(BoundedHttp, "data_received", lambda self, data: parsed.append(data) or parse(self, data))
     front = FunctionFront(calls.run, Origins())
 
-    answer = await fed(FunctionHttp, nothing_else, *REPEATED[:2], REPEATED[2][:-3], front=front)
+    answer = await fed(
+        FunctionHttp,
+        nothing_else,
+        *(POST + b"Content-Length: %d\r\n\r\n" % len(each) + each for each in BODIES),
+        front=front,
+    )
 
-    assert (answer.count(b" 200 OK"), len(parsed)) == (3, 1)
-    assert re.findall(rb"\r\n\r\n(.{4})", answer) == [b"four", b"FOUR", b"four"]
+    assert (answer.count(b" 200 OK"), len(parsed)) == (4, 1)
+    assert [re.search(rb"content-length: %d\r\n\r\n%b" % (len(each), each), answer) is not None for each in BODIES] == [
+        True
+    ] * 4
+    assert [dict(head.headers)[b"content-length"] for _, head in functions.called] == [b"4", b"4", b"11", b"0"]
 
 
 class Pieces(Streaming):
