@@ -104,14 +104,12 @@ class FunctionHttp(BoundedHttp):
         self._begin(call)
 
     def _learn(self, call: FunctionCall, data: bytes) -> None:
-        """Keep the head of *call* if it and its body are all of *data*, whatever is taken for the end of a line."""
+        """Keep the head of *call* if it and its body are all of *data*. (The parser takes only CRLF to end a line.)"""
         self._tries -= 1
         end = data.find(b"\r\n\r\n") + 4
         if not (
             3 < end <= _MAX_KNOWN
             and len(call.body) == len(data) - end
-            and data[0] not in b"\r\n"
-            and data.count(b"\n", 0, end) == data.count(b"\r\n", 0, end)
             and not (call.more_body or self._in_head or self.pipeline or call.waiting_for_100_continue)
             and call.keep_alive
         ):

@@ -195,6 +195,7 @@ BODIES = (b"four", b"FOUR", b"hello world", b"")
 OF_CALL = (b"x-call-id", b"x-start-time")
 BODY = b"Content-Length: 4\r\n\r\n"
 REPEATED = (
+    b"\r\n\r\n",
     POST + b"Content-Length: 2\r\n\r\nab", POST + b"Content-Length: 12\r\n\r\nhello, world",
     POST + b"content-length:\t4 \r\n\r\nfour", POST + b"Content-Length: 04\r\nX: y\r\n\r\nfour",
     POST + b"Content-Length: 0\r\nX: y\r\n\r\n", POST + b"Content-Length: 99999999999\r\nX: y\r\n\r\n",
