@@ -35,7 +35,7 @@ from gpufaas_functions.slot_server import SlotServer, Work
 
 BROKEN: Final = 70
 """Exit status of a worker that cannot serve any more; the zygote has the same."""
-LOOK_S: Final[Seconds] = 0.002
+LOOK_S: Final[Seconds] = 0.004
 """Of the watch: another thread leads after one or two looks at the same call."""
 _LOOKS: Final = 5
 """The watch sleeps after so many looks at which no call ran."""
