@@ -36,6 +36,7 @@ _FIRST_PAUSE_S: Final[Seconds] = 0.2
 _LONGEST_PAUSE_S: Final[Seconds] = 30.0
 _SETTLED_S: Final[Seconds] = 20.0
 """A process that has run for so long was well: what ends it later is no matter of its options."""
+_LAST_PORT: Final = 65_535
 _NOT_PASSED_ON: Final = frozenset(("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
 """systemd talks to this process."""
 
@@ -126,6 +127,11 @@ class GatewayProcesses:
         cluster, front = self._options.cluster, self._options.front
         status = Status(self._why_not_ready, self._metrics)
         async with status_served(status, front.host, cluster.status_port) as port:
+            if (last := port + self._options.workers) > _LAST_PORT:
+                raise GpufaasError(
+                    f"there is no port {last} for the status of process {self._options.workers}, which has the port so "
+                    f"far after this one's ({port}): choose a lower --status-port"
+                )
             self._processes = [self._described(number, port) for number in range(1, self._options.workers + 1)]
             told = f"{cluster.id}: {len(self._processes)} processes on port {front.port}, status at port {port}"
             print(f"✓ gateway    {told}", flush=True)

@@ -186,6 +186,17 @@ def test_a_process_that_cannot_start_ends_all_with_its_reason(gateway: Gateway, 
     other.close()
 
 
+def test_processes_without_status_ports_are_refused_in_one_line(gateway: Gateway, cluster: Cluster) -> None:
+    other = Gateway(cluster, "g4", gateway.host, ("--auth", "off", "--gateway-workers", "2"))
+    other.status_port = 65_535
+    other.start(wait=False)
+
+    assert other.end() == 1
+    assert "there is no port 65537 for the status of process 2" in other.said()
+    assert "Traceback" not in other.said()
+    other.close()
+
+
 def test_ctrl_c_reaches_the_processes_once_however_slow_their_parent_is(gateway: Gateway, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with ThreadPoolExecutor(CALLS) as pool:
