@@ -49,6 +49,7 @@ from gpufaas_functions.author import Context, HandlerAnswer
 from gpufaas_functions.coroutines import Pieces, called, checked, closed
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.parking import Parking
+from gpufaas_functions.slot_threads import end_process
 
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 _decode_limit: Final = msgspec.msgpack.Decoder(LimitHead).decode
@@ -71,6 +72,8 @@ class AsyncServer(asyncio.Protocol):
         self._slots = [AsyncSlot(self, index) for index in range(slots)]
         self._reader = FrameReader(sys.maxsize, slots)
         self._out: list[bytes | memoryview] = []
+        self.left = False
+        """See `leave`."""
         self._measures = False
         """It will measure."""
         self.turn = 0
@@ -92,6 +95,10 @@ class AsyncServer(asyncio.Protocol):
         self.send(ready)
         await self._closed.wait()
 
+    def leave(self) -> None:
+        """Called in a process that the author's code has forked: its parent answers the calls."""
+        self.left = True
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
@@ -111,6 +118,8 @@ class AsyncServer(asyncio.Protocol):
 
     def send(self, *frame: bytes | memoryview) -> None:
         """Send a frame, in pieces, at the end of this turn of the loop."""
+        if self.left:
+            end_process()
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out += frame
@@ -241,6 +250,8 @@ class AsyncSlot:
 
     async def _run(self, head: CallHead, body: bytes) -> None:
         self._begun = True
+        if self._server.left:
+            end_process()
         self._server.begun[self._index] += 1
         alone = self._server.alone
         call_lines.begin(head.call, alone)

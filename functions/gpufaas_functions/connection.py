@@ -12,6 +12,7 @@ _BUFFER: Final = 64 * 1024
 _HELD_S: Final[Seconds] = 0.0003
 """A frame for `later` goes out when another one comes that much after it."""
 _unpack: Final = PREFIX.unpack_from
+_join: Final = b"".join
 
 
 class Closed(Exception):
@@ -46,6 +47,15 @@ class Connection:
         self._out: deque[bytes | memoryview] = deque()
         self._held_until = 0.0
 
+    def leave(self) -> None:
+        """
+        Called in a process that the author's code has forked: the connection is its parent's, with all that has come.
+        What it would send or receive from now on raises `Closed`.
+        """
+        self.sock.close()
+        self._at = self._filled = 0
+        self._sending = threading.Lock()  # another thread may have had it
+
     # --- frames out ---
 
     def later(self, frame: bytes, now: Seconds) -> None:
@@ -78,13 +88,13 @@ class Connection:
             pieces.append(out.popleft())
         pieces += frame
         try:
-            if len(pieces) == 1:
-                self.sock.sendall(pieces[0])
-            elif sum(map(len, pieces)) <= _BUFFER:
-                self.sock.sendall(b"".join(pieces))
-            else:
-                for each in pieces:
-                    self.sock.sendall(each)
+            if len(pieces) > 1 and sum(map(len, pieces)) <= _BUFFER:
+                try:
+                    pieces = [_join(pieces)]
+                except MemoryError:
+                    pass  # the author's code has it all; they go one by one
+            for each in pieces:
+                self.sock.sendall(each)
         except OSError:
             # It would look like an error of the author's generator.
             raise Closed from None
@@ -101,13 +111,16 @@ class Connection:
         end = body_at + body_bytes
         if end <= self._filled:  # nearly always: all of the frame is here
             self._at = end
-            return kind, bytes(self._view[header_at:body_at]), bytes(self._view[body_at:end])
+            header = bytes(self._view[header_at:body_at])
+            try:
+                return kind, header, bytes(self._view[body_at:end])
+            except MemoryError:
+                return kind, header, Absent(body_bytes)
         self._at = header_at
-        header = self._take(header_bytes)
-        try:
-            return kind, header, self._take(body_bytes)
-        except MemoryError:
-            return kind, header, Absent(body_bytes)
+        taken = self._take(header_bytes)
+        if isinstance(taken, Absent):
+            raise MemoryError("for the header of a frame")
+        return kind, taken, self._take(body_bytes)
 
     @property
     def unread(self) -> bool:
@@ -140,26 +153,32 @@ class Connection:
         while self._filled < size:
             self._filled += self._receive(self._view[self._filled :])
 
-    def _take(self, size: int) -> bytes:
-        """:raises MemoryError: there is none for so many bytes, which are received all the same"""
+    def _take(self, size: int) -> Body:
+        """Receive the next *size* bytes, also if there is no memory for them."""
         ready = self._filled - self._at
         if size <= ready:
-            taken = bytes(self._view[self._at : self._at + size])
+            begin = self._at
             self._at += size
-            return taken
+            try:
+                return bytes(self._view[begin : self._at])
+            except MemoryError:
+                return Absent(size)
         try:
             whole = bytearray(size)
         except MemoryError:
             self._at = self._filled = 0
             while ready < size:
                 ready += self._receive(self._view[: size - ready])
-            raise
-        whole[:ready] = self._view[self._at : self._filled]
-        self._at = self._filled = 0
+            return Absent(size)
         view = memoryview(whole)
+        view[:ready] = self._view[self._at : self._filled]  # to assign to the bytearray itself would take as much again
+        self._at = self._filled = 0
         while ready < size:
             ready += self._receive(view[ready:])
-        return bytes(whole)
+        try:
+            return bytes(whole)
+        except MemoryError:
+            return Absent(size)
 
     def _receive(self, view: memoryview) -> int:
         if self._out:

@@ -9,6 +9,7 @@ its manager closes the connection, or ends.
 
 import contextlib
 import importlib
+import os
 import socket
 import sys
 import time
@@ -99,6 +100,7 @@ def run(
     """
     handle_batch: HandleBatch | None = None
     parking: Parking | None = None
+    os.register_at_fork(after_in_child=control.close)  # a fork that returns from the handler would answer calls, too
     try:
         memory = _memory_of(start, start.slots)
         began = time.perf_counter()
@@ -137,10 +139,13 @@ def run(
 
         server = AsyncServer(start.function, start.device, handle, memory, begun, start.slots)
         server.parking = parking
+        os.register_at_fork(after_in_child=server.leave)
         server.serve(control, ready)
         return 0
     control.sendall(ready)
-    _slots(start, Connection(control), handle, handle_batch, memory, begun, parking).serve()
+    connection = Connection(control)
+    os.register_at_fork(after_in_child=connection.leave)
+    _slots(start, connection, handle, handle_batch, memory, begun, parking).serve()
     return 0
 
 

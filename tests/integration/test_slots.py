@@ -195,6 +195,33 @@ def test_a_slot_whose_thread_ends_takes_its_worker_along(platform: Platform) -> 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_fork_of_the_worker_that_returns_from_the_handler_answers_no_call(platform: Platform, is_async: bool) -> None:
+    source = """
+        import os, time
+
+        def handle(event, context):
+            if event.path == "/fork":
+                return "parent" if os.fork() else "child"
+            with open(event.path, "a") as file:
+                file.write("run ")
+            return event.text
+    """
+    source = source.replace("def handle", "async def handle") if is_async else source
+    path = platform.deploy("forks", source, HTTP)
+    for number in range(10):
+        calls = [(f"{path}/fork", b"")]
+        calls += [(f"{path}{platform.home}/{is_async}-{number}-{each}", b"%d" % each) for each in range(6)]
+        with ThreadPoolExecutor(len(calls)) as pool:
+            answers = list(pool.map(lambda call: platform.call(*call), calls))
+        assert [each.text for each in answers] == ["parent", *map(str, range(6))]
+        assert {(platform.home / f"{is_async}-{number}-{each}").read_text() for each in range(6)} == {"run "}
+        answers = [platform.call(f"{path}{platform.home}/after", b"%d" % each) for each in range(6)]
+        assert [each.text for each in answers] == [*map(str, range(6))]
+    assert "died" not in platform.log("forks")
+    assert "killed" not in platform.log("forks")
+
+
 def test_a_loop_that_is_blocked_for_good_is_ended_while_calls_keep_coming_and_they_are_answered(
     platform: Platform,
 ) -> None:

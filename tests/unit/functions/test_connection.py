@@ -1,0 +1,108 @@
+"""A worker's end of its connection where the author's code has taken all memory: no frame is lost, or taken apart."""
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpufaas_core.frames import Kind, encode_frame
+from gpufaas_functions import connection as module
+from gpufaas_functions.connection import Absent, Closed, Connection
+
+SMALL, LARGE = 1000, 100_000
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.node, theirs = socket.socketpair()
+        self.connection = Connection(theirs)
+
+    def send(self, size: int) -> None:
+        self.node.sendall(encode_frame(Kind.BODY, None, b"x" * size))
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.node.close()
+    made.connection.sock.close()
+
+
+def no_memory(*_: Any) -> Any:
+    raise MemoryError
+
+
+def none_over(size: int, made: type) -> Any:
+    def make(of: Any) -> Any:
+        if (of if isinstance(of, int) else len(of)) > size:
+            raise MemoryError
+        return made(of)
+
+    return make
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("lacks", [bytes, bytearray])
+def test_a_body_without_room_is_absent_and_the_next_frame_is_read(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, size: int, lacks: type
+) -> None:
+    monkeypatch.setattr(module, lacks.__name__, none_over(SMALL // 2, lacks), raising=False)
+    rig.send(size)
+    rig.send(10)
+
+    body = rig.connection.next()[2]
+
+    assert isinstance(body, Absent) or (size, lacks) == (SMALL, bytearray)
+    assert len(body) == size
+    assert rig.connection.next() == (Kind.BODY, b"", b"x" * 10)
+
+
+def test_a_lack_of_memory_for_answers_is_not_taken_for_one_of_the_body(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of that body a part has come: what follows would be read as a frame."""
+    rig.node.sendall(encode_frame(Kind.BODY, None, b"x") + encode_frame(Kind.BODY, None, b"x" * LARGE)[: LARGE // 2])
+    rig.connection.next()
+    rig.connection.later(b"answer", 0.0)
+    monkeypatch.setattr(rig.connection, "flush", no_memory)
+
+    with pytest.raises(MemoryError):
+        rig.connection.next()
+
+
+def test_answers_that_cannot_be_joined_are_sent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_join", no_memory)
+    for each in (b"one ", b"two ", b"three"):
+        rig.connection.later(each, 0.0)
+
+    rig.connection.flush()
+
+    assert rig.node.recv(100) == b"one two three"
+
+
+def test_a_fork_of_the_worker_has_no_part_in_its_connection(rig: Rig) -> None:
+    rig.send(10)
+    rig.send(20)
+    assert len(rig.connection.next()[2]) == 10
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            rig.connection.leave()
+            rig.connection.later(b"child", 0.0)
+            assert not rig.connection.unread
+            with pytest.raises(Closed):
+                rig.connection.flush()
+            with pytest.raises(Closed):
+                rig.connection.next()
+            status = 0
+        finally:
+            os._exit(status)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert len(rig.connection.next()[2]) == 20
+    rig.connection.send(b"parent")
+    assert rig.node.recv(100) == b"parent"
