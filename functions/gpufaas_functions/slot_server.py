@@ -308,11 +308,15 @@ class _BodyStream:
             piece = self._next()
 
     def drain(self) -> None:
-        """Read what the handler did not: its answer comes after its body."""
+        """Read what the handler did not: its answer comes after its body, unless there is no room to wait for that."""
         while True:
-            with contextlib.suppress(ConnectionAbortedError):
+            try:
                 if self._next() is None:
                     return
+            except ConnectionAbortedError:
+                pass
+            except MemoryError:
+                return
 
     def _next(self) -> Body | None:
         piece = self._slot.next_piece()

@@ -193,6 +193,8 @@ class SlotThreads(Slots):
         self._idle = 0
         self._vacant = False
         """No thread leads: the next one that has ended its call does."""
+        self._lacks = False
+        """So it is since there was no room for one more."""
         self._lead: SimpleQueue[None] = SimpleQueue()
         self._woken: SimpleQueue[None] = SimpleQueue()
         self._watches = self._asleep = False
@@ -270,10 +272,13 @@ class SlotThreads(Slots):
         except (RuntimeError, MemoryError):  # there is no room for its stack
             with self._lock:
                 self._threads -= 1
-                self._vacant = True
+                self._vacant = self._lacks = True
 
     def await_frame(self, slot: SlotServer) -> None:
+        """:raises MemoryError: nobody would read the frame: there was no room for a thread beside this one"""
         self.long(slot)
+        if self._lacks:
+            raise MemoryError("for a thread beside that of the call")
 
     def look(self, slot: SlotServer) -> None:
         """The leader gives it what comes."""
@@ -284,7 +289,7 @@ class SlotThreads(Slots):
         """Wait until this thread leads."""
         with self._lock:
             if self._vacant:
-                self._vacant = False
+                self._vacant = self._lacks = False
                 return
             self._idle += 1
         self._lead.get()

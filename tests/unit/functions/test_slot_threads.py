@@ -312,3 +312,25 @@ def test_a_thread_that_does_not_lead_any_more_leaves_the_lead_to_the_next_call_o
     assert not leads
     assert threads._running == [following]
     threads._running.clear()
+
+
+def test_a_call_that_waits_where_no_thread_can_be_started_runs_out_of_memory_and_others_go_on(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:  # noqa: ARG001 - the one of threads
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    uploads, reads, other = worker.slots[:3]
+    for _ in range(2):
+        uploads.begin("/body", b"one ", STREAM)
+        header, body = uploads.next(Kind.ANSWER)
+        assert msgspec.msgpack.decode(header, type=AnswerHead).out_of_memory, body
+        uploads.send(Kind.BODY, None, b"two")
+        uploads.send(Kind.BODY_END)
+        reads.begin("/endless")
+        reads.next(Kind.HEAD)
+        assert reads.end().startswith("MemoryError")
+
+        assert other.call("/") == "main"
+        assert uploads.call("/") == "main"
