@@ -125,7 +125,11 @@ class BoundedHttp(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as exc:
                 if self._should_upgrade():
-                    self.handle_websocket_upgrade()
+                    if self._answering():
+                        # Its answer would come in the middle of the WebSocket, which would not know of it.
+                        self._refuse(400, "Bad Request", "a WebSocket was asked for behind a request without an answer")
+                    else:
+                        self.handle_websocket_upgrade()
                     return
                 data = self._read_again() + data[exc.args[0] :]
             except httptools.HttpParserError:

@@ -25,7 +25,7 @@ from gpufaas_gateway.asgi import AsgiCaller
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.function_http import FunctionHttp
 from gpufaas_gateway.invoke import PREFIX, FunctionFront
-from gpufaas_gateway.protocol import MAX_PIPELINED, BoundedHttp
+from gpufaas_gateway.protocol import MAX_PIPELINED, BoundedHttp, BoundedWebSocket
 from gpufaas_gateway.request import Answer, Request, Run
 from gpufaas_gpu_manager.exchange import Exchange as NodeExchange
 
@@ -445,6 +445,33 @@ async def test_a_caller_who_hangs_up_ends_his_call(gateway: Gateway, tmp_path: P
                     await asyncio.sleep(0.001)
 
     assert gateway.metrics.functions["echo.openfaas-fn"].by_code.keys() == {499}
+
+
+async def test_a_websocket_behind_a_call_that_runs_is_refused(
+    gateway: Gateway, tmp_path: Path, holding: Holding, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = await calls_of(gateway, holding, tmp_path)
+    config = config_of(FunctionHttp, nothing_else)
+    config.ws_protocol_class = BoundedWebSocket
+    front, state = FunctionFront(calls.run, Origins()), uvicorn.server.ServerState()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: FunctionHttp(config=config, server_state=state, app_state={}, front=front), "127.0.0.1", 0
+    )
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(POST + b"Content-Length: 4\r\n\r\nwait")
+        await begun(holding)
+        writer.write(
+            GET + b"Upgrade: websocket\r\nConnection: upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert await asyncio.wait_for(reader.read(-1), 10) == b"", "what it said would be taken for the call's answer"
+        async with asyncio.timeout(5):
+            while not holding.cancelled:
+                await asyncio.sleep(0.001)
+        writer.close()
+    assert "a WebSocket was asked for behind" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("request_of", [GET, OTHER])
