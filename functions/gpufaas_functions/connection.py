@@ -61,6 +61,9 @@ class Connection:
     def later(self, frame: bytes, now: Seconds) -> None:
         """Send *frame* with those that follow it at once; before this thread waits for a frame, at the latest."""
         out = self._out
+        if self._at == self._filled and not out:  # nothing follows
+            self.send(frame)
+            return
         out.append(frame)
         if len(out) == 1:
             self._held_until = now + _HELD_S
