@@ -59,7 +59,11 @@ class Connection:
     # --- frames out ---
 
     def later(self, frame: bytes, now: Seconds) -> None:
-        """Send *frame* with those that follow it at once; before this thread waits for a frame, at the latest."""
+        """
+        Send *frame* with those that follow it at once; before this thread waits for a frame, at the latest.
+
+        :raises Closed: the connection is closed
+        """
         out = self._out
         if self._at == self._filled and not out:  # nothing follows
             self.send(frame)
