@@ -30,7 +30,7 @@ Of the worker, with slot 0::
     → LIMIT at any time, on a GPU: how much of its memory the worker may occupy
     → PARK while it has no call   ← PARKED, and the process is stopped
     → WAKE after that             ← WOKEN
-    → PING at any time, if READY says that the worker has an event loop   ← PONG, from the loop itself
+    → PING at any time, if READY says that the worker has a loop   ← PONG, from the loop itself
 """
 
 import struct
@@ -185,7 +185,7 @@ class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
     data_base: Bytes = 0
     """Private writable memory at the fork point. A limit is this plus the reservation."""
     loop: bool = False
-    """One event loop runs all calls, and answers PING."""
+    """It answers PING while calls run: its event loop does, or the thread that waits for calls."""
     held: Bytes = 0
     """What it holds now by its own account, `occupation` being the peak; 0: the device's driver says no more."""
     staged: int = 0

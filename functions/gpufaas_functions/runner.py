@@ -133,7 +133,7 @@ def run(
             )
         return 1
     is_loop = is_async(getattr(handler, "handle", None))
-    ready = encode_frame(Kind.READY, _ready(memory, phases, parking, loop=is_loop))
+    ready = encode_frame(Kind.READY, _ready(memory, phases, parking, loop=is_loop or start.slots > 1))
     if is_loop:
         from gpufaas_functions.async_server import AsyncServer  # only where it is needed
 

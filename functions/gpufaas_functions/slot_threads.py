@@ -26,7 +26,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from gpufaas_core.frames import KIND, SLOT, BatchHead, CallHead, Kind, LimitHead
+from gpufaas_core.frames import KIND, SLOT, BatchHead, CallHead, Kind, LimitHead, encode_frame
 from gpufaas_core.model import Seconds
 from gpufaas_functions.connection import Closed, Connection
 from gpufaas_functions.pace import QUICK_S, Pace
@@ -110,6 +110,8 @@ class Slots:
             lane.server.on_room(frame)
         elif kind == Kind.LIMIT:
             self._memory.limit(_decode_limit(header).memory)
+        elif kind == Kind.PING:
+            self.connection.send(encode_frame(Kind.PONG))
         elif self._parking is None or (answer := self._parking.answer(kind, header)) is None:
             # Of the call that came last; it may have ended.
             lane.last.frames.put((kind, header, body))

@@ -1,12 +1,12 @@
 """
-Ends a worker that does not let go of calls that nobody waits for, or whose event loop stands still meanwhile.
+Ends a worker that does not let go of calls that nobody waits for, or that stands still meanwhile.
 
 It looks only while an abandoned call runs. Time is counted in looks, not by the clock: a node that was held up itself,
 or suspended, has looked only once meanwhile.
 
-All calls of an async handler run on one event loop. Nobody can tell from outside whether a call that goes on waits or
-blocks the loop, and with it all others. So the loop owes an answer to a ping: it is a frame on the socket of an
-abandoned call, which the loop itself answers.
+All calls of an async handler run on one event loop, and those of threads share the GIL. Nobody can tell from outside
+whether a call that goes on waits, or blocks all others. So a worker with several slots owes an answer to a ping, which
+its event loop, or the thread that waits for calls, gives.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,7 +36,7 @@ class AbandonedCalls:
         kill: Callable[[str], None],
     ) -> None:
         self.pings = False
-        """The worker has an event loop, which answers pings."""
+        """The worker answers pings while calls run."""
         self._timers = timers
         self._grace_s = grace_s
         self._bound = bound
@@ -52,7 +52,7 @@ class AbandonedCalls:
             self._go_on(list(self._bound()))
 
     def on_pong(self) -> None:
-        """The event loop of the worker has answered: it lives."""
+        """The worker has answered: it lives."""
         self._owed = 0
 
     def _look(self) -> None:
@@ -61,8 +61,8 @@ class AbandonedCalls:
         if self._owed >= LOOKS:
             self._looks.clear()
             self._kill(
-                f"its event loop stood still for {grace}, while a call ran that nobody waits for: an async handler "
-                "must not block (asyncio.to_thread runs what does)"
+                f"it stood still for {grace}, while a call ran that nobody waits for: its code holds the GIL, or "
+                "blocks the event loop of an async handler (asyncio.to_thread runs what does)"
             )
         elif all(each.abandoned for each in bound) and any(self._looks.get(each, 0) >= LOOKS for each in bound):
             self._looks.clear()

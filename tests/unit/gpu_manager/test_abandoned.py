@@ -126,7 +126,7 @@ def test_a_loop_that_stands_still_is_ended_though_other_calls_wait(loop: Rig) ->
     loop.look()
 
     (reason,) = loop.killed
-    assert reason.startswith("its event loop stood still for 10 s, while a call ran that nobody waits for")
+    assert reason.startswith("it stood still for 10 s, while a call ran that nobody waits for")
 
 
 def test_a_loop_that_answers_keeps_its_worker_though_a_call_does_not_end(loop: Rig) -> None:
