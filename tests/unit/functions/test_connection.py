@@ -75,6 +75,10 @@ def test_a_lack_of_memory_for_answers_is_not_taken_for_one_of_the_body(
 
 def test_answers_that_cannot_be_joined_are_sent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_join", no_memory)
+    for _ in range(2):
+        rig.send(10)
+    rig.connection.next()
+    assert rig.connection.unread, "so that answers wait for each other"
     for each in (b"one ", b"two ", b"three"):
         rig.connection.later(each, 0.0)
 
