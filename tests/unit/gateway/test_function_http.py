@@ -619,9 +619,9 @@ async def test_calls_leave_no_task_and_nothing_for_the_garbage_collector(
     gc.collect()
     gc.disable()
     try:
-        for _ in range(50):
+        for _ in range(300):
             await call()
-        assert gc.collect() < 20
+        assert gc.collect() < 300, "what other tests have left is among it, too: some dozens"
     finally:
         gc.enable()
         connection.connection_lost(None)
