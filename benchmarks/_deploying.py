@@ -9,6 +9,26 @@ from typing import Any
 
 import httpx
 
+SERVER = """
+import asyncio
+import os
+import uvloop
+from aiohttp import web
+
+%(answer)s
+
+async def main():
+    app = web.Application(client_max_size=%(most)d)
+    app.router.add_route("*", "/{any:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", int(os.environ["PORT"]), backlog=1024).start()
+    await asyncio.Event().wait()
+
+uvloop.run(main())
+"""
+"""A program that listens on PORT. `answer`: the handler of that name; `most`: bytes of a body."""
+
 
 def deploy(
     client: httpx.Client, name: str, program: str, *, kind: str, annotations: Mapping[str, str] | None = None

@@ -15,35 +15,21 @@ from pathlib import Path
 from typing import Final
 
 import httpx
-from _deploying import deploy
+from _deploying import SERVER, deploy
 from _judged import least, status_of
 from _platform import free_port, platform, process
 from _wrk import LUA, compare, options_of, show
 
 SIZE: Final = 10 << 20
 TARGETS: Final = {1: 0.8, 4: 0.8}
-SERVER: Final = f"""
-import asyncio
-import os
-import uvloop
-from aiohttp import web
-
+ANSWER: Final = f"""
 LARGE = b"x" * {SIZE}
 
 async def answer(request):
     size = len(await request.read())
     return web.Response(body=LARGE if size < 100 else b"%d" % size)
-
-async def main():
-    app = web.Application(client_max_size={2 * SIZE})
-    app.router.add_route("*", "/{{any:.*}}", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", int(os.environ["PORT"]), backlog=1024).start()
-    await asyncio.Event().wait()
-
-uvloop.run(main())
 """
+PROGRAM: Final = SERVER % {"answer": ANSWER, "most": 2 * SIZE}
 HANDLER: Final = f"""
 LARGE = b"x" * {SIZE}
 
@@ -59,7 +45,7 @@ def main() -> int:
     judged = []
     with tempfile.TemporaryDirectory() as folder:
         program, port = Path(folder) / "main.py", free_port()
-        program.write_text(SERVER)
+        program.write_text(PROGRAM)
         direct = f"http://127.0.0.1:{port}/"
         scripts = {"sent": f'string.rep("x", {SIZE})', "answered": '"large"'}
         with (
@@ -67,7 +53,7 @@ def main() -> int:
             process([sys.executable, str(program)], direct, env={"PORT": str(port)}, stderr=subprocess.DEVNULL),
             httpx.Client(base_url=url, timeout=60) as client,
         ):
-            deploy(client, "server", SERVER, kind="server")
+            deploy(client, "server", PROGRAM, kind="server")
             deploy(client, "handler", HANDLER, kind="http")
             for name in ("server", "handler"):
                 assert client.post(f"/function/{name}", content=b"x" * SIZE).text == str(SIZE)

@@ -14,32 +14,18 @@ import tempfile
 from pathlib import Path
 
 import httpx
-from _deploying import deploy
+from _deploying import SERVER, deploy
 from _judged import least, status_of
 from _platform import free_port, platform, process
 from _wrk import LUA, compare, options_of, show
 
 TARGETS = {1: 0.40, 16: 0.45, 64: 0.52}
 BODY = "hello world"
-UPSTREAM = """
-import asyncio
-import os
-import uvloop
-from aiohttp import web
-
-async def echo(request):
+ECHO = """
+async def answer(request):
     return web.Response(body=await request.read())
-
-async def main():
-    app = web.Application()
-    app.router.add_route("*", "/{any:.*}", echo)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", int(os.environ["PORT"]), backlog=1024).start()
-    await asyncio.Event().wait()
-
-uvloop.run(main())
 """
+UPSTREAM = SERVER % {"answer": ECHO, "most": 1 << 20}
 
 
 def main() -> int:

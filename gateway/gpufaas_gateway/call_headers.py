@@ -43,6 +43,9 @@ _HIT: Final = (b"x-gpufaas-start", b"hit")
 _FROM: Final = {each: (b"x-gpufaas-start", each.encode()) for each in ("parked", "host", "peer", "disk", "store")}
 
 
+TemplateKey = tuple[bytes, DeviceId, int]
+"""Content type, device and share: what is the same in answers that have a template in common."""
+_MAX_TEMPLATES: Final = 64
 ReadHead = tuple[list[Header], bytes, int, dict[bytes, bytes] | None]
 """See `read_head`."""
 
@@ -185,6 +188,13 @@ def head_template(content_type: Header, served_by: Header, placement: Iterable[H
         + b"server-timing: queue;dur=%.3f, load;dur=%.3f, run;dur=%.3f\r\ncontent-length: %d\r\n"
     )
     return form if form.count(b"\n") == len(fixed) + 5 == form.count(b"\r") else b""
+
+
+def keep_template(templates: dict[TemplateKey, bytes], key: TemplateKey, template: bytes) -> None:
+    """Keep it among those of its revision, which may answer with any number of content types."""
+    if len(templates) >= _MAX_TEMPLATES:
+        templates.clear()
+    templates[key] = template
 
 
 def asked_timeout(text: bytes) -> Seconds:

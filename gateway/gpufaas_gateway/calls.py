@@ -30,6 +30,7 @@ from gpufaas_gateway.call_headers import (
     asked_timeout,
     call_headers,
     head_template,
+    keep_template,
     new_call_id,
     placement_headers,
     read_head,
@@ -47,8 +48,6 @@ from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, let
 
 WATCH_AFTER_S: Final[Seconds] = 0.025
 """A call that takes longer is watched, after twice this time at the latest."""
-_MAX_TEMPLATES: Final = 64
-"""Of one revision. It may answer with any number of content types."""
 _OVER: Final = CallCancelled("the call is over")
 
 
@@ -332,26 +331,23 @@ class Calls:
         """Return the headers of an answer as lines, from a template; empty if it is not of the common kind."""
         given, grant, deployed = answer.headers, exchange.grant, call.deployed
         assert deployed is not None
-        if len(given) != 1 or given[0][0] != b"content-type" or call.crossing or call.request.method == "HEAD":
+        if len(given) != 1 or given[0][0] != b"content-type" or call.crossing:
+            return b""
+        if call.request.method == "HEAD" or answer.status in BODILESS:
             return b""
         if grant.cold or exchange.phases or grant.held_s or len(grant.calls) > 1:
-            return b""
-        if answer.status in BODILESS:
             return b""
         part = grant.parts[0]
         key = given[0][1], part.device, part.share
         template = deployed.templates.get(key)
         if template is None:
-            if len(deployed.templates) >= _MAX_TEMPLATES:
-                deployed.templates.clear()
             template = head_template(given[0], self._served_by, placement_headers(grant))
-            deployed.templates[key] = template
+            keep_template(deployed.templates, key, template)
         if not template:
             return b""
         run_s, ours = call.run_s, call.ours
-        return template % (
-            run_s, ours[0][1], ours[1][1], call.queue_s * 1e3, call.load_s * 1e3, run_s * 1e3, size
-        )  # fmt: skip
+        times = (call.queue_s * 1e3, call.load_s * 1e3, run_s * 1e3)
+        return template % (run_s, ours[0][1], ours[1][1], *times, size)
 
     def _streamed(self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes, whole: bool) -> Answer:
         call.grant, call.load_s, call.status = exchange.grant, exchange.load_s, answer.status

@@ -84,7 +84,6 @@ class HostCacheStatus:
 class _Given:
     digests: list[str] = field(default_factory=list)
     files: frozenset[Identity] = frozenset()
-    size: Bytes = 0
 
 
 class HostCache:
@@ -147,18 +146,12 @@ class HostCache:
             for digest in digests:
                 self._keeper.map(digest)
             self._given[worker] = _Given(digests, frozenset(identity_of(each.descriptor) for each in found))
-            self._given[worker].size = sum(each.weights.bytes for each in found)
         return found
 
     def files_of(self, worker: int) -> frozenset[Identity]:
         """Return the memory files that *worker* may have mapped, which are not charged to it."""
         given = self._given.get(worker)
         return given.files if given is not None else frozenset()
-
-    def given_to(self, worker: int) -> Bytes:
-        """Return the size of the memory files that *worker* was given."""
-        given = self._given.get(worker)
-        return given.size if given is not None else 0
 
     def release(self, worker: int) -> None:
         """*worker* is gone with all its mappings."""

@@ -90,7 +90,7 @@ class WorkerConnection(asyncio.Protocol):
         self.write(encode_frame(kind, head))
 
     def ping(self) -> None:
-        """Ask the event loop of the worker for a sign of life."""
+        """Ask the worker for a sign of life: PONG."""
         self._pings += 1
         self.write(encode_frame(Kind.PING))
 
