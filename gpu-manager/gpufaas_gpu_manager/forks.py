@@ -102,8 +102,10 @@ class _Requests:
         _close(request.fds)
         return request.message
 
-    def __bool__(self) -> bool:
-        return bool(self._open)
+    @property
+    def workers(self) -> bool:
+        """Whether a worker is among them: a standby that nobody has yet is none."""
+        return any(not isinstance(each.message, Prepare) for each in self._open.values())
 
     def close(self) -> list[int]:
         """Forget, and return, all workers."""
@@ -206,7 +208,7 @@ class Zygote:
     @property
     def busy(self) -> bool:
         """Whether a worker of it lives, or is asked for."""
-        return bool(self._alive or self._requests)
+        return bool(self._alive) or self._requests.workers
 
     @property
     def _starting(self) -> bool:

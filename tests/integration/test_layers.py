@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.waiting import eventually
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import FunctionId, NodeId
 from gpufaas_gpu_manager import zygote
+from gpufaas_gpu_manager.confine import Confine
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.node import Node
@@ -139,6 +141,8 @@ async def test_the_layer_that_was_used_longest_ago_makes_room_unless_it_has_work
 
     await rig.end(one)
     await rig.end(two)
+    with socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)[1] as door:  # a standby on its way is no worker
+        await rig.node.host.layers.all()[0].zygote.fork(zygote.Prepare(1_000_000, Confine(), {}), [door.fileno()])
     assert (await rig.first(two))["server"] == rig.layers[0]
     await eventually(lambda: not psutil.pid_exists(first["server"]))
 
