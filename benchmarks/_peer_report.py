@@ -180,23 +180,36 @@ def print_table(report: Report) -> None:
 
 
 README_HEADINGS: Final = (
-    "server", "echo: req/s at 1", "at 16", "at 64", "p50 / p99 at 16, ms", "CPU a call at 16, µs",
-    "convnet: req/s at 16", "at 64", "p50 / p99 at 64, ms",
+    "server", "echo: req/s at 1", "at 16", "at 64", "ours / its", "p50 / p99 at 16, ms", "CPU a call at 16, µs",
+    "convnet: req/s at 16", "at 64", "ours / its", "p50 / p99 at 64, ms",
 )  # fmt: skip
 
 
 def short(report: Report) -> list[list[str]]:
     """Return the lines for README.md: one for each server."""
-    lines = [_short(OURS, report.ours)]
+    lines = [_short(OURS, report.ours, lambda _work, _at: None)]
     for name, peer in PEERS.items():
         if any(cell.peer == name for cell in report.pairs):
-            lines.append(_short(peer.title, lambda work, at, name=name: report.theirs(Cell(name, work, at))))  # type: ignore[misc]
+            lines.append(_short_of(report, name))
         elif name in report.not_run:
             lines.append([peer.title, f"not run: {report.not_run[name]}", *[""] * (len(README_HEADINGS) - 2)])
     return lines
 
 
-def _short(title: str, row_of: Callable[[str, int], Row | None]) -> list[str]:
+def _short_of(report: Report, name: str) -> list[str]:
+    return _short(
+        PEERS[name].title,
+        lambda work, at: report.theirs(Cell(name, work, at)),
+        lambda work, at: report.times(Cell(name, work, at)),
+    )
+
+
+def _short(
+    title: str, row_of: Callable[[str, int], Row | None], times_of: Callable[[str, int], float | None]
+) -> list[str]:
+    def ratios(work: str, connections: tuple[int, ...]) -> str:
+        return ", ".join(f"{times:.2f}" for at in connections if (times := times_of(work, at)) is not None)
+
     def told(work: str, connections: int, form: str) -> str:
         row = row_of(work, connections)
         return "" if row is None else form.format(**row)
@@ -205,8 +218,8 @@ def _short(title: str, row_of: Callable[[str, int], Row | None]) -> list[str]:
     echo = [told("echo", at, rate) for at in (1, 16, 64)]
     convnet = [told("convnet", at, rate) for at in CONVNET]
     return [
-        title, *echo, told("echo", 16, both), told("echo", 16, "{cpu_us:,.0f}"), *convnet,
-        told("convnet", 64, "{p50_ms:.0f} / {p99_ms:.0f}"),
+        title, *echo, ratios("echo", (1, 16, 64)), told("echo", 16, both), told("echo", 16, "{cpu_us:,.0f}"),
+        *convnet, ratios("convnet", CONVNET), told("convnet", 64, "{p50_ms:.0f} / {p99_ms:.0f}"),
     ]  # fmt: skip
 
 
@@ -223,5 +236,9 @@ def write(report: Report) -> None:
         ROOT / "docs" / "performance.md", "benchmarks/peers.py",
         f"{command}\n\n{told}\n\n{table(HEADINGS, rendered(report))}{missing}\n\n{listed(bars(report))}",
     )  # fmt: skip
-    told = f"Medians of {report.rounds} rounds; {report.machine}. Yardsticks of the run: {report.yardstick_text()}."
+    told = (
+        "*ours / its*: this platform's requests/s over the server's, round by round, at 1, 16 and 64 connections "
+        "(convnet: 16 and 64).\n\n"
+        f"Medians of {report.rounds} rounds; {report.machine}. Yardsticks of the run: {report.yardstick_text()}."
+    )
     write_part(ROOT / "README.md", "benchmarks/peers.py", f"{table(README_HEADINGS, short(report))}\n\n{told}")
