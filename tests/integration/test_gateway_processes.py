@@ -143,7 +143,7 @@ def test_kill_9_of_one_process_loses_its_own_calls_only(gateway: Gateway, tmp_pa
         its = int(_by_process(gateway, "gateway_function_invocation_inflight", "gated")[NAMES[0]])
 
         killed.kill()
-        until(lambda: not lives(killed))
+        until(lambda: not killed.is_running(), "it is reaped: a zombie may have threads yet that hold its socket open")
         others = [_called(gateway, "/function/echo", b"x") for _ in range(20)]  # nobody waits for the dead one
         gate.touch()
         statuses = [each.result() for each in calls]

@@ -318,7 +318,8 @@ def test_a_model_larger_than_any_device_is_refused_at_deploy_with_the_sizes(plat
 # --- what it costs ---
 
 
-def test_an_idle_platform_is_small_and_its_serving_process_has_no_torch(platform: Platform) -> None:
+def test_an_idle_platform_is_small_and_its_serving_process_has_no_torch(make_platform: Make) -> None:
+    platform = make_platform().start()
     maps = Path(f"/proc/{platform.pid}/maps").read_text()
     zygote = platform.zygote()
 

@@ -299,6 +299,7 @@ def test_a_thread_that_does_not_lead_any_more_leaves_the_lead_to_the_next_call_o
     """Its answer was sent by another thread, and the next call came before this one had looked whether it leads."""
     threads = worker.threads
     worker.settle()
+    until(lambda: not threads._running, "the leader has seen that the last call, which is answered, has ended")
     mine, following = Work(), Work()
 
     def run(*_: object) -> None:
