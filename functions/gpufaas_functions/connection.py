@@ -1,8 +1,10 @@
 """A worker's end of the connection to its node: frames in, for one thread at a time, and frames out, of all threads."""
 
+import select
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from gpufaas_core.frames import PREFIX
@@ -39,6 +41,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self._await_more = _readable(sock)
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
         self._at = 0
@@ -53,6 +56,7 @@ class Connection:
         What it would send or receive from now on raises `Closed`.
         """
         self.sock.close()
+        self._await_more = list  # a thread of the parent may wait there
         self._at = self._filled = 0
         self._sending = threading.Lock()  # another thread may have had it
 
@@ -191,9 +195,21 @@ class Connection:
         if self._out:
             self.flush()
         try:
+            self._await_more()
             count = self.sock.recv_into(view)
         except OSError:
             raise Closed from None
         if not count:
             raise Closed
         return count
+
+
+def _readable(sock: socket.socket) -> Callable[[], object]:
+    """
+    Return what waits until something has come on *sock*.
+
+    A thread that waits in ``recv`` on a unix socket is also woken when the other end has read what was sent on it.
+    """
+    waits = select.poll()
+    waits.register(sock, select.POLLIN)
+    return waits.poll

@@ -92,7 +92,7 @@ class Grants:
 
     def _add(self, call: CallId, grant: Grant, worker: Worker) -> Exchange:
         worker.used_at = now = time.monotonic()
-        exchange = Exchange(grant, worker, asyncio.get_running_loop(), now)
+        exchange = Exchange(grant, worker, worker.loop, now)
         self._grants[call] = worker.calls.exchanges[call] = exchange
         return exchange
 

@@ -62,6 +62,8 @@ class SlotOwner:
     on_done: Callable[[Slot, Exchange, float, int, bool, bool], None]
     on_measured: Callable[[Bytes, Bytes], None]
     ran_out: Callable[[bytes], GpufaasError]
+    caller_first: bool = False
+    """Its calls hold no device that others wait for: the caller gets an answer before the engine learns of it."""
 
 
 class Wire(Protocol):
@@ -224,12 +226,18 @@ class WorkerSlot:
             check_figures(head.run_s, head.peak)
             self._ended()
             error = self._why_none(head, body)
-            # The engine first: it may have the next call for this slot. Then the caller.
-            ok = not head.failed and error is None
-            self._worker.on_done(self, exchange, head.run_s, head.peak, head.out_of_memory, ok)
+            worker = self._worker
+            caller_first = worker.caller_first and error is None
+            try:
+                if caller_first:
+                    exchange.on_answer(head, body)
+            finally:
+                # The engine may have the next call for this slot.
+                ok = not head.failed and error is None
+                worker.on_done(self, exchange, head.run_s, head.peak, head.out_of_memory, ok)
             if error is not None:
                 exchange.fail(error)
-            else:
+            elif not caller_first:
                 exchange.on_answer(head, body)
         elif kind == Kind.ANSWERS and exchange is None:
             self._on_answers(decoded(_decode_answers, header), body)

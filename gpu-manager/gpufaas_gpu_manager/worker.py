@@ -141,7 +141,8 @@ class Worker(SlotOwner):
         self.scratch = scratch
         self.state = WorkerState.WAITING
         self.pid: int | None = None
-        self.checked: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self.loop = asyncio.get_running_loop()
+        self.checked: asyncio.Future[str | None] = self.loop.create_future()
         self.broken_check = False
         """A scratch worker ended, or was not started, through no fault of its function."""
         self.ready_head: ReadyHead | None = None
@@ -163,6 +164,7 @@ class Worker(SlotOwner):
         self.on_slots, self.on_done, self.on_call_lost = calls.on_slots, calls.on_done, calls.on_call_lost
         self.watch_abandoned, self.on_pong = calls.abandoned.watch, calls.abandoned.on_pong
         self.ran_out = calls.ran_out
+        self.caller_first = not spec.need.compute
         self.on_broken = self.kill
         self._starting: asyncio.Task[None] | None = None
         self._fetch = WorkerFetch(spec)
@@ -179,7 +181,7 @@ class Worker(SlotOwner):
         if parked:
             self.parking.wake()
             return
-        self._starting = asyncio.get_running_loop().create_task(self._begin())
+        self._starting = self.loop.create_task(self._begin())
 
     async def _begin(self) -> None:
         try:

@@ -2,10 +2,13 @@
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from gpufaas_core.frames import Kind, encode_frame
 from gpufaas_functions import connection as module
@@ -109,3 +112,23 @@ def test_a_fork_of_the_worker_has_no_part_in_its_connection(rig: Rig) -> None:
     assert len(rig.connection.next()[2]) == 20
     rig.connection.send(b"parent")
     assert rig.node.recv(100) == b"parent"
+
+
+def test_a_fork_reads_nothing_while_a_thread_of_its_parent_waits(rig: Rig) -> None:
+    waits = threading.Thread(target=rig.connection.next)
+    waits.start()
+    until(lambda: Path(f"/proc/self/task/{waits.native_id}/stat").read_text().rpartition(") ")[2][0] == "S")
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            rig.connection.leave()
+            with pytest.raises(Closed):
+                rig.connection.next()
+            status = 0
+        finally:
+            os._exit(status)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    rig.send(10)
+    waits.join()

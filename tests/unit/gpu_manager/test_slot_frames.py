@@ -80,6 +80,7 @@ class Owner:
         self.watched = self.pongs = 0
         self.closed = 0
         self.on_ready = self.on_failed = self.spoken.append
+        self.caller_first = False
 
     def on_done(self, _: Any, __: Any, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:  # noqa: ARG002
         self.done.append((run_s, peak, ok))
@@ -163,6 +164,36 @@ def test_an_honest_answer_goes_through(loop: asyncio.AbstractEventLoop) -> None:
 
     assert rig.exchange.take() == (OK, b"hello", True)
     assert (rig.owner.done, rig.owner.broken) == ([(0.1, 0, True)], "")
+
+
+@pytest.mark.parametrize("caller_first", [True, False])
+def test_the_engine_learns_of_an_answer_first_where_others_may_wait_for_the_device(
+    loop: asyncio.AbstractEventLoop, caller_first: bool
+) -> None:
+    rig = Rig(loop)
+    rig.owner.caller_first = caller_first
+    told: list[int] = []
+    rig.exchange.resume = lambda: told.append(len(rig.owner.done))
+
+    rig.say(encode_frame(Kind.ANSWER, OK, b"hello"))
+
+    assert told == [0 if caller_first else 1]
+    assert rig.exchange.take() == (OK, b"hello", True)
+    assert rig.owner.done == [(0.1, 0, True)]
+
+
+def test_a_caller_who_cannot_be_told_keeps_no_slot(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Rig(loop)
+    rig.owner.caller_first = True
+
+    def broken() -> None:
+        raise RuntimeError("of the front")
+
+    rig.exchange.resume = broken
+    with pytest.raises(RuntimeError):
+        rig.say(encode_frame(Kind.ANSWER, OK, b"hello"))
+
+    assert rig.owner.done == [(0.1, 0, True)]
 
 
 def test_pieces_that_come_at_once_go_on_as_one(loop: asyncio.AbstractEventLoop) -> None:
