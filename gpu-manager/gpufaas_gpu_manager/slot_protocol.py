@@ -50,6 +50,7 @@ _decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
 class SlotOwner:
     """The worker of a connection and its slots, as these call it."""
 
+    loop: asyncio.AbstractEventLoop
     on_ready: Callable[[ReadyHead], None]
     on_failed: Callable[[FailedHead], None]
     on_broken: Callable[[str], None]
@@ -71,11 +72,19 @@ class Wire(Protocol):
 
     closing: bool
     """Nothing can be sent any more: the worker has died, or will be killed for this."""
+    running: int
+    """Calls that were sent and have not ended."""
     ended: int
     """Calls that have ended, for each of which the worker may say once what memory it needed."""
 
     def write(self, *frame: bytes | memoryview) -> None:
-        """Send a frame, in pieces; nothing if the connection is closing."""
+        """Send a frame, in pieces, behind those that are held; nothing if the connection is closing."""
+
+    def hold(self, frame: bytes) -> None:
+        """Send *frame* with those that follow it in this turn of the loop."""
+
+    def flush(self) -> None:
+        """Send what is held."""
 
     def ping(self) -> None: ...
 
@@ -124,8 +133,10 @@ class WorkerSlot:
 
     def begin(self, exchange: Exchange, head: CallHead, body: bytes | memoryview) -> None:
         streams = head.body_mode == STREAM
-        if self._beginning:
+        ends_batch = False
+        if in_batch := self._beginning > 0:
             self._beginning -= 1
+            ends_batch = not self._beginning
             batch = self._next if self._follows else self._batch
             batch[len(batch)] = exchange, head.method == "HEAD"
         else:
@@ -133,22 +144,28 @@ class WorkerSlot:
             self._bodiless = head.method == "HEAD"
             self._sent += 1
             self._streams, self._body_room = streams, WINDOW
-        if self._wire.closing:
+        wire = self._wire
+        if wire.closing:
             if not streams:
                 exchange.state = states.HOLD[exchange.state]
             return  # its worker ends: then its calls are failed or placed again
         frame = encode_prefix(Kind.CALL, head, len(body), self.index)
-        if len(body) <= _JOINED:
-            self._wire.write(frame + body)
+        if len(body) > _JOINED:
+            wire.write(frame, body)  # to join a large body to its head would copy it
+        elif in_batch or wire.running:  # else the worker waits for it
+            wire.hold(frame + body)
         else:
-            self._wire.write(frame, body)  # to join a large body to its head would copy it
+            wire.write(frame + body)
+        wire.running += 1
+        if ends_batch:
+            wire.flush()
 
     def begin_batch(self, calls: int) -> None:
         self._beginning = calls
         self._follows = self._exchange is not None or bool(self._batch)
         self._sent += 1
         self._streams = False
-        self._wire.write(encode_frame(Kind.BATCH, BatchHead(calls), slot=self.index))
+        self._wire.hold(encode_frame(Kind.BATCH, BatchHead(calls), slot=self.index))
 
     def ping(self) -> None:
         self._wire.ping()
@@ -282,6 +299,7 @@ class WorkerSlot:
         """Its call has ended."""
         self._exchange = None
         self._wire.ended += 1
+        self._wire.running -= 1
         self._wake_sender()
         self.resume()
         self._begin_next()
@@ -306,6 +324,7 @@ class WorkerSlot:
         if at < len(bodies):
             raise BrokenFrame("bytes of no answer")
         self._wire.ended += len(found)
+        self._wire.running -= len(found)
         self._begin_next()
         errors = [self._why_none(head, body) for _, head, body in found]
         # The engine first, as it may have the next batch for this slot. Then the callers.

@@ -30,6 +30,8 @@ from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import shortened, why_no_phases, why_not_ready
 from gpufaas_gpu_manager.slot_protocol import SlotOwner, WorkerSlot, check_figures, decoded
 
+_HELD: Final = 8
+"""Frames for calls that go out together at most: the worker begins meanwhile."""
 _SAID: Final = 2000
 """Characters of a reason."""
 _OF_WORKER: Final = frozenset((Kind.READY, Kind.FAILED, Kind.MEASURED, Kind.PONG, Kind.PARKED, Kind.WOKEN))
@@ -47,12 +49,13 @@ class WorkerConnection(asyncio.Protocol):
         """:param begun: how many calls and batches the worker has begun on each of its slots (`functions/begun.py`)"""
         self.slots = [WorkerSlot(worker, self, index) for index in range(len(begun))]
         self.closing = False
-        self.ended = 0
+        self.running = self.ended = 0
         self.lost = False
         self._worker = worker
         self._begun = begun
         self._reader = FrameReader(CHUNK_BYTES, len(begun))
         self._transport: asyncio.Transport | None = None
+        self._held: list[bytes] = []
         self._full = False
         self._writable: list[asyncio.Future[None]] = []
         self._closed = False
@@ -68,11 +71,25 @@ class WorkerConnection(asyncio.Protocol):
     # --- to the worker ---
 
     def write(self, *frame: bytes | memoryview) -> None:
+        if self._held:
+            self.flush()
         if self._transport is None or self._transport.is_closing():
             self.closing = True
             return
         for each in frame:
             self._transport.write(each)
+
+    def hold(self, frame: bytes) -> None:
+        self._held.append(frame)
+        if len(self._held) == 1:
+            self._worker.loop.call_soon(self.flush)
+        elif len(self._held) == _HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, []
+            self.write(b"".join(held))
 
     async def drain(self) -> None:
         while self._full and not self.lost:

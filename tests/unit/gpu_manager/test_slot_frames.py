@@ -52,10 +52,12 @@ END = encode_frame(Kind.END, EndHead(0.5))
 class Transport:
     def __init__(self) -> None:
         self.written = b""
+        self.writes = 0
         self.closed = False
 
     def write(self, data: bytes) -> None:
         self.written += data
+        self.writes += 1
 
     def is_closing(self) -> bool:
         return self.closed
@@ -71,7 +73,8 @@ class Transport:
 class Owner:
     """The worker: keeps what it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self.done: list[tuple[float, int, bool]] = []
         self.measured: list[int] = []
         self.on_measured = lambda *sizes: self.measured.append(sizes[0])
@@ -120,7 +123,7 @@ class Rig:
         method: str = "POST",
         body_mode: int = INLINE,
     ) -> None:
-        self.owner, self.transport = Owner(), Transport()
+        self.owner, self.transport = Owner(loop), Transport()
         self.begun = [0] * slots
         """What the worker has begun in each slot."""
         self.connection = WorkerConnection(cast(Any, self.owner), self.begun)
@@ -144,11 +147,13 @@ class Rig:
         self.connection.connection_lost(None)
         self.connection.close()
 
-    def bind(self, slot: int, name: str, body_mode: int = INLINE, buffer: int = 1) -> Exchange:
-        """Give another call to *slot*."""
+    def bind(self, slot: int, name: str, body_mode: int = INLINE, buffer: int = 1, *, sent: bool = True) -> Exchange:
+        """Give another call to *slot*. :param sent: this turn of the loop ends"""
         exchange = Exchange(grant(name), self.owner, asyncio.get_event_loop_policy().new_event_loop(), 0.0)
         exchange.arrive(CallHead(name, "POST", "/", b"", [], body_mode), b"")
         exchange.bind(self.connection.slots[slot], 0.0, buffer)
+        if sent:
+            self.connection.flush()
         return exchange
 
 
@@ -180,6 +185,56 @@ def test_the_engine_learns_of_an_answer_first_where_others_may_wait_for_the_devi
     assert told == [0 if caller_first else 1]
     assert rig.exchange.take() == (OK, b"hello", True)
     assert rig.owner.done == [(0.1, 0, True)]
+
+
+def slots_sent(transport: Transport) -> list[int]:
+    """Return the slots of the frames that were sent, and forget them."""
+    sent, transport.written, transport.writes = transport.written, b"", 0
+    return [kind >> SLOT for kind, _, _ in FrameReader(slots=16).feed(sent)]
+
+
+def test_calls_for_a_busy_worker_go_out_together_at_the_end_of_the_turn() -> None:
+    async def turn() -> None:
+        rig = Rig(asyncio.get_running_loop(), slots=3)
+        assert slots_sent(rig.transport) == [0], "it waited for this one"
+
+        for slot in (1, 2):
+            rig.bind(slot, f"c{slot}", sent=False)
+        assert rig.transport.writes == 0
+        await asyncio.sleep(0)
+        assert rig.transport.writes == 1
+        assert slots_sent(rig.transport) == [1, 2]
+
+        rig.say(*(encode_frame(Kind.ANSWER, OK, b"", slot) for slot in range(3)))
+        rig.bind(1, "alone", sent=False)
+        assert slots_sent(rig.transport) == [1]
+
+    asyncio.run(turn())
+
+
+def test_no_more_than_some_calls_wait_for_the_end_of_a_turn(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Rig(loop, slots=12)
+    for slot in range(1, 12):
+        rig.bind(slot, f"c{slot}", sent=False)
+
+    assert slots_sent(rig.transport) == list(range(9))
+
+
+def test_a_frame_that_is_sent_at_once_overtakes_no_call(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Rig(loop, slots=2)
+    held = rig.bind(1, "held", sent=False)
+    rig.connection.slots[1].cancel(held)
+
+    assert slots_sent(rig.transport) == [0, 1, 1]
+
+
+def test_a_call_that_was_held_when_its_worker_died_is_placed_again(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Rig(loop, slots=2)
+    held = rig.bind(1, "held", sent=False)
+    rig.die(begun=1)
+
+    assert held.untouched
+    assert not rig.exchange.untouched
 
 
 def test_a_caller_who_cannot_be_told_keeps_no_slot(loop: asyncio.AbstractEventLoop) -> None:
@@ -307,7 +362,7 @@ class Batch(Rig):
         super().__init__(loop)
         self.say(encode_frame(Kind.ANSWER, OK))
         self.owner.done.clear()
-        self.transport.written = b""
+        self.transport.written, self.transport.writes = b"", 0
         self.calls = [Exchange(grant(f"c{place}"), self.owner, loop, 0.0) for place in range(3)]
         self.slot.begin_batch(3)
         for place, each in enumerate(self.calls):
@@ -320,8 +375,10 @@ def answers(*given: tuple[int, int, AnswerHead], body: bytes = b"") -> bytes:
 
 
 def test_a_batch_goes_out_in_the_order_of_its_calls(loop: asyncio.AbstractEventLoop) -> None:
-    sent = list(FrameReader().feed(Batch(loop).transport.written))
+    transport = Batch(loop).transport
+    sent = list(FrameReader().feed(transport.written))
 
+    assert transport.writes == 1
     assert [kind for kind, _, _ in sent] == [Kind.BATCH, Kind.CALL, Kind.CALL, Kind.CALL]
     assert [body for _, _, body in sent[1:]] == [b"0", b"1", b"2"]
 
