@@ -118,7 +118,7 @@ class Attempts:
         ]
         reason: str
         try:
-            await self._callbacks.deliver(call.callback_url, headers, answer.body)
+            await self._callbacks.deliver(call.callback_url, headers, bytes(answer.body))
         except CallbackFailed as exc:
             now, reason = self._clock(), str(exc)
             if deliveries < policy.attempts:
@@ -170,7 +170,7 @@ class AnswerKeeper:
         self.status, self.headers = answer.status, answer.headers
         self.begun = True
         if answer.stream is None:
-            self._keep(answer.body)
+            self._keep(bytes(answer.body))
             return
         with answer.stream as stream:
             while (piece := await stream.chunk()) is not None:

@@ -20,7 +20,18 @@ from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.error_codes import error_name
 from gpufaas_cluster.frame_connection import FrameConnection
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed
-from gpufaas_core.frames import FILE, INLINE, AnswerHead, BrokenFrame, CallHead, Kind, encode_frame, encode_prefix
+from gpufaas_core.frames import (
+    CHUNK_BYTES,
+    FILE,
+    INLINE,
+    AnswerHead,
+    BrokenFrame,
+    CallHead,
+    EndHead,
+    Kind,
+    encode_frame,
+    encode_prefix,
+)
 from gpufaas_core.messages import Grant
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.exchange import Exchange
@@ -100,7 +111,7 @@ class ServedCalls:
             answer = NodeAnswerHead(head, exchange.load_s, exchange.phases, grant, exchange.tier)
             if whole:
                 self._end()
-                connection.write_with(encode_prefix(Kind.ANSWER, answer, len(body)), body)
+                self._write_whole(answer, body)
                 return
             connection.write_with(encode_prefix(Kind.HEAD, answer, len(body)), body)
         else:
@@ -112,6 +123,20 @@ class ServedCalls:
         elif exchange.end is not None:
             self._end()
             connection.write(encode_frame(Kind.END, exchange.end))
+
+    def _write_whole(self, answer: NodeAnswerHead, body: bytes | memoryview) -> None:
+        """Write an answer that does not stream; one that is too large for a frame in pieces."""
+        connection, size, run_s = self._connection, len(body), answer.head.run_s
+        if size <= CHUNK_BYTES:
+            connection.write_with(encode_prefix(Kind.ANSWER, answer, size), body)
+            return
+        head = msgspec.structs.replace(answer.head, length=size)
+        connection.write(encode_frame(Kind.HEAD, msgspec.structs.replace(answer, head=head)))
+        view = memoryview(body)
+        for at in range(0, size, CHUNK_BYTES):
+            piece = view[at : at + CHUNK_BYTES]
+            connection.write_with(encode_prefix(Kind.CHUNK, None, len(piece)), piece)
+        connection.write(encode_frame(Kind.END, EndHead(run_s)))
 
     def give_up(self) -> None:
         """The caller is gone: stop the call, if there is one."""

@@ -16,7 +16,7 @@ from gpufaas_core.driven import PAUSE
 from gpufaas_core.errors import GpufaasError, StorageFailed
 from gpufaas_core.frames import AnswerHead, EndHead
 
-Piece = tuple[AnswerHead, bytes, bool] | bytes
+Piece = tuple[AnswerHead, bytes | memoryview, bool] | bytes
 """First the head, the body and whether that is all; then pieces of the body."""
 SLOW_S: Final[Seconds] = 1.0
 """A reader who makes the source wait longer is slow."""
@@ -67,7 +67,7 @@ class AnswerBuffer:
         """How long it has waited for a worker that still loads; 0.0: the worker is ready, or it is unknown here."""
         return 0.0
 
-    async def answer(self) -> tuple[AnswerHead, bytes, bool]:
+    async def answer(self) -> tuple[AnswerHead, bytes | memoryview, bool]:
         """
         Return head, body and whether that is all; when it is not, `chunk` gives the rest.
 

@@ -11,6 +11,8 @@ A slot has one call, or batch, at a time. A call, seen from the node::
     → CALL (head, body inline)                          or  CALL with body_mode STREAM, BODY*, BODY_END
                                                         or  CALL with body_mode FILE: the body is the file `body_path`
     ← ANSWER (head, body inline)                        or  HEAD, CHUNK*, END
+    → AREA before a CALL: memory that both ends have mapped, for its body, and for its answer
+    ← LAID in place of ANSWER: the body of the answer lies in that area
     → CANCEL at any time: the caller is gone; the worker stops at its next chunk and still answers END
     → ROOM while an answer streams, ← ROOM while a body does: so much more may be sent
 
@@ -72,6 +74,7 @@ class Kind:
     PARK: Final = 8
     WAKE: Final = 9
     ROOM: Final = 10
+    AREA: Final = 11
     READY: Final = 16
     FAILED: Final = 17
     ANSWER: Final = 18
@@ -83,6 +86,7 @@ class Kind:
     ANSWERS: Final = 24
     PARKED: Final = 25
     WOKEN: Final = 26
+    LAID: Final = 27
 
 
 KINDS: Final = frozenset(value for name, value in vars(Kind).items() if name.isupper())
@@ -122,6 +126,17 @@ class CancelHead(msgspec.Struct, array_like=True, frozen=True):
     place: int
 
 
+class AreaHead(msgspec.Struct, array_like=True, frozen=True):
+    """
+    The call that follows has `size` bytes of the memory file of its worker, from `at` on, until its answer has ended.
+    The first `body` bytes are its body, whose frame has none then; 0: its body is in its frame, as always.
+    """
+
+    at: Bytes
+    size: Bytes
+    body: Bytes
+
+
 class RoomHead(msgspec.Struct, array_like=True, frozen=True):
     """So much more of the body or the answer of its call may be sent."""
 
@@ -148,6 +163,13 @@ class AnswerHead(msgspec.Struct, array_like=True, frozen=True):
     length: int = -1
     """Content-Length of a body that streams, or that an answer to HEAD leaves out. -1: the function did not declare
     it."""
+
+
+class LaidHead(msgspec.Struct, array_like=True, frozen=True):
+    """An answer as in ANSWER, whose body is the first `size` bytes of the area of its call."""
+
+    size: Bytes
+    head: AnswerHead
 
 
 class AnswersHead(msgspec.Struct, array_like=True, frozen=True):

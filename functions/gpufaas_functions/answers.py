@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import CHUNK_BYTES, FILE, AnswerHead, CallHead, Kind, MeasuredHead, encode_frame
+from gpufaas_core.frames import CHUNK_BYTES, FILE, AnswerHead, CallHead, Kind, LaidHead, MeasuredHead, encode_frame
+from gpufaas_functions.areas import Area
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
 from gpufaas_functions.emulated import EmulatedMemory
 from gpufaas_functions.memory import CpuMemory, CudaMemory, is_out_of_memory
@@ -29,8 +30,11 @@ Handle: TypeAlias = Callable[[Event, Context], Any]
 """The author's ``handle``, with the model."""
 
 
-def event_of(head: CallHead, body: bytes) -> Event:
+def event_of(head: CallHead, body: "bytes | Area") -> Event:
     """Return the event of a call whose body is there."""
+    if type(body) is Area:
+        return Event(head.method, head.path, head.query, head.headers, None, area=body)
+    assert isinstance(body, bytes)
     if head.body_mode == FILE:
         return Event(head.method, head.path, head.query, head.headers, None, file=head.body_path)
     return Event(head.method, head.path, head.query, head.headers, body)
@@ -56,6 +60,14 @@ def whole_frame(
     assert answer.body is not None
     head = whole_head(answer, method, run_s, peak, out_of_memory, failed)
     return encode_frame(Kind.ANSWER, head, answer.body, slot)
+
+
+def laid_frame(answer: HandlerAnswer, area: Area, run_s: float, failed: bool, slot: int) -> bytes:
+    """Put the body of *answer* into *area*, and return the frame that says so."""
+    assert answer.body is not None
+    area.lay(answer.body)
+    head = AnswerHead(answer.status, answer.headers, run_s, failed=failed)
+    return encode_frame(Kind.LAID, LaidHead(len(answer.body), head), slot=slot)
 
 
 def growth_frame(memory: Memory) -> bytes:

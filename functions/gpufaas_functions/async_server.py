@@ -7,6 +7,7 @@ methods do not await. What the calls of one turn of the loop send goes together.
 """
 
 import asyncio
+import ctypes
 import sys
 import time
 from collections.abc import AsyncIterator, MutableSequence
@@ -23,6 +24,7 @@ from gpufaas_core.frames import (
     STREAM,
     WINDOW,
     AnswerHead,
+    AreaHead,
     CallHead,
     EndHead,
     FrameReader,
@@ -42,15 +44,18 @@ from gpufaas_functions.answers import (
     failure,
     growth_frame,
     in_one_line,
+    laid_frame,
     pieces_of,
     whole_frame,
 )
+from gpufaas_functions.areas import Area
 from gpufaas_functions.author import Context, HandlerAnswer
 from gpufaas_functions.coroutines import Pieces, called, checked, closed
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.parking import Parking
 from gpufaas_functions.slot_threads import end_process
 
+_decode_area: Final = msgspec.msgpack.Decoder(AreaHead).decode
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 _decode_limit: Final = msgspec.msgpack.Decoder(LimitHead).decode
 _decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
@@ -69,6 +74,8 @@ class AsyncServer(asyncio.Protocol):
         self.alone = slots == 1
         self.begun = begun
         self.parking: Parking | None = None
+        self.shared: ctypes.Array[ctypes.c_char] | None = None
+        """The memory that the node lends areas of; None: it lends none."""
         self._slots = [AsyncSlot(self, index) for index in range(slots)]
         self._reader = FrameReader(sys.maxsize, slots)
         self._out: list[bytes | memoryview] = []
@@ -168,6 +175,8 @@ class AsyncSlot:
         self._body: list[bytes] = []
         self._taken = 0
         """Bytes of the body that the node was not told of yet."""
+        self._area: Area | None = None
+        """What its call, or the next one, has of the memory shared with the node."""
         self._task: asyncio.Task[None] | None = None
         self._begun = False
         """The task runs: before that, a cancellation would not reach its code."""
@@ -187,12 +196,17 @@ class AsyncSlot:
         if kind == Kind.CALL:
             head = _decode_call(header)
             self._cancelled = False
-            if head.body_mode == STREAM:
+            if self._area is not None and (laid := self._area.body) is not None:
+                self._begin(head, laid)
+            elif head.body_mode == STREAM:
                 self._head, self._body, self._taken = head, [body], 0
             else:
                 self._begin(head, body)
         elif kind == Kind.CANCEL:
             self._cancel()
+        elif kind == Kind.AREA:
+            assert self._server.shared is not None
+            self._area = Area(self._server.shared, _decode_area(header))
         elif kind == Kind.ROOM:
             self._may_send += _decode_room(header).room
             if self._sendable is not None and not self._sendable.done():
@@ -236,7 +250,7 @@ class AsyncSlot:
         body, self._body = b"".join(self._body), []
         self._begin(head, body)
 
-    def _begin(self, head: CallHead, body: bytes) -> None:
+    def _begin(self, head: CallHead, body: bytes | Area) -> None:
         self._begun = False
         self._task = asyncio.get_running_loop().create_task(self._run(head, body))
 
@@ -248,20 +262,23 @@ class AsyncSlot:
         elif self._task is not None and self._begun:
             self._task.cancel()
 
-    async def _run(self, head: CallHead, body: bytes) -> None:
+    async def _run(self, head: CallHead, body: bytes | Area) -> None:
         self._begun = True
         if self._server.left:
             end_process()
         self._server.begun[self._index] += 1
         alone = self._server.alone
+        area, self._area = self._area, None
         call_lines.begin(head.call, alone)
         try:
-            await self._answer(head, body)
+            await self._answer(head, body, area)
         finally:
             call_lines.end(head.call, alone)
             self._task = None
+            if area is not None:
+                area.end()
 
-    async def _answer(self, head: CallHead, body: bytes) -> None:
+    async def _answer(self, head: CallHead, body: bytes | Area, area: Area | None) -> None:
         server = self._server
         event, context = event_of(head, body), Context(head.call, server.function, server.device)
         failed = out_of_memory = False
@@ -275,7 +292,9 @@ class AsyncSlot:
             if isinstance(exc, KeyboardInterrupt):
                 raise
             answer, out_of_memory, failed = self._failed(exc), is_out_of_memory(exc), True
-        if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
+        if answer.body is not None and area is not None and area.takes(len(answer.body)) and head.method != "HEAD":
+            self._send(laid_frame(answer, area, time.perf_counter() - began, failed, self._index))
+        elif answer.body is not None and len(answer.body) <= CHUNK_BYTES:
             run_s = time.perf_counter() - began
             peak = server.memory.grown() if out_of_memory else 0
             self._send(whole_frame(answer, head.method, run_s, peak, out_of_memory, failed, self._index))

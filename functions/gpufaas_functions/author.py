@@ -18,13 +18,16 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 
 from gpufaas_core.frames import MAX_HEADER
 from gpufaas_core.plausible import why_no_answer
+
+if TYPE_CHECKING:
+    from gpufaas_functions.areas import Area  # containers of other programs have no areas
 
 _PIECE: Final = 256 * 1024
 _FRAMING: Final = 16
@@ -88,7 +91,7 @@ class BadBody(msgspec.DecodeError):
 class Event:
     """One call. Reading `body` reads all of it; `stream` gives a body that streams piece by piece."""
 
-    __slots__ = ("_body", "_file", "_path", "_query", "_raw_headers", "_stream", "method")
+    __slots__ = ("_area", "_body", "_file", "_path", "_query", "_raw_headers", "_stream", "method")
 
     def __init__(
         self,
@@ -99,6 +102,7 @@ class Event:
         body: bytes | None,
         stream: Callable[[], Iterator[bytes]] | None = None,
         file: str = "",
+        area: "Area | None" = None,
     ) -> None:
         self.method = method
         self._path = path
@@ -108,11 +112,15 @@ class Event:
         self._stream = stream
         self._file = file
         """The file of a large body; empty: the body is in memory, or streams."""
+        self._area = area
+        """The memory shared with the node, if the body lies there."""
 
     @property
     def body(self) -> bytes:
         """The whole body."""
-        if self._body is None and self._file:
+        if self._body is None and self._area is not None:
+            self._body = self._read(0, len(self._area))
+        elif self._body is None and self._file:
             with self._opened() as file:
                 self._body = file.read()  # one copy, from the page cache
         elif self._body is None:
@@ -123,6 +131,10 @@ class Event:
         """Yield the body in pieces as they come, without keeping them. Only once; `body` is empty afterwards."""
         if self._body is not None:
             yield self._body
+            return
+        if self._area is not None:
+            for at in range(0, len(self._area), _PIECE):
+                yield self._read(at, _PIECE)
             return
         if self._file:
             with self._opened() as file:
@@ -135,6 +147,14 @@ class Event:
         yield from source()
         if self._body is None:
             self._body = b""
+
+    def _read(self, at: int, size: int) -> bytes:
+        """:raises BadBody: its call has ended"""
+        assert self._area is not None
+        try:
+            return self._area.read(at, size)
+        except FileNotFoundError:
+            raise BadBody("the body is gone: its call has ended", self) from None
 
     def _opened(self) -> BinaryIO:
         """:raises BadBody: the file was removed, as its caller left: others of its batch go on without it"""

@@ -11,7 +11,7 @@ from gpufaas_functions import call_lines
 from gpufaas_functions.answers import Memory, answer_of, event_of, failure, whole_head
 from gpufaas_functions.author import HandlerAnswer
 from gpufaas_functions.batches import HandleBatch, Result, run_batch
-from gpufaas_functions.connection import Absent, Body
+from gpufaas_functions.connection import Absent, CallBody
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.slot_server import SlotServer, no_room
 
@@ -26,7 +26,7 @@ class BatchServer:
         self._slot = slot
         self._handle_batch = handle_batch
 
-    def serve(self, calls: list[tuple[CallHead, Body]]) -> None:
+    def serve(self, calls: list[tuple[CallHead, CallBody]]) -> None:
         """Answer a batch of *calls*. What is printed meanwhile belongs to none of them."""
         slot, memory, size = self._slot, self._slot.memory, len(calls)
         heads = [head for head, _ in calls]

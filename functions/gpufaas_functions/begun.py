@@ -1,5 +1,6 @@
 """
-Which calls a worker has begun, in memory that it shares with its node.
+Which calls a worker has begun, in memory that it shares with its node. Behind the counts, that memory has room for
+large bodies and answers (`areas`).
 
 If it dies, the node places those again that it had not begun. The worker counts, for each slot, the calls and batches
 that it begins, before any of the author's code runs; that costs no system call. The node counts what it sends. Where
@@ -13,9 +14,13 @@ import os
 from collections.abc import MutableSequence
 from typing import Final, cast
 
-from gpufaas_functions.staged import map_file
+from gpufaas_functions.staged import HUGE, map_file
 
 _NAME: Final = "gpufaas-begun"
+AREAS_AT: Final = HUGE
+"""Where the room for bodies begins."""
+AREAS_BYTES: Final = 64 * 1024 * 1024
+"""Of that room. It takes memory where it is used."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _COUNT: Final = ctypes.c_uint32
 UNKNOWN: Final = -1
@@ -30,7 +35,10 @@ def open_counts(slots: int) -> int:
     """
     descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(descriptor, slots * ctypes.sizeof(_COUNT))
+        try:
+            os.ftruncate(descriptor, AREAS_AT + AREAS_BYTES)
+        except OSError:  # files may not be as large here (RLIMIT_FSIZE): there is no room for bodies
+            os.ftruncate(descriptor, slots * ctypes.sizeof(_COUNT))
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except OSError:
         os.close(descriptor)
@@ -38,12 +46,12 @@ def open_counts(slots: int) -> int:
     return descriptor
 
 
-def counts_in(descriptor: int) -> MutableSequence[int]:
+def shared_in(descriptor: int, slots: int) -> "tuple[MutableSequence[int], ctypes.Array[ctypes.c_char]]":
     """
-    Return the counts, which both ends see; *descriptor* can be closed.
+    Return the counts, which both ends see, and the whole memory; *descriptor* can be closed.
 
-    :raises MemoryError: there is no room for them
+    :raises MemoryError: there is no room to map it
     """
     whole = map_file(descriptor, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED)
-    counts = (_COUNT * (len(whole) // ctypes.sizeof(_COUNT))).from_buffer(whole)  # it stays mapped as long
-    return cast(MutableSequence[int], counts)
+    counts = (_COUNT * slots).from_buffer(whole)  # it stays mapped as long
+    return cast(MutableSequence[int], counts), whole

@@ -1,5 +1,6 @@
 """A worker's end of the connection to its node: frames in, for one thread at a time, and frames out, of all threads."""
 
+import ctypes
 import select
 import socket
 import threading
@@ -7,8 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from gpufaas_core.frames import PREFIX
+from gpufaas_core.frames import PREFIX, AreaHead
 from gpufaas_core.model import Bytes, Seconds
+from gpufaas_functions.areas import Area
 
 _BUFFER: Final = 64 * 1024
 _HELD_S: Final[Seconds] = 0.0003
@@ -32,6 +34,7 @@ class Absent:
 
 
 Body: TypeAlias = bytes | Absent
+CallBody: TypeAlias = Body | Area
 Frame: TypeAlias = tuple[int, bytes, Body]
 """Kind and slot, as in `frames.PREFIX`; header; body."""
 
@@ -39,9 +42,11 @@ Frame: TypeAlias = tuple[int, bytes, Body]
 class Connection:
     """See module."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, shared: "ctypes.Array[ctypes.c_char] | None" = None) -> None:
+        """:param shared: the memory that its node lends areas of; None: it lends none"""
         self.sock = sock
         self._await_more = _readable(sock)
+        self._shared = shared
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
         self._at = 0
@@ -59,6 +64,11 @@ class Connection:
         self._await_more = list  # a thread of the parent may wait there
         self._at = self._filled = 0
         self._sending = threading.Lock()  # another thread may have had it
+
+    def area(self, head: AreaHead) -> Area:
+        """Return what the node lends to a call."""
+        assert self._shared is not None
+        return Area(self._shared, head)
 
     # --- frames out ---
 

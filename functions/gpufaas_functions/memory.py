@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from gpufaas_functions.areas import touched
 from gpufaas_functions.staged import unchanged
 
 THREAD_STACK: Final = 2 * 1024 * 1024
@@ -42,7 +43,8 @@ class CpuMemory:
     The peak growth of the resident set (private data and mapped weights), plus the zygote's pages that it copied by
     writing to them, which the resident set does not show. At least the private writable memory that it has allocated,
     since the kernel compares that with the limit. So weights are counted in full as soon as they are mapped, wherever
-    they are kept; pages of them that the worker alone has mapped are no copies of the zygote's.
+    they are kept; pages of them that the worker alone has mapped are no copies of the zygote's. Memory for bodies that
+    the node has lent (`areas`) is not counted.
     """
 
     def __init__(self, slots: int = 1, known: int = 0) -> None:
@@ -78,7 +80,7 @@ class CpuMemory:
     def _grown(self, now: "MemoryPoint") -> int:
         self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         threads = min(max(0, threading.active_count() - 1) * THREAD_STACK, stacks(self._slots))
-        return max(0, self._seen * 1024 - _FORK_POINT.rss, now.data - _FORK_POINT.data - threads)
+        return max(0, self._seen * 1024 - _FORK_POINT.rss - touched(), now.data - _FORK_POINT.data - threads)
 
     def grown(self) -> int:
         """

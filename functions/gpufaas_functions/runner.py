@@ -8,6 +8,7 @@ its manager closes the connection, or ends.
 """
 
 import contextlib
+import ctypes
 import importlib
 import os
 import socket
@@ -90,13 +91,15 @@ class WorkerStart(msgspec.Struct, frozen=True):
 
 
 def run(
-    start: WorkerStart, control: socket.socket, begun: MutableSequence[int], clocks: Sequence[socket.socket] = ()
-) -> int:
+    start: WorkerStart, control: socket.socket, begun: MutableSequence[int], clocks: Sequence[socket.socket] = (),
+    shared: "ctypes.Array[ctypes.c_char] | None" = None,
+) -> int:  # fmt: skip
     """
     Serve until *control*, the connection to the node, is closed; return the exit status.
 
     :param begun: counts what each slot begins (`begun`)
     :param clocks: on an emulated device, one for each slot
+    :param shared: the memory that the node lends areas of (`areas`)
     """
     handle_batch: HandleBatch | None = None
     parking: Parking | None = None
@@ -138,12 +141,12 @@ def run(
         from gpufaas_functions.async_server import AsyncServer  # only where it is needed
 
         server = AsyncServer(start.function, start.device, handle, memory, begun, start.slots)
-        server.parking = parking
+        server.parking, server.shared = parking, shared
         os.register_at_fork(after_in_child=server.leave)
         server.serve(control, ready)
         return 0
     control.sendall(ready)
-    connection = Connection(control)
+    connection = Connection(control, shared)
     os.register_at_fork(after_in_child=connection.leave)
     _slots(start, connection, handle, handle_batch, memory, begun, parking).serve()
     return 0

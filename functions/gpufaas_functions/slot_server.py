@@ -35,11 +35,13 @@ from gpufaas_functions.answers import (
     failure,
     growth_frame,
     in_one_line,
+    laid_frame,
     pieces_of,
     whole_frame,
 )
+from gpufaas_functions.areas import Area
 from gpufaas_functions.author import Context, Event, HandlerAnswer, to_answer
-from gpufaas_functions.connection import Absent, Body, Closed, Connection, Frame
+from gpufaas_functions.connection import Absent, Body, CallBody, Closed, Connection, Frame
 from gpufaas_functions.memory import is_out_of_memory
 
 _JOINED: Final = 16 * 1024
@@ -60,14 +62,16 @@ def no_room() -> MemoryError:
 class Work:
     """A call, or the calls of a batch, that a slot got."""
 
-    __slots__ = ("batch", "calls", "frames", "left")
+    __slots__ = ("areas", "batch", "calls", "frames", "left")
 
     def __init__(self, batch: int = 0) -> None:
         """:param batch: the number of its calls; 0: it is one call"""
         self.batch = batch
         self.left = batch or 1
         """Calls that have not come."""
-        self.calls: list[tuple[CallHead, Body]] = []
+        self.calls: list[tuple[CallHead, CallBody]] = []
+        self.areas: tuple[Area, ...] = ()
+        """Those that its calls have."""
         self.frames: SimpleQueue[Frame] = SimpleQueue()
         """What has come for it, and was not looked at."""
 
@@ -110,7 +114,7 @@ class SlotServer:
         self._device = device
         self.memory = memory
         self._alone = alone
-        self.serve_batch: Callable[[list[tuple[CallHead, Body]]], None] | None = None
+        self.serve_batch: Callable[[list[tuple[CallHead, CallBody]]], None] | None = None
         """Answers a batch; None: none comes."""
         self.took: Seconds = -1.0
         """How long the handler ran for the last call or batch; -1: its body streamed."""
@@ -118,6 +122,8 @@ class SlotServer:
         """What has come for the call that runs."""
         self.place = 0
         """Of a batch: the place of the call whose answer streams."""
+        self._area: Area | None = None
+        """What its call has of the memory shared with the node."""
         self._pieces: deque[Body] = deque()
         """Of its body, that it has not taken."""
         self._whole = True
@@ -138,25 +144,32 @@ class SlotServer:
             began = time.perf_counter()
             self.serve_batch(work.calls)
             self.took = time.perf_counter() - began
+            for each in work.areas:
+                each.end()
             return
         head, body = work.calls[0]
+        if work.areas:
+            self._area = work.areas[0]
         call_lines.begin(head.call, self._alone)
         try:
             self._call(head, body)
         finally:
             call_lines.end(head.call, self._alone)
+            if work.areas:
+                self._area = None
+                work.areas[0].end()
 
-    def _call(self, head: CallHead, body: Body) -> None:
+    def _call(self, head: CallHead, body: CallBody) -> None:
         stream: _BodyStream | None = None
         if head.body_mode == STREAM:
             self._whole = False
             self.turns.long(self)
             stream = _BodyStream(self, body)
             event = Event(head.method, head.path, head.query, head.headers, None, stream.chunks)
-        elif head.body_mode == FILE or type(body) is Absent:
-            event = event_of(head, b"")
+        elif head.body_mode == FILE or type(body) is not bytes:
+            event = event_of(head, body if type(body) is Area else b"")
         else:
-            event = Event(head.method, head.path, head.query, head.headers, body)  # type: ignore[arg-type]
+            event = Event(head.method, head.path, head.query, head.headers, body)
         context = Context(head.call, self._function, self._device)
         failed = out_of_memory = False
         began = time.perf_counter()
@@ -171,6 +184,9 @@ class SlotServer:
             exc = None  # type: ignore[assignment]
         if stream is not None and answer.body is not None:
             stream.drain()
+        if self._area is not None and self._lay(answer, head.method, began, failed=failed):
+            self.took = -1.0 if stream is not None else time.perf_counter() - began
+            return
         if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
             now = time.perf_counter()
             run_s = now - began
@@ -180,6 +196,18 @@ class SlotServer:
             return
         self.stream_answer(answer, began, stream, head.method)
         self.took = -1.0 if stream is not None else time.perf_counter() - began
+
+    def _lay(self, answer: HandlerAnswer, method: str, began: float, *, failed: bool) -> bool:
+        """Put *answer* into the area of its call, if it can be there, and send it; else the area's body is over."""
+        area, self._area = self._area, None
+        assert area is not None
+        if answer.body is None:
+            return False  # a generator may read the body yet
+        if method == "HEAD" or not area.takes(len(answer.body)):
+            area.end()
+            return False
+        self.out.send(laid_frame(answer, area, time.perf_counter() - began, failed, self.index))
+        return True
 
     def context(self, head: CallHead) -> Context:
         return Context(head.call, self._function, self._device)
@@ -291,8 +319,9 @@ class _BodyStream:
     Reading it raises ConnectionAbortedError if the caller goes away before the end.
     """
 
-    def __init__(self, slot: SlotServer, first: Body) -> None:
+    def __init__(self, slot: SlotServer, first: CallBody) -> None:
         self._slot = slot
+        assert not isinstance(first, Area)  # a body that streams has none
         self._first = first
         self._taken = 0
         """Bytes that the node was not told of yet."""

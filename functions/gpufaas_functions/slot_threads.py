@@ -26,9 +26,10 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from gpufaas_core.frames import KIND, SLOT, BatchHead, CallHead, Kind, LimitHead, encode_frame
+from gpufaas_core.frames import KIND, SLOT, AreaHead, BatchHead, CallHead, Kind, LimitHead, encode_frame
 from gpufaas_core.model import Seconds
-from gpufaas_functions.connection import Closed, Connection
+from gpufaas_functions.areas import Area
+from gpufaas_functions.connection import Absent, Body, CallBody, Closed, Connection
 from gpufaas_functions.pace import QUICK_S, Pace
 from gpufaas_functions.parking import Parking
 from gpufaas_functions.slot_server import SlotServer, Work
@@ -41,6 +42,7 @@ _LOOKS: Final = 5
 """The watch sleeps after so many looks at which no call ran."""
 _LOOKS_S: Final[Seconds] = 0.02
 """An answer that streams from the only thread looks so often whether its caller has left."""
+_decode_area: Final = msgspec.msgpack.Decoder(AreaHead).decode
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 _decode_batch: Final = msgspec.msgpack.Decoder(BatchHead).decode
 _decode_limit: Final = msgspec.msgpack.Decoder(LimitHead).decode
@@ -49,16 +51,28 @@ _decode_limit: Final = msgspec.msgpack.Decoder(LimitHead).decode
 class _Lane:
     """The work of one slot: what its node sends before the slot is free, waits."""
 
-    __slots__ = ("busy", "last", "lock", "server", "waiting")
+    __slots__ = ("area", "busy", "last", "lock", "server", "waiting")
 
     def __init__(self, server: SlotServer) -> None:
         self.server = server
         self.lock = threading.Lock()
+        self.area: Area | None = None
+        """Of the call that comes next."""
         self.last = Work()
         """What has come last, and may not be complete; BODY and CANCEL are for this."""
         self.last.left = 0
         self.waiting: deque[Work] = deque()
         self.busy = False
+
+    def use_area(self, work: Work, body: Body) -> CallBody:
+        """The call that has come, of *work*, has the area: return its body."""
+        area, self.area = self.area, None
+        assert area is not None
+        work.areas += (area,)
+        try:
+            return body if (laid := area.body) is None else laid
+        except MemoryError:
+            return Absent(len(area))
 
     def begin(self, work: Work) -> bool:
         """Return whether *work* can run now. If so the lane is busy."""
@@ -101,13 +115,18 @@ class Slots:
             work = lane.last
             if not work.left:
                 lane.last = work = Work()
-            work.calls.append((_decode_call(header), body))
+            if lane.area is not None:
+                work.calls.append((_decode_call(header), lane.use_area(work, body)))
+            else:
+                work.calls.append((_decode_call(header), body))
             work.left -= 1
             return None if work.left or not lane.begin(work) else (lane, work)
         if kind == Kind.BATCH:
             lane.last = Work(_decode_batch(header).calls)
         elif kind == Kind.ROOM:
             lane.server.on_room(frame)
+        elif kind == Kind.AREA:
+            lane.area = self.connection.area(_decode_area(header))
         elif kind == Kind.LIMIT:
             self._memory.limit(_decode_limit(header).memory)
         elif kind == Kind.PING:

@@ -37,4 +37,4 @@ class AsgiCaller:
 async def send_whole(send: Send, answer: Answer) -> None:
     """Send an answer that does not stream."""
     await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-    await send({"type": "http.response.body", "body": answer.body})
+    await send({"type": "http.response.body", "body": bytes(answer.body)})

@@ -121,13 +121,13 @@ class Calls:
                 grant = placed if isinstance(placed, Grant) else await self._granted(call, placed)
                 try:
                     exchange = self._begin(call, grant) if call.begun is None else call.has_begun()
-                    answer, body, whole = await exchange.answer()
+                    answer, said, whole = await exchange.answer()
                     break
                 except (GrantRefused, OutOfMemory) as exc:
                     placed = self._place_again(call, exc)
             if whole and not request.upgrade:
-                return self._whole(call, exchange, answer, body)
-            return self._streamed(call, exchange, answer, body, whole)
+                return self._whole(call, exchange, answer, said)
+            return self._streamed(call, exchange, answer, bytes(said), whole)
         except (GpufaasError, asyncio.CancelledError) as exc:
             refused = self._refused(call, exc)
             let_go(exc)
@@ -313,7 +313,9 @@ class Calls:
 
     # --- its answer ---
 
-    def _whole(self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes) -> Answer:
+    def _whole(
+        self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes | memoryview
+    ) -> Answer:  # fmt: skip
         call.grant, call.load_s, call.run_s, call.status = exchange.grant, exchange.load_s, answer.run_s, answer.status
         call.exchange = None  # it has ended, and has nothing to release
         if call.request.lines and (lines := self._lines(call, answer, exchange, len(body))):

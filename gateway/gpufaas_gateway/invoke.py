@@ -251,7 +251,7 @@ class FunctionCall(Driven):
         body = b"" if self.method == "HEAD" else answer.body
         head, chunked = self._head(front, answer)
         if chunked:
-            body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + b"0\r\n\r\n"
+            body = (b"%x\r\n%b\r\n" % (len(body), bytes(body)) if body else b"") + b"0\r\n\r\n"
         self._started = True
         transport = self._connection.transport
         if len(body) <= _COPIED:

@@ -58,8 +58,8 @@ class Answer(Struct):
     status: int
     headers: list[Header]
     """Empty if there are `lines`."""
-    body: bytes = b""
-    """The whole body, unless there is a `stream`."""
+    body: bytes | memoryview = b""
+    """The whole body, unless there is a `stream`. Memory for large ones is lent: do not keep it."""
     stream: "AnswerStream | None" = None
     lines: bytes = b""
     """The headers, Content-Length included, as they are sent."""

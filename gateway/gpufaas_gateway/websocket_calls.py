@@ -75,7 +75,7 @@ class WebSocketCalls:
         try:
             answer = await self._run(request)
             if answer.stream is None:
-                await _refuse(scope, send, answer.status, answer.headers, answer.body)
+                await _refuse(scope, send, answer.status, answer.headers, bytes(answer.body))
                 return
             with answer.stream as stream:
                 try:
@@ -87,7 +87,7 @@ class WebSocketCalls:
                     stream.count_as(status_of(error))
                     if not isinstance(error, CallCancelled):
                         said = refusal(error, [pair for pair in answer.headers if pair[0] in _OURS])
-                        await _refuse(scope, send, said.status, said.headers, said.body)
+                        await _refuse(scope, send, said.status, said.headers, bytes(said.body))
                     stream.cancel()
                     return
                 await self._join(connection, stream)

@@ -156,6 +156,7 @@ class WorkerLimits:
         self._on_over = on_over
         self.not_counted: frozenset[Identity] = frozenset()
         """Memory files that the platform has given it: weights that are charged to the node."""
+        self._lent: Bytes = 0
         self._event = -1
         self._read_again = self._thrashed = 0
         self._cpu = cpu
@@ -183,7 +184,15 @@ class WorkerLimits:
 
     def used(self, pid: int) -> Bytes:
         """Return the bytes that process *pid* and all that it started hold, with files in its ``/dev/shm``."""
-        return self._group.held() if self._group is not None else used_by(pid, not_counted=self.not_counted)
+        if self._group is not None:
+            return self._group.held()
+        return max(0, used_by(pid, not_counted=self.not_counted) - self._lent)
+
+    def lend(self, memory: Bytes) -> None:
+        """So much memory of the platform's is mapped into it, where it is seen but not charged."""
+        self._lent = memory
+        if self._watch is not None and self._memory:
+            self._watch.limit(self._number, self._memory + memory)
 
     def thrashes(self) -> bool:
         """
@@ -202,7 +211,7 @@ class WorkerLimits:
             return
         self._memory = memory
         if self._watch is not None:
-            self._watch.limit(self._number, memory)
+            self._watch.limit(self._number, memory + self._lent)
         if self._group is not None:
             # Version 1 refuses less than what it holds now: the old limit stays until the next change.
             with contextlib.suppress(OSError):

@@ -196,7 +196,7 @@ class Exchange(AnswerBuffer):
         if self.state == states.UNSENT:
             self.state = states.SEND[self.state]
 
-    def on_answer(self, head: AnswerHead, body: bytes) -> None:
+    def on_answer(self, head: AnswerHead, body: bytes | memoryview) -> None:
         if self.state not in states.GIVEN_UP:
             self._chunks.append((head, body, True))
             if self.resume is not None:

@@ -11,11 +11,13 @@ import msgspec
 
 from gpufaas_core.errors import BadAnswer, GpufaasError
 from gpufaas_core.frames import (
+    INLINE,
     PIECE_COST,
     STREAM,
     WINDOW,
     AnswerHead,
     AnswersHead,
+    AreaHead,
     BatchHead,
     BrokenFrame,
     CallHead,
@@ -23,6 +25,7 @@ from gpufaas_core.frames import (
     EndHead,
     FailedHead,
     Kind,
+    LaidHead,
     ParkedHead,
     ReadyHead,
     RoomHead,
@@ -32,8 +35,10 @@ from gpufaas_core.frames import (
 )
 from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import is_size, is_time, why_no_answer
+from gpufaas_functions.areas import MIN
 from gpufaas_functions.begun import UNKNOWN
 from gpufaas_gpu_manager import exchange_state as states
+from gpufaas_gpu_manager.areas import Area, Areas
 from gpufaas_gpu_manager.exchange import Exchange, Slot
 
 HeadT = TypeVar("HeadT")
@@ -44,6 +49,7 @@ _COUNTED: Final = 0xFFFFFFFF
 _decode_answer: Final = msgspec.msgpack.Decoder(AnswerHead).decode
 _decode_answers: Final = msgspec.msgpack.Decoder(AnswersHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
+_decode_laid: Final = msgspec.msgpack.Decoder(LaidHead).decode
 _decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
 
 
@@ -74,6 +80,9 @@ class Wire(Protocol):
     """Nothing can be sent any more: the worker has died, or will be killed for this."""
     running: int
     """Calls that were sent and have not ended."""
+    areas: Areas | None
+    large: bool
+    """It may lend areas to calls with small bodies, too: an answer was large."""
     ended: int
     """Calls that have ended, for each of which the worker may say once what memory it needed."""
 
@@ -126,6 +135,8 @@ class WorkerSlot:
         """So much of answers has come, and the worker was not told that more may."""
         self._paused = False
         """The reader of the answer is slow."""
+        self._lent: dict[Exchange, Area] = {}
+        """What its calls have of the memory shared with the worker."""
         self._body_room = 0
         """So much of its body may be sent yet."""
         self._roomy: asyncio.Future[None] | None = None
@@ -149,16 +160,44 @@ class WorkerSlot:
             if not streams:
                 exchange.state = states.HOLD[exchange.state]
             return  # its worker ends: then its calls are failed or placed again
-        frame = encode_prefix(Kind.CALL, head, len(body), self.index)
-        if len(body) > _JOINED:
-            wire.write(frame, body)  # to join a large body to its head would copy it
+        if len(body) > _JOINED or wire.large:
+            self._send_large(exchange, head, body)
         elif in_batch or wire.running:  # else the worker waits for it
-            wire.hold(frame + body)
+            wire.hold(encode_prefix(Kind.CALL, head, len(body), self.index) + body)
         else:
-            wire.write(frame + body)
+            wire.write(encode_prefix(Kind.CALL, head, len(body), self.index) + body)
         wire.running += 1
         if ends_batch:
             wire.flush()
+
+    def _send_large(self, exchange: Exchange, head: CallHead, body: bytes | memoryview) -> None:
+        """Send a call whose body, or whose answer, may be large."""
+        frame = b""
+        size = len(body) if head.body_mode == INLINE and len(body) > MIN else 0
+        if (area := self._area_for(exchange, size)) is not None:
+            assert self._wire.areas is not None
+            if size:
+                self._wire.areas.put(area, body)
+                body = b""
+            frame = encode_frame(Kind.AREA, AreaHead(area.at, area.size, size), slot=self.index)
+        frame += encode_prefix(Kind.CALL, head, len(body), self.index)
+        self._wire.write(frame, body)  # to join a large body to its head would copy it
+
+    def _area_for(self, exchange: Exchange, size: Bytes) -> Area | None:
+        """Return an area for a body of *size* bytes, and for the answer; None: they are sent."""
+        areas = self._wire.areas
+        if areas is None:
+            return None
+        wanted = max(size, areas.expects if exchange is self._exchange else 0)
+        area = areas.take(wanted) if wanted else None
+        if area is not None:
+            self._lent[exchange] = area
+        return area
+
+    def _release(self, exchange: Exchange) -> None:
+        """*exchange* has ended, and has an area."""
+        assert self._wire.areas is not None
+        self._wire.areas.give_back(self._lent.pop(exchange))
 
     def begin_batch(self, calls: int) -> None:
         self._beginning = calls
@@ -224,6 +263,8 @@ class WorkerSlot:
 
         :param begun: UNKNOWN: perhaps all that were sent
         """
+        for lent in list(self._lent):
+            self._release(lent)
         waits = (self._sent - begun) & _COUNTED if begun != UNKNOWN else 0
         for exchange, _ in () if waits else self._next.values():
             if exchange.state == states.UNSENT:
@@ -238,16 +279,22 @@ class WorkerSlot:
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         """:raises BrokenFrame: the frame may not come now, or its content is impossible"""
         exchange = self._exchange
-        if kind == Kind.ANSWER and exchange is not None and not self._answering:
-            head = decoded(_decode_answer, header)
+        if (kind == Kind.ANSWER or kind == Kind.LAID) and exchange is not None and not self._answering:
+            whole: bytes | memoryview = body
+            if kind == Kind.ANSWER:
+                head = decoded(_decode_answer, header)
+                if self._wire.large:
+                    self._note(len(body))
+            else:
+                head, whole = self._laid(exchange, decoded(_decode_laid, header), body)
             check_figures(head.run_s, head.peak)
             self._ended()
-            error = self._why_none(head, body)
+            error = self._why_none(head, whole)
             worker = self._worker
             caller_first = worker.caller_first and error is None
             try:
                 if caller_first:
-                    exchange.on_answer(head, body)
+                    exchange.on_answer(head, whole)
             finally:
                 # The engine may have the next call for this slot.
                 ok = not head.failed and error is None
@@ -255,7 +302,7 @@ class WorkerSlot:
             if error is not None:
                 exchange.fail(error)
             elif not caller_first:
-                exchange.on_answer(head, body)
+                exchange.on_answer(head, whole)
         elif kind == Kind.ANSWERS and exchange is None:
             self._on_answers(decoded(_decode_answers, header), body)
         elif exchange is None:
@@ -295,8 +342,26 @@ class WorkerSlot:
         else:
             raise BrokenFrame(f"a frame of kind {kind} {'in the middle of' if self._answering else 'before'} an answer")
 
+    def _laid(self, exchange: Exchange, laid: LaidHead, body: bytes) -> tuple[AnswerHead, memoryview]:
+        """Return an answer that lies in the area of its call."""
+        area = self._lent.get(exchange)
+        if area is None or body or not 0 < laid.size <= area.size or self._bodiless:
+            raise BrokenFrame(f"an answer of {laid.size} bytes in memory that its call does not have")
+        assert self._wire.areas is not None
+        self._note(laid.size)
+        del self._lent[exchange]
+        return laid.head, self._wire.areas.view(area, laid.size)
+
+    def _note(self, size: Bytes) -> None:
+        """A call, and no batch, was answered with *size* bytes."""
+        if (areas := self._wire.areas) is not None:
+            areas.answered(size)
+            self._wire.large = areas.expects > 0
+
     def _ended(self) -> None:
         """Its call has ended."""
+        if self._lent and self._exchange in self._lent:
+            self._release(self._exchange)
         self._exchange = None
         self._wire.ended += 1
         self._wire.running -= 1
@@ -304,11 +369,11 @@ class WorkerSlot:
         self.resume()
         self._begin_next()
 
-    def _why_none(self, head: AnswerHead, body: bytes) -> GpufaasError | None:
+    def _why_none(self, head: AnswerHead, body: bytes | memoryview) -> GpufaasError | None:
         """Return what the caller gets in place of this answer; None: the answer."""
         if wrong := why_no_answer(head.status, head.headers):
             return _no_answer(wrong)
-        return self._worker.ran_out(body) if head.out_of_memory else None
+        return self._worker.ran_out(bytes(body)) if head.out_of_memory else None
 
     def _on_answers(self, said: AnswersHead, bodies: bytes) -> None:
         """Small answers of a batch have come."""
@@ -325,6 +390,9 @@ class WorkerSlot:
             raise BrokenFrame("bytes of no answer")
         self._wire.ended += len(found)
         self._wire.running -= len(found)
+        for each, _, _ in found:
+            if each in self._lent:
+                self._release(each)
         self._begin_next()
         errors = [self._why_none(head, body) for _, head, body in found]
         # The engine first, as it may have the next batch for this slot. Then the callers.
@@ -352,6 +420,8 @@ class WorkerSlot:
             self.cancel(exchange)
 
     def _on_head(self, exchange: Exchange, head: AnswerHead) -> None:
+        if head.length > MIN and not self._batch:
+            self._note(head.length)
         self._left = -1 if self._bodiless else head.length
         if wrong := why_no_answer(head.status, head.headers):
             self._left = -1

@@ -28,6 +28,7 @@ from gpufaas_core.frames import (
 )
 from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import shortened, why_no_phases, why_not_ready
+from gpufaas_gpu_manager.areas import Areas
 from gpufaas_gpu_manager.slot_protocol import SlotOwner, WorkerSlot, check_figures, decoded
 
 _HELD: Final = 8
@@ -45,9 +46,14 @@ _decode_failed: Final = msgspec.msgpack.Decoder(FailedHead).decode
 class WorkerConnection(asyncio.Protocol):
     """See module. `slots` carry calls."""
 
-    def __init__(self, worker: SlotOwner, begun: Sequence[int]) -> None:
-        """:param begun: how many calls and batches the worker has begun on each of its slots (`functions/begun.py`)"""
+    def __init__(self, worker: SlotOwner, begun: Sequence[int], areas: Areas | None = None) -> None:
+        """
+        :param begun: how many calls and batches the worker has begun on each of its slots (`functions/begun.py`)
+        :param areas: for large bodies and answers; None: they are sent
+        """
         self.slots = [WorkerSlot(worker, self, index) for index in range(len(begun))]
+        self.areas = areas
+        self.large = False
         self.closing = False
         self.running = self.ended = 0
         self.lost = False
@@ -116,6 +122,8 @@ class WorkerConnection(asyncio.Protocol):
         self._closed = self.closing = True
         for slot, begun in zip(self.slots, self._begun, strict=True):
             slot.end(begun)
+        if self.areas is not None:
+            self.areas.close()
         if self._transport is not None:
             self._transport.abort()
 

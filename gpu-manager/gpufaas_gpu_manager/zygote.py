@@ -29,7 +29,7 @@ import msgspec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_functions import call_lines, staged
 from gpufaas_functions.answers import in_one_line
-from gpufaas_functions.begun import counts_in
+from gpufaas_functions.begun import shared_in
 from gpufaas_functions.memory import MemoryPoint, make_context, mark_fork_point, stacks, use_small_stacks
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.confine import (
@@ -419,8 +419,9 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     staged.attach(start.weights, fds[sockets:])
     ends = fds[:sockets]
     begun: MutableSequence[int] = [0] * start.slots
+    shared = None
     if start.counts:
-        begun = counts_in(ends[-1])
+        begun, shared = shared_in(ends[-1], start.slots)
         os.close(ends.pop())
     connection, *clocks = (socket.socket(fileno=fd) for fd in ends)
     os.environ.update(start.env)
@@ -436,7 +437,7 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
         sys.modules["torch"].set_num_threads(start.threads)
     if start.limit:
         set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
-    return runner.run(start, connection, begun, clocks)
+    return runner.run(start, connection, begun, clocks, shared)
 
 
 def data_limit(base: int, memory: int, slots: int) -> int:

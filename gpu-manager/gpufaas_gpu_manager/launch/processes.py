@@ -6,13 +6,15 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Sequence
 
 import msgspec
 
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.model import Bytes
-from gpufaas_functions.begun import UNKNOWN, counts_in, open_counts
+from gpufaas_functions.begun import AREAS_AT, UNKNOWN, open_counts, shared_in
 from gpufaas_functions.runner import WorkerStart
+from gpufaas_gpu_manager.areas import Areas
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.forks import Zygote
@@ -78,11 +80,15 @@ class ForkedProcess:
 
     async def _connect(self, slots: int, counts: list[int]) -> socket.socket:
         """Make the connection of the worker, and return its end."""
-        begun = counts_in(counts[0]) if counts else [UNKNOWN] * slots
+        begun: Sequence[int] = [UNKNOWN] * slots
+        areas = None
+        if counts:
+            begun, shared = shared_in(counts[0], slots)
+            areas = Areas(shared, self._lent) if len(shared) > AREAS_AT else None
         ours, theirs = socket.socketpair()
         try:
             ours.setblocking(False)
-            connection = WorkerConnection(self._worker, begun)
+            connection = WorkerConnection(self._worker, begun, areas)
             await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
         except BaseException:
             ours.close()
@@ -91,6 +97,11 @@ class ForkedProcess:
         self._connection = connection
         self._worker.on_slots(connection.slots)
         return theirs
+
+    def _lent(self, held: Bytes) -> None:
+        """The worker has mapped *held* bytes of areas, which are not of its memory."""
+        if self._worker.limits is not None:
+            self._worker.limits.lend(held)
 
     async def _fork(self, start: WorkerStart, fds: list[int]) -> None:
         worker = self._worker

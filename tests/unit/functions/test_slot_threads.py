@@ -31,7 +31,7 @@ from gpufaas_core.frames import (
     encode_frame,
 )
 from gpufaas_functions.author import Context, Event
-from gpufaas_functions.begun import counts_in, open_counts
+from gpufaas_functions.begun import open_counts, shared_in
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.pace import AGAIN
@@ -92,13 +92,13 @@ class Worker:
         self.node, theirs = socket.socketpair()
         self.slots = [Slot(index, self.node) for index in range(SLOTS)]
         counts = open_counts(SLOTS)
-        self.begun = counts_in(counts)
+        self.begun = shared_in(counts, SLOTS)[0]
         connection, memory = Connection(theirs), CpuMemory(SLOTS)
         servers = [
             SlotServer(index, connection, self.handle, "f", "cpu", memory, alone=False) for index in range(SLOTS)
         ]
         self.ended = threading.Event()
-        self.threads = SlotThreads(servers, counts_in(counts), None, self.ended.set)
+        self.threads = SlotThreads(servers, shared_in(counts, SLOTS)[0], None, self.ended.set)
         os.close(counts)
         threading.Thread(target=self.threads.serve, name="main", daemon=True).start()
         self.reading = threading.Thread(target=self._read, daemon=True)

@@ -1,0 +1,75 @@
+"""
+Areas: parts of the memory that a worker shares with its node, for large bodies and answers. The worker's side.
+
+The node lends an area to a call, until the answer of that has ended (`frames`: AREA, LAID). So a large body is copied
+once into memory that is there and mapped, and once out of it. A socket copies it twice, in pieces, and new memory costs
+ten times as much as the copy: the kernel makes each page of it.
+"""
+
+import ctypes
+from typing import Final
+
+from gpufaas_core.frames import AreaHead
+from gpufaas_core.model import Bytes
+from gpufaas_functions.begun import AREAS_AT
+
+MIN: Final[Bytes] = 64 * 1024
+"""Smaller bodies and answers are sent in their frames."""
+_EAGER: Final[Bytes] = 1024 * 1024
+"""A body of at most so many bytes is there for as long as its event. Of a larger one, until its call has ended."""
+_GRANULE: Final[Bytes] = 256 * 1024
+
+_touched: Final[set[int]] = set()
+
+
+def touched() -> Bytes:
+    """Return how much of the shared memory this process has used: its resident set has it, and it is the node's."""
+    return len(_touched) * _GRANULE
+
+
+class Area:
+    """What a call has of the memory, until its answer has ended."""
+
+    __slots__ = ("_at", "_body", "_whole", "size")
+
+    def __init__(self, whole: "ctypes.Array[ctypes.c_char]", head: AreaHead) -> None:
+        self._whole = whole
+        self._at = ctypes.addressof(whole) + AREAS_AT + head.at
+        self._body = head.body
+        self.size = head.size
+        first = head.at // _GRANULE
+        _touched.update(range(first, first + -(-head.size // _GRANULE)))
+
+    @property
+    def body(self) -> "bytes | Area | None":
+        """The body of the call; itself, if that is read where it lies. None: it is in its frame."""
+        if not self._body:
+            return None
+        return self.read(0, self._body) if self._body <= _EAGER else self
+
+    def __len__(self) -> Bytes:
+        return self._body
+
+    def read(self, at: Bytes, size: Bytes) -> bytes:
+        """
+        Return a part of the body.
+
+        :raises FileNotFoundError: its call has ended
+        """
+        if not self._at:
+            raise FileNotFoundError
+        return ctypes.string_at(self._at + at, max(0, min(size, self._body - at)))
+
+    def takes(self, size: Bytes) -> bool:
+        """Whether an answer of *size* bytes lies here, and not in its frame."""
+        return MIN < size <= self.size
+
+    def lay(self, answer: bytes) -> None:
+        """Put *answer* here. The body is gone."""
+        at = self._at
+        self.end()
+        ctypes.memmove(at, answer, len(answer))
+
+    def end(self) -> None:
+        """The call has ended."""
+        self._at = 0

@@ -1,0 +1,182 @@
+"""
+Areas: parts of the memory that a node shares with a worker, for large bodies and answers. The node's side.
+
+An area is lent to one call of its worker at a time (`frames`: AREA, LAID). Its pages are made in a thread before it is
+lent, since that takes ten times as long as a copy into it, and so are charged to the node. Meanwhile, and whenever none
+is free, bodies and answers go through the connection. What was not used for a while is given back to the kernel.
+"""
+
+import asyncio
+import ctypes
+import mmap
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+from gpufaas_core.model import Bytes, Seconds
+from gpufaas_core.units import MiB
+from gpufaas_functions.areas import MIN
+from gpufaas_functions.begun import AREAS_AT
+from gpufaas_functions.staged import HUGE
+from gpufaas_gpu_manager.huge_pages import collapse
+
+ALL_BYTES: Final[Bytes] = 256 * MiB
+"""Of the areas of all workers of a process."""
+IDLE_S: Final[Seconds] = 10.0
+_FORGET: Final = 8
+"""After so many calls with small answers in a row, no area is lent for answers."""
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+Shared = ctypes.Array[ctypes.c_char]
+"""The memory, as `begun` has it."""
+
+
+class _Held:
+    """The bytes of all areas of this process."""
+
+    bytes: Bytes = 0
+
+
+class Area:
+    """`size` bytes of the memory, behind the counts, from `at` on."""
+
+    __slots__ = ("at", "size", "used_at")
+
+    def __init__(self, at: Bytes, size: Bytes) -> None:
+        self.at = at
+        self.size = size
+        self.used_at: Seconds = 0.0
+
+
+class Areas:
+    """Those of one worker. One event loop owns it."""
+
+    def __init__(self, shared: Shared, on_held: Callable[[Bytes], None]) -> None:
+        """:param on_held: is told how much memory they have, whenever that changes"""
+        self.expects: Bytes = 0
+        """As large was the last large answer: each call gets an area for one. 0: none of them is expected."""
+        self._loop = asyncio.get_running_loop()
+        self._shared = shared
+        self._base = ctypes.addressof(shared) + AREAS_AT
+        self._on_held = on_held
+        self._taken = [False] * (max(0, len(shared) - AREAS_AT) // HUGE)
+        """The pages of 2 MiB that areas have."""
+        self._free: list[Area] = []
+        self._making = False
+        self._small = 0
+        self._held: Bytes = 0
+        self._closed = False
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def take(self, size: Bytes) -> Area | None:
+        """Return an area of at least *size* bytes; None: there is none now, and one is being made, if it can be."""
+        fitting = [each for each in self._free if each.size >= size]
+        if not fitting:
+            self._make(size)
+            return None
+        area = min(fitting, key=lambda each: each.size)
+        self._free.remove(area)
+        return area
+
+    def put(self, area: Area, body: bytes | memoryview) -> None:
+        """Copy *body* into *area*."""
+        if not isinstance(body, bytes):
+            source = (ctypes.c_char * len(body)).from_buffer(body) if not body.readonly else bytes(body)
+        else:
+            source = body
+        ctypes.memmove(self._base + area.at, source, len(body))
+
+    def view(self, area: Area, size: Bytes) -> memoryview:
+        """Return the first *size* bytes of *area*, which is free when nobody has them any more."""
+        part = (ctypes.c_char * size).from_buffer(self._shared, AREAS_AT + area.at)
+        weakref.finalize(part, self.give_back, area).atexit = False
+        return memoryview(part)
+
+    def give_back(self, area: Area) -> None:
+        """*area* is free."""
+        if self._closed:
+            self._drop(area)
+            return
+        area.used_at = self._loop.time()
+        self._free.append(area)
+        if self._sweeping is None:
+            self._sweeping = self._loop.call_later(IDLE_S, self._sweep)
+
+    def answered(self, size: Bytes) -> None:
+        """A call of the worker was answered with *size* bytes; 0: with few."""
+        if size > MIN:
+            self.expects, self._small = size, 0
+        elif self.expects:
+            self._small += 1
+            if self._small >= _FORGET:
+                self.expects = 0
+
+    def close(self) -> None:
+        """The worker is gone."""
+        self._closed = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        while self._free:
+            self._drop(self._free.pop())
+
+    # --- memory ---
+
+    def _make(self, size: Bytes) -> None:
+        """Begin to make an area of *size* bytes, unless one is being made, or there is no room."""
+        pages = -(-size // HUGE)
+        if self._making or self._closed or not size:
+            return
+        while (at := self._room(pages)) < 0 or _Held.bytes + pages * HUGE > ALL_BYTES:
+            if not self._free:
+                return
+            self._drop(self._free.pop(0))
+        area = Area(at * HUGE, pages * HUGE)
+        self._hold(area, 1)
+        self._making = True
+        made = self._loop.run_in_executor(None, _touch, self._shared, AREAS_AT + area.at, area.size)
+        made.add_done_callback(lambda _: self._made(area))
+
+    def _made(self, area: Area) -> None:
+        self._making = False
+        self.give_back(area)
+
+    def _room(self, pages: int) -> int:
+        """Return the first of so many pages in a row that no area has; -1: there are none."""
+        run = 0
+        for at, taken in enumerate(self._taken):
+            run = 0 if taken else run + 1
+            if run == pages:
+                return at + 1 - pages
+        return -1
+
+    def _hold(self, area: Area, sign: int) -> None:
+        self._held += sign * area.size
+        _Held.bytes += sign * area.size
+        first = area.at // HUGE
+        self._taken[first : first + area.size // HUGE] = [sign > 0] * (area.size // HUGE)
+        if not self._closed:
+            self._on_held(self._held)
+
+    def _drop(self, area: Area) -> None:
+        """Give its memory to the kernel."""
+        _libc.madvise(self._base + area.at, area.size, mmap.MADV_REMOVE)
+        self._hold(area, -1)
+
+    def _sweep(self) -> None:
+        """Drop what was not used for a while."""
+        old = self._loop.time() - IDLE_S
+        for each in [each for each in self._free if each.used_at <= old]:
+            self._free.remove(each)
+            self._drop(each)
+        self._sweeping = self._loop.call_later(IDLE_S, self._sweep) if self._free else None
+
+
+def _touch(shared: Shared, at: Bytes, size: Bytes) -> None:
+    """Have the kernel make the pages, of 2 MiB if it can. Blocks, without the GIL."""
+    base = ctypes.addressof(shared) + at
+    ctypes.memset(base, 0, size)
+    for address in range(base, base + size, HUGE):
+        if not collapse(address):
+            return

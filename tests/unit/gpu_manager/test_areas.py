@@ -1,0 +1,344 @@
+"""Large bodies and answers in the memory that a node shares with a worker: both ends, and a worker that lies."""
+
+import asyncio
+import gc
+import os
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gpufaas_core.frames import AnswerHead, AreaHead, CallHead, EndHead, FrameReader, Kind, LaidHead, encode_frame
+from gpufaas_core.messages import Grant
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
+from gpufaas_core.units import MiB
+from gpufaas_functions.areas import Area as WorkersArea
+from gpufaas_functions.author import BadBody, Event
+from gpufaas_functions.begun import AREAS_BYTES, open_counts, shared_in
+from gpufaas_functions.staged import HUGE
+from gpufaas_gpu_manager import areas as module
+from gpufaas_gpu_manager.areas import Areas
+from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.worker_connection import WorkerConnection
+
+LARGE = bytes(range(256)) * 4096 * 3
+"""3 MiB."""
+OK = AnswerHead(200, [])
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+class Owner:
+    """The node's worker."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.caller_first = False
+        self.done = 0
+        self.broken = ""
+
+    def on_done(self, *_: Any) -> None:
+        self.done += 1
+
+    def on_broken(self, reason: str) -> None:
+        self.broken = reason
+
+    def ran_out(self, said: bytes) -> Exception:
+        return MemoryError(said)
+
+    def on_slot_lost(self) -> None: ...
+
+    def on_slot_closed(self) -> None: ...
+
+
+class Rig:
+    """A node, and a worker that says what the test has it say. Both have the memory mapped."""
+
+    def __init__(self) -> None:
+        counts = open_counts(2)
+        begun, shared = shared_in(counts, 2)
+        self.workers = shared_in(counts, 2)[1]
+        os.close(counts)
+        self.held = [0]
+        self.areas = Areas(shared, self.held.append)
+        self.owner, self.transport = Owner(), Transport()
+        self.connection = WorkerConnection(cast(Any, self.owner), begun, self.areas)
+        self.connection.connection_made(cast(Any, self.transport))
+
+    def call(self, body: bytes | memoryview = b"", method: str = "POST", slot: int = 0) -> Exchange:
+        grant = Grant(1, 1, (CallId("c"),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
+        exchange = Exchange(grant, self.owner, asyncio.get_running_loop(), 0.0)
+        exchange.arrive(CallHead("c", method, "/", b"", []), body)
+        exchange.bind(self.connection.slots[slot], 0.0, 1)
+        return exchange
+
+    def frames(self) -> list[tuple[int, bytes, bytes]]:
+        self.connection.flush()
+        written, self.transport.written = bytes(self.transport.written), bytearray()
+        return [(kind & 0xFF, header, body) for kind, header, body in FrameReader(slots=2).feed(written)]
+
+    def received(self) -> tuple[WorkersArea | None, bytes]:
+        """Return what the worker has got: the area of the call, and the body in its frame."""
+        *before, (kind, _, body) = self.frames()
+        assert kind == Kind.CALL
+        if not before:
+            return None, body
+        ((kind, header, _),) = before
+        assert kind == Kind.AREA
+        return WorkersArea(self.workers, msgspec.msgpack.decode(header, type=AreaHead)), body
+
+    def say(self, kind: int, head: Any = None, body: bytes = b"") -> None:
+        self.connection.data_received(encode_frame(kind, head, body))
+
+    def lay(self, area: WorkersArea, answer: bytes) -> None:
+        area.lay(answer)
+        self.say(Kind.LAID, LaidHead(len(answer), OK))
+
+    async def made(self, areas: int = 1) -> None:
+        """Wait until so many areas are free."""
+        while len(self.areas._free) < areas:
+            await asyncio.sleep(0.002)
+
+    async def with_answers_of(self, size: int) -> None:
+        """Its answers are so large, and there is an area for one."""
+        exchange = self.call()
+        self.say(Kind.HEAD, AnswerHead(200, [], length=size))
+        self.say(Kind.END, EndHead(0.1, error="enough"))
+        exchange.close()
+        self.call()
+        self.say(Kind.ANSWER, OK)
+        await self.made()
+        self.frames()
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    before = module._Held.bytes
+    made = Rig()
+    yield made
+    made.connection.close()
+    await asyncio.sleep(0)
+    gc.collect()
+    while made.areas._making:
+        await asyncio.sleep(0.002)
+    assert module._Held.bytes == before, "all memory was given back"
+
+
+async def test_a_large_body_goes_through_an_area_once_there_is_one(rig: Rig) -> None:
+    rig.call(LARGE)
+    assert rig.received() == (None, LARGE), "nothing waits until the pages of an area are made"
+    rig.say(Kind.ANSWER, OK)
+    await rig.made()
+
+    rig.call(memoryview(bytearray(LARGE)))
+
+    area, in_frame = rig.received()
+    assert area is not None
+    assert (len(area), area.read(0, len(area)), in_frame) == (len(LARGE), LARGE, b"")
+
+
+async def test_a_body_of_up_to_64_kib_goes_in_its_frame(rig: Rig) -> None:
+    for _ in range(2):
+        rig.call(b"x" * 65536)
+        assert rig.received() == (None, b"x" * 65536)
+        rig.say(Kind.ANSWER, OK)
+    assert rig.areas._free == []
+
+
+async def test_a_large_answer_lies_in_an_area_that_is_free_when_nobody_has_it(rig: Rig) -> None:
+    await rig.with_answers_of(len(LARGE))
+    exchange = rig.call(b"small")
+    area, in_frame = rig.received()
+    assert area is not None
+    assert (area.body, in_frame) == (None, b"small")
+
+    rig.lay(area, LARGE)
+
+    _, said, whole = cast("tuple[AnswerHead, memoryview, bool]", exchange.take())
+    assert (bytes(said), whole, rig.owner.broken) == (LARGE, True, "")
+    assert rig.areas._free == []
+    part = said[100:200]
+    del said
+    assert rig.areas._free == [], "a part of it waits for its reader"
+    del part
+    assert len(rig.areas._free) == 1
+
+
+@pytest.mark.parametrize("lent", [True, False])
+@pytest.mark.parametrize(
+    ("laid", "body"),
+    [(LaidHead(0, OK), b""), (LaidHead(-1, OK), b""), (LaidHead(1 << 40, OK), b""), (LaidHead(5, OK), b"12345")],
+    ids=["empty", "negative", "too large", "with a body"],
+)
+async def test_an_answer_that_cannot_lie_there_ends_the_worker(
+    rig: Rig, laid: LaidHead, body: bytes, lent: bool
+) -> None:
+    if lent:
+        await rig.with_answers_of(len(LARGE))
+    exchange = rig.call()
+    done = rig.owner.done
+
+    rig.say(Kind.LAID, laid, body)
+
+    assert rig.owner.broken.startswith("it sent what it must not: an answer of ")
+    assert (rig.transport.closed, rig.owner.done, exchange.take()) == (True, done, None)
+
+
+async def test_an_answer_in_memory_that_was_not_lent_ends_the_worker(rig: Rig) -> None:
+    rig.call()
+    rig.say(Kind.LAID, LaidHead(100_000, OK))
+    assert rig.owner.broken
+
+
+async def test_an_answer_to_head_has_no_body_there_either(rig: Rig) -> None:
+    await rig.with_answers_of(len(LARGE))
+    rig.call(method="HEAD")
+    rig.say(Kind.LAID, LaidHead(100_000, OK))
+    assert rig.owner.broken
+
+
+async def test_a_worker_cannot_change_the_size_of_the_memory(rig: Rig) -> None:  # noqa: ARG001
+    counts = open_counts(1)
+    try:
+        for size in (0, 4096, 1 << 30):
+            with pytest.raises(PermissionError):
+                os.ftruncate(counts, size)
+    finally:
+        os.close(counts)
+
+
+async def test_a_worker_that_dies_gives_back_what_its_calls_had(rig: Rig) -> None:
+    await rig.with_answers_of(len(LARGE))
+    rig.call(LARGE)
+    assert rig.received()[0] is not None
+    held = module._Held.bytes
+
+    rig.connection.connection_lost(None)
+    rig.connection.close()
+
+    assert module._Held.bytes == held - len(LARGE) - HUGE // 2
+
+
+async def test_an_answer_outlives_its_worker(rig: Rig) -> None:
+    await rig.with_answers_of(len(LARGE))
+    exchange = rig.call()
+    area, _ = rig.received()
+    assert area is not None
+    rig.lay(area, LARGE)
+
+    rig.connection.connection_lost(None)
+    rig.connection.close()
+
+    _, said, _ = cast("tuple[AnswerHead, memoryview, bool]", exchange.take())
+    assert bytes(said) == LARGE
+
+
+async def test_calls_of_two_slots_have_areas_of_their_own(rig: Rig) -> None:
+    await rig.with_answers_of(len(LARGE))
+    rig.call(LARGE, slot=0)
+    first, _ = rig.received()
+    rig.call(LARGE, slot=1)
+    assert rig.received() == (None, LARGE), "another one is being made"
+    assert first is not None
+    await rig.made()
+    rig.connection.data_received(encode_frame(Kind.ANSWER, OK, slot=1))
+    other = bytes(reversed(LARGE))
+    rig.call(other, slot=1)
+    second, _ = rig.received()
+
+    assert second is not None
+    assert (first.read(0, len(first)), second.read(0, len(second))) == (LARGE, other)
+
+
+async def test_after_a_hundred_calls_there_is_one_area(rig: Rig) -> None:
+    await rig.with_answers_of(len(LARGE))
+    held = module._Held.bytes
+    for _ in range(100):
+        exchange = rig.call(LARGE)
+        area, _ = rig.received()
+        assert area is not None
+        rig.lay(area, area.read(0, len(area))[::-1])
+        _, said, _ = cast("tuple[AnswerHead, memoryview, bool]", exchange.take())
+        assert said[:10].tobytes() == LARGE[::-1][:10]
+        del said, exchange
+    assert (len(rig.areas._free), module._Held.bytes) == (1, held)
+
+
+async def test_after_some_small_answers_no_area_is_lent_for_them(rig: Rig) -> None:
+    await rig.with_answers_of(len(LARGE))
+    lent = 0
+    for _ in range(20):
+        rig.call()
+        lent += rig.received()[0] is not None
+        rig.say(Kind.ANSWER, OK)
+    assert 0 < lent < 20
+    assert not rig.connection.large
+
+
+async def test_what_is_not_used_goes_back_to_the_kernel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.with_answers_of(len(LARGE))
+    assert rig.held[-1] == 2 * HUGE
+    monkeypatch.setattr(module, "IDLE_S", -1.0)
+
+    rig.areas._sweep()
+
+    assert (rig.held[-1], rig.areas._free) == (0, [])
+
+
+async def test_there_is_a_limit_for_one_worker_and_for_all(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rig.areas.take(AREAS_BYTES + 1) is None
+    assert not rig.areas._making
+    monkeypatch.setattr(module, "ALL_BYTES", module._Held.bytes + 4 * MiB)
+    assert rig.areas.take(6 * MiB) is None
+    assert not rig.areas._making
+    assert rig.areas.take(4 * MiB) is None
+    await rig.made()
+    area = rig.areas.take(1 * MiB)
+    assert area is not None
+    rig.areas.give_back(area)
+
+
+async def test_an_area_that_is_too_small_makes_room_for_a_larger_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ALL_BYTES", module._Held.bytes + 4 * MiB)
+    rig.areas.take(1 * MiB)
+    await rig.made()
+    rig.areas.take(3 * MiB)
+    assert rig.areas._making
+    while rig.areas._making:
+        await asyncio.sleep(0.002)
+    assert [each.size for each in rig.areas._free] == [4 * MiB]
+
+
+async def test_a_body_can_be_read_until_its_call_has_ended(rig: Rig) -> None:
+    rig.call(LARGE)
+    rig.frames()
+    rig.say(Kind.ANSWER, OK)
+    await rig.made()
+    rig.call(LARGE)
+    area, _ = rig.received()
+    assert area is not None
+    assert area.body is area
+    whole, piecewise, late = (Event("POST", "/", b"", [], None, area=area) for _ in range(3))
+
+    assert whole.body == LARGE
+    assert b"".join(piecewise.stream()) == LARGE
+    area.end()
+    assert whole.body == LARGE
+    with pytest.raises(BadBody, match="its call has ended"):
+        _ = late.body
+    with pytest.raises(BadBody, match="its call has ended"):
+        next(late.stream())
