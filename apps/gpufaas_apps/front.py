@@ -74,6 +74,8 @@ class Parts:
     """Ends answers that follow a log."""
     scheduler: PlacingScheduler
     node: NodePort
+    here: bool
+    """`node` is in this process."""
     workers: Workers
     usage_of: UsageOf
     nodes: ClusterNodes
@@ -115,8 +117,9 @@ class Front:
         self.catalogue = self.deployer.catalogue
         self.keeper = Keeper(parts.store, self.catalogue)
         calls = Calls(
-            self.catalogue, parts.scheduler, parts.node, parts.spool, served_by=product, call_suffix=parts.call_suffix
-        )
+            self.catalogue, parts.scheduler, parts.node, parts.spool, served_by=product, call_suffix=parts.call_suffix,
+            here=parts.here,
+        )  # fmt: skip
         websocket_calls = WebSocketCalls(calls.run, self.catalogue)
         self.deployer.on_replaced = websocket_calls.close_old
         self.callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks)

@@ -153,6 +153,7 @@ class GatewayApp:
             end_logs=logs.end_followers,
             scheduler=self._scheduler,
             node=self._nodes,
+            here=False,
             workers=workers,
             usage_of=workers.usage_of,
             nodes=self._scheduler,

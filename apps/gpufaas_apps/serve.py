@@ -144,7 +144,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     parts = Parts(
         credentials=credentials, spool=spool, store=stores.functions, artifacts=stores.artifacts,
         secrets=stores.secrets, logs=stores.logs, end_logs=stores.logs.end_followers, scheduler=scheduler,
-        node=node.grants, workers=node.functions, usage_of=node.host.usage_of, origins=origins,
+        node=node.grants, here=True, workers=node.functions, usage_of=node.host.usage_of, origins=origins,
         nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),
         async_queue=stores.async_queue, builds=builds, gone=gone, fault=lambda: node.fault,
         standbys=node.host.blank,

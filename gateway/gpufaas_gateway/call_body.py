@@ -18,6 +18,7 @@ from gpufaas_core.frames import FILE, INLINE, STREAM
 from gpufaas_core.units import Bytes, format_bytes
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.errors import BodyTooSlow
+from gpufaas_gateway.large_body import LEAST, MOST, QUICK_S, BodyMemory, Filler
 from gpufaas_gateway.ports import CallExchange
 
 SPOOL_ABOVE: Final[Bytes] = 1024 * 1024
@@ -45,24 +46,37 @@ class Caller(Protocol):
         """
 
 
-Body = tuple[bytes, int, str, Bytes]
+Body = tuple[bytes | memoryview, int, str, Bytes]
 """
 The bytes that the call begins with; how the body travels (`gpufaas_core.frames`); its file; its size, 0 if unknown.
 A body in a file begins with no bytes, one that streams with its first piece.
 """
 
 
-async def read_rest(piece: bytes, caller: Caller, deployed: Deployed, length: int, spool: Path) -> Body:
+async def read_rest(
+    piece: bytes, caller: Caller, deployed: Deployed, length: int, spool: Path, memory: BodyMemory | None = None
+) -> Body:  # fmt: skip
     """
     Read the rest of a body that began with *piece*, unless it streams: that of a CPU function which may be over
     `SPOOL_ABOVE`.
 
     :param length: as the caller declared it, -1: not
+    :param memory: for large bodies that go to a node in this process; None: it is elsewhere
     :raises CallCancelled: the caller went away
     :raises BodyTooLarge: it is larger than the function takes
     :raises StorageFailed: *spool* cannot be written
     """
-    if not deployed.compute and not 0 <= length <= SPOOL_ABOVE:
+    streams = not deployed.compute and not 0 <= length <= SPOOL_ABOVE
+    if LEAST <= length <= MOST and memory is not None and isinstance(caller, Filler):
+        lent = memory.take(length)
+        if lent is not None:
+            there = await caller.fill(lent[1], piece, QUICK_S if streams else None)
+            if there == length:
+                return lent[0], INLINE, "", length
+            if there:
+                piece = bytes(lent[0][:there])
+            del lent
+    if streams:
         return piece, STREAM, "", 0
     pieces, size, more, file, path = [piece], len(piece), True, None, ""
     try:

@@ -42,6 +42,7 @@ from gpufaas_gateway.call_life import CallLife
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.cors import preflight
 from gpufaas_gateway.errors import METHODS, MethodNotAllowed, NoWebSocket, status_of
+from gpufaas_gateway.large_body import BodyMemory
 from gpufaas_gateway.ports import CallExchange, NodePort, PlacementPort
 from gpufaas_gateway.quotas import Passage
 from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, let_go, refusal
@@ -63,16 +64,19 @@ class Calls:
         *,
         served_by: str = "gpufaas",
         call_suffix: str = "",
+        here: bool = False,
     ) -> None:
         """
         :param spool: a directory for large bodies, emptied when the platform starts
         :param served_by: our product token, ``NAME/VERSION``
         :param call_suffix: ends the scheduler's ids of calls, so that those of several gateways differ
+        :param here: *node* is in this process
         """
         self._catalogue = catalogue
         self._scheduler = scheduler
         self._node = node
         self._spool = spool
+        self._memory = BodyMemory() if here else None
         self._answers = AnswerSpool(spool)
         self._served_by = (b"x-served-by", served_by.encode())
         self._suffix = call_suffix
@@ -183,10 +187,10 @@ class Calls:
         """Read a body that did not come in one piece, or begin to stream it."""
         assert call.deployed is not None
         call.body, call.mode, call.file, call.size = await read_rest(
-            first, caller, call.deployed, call.length, self._spool
+            first, caller, call.deployed, call.length, self._spool, self._memory
         )
         if call.mode == STREAM:
-            call.stream = BodyStream(caller, call.deployed, len(first), call.fail)
+            call.stream = BodyStream(caller, call.deployed, len(call.body), call.fail)
 
     def _find(self, request: Request) -> Deployed:
         deployed = self._catalogue.find(request.name)
@@ -464,7 +468,7 @@ class _Call(CallLife, eq=False, kw_only=True):
     """The platform's headers say which origins may read the answer; the function's are dropped."""
     passage: Passage | None = None
     outer: Outer | None = None
-    body: bytes = b""
+    body: bytes | memoryview = b""
     mode: int = INLINE
     file: str = ""
     size: float = 0.0

@@ -20,8 +20,9 @@ from gpufaas_core.errors import CallCancelled
 from gpufaas_core.messages import Outer
 from gpufaas_core.origin import PREFIX as OUTER_PREFIX
 from gpufaas_core.origin import Origins, without_origin
-from gpufaas_core.units import Bytes, KiB
+from gpufaas_core.units import Bytes, KiB, Seconds
 from gpufaas_gateway.call_headers import BODILESS, Header, ReadHead
+from gpufaas_gateway.large_body import BodyReceiver
 from gpufaas_gateway.request import Answer, AnswerStream, BrokenAnswer, Request, Run, let_go
 
 log = logging.getLogger("gateway")
@@ -91,6 +92,17 @@ class Connection(Protocol):
     loop: asyncio.AbstractEventLoop
     tasks: Any
     server_state: Any
+    parser: Any
+
+    def on_message_complete(self) -> None: ...
+
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+    def eof_received(self) -> None: ...
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
 
     def on_response_complete(self) -> None:
         """The answer was sent."""
@@ -213,6 +225,29 @@ class FunctionCall(Driven):
             raise CallCancelled("the caller went away")
         piece, self.body = bytes(self.body), b""
         return piece, self.more_body
+
+    async def fill(self, into: memoryview, first: bytes, within_s: Seconds | None) -> Bytes:
+        """See `large_body.Filler`."""
+        connection, at = self._connection, len(first)
+        if not self.keep_alive or not self.more_body or self.disconnected or connection.transport.is_closing():
+            return 0
+        end = at + len(self.body)
+        into[:at], into[at:end] = first, self.body
+        self.body, self._news = b"", False
+        receiver = BodyReceiver(connection, self, into, end)
+        timer = None if within_s is None else connection.loop.call_later(within_s, receiver.stop_filling)
+        try:
+            while receiver.filling and not self.disconnected:
+                self._waiter = connection.loop.create_future()
+                await self._waiter
+        finally:
+            receiver.stop_filling()
+            if timer is not None:
+                timer.cancel()
+        self._news = bool(self.body)
+        if self.disconnected:
+            raise CallCancelled("the caller went away")
+        return receiver.at
 
     def on_gone(self, tell: Callable[[], None] | None) -> bool:
         if self.disconnected:

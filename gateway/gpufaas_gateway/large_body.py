@@ -1,0 +1,179 @@
+"""
+Receives large bodies whose length is known: from the socket into memory that is there already, past the parser.
+
+A parser cuts a body into pieces, and each is copied three times before it is a part of the whole. New memory for each
+body costs more than that: the kernel makes its pages. So the memory of bodies is used again.
+"""
+
+import asyncio
+import ctypes
+import mmap
+import weakref
+from typing import Final, Protocol, runtime_checkable
+
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from gpufaas_core.units import Bytes, KiB, MiB, Seconds
+
+LEAST: Final[Bytes] = 256 * KiB
+"""Smaller bodies are read as all requests are."""
+MOST: Final[Bytes] = 16 * MiB
+"""Larger ones wait on disk, or stream."""
+QUICK_S: Final[Seconds] = 0.1
+"""A body that may stream is whole within this time, or streams."""
+_ALL: Final[Bytes] = 128 * MiB
+"""Of the memory for bodies."""
+_IDLE_S: Final[Seconds] = 10.0
+_PAGE: Final[Bytes] = 2 * MiB
+_PIECE: Final[Bytes] = 64 * KiB
+
+
+class BodyMemory:
+    """The memory for large bodies of a process, bounded. What is not used for a while goes back to the kernel."""
+
+    def __init__(self, bound: Bytes = _ALL) -> None:
+        self.held: Bytes = 0
+        self._bound = bound
+        self._free: list[tuple[Seconds, mmap.mmap]] = []
+        self._loop = asyncio.get_running_loop()
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def take(self, size: Bytes) -> "tuple[memoryview, memoryview] | None":
+        """
+        Return *size* bytes, and the same to write to, which do not keep them. None: there are none. They are free when
+        the first one, and all parts of it, are gone.
+        """
+        at = next((at for at, (_, each) in enumerate(self._free) if len(each) >= size), -1)
+        if at >= 0:
+            _, memory = self._free.pop(at)
+        else:
+            wanted = -(-size // _PAGE) * _PAGE
+            while self._free and self.held + wanted > self._bound:
+                self._drop(self._free.pop(0)[1])
+            if self.held + wanted > self._bound:
+                return None
+            try:
+                memory = mmap.mmap(-1, wanted)
+            except OSError:
+                return None
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            self.held += wanted
+        part = (ctypes.c_char * size).from_buffer(memory)
+        weakref.finalize(part, self._give_back, memory).atexit = False
+        return memoryview(part), memoryview(memory)[:size]
+
+    def _give_back(self, memory: mmap.mmap) -> None:
+        self._free.append((self._loop.time(), memory))
+        if self._sweeping is None and not self._loop.is_closed():
+            self._sweeping = self._loop.call_later(_IDLE_S, self._sweep)
+
+    def _drop(self, memory: mmap.mmap) -> None:
+        self.held -= len(memory)
+
+    def _sweep(self) -> None:
+        old = self._loop.time() - _IDLE_S
+        while self._free and self._free[0][0] <= old:
+            self._drop(self._free.pop(0)[1])
+        self._sweeping = self._loop.call_later(_IDLE_S, self._sweep) if self._free else None
+
+
+@runtime_checkable
+class Filler(Protocol):
+    """A caller whose connection can receive a body past its parser."""
+
+    async def fill(self, into: memoryview, first: bytes, within_s: Seconds | None) -> Bytes:
+        """
+        Receive the rest of a body that began with *first* and fills *into*. Return how much is there: all, or after
+        *within_s*, or where the connection cannot do this, less. Then `receive` has the rest.
+
+        :raises CallCancelled: the caller went away
+        """
+
+
+class Request(Protocol):
+    """The request whose body it is."""
+
+    def on_body(self, piece: bytes) -> None: ...
+
+    def set(self) -> None:
+        """Wake who waits for the body."""
+
+
+class Connection(Protocol):
+    """The connection, as the server's protocol has it."""
+
+    transport: asyncio.Transport
+    flow: FlowControl
+    parser: httptools.HttpRequestParser
+
+    def on_message_complete(self) -> None: ...
+
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+    def eof_received(self) -> None: ...
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+
+class BodyReceiver(asyncio.BufferedProtocol):
+    """Takes the place of *connection*'s protocol until the body has ended. It reads no byte behind that."""
+
+    def __init__(self, connection: Connection, request: Request, into: memoryview, at: Bytes) -> None:
+        """:param at: so much of the body has come"""
+        self.at = at
+        self._connection = connection
+        self._request = request
+        self._end = len(into)
+        self._into: memoryview | None = into
+        self._piece = memoryview(b"")
+        self._switch(self)
+
+    def _switch(self, protocol: asyncio.BaseProtocol) -> None:
+        flow, transport = self._connection.flow, self._connection.transport
+        flow.pause_reading()  # how it reads is settled when it begins to
+        transport.set_protocol(protocol)
+        flow.resume_reading()
+
+    @property
+    def filling(self) -> bool:
+        return self._into is not None and self.at < self._end
+
+    def stop_filling(self) -> None:
+        """What comes from now on goes to the request, in pieces."""
+        if self.filling:
+            self._into = None
+            self._piece = memoryview(bytearray(_PIECE))
+            self._request.set()
+
+    # --- the transport's side ---
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's
+        return self._into[self.at :] if self._into is not None else self._piece[: self._end - self.at]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.at += nbytes
+        if self._into is None:
+            self._request.on_body(bytes(self._piece[:nbytes]))
+        if self.at == self._end:
+            connection = self._connection
+            # The old one waits for a body that it has not seen. Requests on this connection go on behind that.
+            connection.parser = httptools.HttpRequestParser(connection)
+            connection.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the server's own
+            self._switch(connection)  # type: ignore[arg-type]
+            connection.on_message_complete()
+
+    def eof_received(self) -> None:
+        return self._connection.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
