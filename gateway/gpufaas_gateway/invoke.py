@@ -247,7 +247,7 @@ class FunctionCall(Driven):
         self._news = bool(self.body)
         if self.disconnected:
             raise CallCancelled("the caller went away")
-        return receiver.at
+        return receiver.filled
 
     def on_gone(self, tell: Callable[[], None] | None) -> bool:
         if self.disconnected:

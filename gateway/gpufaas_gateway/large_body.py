@@ -124,7 +124,9 @@ class BodyReceiver(asyncio.BufferedProtocol):
 
     def __init__(self, connection: Connection, request: Request, into: memoryview, at: Bytes) -> None:
         """:param at: so much of the body has come"""
-        self.at = at
+        self.filled = at
+        """So much of it is where it fills."""
+        self._at = at
         self._connection = connection
         self._request = request
         self._end = len(into)
@@ -140,7 +142,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
 
     @property
     def filling(self) -> bool:
-        return self._into is not None and self.at < self._end
+        return self._into is not None and self._at < self._end
 
     def stop_filling(self) -> None:
         """What comes from now on goes to the request, in pieces."""
@@ -152,13 +154,15 @@ class BodyReceiver(asyncio.BufferedProtocol):
     # --- the transport's side ---
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's
-        return self._into[self.at :] if self._into is not None else self._piece[: self._end - self.at]
+        return self._into[self._at :] if self._into is not None else self._piece[: self._end - self._at]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.at += nbytes
+        self._at += nbytes
         if self._into is None:
             self._request.on_body(bytes(self._piece[:nbytes]))
-        if self.at == self._end:
+        else:
+            self.filled = self._at
+        if self._at == self._end:
             connection = self._connection
             # The old one waits for a body that it has not seen. Requests on this connection go on behind that.
             connection.parser = httptools.HttpRequestParser(connection)
