@@ -21,7 +21,7 @@ _MAX_FIELDS: Final = 1000
 """The number of headers. A head of 64 KiB that is not an attack has fewer."""
 MAX_S: Final[Seconds] = 366 * 86_400.0
 """Nothing takes longer."""
-_MAX_BYTES: Final[Bytes] = 1 << 50
+MAX_BYTES: Final[Bytes] = 1 << 50
 _MAX_PHASES: Final = 16
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110: a token
 _NOT_IN_VALUE: Final = re.compile(rb"[\x00\r\n]")
@@ -43,7 +43,7 @@ def is_time(seconds: Seconds) -> bool:
 
 
 def is_size(size: Bytes) -> bool:
-    return 0 <= size <= _MAX_BYTES
+    return 0 <= size <= MAX_BYTES
 
 
 def why_no_answer(status: int, headers: Sequence[tuple[bytes, bytes]]) -> str:

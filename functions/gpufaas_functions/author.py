@@ -18,6 +18,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import parse_qs, unquote
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _PIECE: Final = 256 * 1024
 _FRAMING: Final = 16
 """More bytes than a header takes in a frame beside its name and value."""
+_SHORT: Final = 256
+"""Characters of a header's value: those of longer ones are not kept."""
 _TEXT: Final = b"text/plain; charset=utf-8"
 _JSON: Final = b"application/json"
 _BINARY: Final = b"application/octet-stream"
@@ -236,8 +239,10 @@ def to_answer(value: Any) -> HandlerAnswer:
         if unknown and "statusCode" in value:
             raise TypeError(_not_of_an_answer(unknown))
         if not unknown:
-            status = _status(value.get("statusCode", 200))
-            headers = _headers(value.get("headers") or {})
+            if "statusCode" in value:
+                status = _status(value["statusCode"])
+            if given := value.get("headers"):
+                headers = _headers(given)
             value = value.get("body")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return HandlerAnswer(status, _typed(headers, _BINARY), bytes(value), None)
@@ -271,27 +276,37 @@ def _status(value: Any) -> int:
 
 
 def _headers(given: Any) -> list[tuple[bytes, bytes]]:
-    pairs = given.items() if isinstance(given, Mapping) else given
-    raw = []
+    pairs = given.items() if type(given) is dict or isinstance(given, Mapping) else given
+    raw, size = [], 0
     for name, value in pairs:
         for each in value if isinstance(value, (list, tuple)) else (value,):
-            pair = str(name).encode("latin-1").lower(), str(each).encode("latin-1")
-            if not _HEADER_NAME.fullmatch(pair[0]) or _NOT_IN_HEADER.search(pair[1]):
-                raise TypeError(
-                    f"{name!r}: {str(each)[:80]!r} is no header: its name or value has characters that none has"
-                )
+            text = str(each)
+            pair = (_known_header if len(text) <= _SHORT else _header)(str(name), text)
             raw.append(pair)
-    if sum(len(name) + len(value) + _FRAMING for name, value in raw) > MAX_HEADER:
+            size += len(pair[0]) + len(pair[1]) + _FRAMING
+    if size > MAX_HEADER:
         # A head that is too large for a frame would end the worker, and the other calls with it.
         raise TypeError(f"the answer cannot be sent: {why_no_answer(200, raw)}")
     return raw
 
 
+def _header(name: str, value: str) -> tuple[bytes, bytes]:
+    pair = name.encode("latin-1").lower(), value.encode("latin-1")
+    if not _HEADER_NAME.fullmatch(pair[0]) or _NOT_IN_HEADER.search(pair[1]):
+        raise TypeError(f"{name!r}: {value[:80]!r} is no header: its name or value has characters that none has")
+    return pair
+
+
+_known_header: Final = lru_cache(64)(_header)
+"""Nearly all answers of a handler have the same."""
+
+
 def _typed(headers: list[tuple[bytes, bytes]], content_type: bytes) -> list[tuple[bytes, bytes]]:
     if not headers:
         return [(_CONTENT_TYPE, content_type)]
-    if any(name == _CONTENT_TYPE for name, _ in headers):
-        return headers
+    for name, _ in headers:
+        if name == _CONTENT_TYPE:
+            return headers
     return [*headers, (_CONTENT_TYPE, content_type)]
 
 

@@ -104,14 +104,16 @@ class Connection:
                 self._put(())
 
     def _put(self, frame: tuple[bytes | memoryview, ...]) -> None:
-        out, pieces = self._out, []
-        while out:  # another thread may add to it meanwhile
-            pieces.append(out.popleft())
-        pieces += frame
+        out, pieces = self._out, frame
+        if out:
+            before = []
+            while out:  # another thread may add to it meanwhile
+                before.append(out.popleft())
+            pieces = (*before, *frame)
         try:
             if len(pieces) > 1 and sum(map(len, pieces)) <= _BUFFER:
                 try:
-                    pieces = [_join(pieces)]
+                    pieces = (_join(pieces),)
                 except MemoryError:
                     pass  # the author's code has it all; they go one by one
             for each in pieces:
@@ -126,15 +128,15 @@ class Connection:
         """Wait for the next frame. :raises Closed: the connection is closed"""
         if self._filled - self._at < 16:
             self._need(16)
-        kind, header_bytes, body_bytes = _unpack(self._buffer, self._at)
-        header_at = self._at + 16
+        kind, header_bytes, body_bytes = _unpack(self._buffer, at := self._at)
+        header_at = at + 16
         body_at = header_at + header_bytes
         end = body_at + body_bytes
         if end <= self._filled:  # nearly always: all of the frame is here
-            self._at = end
-            header = bytes(self._view[header_at:body_at])
+            self._at, view = end, self._view
+            header = bytes(view[header_at:body_at])
             try:
-                return kind, header, bytes(self._view[body_at:end])
+                return kind, header, bytes(view[body_at:end])
             except MemoryError:
                 return kind, header, Absent(body_bytes)
         self._at = header_at
@@ -168,6 +170,7 @@ class Connection:
         ready = self._filled - self._at
         if not ready:
             self._at = self._filled = 0
+            self._filled = self._receive(self._view)
         elif self._at:
             self._buffer[:ready] = self._buffer[self._at : self._filled]
             self._at, self._filled = 0, ready

@@ -2,9 +2,10 @@
 
 import asyncio
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import httptools
+from msgspec import Struct
 
 from gpufaas_core.units import Bytes, KiB
 from gpufaas_gateway.call_headers import Header, ReadHead, read_head
@@ -18,9 +19,12 @@ _TRIES: Final = 8
 """A connection that repeats none of so many heads is not likely to repeat one."""
 
 
-class _Head(NamedTuple):
+class _Head(Struct, frozen=True):
     """The head of a request that came in one piece, and what was read in it. A connection mostly repeats it."""
 
+    whole: bytes
+    size: Bytes
+    """Of the request, with its body."""
     start: bytes
     """Up to the digits of its Content-Length; all of it, if it has none."""
     digits: bytes
@@ -35,11 +39,11 @@ class _Head(NamedTuple):
         Return where it ends in *data*, and its Content-Length there, if *data* is such a request, whole and no more.
         Else return -1.
         """
-        at = len(self.start)
-        if not data.startswith(self.start):
+        if len(data) == self.size and data.startswith(self.whole):
+            return len(self.whole), self.digits
+        if not self.rest or not data.startswith(self.start):
             return -1, b""
-        if not self.rest:
-            return (at if len(data) == at else -1), b""
+        at = len(self.start)
         stops = data.find(b"\r", at, at + _MAX_DIGITS)
         digits, end = data[at:stops], stops + len(self.rest)
         same = stops > at and digits.isdigit() and data.startswith(self.rest, stops) and len(data) == end + int(digits)
@@ -114,11 +118,11 @@ class FunctionHttp(BoundedHttp):
             and call.keep_alive
         ):
             return
-        start, digits, rest = data[:end], b"", b""
-        if (declared := _LENGTH.search(start)) is not None:
+        start, digits, rest = (head := data[:end]), b"", b""
+        if (declared := _LENGTH.search(head)) is not None:
             digits = declared[1]
-            start, rest = data[: declared.start(1)], data[declared.end(1) : end]
-        self._known = _Head(start, digits, rest, call.target, call.method, call.headers, call.read)
+            start, rest = head[: declared.start(1)], head[declared.end(1) :]
+        self._known = _Head(head, len(data), start, digits, rest, call.target, call.method, call.headers, call.read)
 
     def take_request(self, version: str, *, upgrades: bool) -> None:
         target = None if upgrades else self._target()

@@ -9,9 +9,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from math import inf
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
+from msgspec import Struct
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -36,7 +37,7 @@ _FAILED: Final = (
 )
 
 
-class Target(NamedTuple):
+class Target(Struct, frozen=True):
     """What the URL of a request for a function says."""
 
     name: str

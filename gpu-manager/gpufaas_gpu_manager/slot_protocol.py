@@ -34,7 +34,7 @@ from gpufaas_core.frames import (
     encode_prefix,
 )
 from gpufaas_core.model import Bytes
-from gpufaas_core.plausible import is_size, is_time, why_no_answer
+from gpufaas_core.plausible import MAX_BYTES, MAX_S, why_no_answer
 from gpufaas_functions.areas import MIN
 from gpufaas_functions.begun import UNKNOWN
 from gpufaas_gpu_manager import exchange_state as states
@@ -365,9 +365,13 @@ class WorkerSlot:
         self._exchange = None
         self._wire.ended += 1
         self._wire.running -= 1
-        self._wake_sender()
-        self.resume()
-        self._begin_next()
+        self._paused = False
+        if self._streams:
+            self._wake_sender()
+        if self._owed:
+            self._give_room()
+        if self._next:
+            self._begin_next()
 
     def _why_none(self, head: AnswerHead, body: bytes | memoryview) -> GpufaasError | None:
         """Return what the caller gets in place of this answer; None: the answer."""
@@ -450,5 +454,5 @@ def decoded(decode: Callable[[bytes], HeadT], header: bytes) -> HeadT:
 
 def check_figures(run_s: float, peak: int) -> None:
     """:raises BrokenFrame: no call can take so long, or use so much memory"""
-    if not is_time(run_s) or not is_size(peak):
+    if not (0.0 <= run_s <= MAX_S and 0 <= peak <= MAX_BYTES):
         raise BrokenFrame(f"its call took {run_s} s and {peak} bytes")

@@ -250,14 +250,15 @@ class WorkerCalls:
             self._open[slot] = open_calls
         else:
             self._follow(slot)
-        call, number = exchange.grant.call, exchange.grant.number
+        grant = exchange.grant
+        call = grant.calls[0]
         self.exchanges.pop(call, None)
         host.over(exchange)
         worker.outgrown = out_of_memory
         self._served = True
-        if peak or (out_of_memory and number != self._ran_out):  # of a batch, that is said once
-            if out_of_memory and number > 0:
-                self._ran_out = number
+        if peak or (out_of_memory and grant.number != self._ran_out):  # of a batch, that is said once
+            if out_of_memory and grant.number > 0:
+                self._ran_out = grant.number
             self.on_measured(peak, out_of_memory)
         elif not self._measured and worker.device.source.enforced and (known := self.known):
             self.on_measured(known)  # it measures itself only beyond that

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from typing import Final, Protocol
 
 from gpufaas_core.messages import Command, Event, Woken
@@ -46,7 +47,8 @@ class EngineDriver:
         self.now = self._loop.time
         self._flush: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._timer_at = inf
+        """When `_timer` is due."""
 
     def handle(self, event: Event, now: Seconds | None = None) -> None:
         """Tell the engine *event* and carry out what it commands."""
@@ -67,25 +69,27 @@ class EngineDriver:
             self.on_event()
         for command in commands:
             self._carry_out(command)
-        if self._timer is None or self.engine.may_wake_before(self._timer_at):
-            wake_at = self.engine.wake_at
-            # An earlier timer than needed is left: it wakes once too often, which is cheaper than a timer per call.
-            if wake_at is not None and (self._timer is None or self._timer_at > wake_at):
-                self._set_timer(wake_at, now)
+        if self.engine.may_wake_before(self._timer_at):
+            self._look_when_to_wake(now)
 
     def doc(self, key: str) -> DeviceDoc | FunctionDoc | EngineDoc | None:
         """Return the state to keep under *key*; see `Engine.doc`."""
         return self.engine.doc(key, self.now())
 
-    def _set_timer(self, wake_at: Seconds, now: Seconds) -> None:
+    def _look_when_to_wake(self, now: Seconds) -> None:
+        wake_at = self.engine.wake_at
+        # An earlier timer than needed is left: it wakes once too often, which is cheaper than a timer per call.
+        if wake_at is None or wake_at >= self._timer_at:
+            return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = wake_at
         self._timer = self._loop.call_later(max(0.0, wake_at - now), self._wake)
 
     def _wake(self) -> None:
-        self._timer = None
+        self._timer, self._timer_at = None, inf
         self.handle(Woken())
+        self._look_when_to_wake(self.now())
 
     def _flush_journal(self) -> None:
         self._flush = None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpufaas_cache_manager.replacement import make_replacement
-from gpufaas_core.errors import GpufaasError
+from gpufaas_core.errors import DeadlineExceeded, GpufaasError
 from gpufaas_core.messages import Arrived, Command, Event, Grant, NodeRefused, StartCall
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Part, Profile, Seconds
 from gpufaas_scheduler.engine import Engine
@@ -21,12 +21,13 @@ F = FunctionId("f")
 class Batching:
     """An engine that starts calls in pairs: the second one to arrive starts both."""
 
-    wake_at: Seconds | None = None
-
     def __init__(self, cold: bool) -> None:
         self.cold = cold
         self.goals: list[Seconds | None] = []
         self._waits: CallId | None = None
+
+    def may_wake_before(self, _: Seconds) -> bool:
+        return False
 
     def handle(self, event: Event, now: Seconds) -> Sequence[Command]:
         assert now >= 0
@@ -120,3 +121,21 @@ async def test_a_call_that_waits_is_told_of_its_grant_before_its_future_has_it()
     scheduler.place(CallId("d"), F, 1.0)
     assert told == [("a", False)]
     assert not given_up.done()
+
+
+async def test_each_call_that_waits_has_its_own_deadline() -> None:
+    scheduler = SchedulerService(Engine(policy=make_policy("lb"), replacement=make_replacement("lru")))
+    scheduler.join(Node(), [DEVICE])
+    scheduler.deploy(Function(F, "d", profiles={"*": Profile(0.1, 0.1, 10)}))
+    assert isinstance(scheduler.place(CallId("runs"), F, 60.0), Grant)
+
+    waiting = [scheduler.place(CallId(f"c{at}"), F, seconds) for at, seconds in enumerate((0.04, 0.02, 0.06))]
+
+    for each in waiting:
+        assert isinstance(each, asyncio.Future)
+        with pytest.raises(DeadlineExceeded):
+            await each
+    late = scheduler.place(CallId("late"), F, 0.02)
+    assert isinstance(late, asyncio.Future)
+    with pytest.raises(DeadlineExceeded):
+        await late
