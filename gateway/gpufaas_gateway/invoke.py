@@ -324,12 +324,15 @@ class FunctionCall(Driven):
         Send a piece as it comes, without a turn of the loop. False: it has to wait, or was not the first one that came
         in this turn: those of one turn are sent together.
         """
-        now = self._loop.time()
-        if now == self._sent_at or not self._paused or self._connection.flow.write_paused or self._left < len(piece):
+        now, size, connection = self._loop.time(), len(piece), self._connection
+        if now == self._sent_at or not self._paused or connection.flow.write_paused or self._left < size:
             return False
         self._sent_at = now
         if not self.disconnected:
-            self._send_piece(piece)
+            if self._chunked and size <= _COPIED:
+                connection.transport.write(b"%x\r\n%b\r\n" % (size, piece))
+            else:
+                self._send_piece(piece)
         return True
 
     def _send_piece(self, piece: bytes) -> None:

@@ -211,7 +211,7 @@ class Exchange(AnswerBuffer):
             self._wake()
 
     def on_chunk(self, piece: bytes) -> None:
-        if not self.abandoned:
+        if self.state not in states.GIVEN_UP:
             self._pass_or_keep(piece)
 
     def on_end(self, end: EndHead) -> None:

@@ -110,8 +110,11 @@ class AnswerParser:
 
     def take(self) -> bytes:
         """Return what has come of the body since the last time."""
-        pieces, self.pieces = self.pieces, []
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces = self.pieces
+        if len(pieces) == 1:
+            return pieces.pop()
+        self.pieces = []
+        return b"".join(pieces)
 
     def _switch(self, rest: bytes) -> None:
         """The head of a 101 was read: what follows is no HTTP, until the connection ends."""

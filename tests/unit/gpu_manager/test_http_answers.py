@@ -12,6 +12,7 @@ from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.http_slots import HttpSlot
+from gpufaas_gpu_manager.ticks import Ticks
 
 
 class Owner:
@@ -47,7 +48,7 @@ async def answered(said: bytes, *, again: bytes = b"") -> tuple[Owner, Exchange]
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     loop = asyncio.get_running_loop()
     owner = Owner()
-    slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], loop)
+    slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], loop, Ticks(loop))
     grant = Grant(1, 1, (CallId("c"),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
     exchange = Exchange(grant, owner, loop, 0.0)
     exchange.arrive(CallHead("c", "GET", "/", b"", []), b"")
