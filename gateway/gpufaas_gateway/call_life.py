@@ -4,8 +4,6 @@ import asyncio
 import time
 from typing import Any, Final, Protocol
 
-from msgspec import Struct
-
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import Seconds
@@ -25,47 +23,56 @@ class Owner(Protocol):
     def uncancel(self) -> int: ...
 
 
-class CallLife(Struct, eq=False, kw_only=True):
+class CallLife:
     """
     The time of one call, and what it waits for now.
 
     A quick call costs no task and no timer here: `Calls` calls `watch` for the others.
     """
 
-    caller: Caller | None
-    owner: Owner | None
-    """What runs it."""
-    began: float
-    """On the clock of `time.perf_counter`, as `ends`."""
-    ends: float = 0.0
-    """When its time is up."""
-    deployed: Deployed | None = None
-    stream: BodyStream | None = None
-    """The rest of its body, if it streams."""
-    at_caller: bool = True
-    """It reads from its caller or writes to it, which may take for ever: only a cancellation ends that."""
-    future: asyncio.Future[Grant] | None = None
-    exchange: CallExchange | None = None
-    error: GpufaasError | None = None
-    """Why it was ended."""
-    timeout_s: Seconds = 0.0
-    whose: str = "its time limit (annotation gpufaas.timeout, or environment exec_timeout)"
-    """Where `timeout_s` comes from, for the error."""
-    what: str = "did not answer"
-    watched: bool = False
-    """It is not quick."""
-    status: int = 500
-    """HTTP status that it is counted with."""
-    queue_s: Seconds = 0.0
-    load_s: Seconds = 0.0
-    run_s: Seconds = 0.0
-    _timer: asyncio.TimerHandle | None = None
-    _task: asyncio.Task[None] | None = None
-    """Listens to a caller, who may hang up."""
-    _told: bool = False
-    """Its caller tells when he hangs up."""
-    _reads_on: bool = False
-    """Its time is up, and the caller reads the rest of the answer."""
+    __slots__ = (
+        "_reads_on", "_task", "_timer", "_told", "at_caller", "began", "caller", "deployed", "ends", "error",
+        "exchange", "future", "load_s", "owner", "queue_s", "run_s", "status", "stream", "timeout_s", "watched",
+        "what", "whose",
+    )  # fmt: skip
+
+    def __init__(self, caller: Caller | None, owner: Owner | None, began: float) -> None:
+        """
+        :param owner: what runs it
+        :param began: on the clock of `time.perf_counter`, as `ends`
+        """
+        self.caller = caller
+        self.owner = owner
+        self.began = began
+        self.ends = 0.0
+        """When its time is up."""
+        self.deployed: Deployed | None = None
+        self.stream: BodyStream | None = None
+        """The rest of its body, if it streams."""
+        self.at_caller = True
+        """It reads from its caller or writes to it, which may take for ever: only a cancellation ends that."""
+        self.future: asyncio.Future[Grant] | None = None
+        self.exchange: CallExchange | None = None
+        self.error: GpufaasError | None = None
+        """Why it was ended."""
+        self.timeout_s: Seconds = 0.0
+        self.whose = "its time limit (annotation gpufaas.timeout, or environment exec_timeout)"
+        """Where `timeout_s` comes from, for the error."""
+        self.what = "did not answer"
+        self.watched = False
+        """It is not quick."""
+        self.status = 500
+        """HTTP status that it is counted with."""
+        self.queue_s: Seconds = 0.0
+        self.load_s: Seconds = 0.0
+        self.run_s: Seconds = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        """Listens to a caller, who may hang up."""
+        self._told = False
+        """Its caller tells when he hangs up."""
+        self._reads_on = False
+        """Its time is up, and the caller reads the rest of the answer."""
 
     def fail(self, error: GpufaasError) -> None:
         """End the call with *error*, whatever it waits for. Only the first error counts."""

@@ -26,6 +26,7 @@ from gpufaas_gateway.call_body import BodyStream, Caller, read_rest, remove, too
 from gpufaas_gateway.call_headers import (
     BODILESS,
     Header,
+    ReadHead,
     answer_headers,
     asked_timeout,
     call_headers,
@@ -145,7 +146,8 @@ class Calls:
     def _new_call(self, request: Request) -> "_Call":
         """Give the call an id. The caller may choose it; the scheduler's is unique even if two choose the same."""
         began, started_ns = time.perf_counter(), time.time_ns()
-        passed, public_id, length, asked = request.read or read_head(request.headers, request.client)
+        read = request.read or read_head(request.headers, request.client)
+        public_id = read[1]
         outer = request.outer
         if public_id:
             self._serial += 1
@@ -157,11 +159,8 @@ class Calls:
             name = new_call_id()
             public_id = name.encode()
             call_id = f"{name}#{self._suffix}" if self._suffix else name
-        return _Call(
-            request=request, caller=request.caller, owner=request.driven or asyncio.current_task(), began=began,
-            passed=passed, length=length, asked=asked, name=name, id=CallId(call_id), outer=outer,
-            ours=[(b"x-call-id", public_id), (b"x-start-time", b"%d" % started_ns), self._served_by],
-        )  # fmt: skip
+        ours = [(b"x-call-id", public_id), (b"x-start-time", b"%d" % started_ns), self._served_by]
+        return _Call(request, began, read, name, call_id, outer, ours)
 
     def _admit(self, call: "_Call", deployed: Deployed) -> None:
         """:raises GpufaasError: the call cannot run, or not now"""
@@ -448,40 +447,48 @@ class Calls:
         self._sweeping = self._loop.call_later(WATCH_AFTER_S, self._sweep) if self._older else None
 
 
-class _Call(CallLife, eq=False, kw_only=True):
+class _Call(CallLife):
     """One call's state."""
 
-    request: Request
-    name: str
-    """X-Call-Id: the caller's, or ours."""
-    id: CallId
-    """The scheduler's id of the call."""
-    passed: list[Header]
-    """The headers that the function gets."""
-    length: int
-    """Content-Length, -1: unknown."""
-    asked: dict[bytes, bytes] | None
-    """What its caller asks of the platform; None: nothing."""
-    ours: list[Header]
-    """Headers of every answer to it."""
-    crossing: bool = False
-    """The platform's headers say which origins may read the answer; the function's are dropped."""
-    passage: Passage | None = None
-    outer: Outer | None = None
-    body: bytes | memoryview = b""
-    mode: int = INLINE
-    file: str = ""
-    size: float = 0.0
-    """The size of the body in bytes, or `asked_size`: what the scheduler is told."""
-    asked_size: float | None = None
-    goal_s: Seconds | None = None
-    grant: Grant | None = None
-    begun: CallExchange | Exception | None = None
-    """It began before its task knows of the grant, or could not."""
-    ran_out: bool = False
-    """It ran out of memory once, and runs again."""
-    answered: AnswerStream | None = None
-    """The answer, if it streams: its end ends the call."""
+    __slots__ = (
+        "answered", "asked", "asked_size", "begun", "body", "crossing", "file", "goal_s", "grant", "id", "length",
+        "mode", "name", "ours", "outer", "passage", "passed", "ran_out", "request", "size",
+    )  # fmt: skip
+
+    def __init__(
+        self, request: Request, began: float, read: ReadHead, name: str, call_id: str, outer: Outer | None,
+        ours: list[Header],
+    ) -> None:  # fmt: skip
+        """
+        :param name: X-Call-Id: the caller's, or ours
+        :param call_id: the scheduler's id of the call
+        :param ours: headers of every answer to it
+        """
+        CallLife.__init__(self, request.caller, request.driven or asyncio.current_task(), began)
+        self.request = request
+        self.name = name
+        self.id = CallId(call_id)
+        self.outer = outer
+        self.ours = ours
+        self.passed, _, self.length, self.asked = read
+        """The headers that the function gets; Content-Length, -1: unknown; what its caller asks of the platform."""
+        self.crossing = False
+        """The platform's headers say which origins may read the answer; the function's are dropped."""
+        self.passage: Passage | None = None
+        self.body: bytes | memoryview = b""
+        self.mode = INLINE
+        self.file = ""
+        self.size: float = 0.0
+        """The size of the body in bytes, or `asked_size`: what the scheduler is told."""
+        self.asked_size: float | None = None
+        self.goal_s: Seconds | None = None
+        self.grant: Grant | None = None
+        self.begun: CallExchange | Exception | None = None
+        """It began before its task knows of the grant, or could not."""
+        self.ran_out = False
+        """It ran out of memory once, and runs again."""
+        self.answered: AnswerStream | None = None
+        """The answer, if it streams: its end ends the call."""
 
     def has_begun(self) -> CallExchange:
         """:raises GrantRefused: as `Calls._begin`"""
