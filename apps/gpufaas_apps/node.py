@@ -20,7 +20,7 @@ from gpufaas_apps.cluster import advertised, identity, leader_addresses, listeni
 from gpufaas_apps.engines import connect, container_engine
 from gpufaas_apps.host_cache import host_budget, host_cache
 from gpufaas_apps.options import DEFAULT_NODE_PORT, NodeOptions
-from gpufaas_apps.process import first_of, on_signals, own_directory, prepare_process, run_loop, spare_collections
+from gpufaas_apps.process import first_of, on_signals, own_directory, prepare_process, run_loop, settle
 from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.watchdog import notify
 from gpufaas_apps.weights import Weights
@@ -132,7 +132,7 @@ class NodeApp:
                 print(f"✓ device     {each.id}  {format_bytes(each.memory)}", flush=True)
             print(f"✓ node       {self._me.id} at {self._agent.address}, status at port {port}", flush=True)
             await self._node.start()
-            spare_collections()
+            settle()
             notify("READY=1")
             self._status.ready = lambda: "waits for etcd"
             await first_of(self._take_part(port), stop.wait())

@@ -15,6 +15,7 @@ from gpufaas_apps.resources import keep_private, raise_descriptors
 from gpufaas_apps.watchdog import watched
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Seconds
+from gpufaas_gpu_manager.huge_pages import collapse_own
 
 
 def prepare_process(level: int = logging.INFO) -> None:
@@ -26,14 +27,16 @@ def prepare_process(level: int = logging.INFO) -> None:
     raise_descriptors()
 
 
-def spare_collections() -> None:
+def settle() -> None:
     """
-    Keep what the process has now out of garbage collections, and make these rare: one stops all calls, and calls leave
-    nothing for it.
+    What the process has now stays. Keep it out of garbage collections, and make these rare: one stops all calls, and
+    calls leave nothing for it. Put it into huge pages: a call that finds the process asleep touches many small ones.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    for _ in collapse_own():
+        pass
 
 
 def run_loop(main: Coroutine[Any, Any, None], grace_s: Seconds = 0.0) -> None:

@@ -12,7 +12,7 @@ from gpufaas_adapters.etcd.client import Etcd
 from gpufaas_adapters.etcd.election import campaign
 from gpufaas_apps.cluster import advertised, identity, leader_addresses, listening, opened
 from gpufaas_apps.options import DEFAULT_SCHEDULER_PORT, SchedulerOptions
-from gpufaas_apps.process import first_of, on_signals, prepare_process, run_loop, spare_collections
+from gpufaas_apps.process import first_of, on_signals, prepare_process, run_loop, settle
 from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.term import Term
 from gpufaas_apps.watchdog import notify
@@ -57,7 +57,7 @@ class SchedulerApp:
                 status_served(self._status, host, options.cluster.status_port)
             )
             print(f"✓ scheduler  {self._server.me.id} at {self._address}, status at port {status_port}", flush=True)
-            spare_collections()
+            settle()
             notify("READY=1")
             await first_of(self._take_part(), stop.wait())
 

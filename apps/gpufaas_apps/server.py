@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 import uvicorn
 
-from gpufaas_apps.process import spare_collections
+from gpufaas_apps.process import settle
 from gpufaas_gateway.function_http import FunctionHttp
 from gpufaas_gateway.invoke import FunctionFront
 from gpufaas_gateway.protocol import BoundedWebSocket
@@ -60,7 +60,7 @@ class GatewayServer(uvicorn.Server):
         try:
             await super().startup(sockets)
             await self._on_open()
-            spare_collections()
+            settle()
         finally:
             self._start_ended.set()
 

@@ -131,7 +131,10 @@ class Calls:
                 except (GrantRefused, OutOfMemory) as exc:
                     placed = self._place_again(call, exc)
             if whole and not request.upgrade:
-                return self._whole(call, exchange, answer, said)
+                answered = self._whole(call, exchange, answer, said)
+                if request.send is not None:
+                    request.send(answered)
+                return answered
             return self._streamed(call, exchange, answer, bytes(said), whole)
         except (GpufaasError, asyncio.CancelledError) as exc:
             refused = self._refused(call, exc)
@@ -321,7 +324,7 @@ class Calls:
     ) -> Answer:  # fmt: skip
         call.grant, call.load_s, call.run_s, call.status = exchange.grant, exchange.load_s, answer.run_s, answer.status
         call.exchange = None  # it has ended, and has nothing to release
-        if call.request.lines and (lines := self._lines(call, answer, exchange, len(body))):
+        if call.request.send is not None and (lines := self._lines(call, answer, exchange, len(body))):
             return Answer(answer.status, [], body, lines=lines)
         headers = self._headers(call, answer, exchange)
         if answer.status in BODILESS:

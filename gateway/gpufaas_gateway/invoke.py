@@ -116,7 +116,7 @@ class FunctionCall(Driven):
     """
 
     __slots__ = (
-        "_chunked", "_connection", "_left", "_news", "_sent_at", "_started", "_tell", "_waiter", "body",
+        "_chunked", "_connection", "_front", "_left", "_news", "_sent_at", "_started", "_tell", "_waiter", "body",
         "disconnected", "headers", "keep_alive", "method", "more_body", "read", "response_complete", "target",
         "waiting_for_100_continue",
     )  # fmt: skip
@@ -152,6 +152,7 @@ class FunctionCall(Driven):
     def begin(self, front: FunctionFront) -> None:
         """Run the call, with the body if all of it has come."""
         connection, target = self._connection, self.target
+        self._front = front
         body: bytes | None = None
         if not (self.more_body or self.disconnected or self.waiting_for_100_continue):
             body, self.body = bytes(self.body), b""
@@ -162,7 +163,7 @@ class FunctionCall(Driven):
                 front,
                 Request(
                     target.name, self.method, target.path, target.query, self.headers, body, self,
-                    connection.client, target.outer, read=self.read, driven=self, lines=True,
+                    connection.client, target.outer, read=self.read, driven=self, send=self._send_early,
                 ),
             )
         )  # fmt: skip
@@ -264,9 +265,10 @@ class FunctionCall(Driven):
         try:
             answer = await front.run(request)
             if answer.stream is None:
-                if flow.write_paused and not self.disconnected:
-                    await flow.drain()
-                self._send(front, answer)
+                if not self._started:
+                    if flow.write_paused and not self.disconnected:
+                        await flow.drain()
+                    self._send(front, answer)
             else:
                 with answer.stream as stream:
                     await self._pass_on(front, answer, stream)
@@ -279,6 +281,10 @@ class FunctionCall(Driven):
         finally:
             if not self.response_complete:
                 self._break_off(front)
+
+    def _send_early(self, answer: Answer) -> None:
+        if not self._connection.flow.write_paused:
+            self._send(self._front, answer)
 
     def _send(self, front: FunctionFront, answer: Answer) -> None:
         """Send an answer that does not stream."""

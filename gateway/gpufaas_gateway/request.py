@@ -48,8 +48,11 @@ class Request(Struct):
     """What was read in the headers, if they were read; not changed."""
     driven: Driven | None = None
     """What runs the call; None: the current task."""
-    lines: bool = False
-    """The headers of a quick answer may come as lines."""
+    send: "Callable[[Answer], None] | None" = None
+    """
+    Is given a whole answer before the call is counted, perhaps with its headers as lines. What it does not send, it
+    sends when the call has ended.
+    """
 
 
 class Answer(Struct):

@@ -29,7 +29,8 @@ def collapse_own() -> Iterator[None]:
     """
     Do so with this process's private memory that is no file's, a page for each step: some 60 of 2 ms for torch.
 
-    Only without children: they would keep the small pages, which were shared, and count them as their own.
+    Only without children that were forked: they would keep the small pages, which were shared, and count them as their
+    own.
     """
     for start, end in list(_own_ranges()):
         for address in range(-(-start // HUGE) * HUGE, end - HUGE + 1, HUGE):

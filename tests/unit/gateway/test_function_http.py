@@ -27,6 +27,7 @@ from gpufaas_gateway.function_http import FunctionHttp
 from gpufaas_gateway.invoke import PREFIX, FunctionFront
 from gpufaas_gateway.protocol import MAX_PIPELINED, BoundedHttp, BoundedWebSocket
 from gpufaas_gateway.request import Answer, Request, Run
+from gpufaas_gateway.usage import FunctionStats
 from gpufaas_gpu_manager.exchange import Exchange as NodeExchange
 
 HOST = b"Host: x\r\n"
@@ -328,6 +329,31 @@ class Buffered(Functions):
         exchange.arrive(head, body)
         self.exchanges.append(exchange)
         return exchange
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_a_whole_answer_is_sent_before_its_call_is_counted_if_its_reader_is_not_slow(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    functions, wire = Buffered(), Wire()
+    front = FunctionFront((await calls_of(gateway, functions, tmp_path)).run, Origins())
+    config = config_of(FunctionHttp, nothing_else)
+    connection = FunctionHttp(config=config, server_state=uvicorn.server.ServerState(), app_state={}, front=front)
+    counted: list[bytes] = []
+    monkeypatch.setattr(FunctionStats, "observe", lambda *_: counted.append(wire.written))
+
+    connection.connection_made(wire)
+    connection.data_received(GET + b"\r\n")
+    if slow:
+        connection.pause_writing()
+    functions.exchanges[0].on_answer(AnswerHead(200, []), b"hello")
+    connection.resume_writing()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert [bool(each) for each in counted] == [not slow]
+    assert wire.written.count(b"HTTP/1.1 200 OK") == wire.written.count(b"hello") == 1
+    connection.connection_lost(None)
 
 
 async def test_a_piece_goes_on_as_it_comes_and_those_of_one_turn_together(
