@@ -13,7 +13,8 @@ A slot has one call, or batch, at a time. A call, seen from the node::
     ← ANSWER (head, body inline)                        or  HEAD, CHUNK*, END
     → AREA before a CALL: memory that both ends have mapped, for its body, and for its answer
     ← LAID in place of ANSWER: the body of the answer lies in that area
-    → CANCEL at any time: the caller is gone; the worker stops at its next chunk and still answers END
+    → CANCEL at any time: the caller is gone; the worker stops at its next chunk and still answers END. It says the
+      number of the call on its slot, since another one may be behind it already
     → ROOM while an answer streams, ← ROOM while a body does: so much more may be sent
 
 Pieces of bodies, BODY and CHUNK, may be sent while there is room, `WINDOW` at first; each takes as many bytes of it as
@@ -24,6 +25,11 @@ A batch::
     → BATCH, then CALL for each of its calls; their place is their number in this order, from 0
     ← ANSWERS: small answers, each with the place of its call; as often as needed
     ← HEAD, CHUNK*, END for each call that ANSWERS left out, in their order
+
+A worker with one slot, that is no event loop, may have a call or batch ahead of the one that it runs. The node can mark
+it in memory that both share (`gpufaas_functions.begun`)::
+
+    ← DROPPED in place of an answer: the call or batch was marked, and is not run
 
 Of the worker, with slot 0::
 
@@ -87,6 +93,7 @@ class Kind:
     PARKED: Final = 25
     WOKEN: Final = 26
     LAID: Final = 27
+    DROPPED: Final = 28
 
 
 KINDS: Final = frozenset(value for name, value in vars(Kind).items() if name.isupper())
@@ -121,9 +128,19 @@ class BatchHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CancelHead(msgspec.Struct, array_like=True, frozen=True):
-    """The caller of the call at `place` is gone: its place in its batch, else 0."""
+    """
+    The caller of the call at `place` is gone: its place in its batch, else 0. `number` is that of the call or batch on
+    its slot, from 1.
+    """
 
     place: int
+    number: int = 0
+
+
+class DroppedHead(msgspec.Struct, array_like=True, frozen=True):
+    """`number` is as in CANCEL."""
+
+    number: int
 
 
 class AreaHead(msgspec.Struct, array_like=True, frozen=True):

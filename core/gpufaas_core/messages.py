@@ -57,6 +57,9 @@ class Grant(Struct, frozen=True, gc=False):
     """Its first call could have started so long ago, and was held back for others of the batch."""
     parked: tuple[CopyId, ...] = ()
     """Those of `victims` that are parked, as far as the node can. The others end."""
+    ahead_s: Seconds = 0.0
+    """Its calls begin once those have ended that run on the copy. If that takes longer than this, the node refuses
+    them. 0.0: they do not go ahead."""
 
     @property
     def call(self) -> CallId:
@@ -395,6 +398,8 @@ class Abort(Struct, frozen=True, tag=True):
     """What the caller is told; empty: the caller is gone, or its function."""
     number: int = 0
     """The number of the grant that ends."""
+    unbegun: bool = False
+    """The call went ahead: it waits for another grant only if its worker has not begun it. Else it goes on."""
 
 
 class LoadCopy(Struct, frozen=True, tag="Load"):

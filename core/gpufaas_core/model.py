@@ -84,6 +84,8 @@ class Device(Struct, frozen=True):
     """The memory of its node for weights, which the devices of the node share."""
     parks: bool = False
     """Its node can park copies."""
+    ahead: bool = False
+    """Its node takes calls ahead, and can give them back (`Grant.ahead_s`)."""
 
     @property
     def node(self) -> NodeId:

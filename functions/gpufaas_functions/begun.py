@@ -5,6 +5,11 @@ large bodies and answers (`areas`).
 If it dies, the node places those again that it had not begun. The worker counts, for each slot, the calls and batches
 that it begins, before any of the author's code runs; that costs no system call. The node counts what it sends. Where
 memory files are forbidden, it takes all calls for begun.
+
+The node can take a call back that waits at the worker behind another one: it marks its number. A worker that has one
+slot looks at the mark after it has counted a call, and does not run the call that is marked. The node looks at the
+count some ms after it has set the mark (`GRACE_S`). So one of the two always sees what the other wrote: if the count is
+below the number then, the worker will find the mark.
 """
 
 import ctypes
@@ -12,8 +17,9 @@ import fcntl
 import mmap
 import os
 from collections.abc import MutableSequence
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
+from gpufaas_core.model import Seconds
 from gpufaas_functions.staged import HUGE, map_file
 
 _NAME: Final = "gpufaas-begun"
@@ -22,14 +28,30 @@ AREAS_AT: Final = HUGE
 AREAS_BYTES: Final = 64 * 1024 * 1024
 """Of that room. It takes memory where it is used."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_COUNT: Final = ctypes.c_uint32
+_COUNT: Final = ctypes.c_uint64
 UNKNOWN: Final = -1
 """In place of a count: what was sent may all be begun."""
+GRACE_S: Final[Seconds] = 0.005
+"""What a processor has written is seen by all others long before."""
+
+
+class Counts(NamedTuple):
+    """Of each slot."""
+
+    begun: MutableSequence[int]
+    """The number of calls and batches that the worker has begun."""
+    taken: MutableSequence[int]
+    """The number of the call or batch that it must not begin; 0: none."""
+
+
+def no_counts(slots: int, begun: int = 0) -> Counts:
+    """Return counts that the other end does not see. :param begun: what they say"""
+    return Counts([begun] * slots, [0] * slots)
 
 
 def open_counts(slots: int) -> int:
     """
-    Return the descriptor of a memory file with a count for each slot. A worker cannot make it smaller.
+    Return the descriptor of a memory file with the counts of *slots*. A worker cannot make it smaller.
 
     :raises OSError: there can be no more open files
     """
@@ -38,7 +60,7 @@ def open_counts(slots: int) -> int:
         try:
             os.ftruncate(descriptor, AREAS_AT + AREAS_BYTES)
         except OSError:  # files may not be as large here (RLIMIT_FSIZE): there is no room for bodies
-            os.ftruncate(descriptor, slots * ctypes.sizeof(_COUNT))
+            os.ftruncate(descriptor, 2 * slots * ctypes.sizeof(_COUNT))
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except OSError:
         os.close(descriptor)
@@ -46,12 +68,13 @@ def open_counts(slots: int) -> int:
     return descriptor
 
 
-def shared_in(descriptor: int, slots: int) -> "tuple[MutableSequence[int], ctypes.Array[ctypes.c_char]]":
+def shared_in(descriptor: int, slots: int) -> "tuple[Counts, ctypes.Array[ctypes.c_char]]":
     """
     Return the counts, which both ends see, and the whole memory; *descriptor* can be closed.
 
     :raises MemoryError: there is no room to map it
     """
     whole = map_file(descriptor, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED)
-    counts = (_COUNT * slots).from_buffer(whole)  # it stays mapped as long
-    return cast(MutableSequence[int], counts), whole
+    numbers = _COUNT * slots
+    begun, taken = numbers.from_buffer(whole), numbers.from_buffer(whole, ctypes.sizeof(numbers))  # it stays mapped
+    return Counts(cast(MutableSequence[int], begun), cast(MutableSequence[int], taken)), whole

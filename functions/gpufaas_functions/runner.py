@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -39,6 +39,7 @@ from gpufaas_functions.answers import (
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import HandleBatch
+from gpufaas_functions.begun import Counts
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.coroutines import is_async
 from gpufaas_functions.emulated import Emulated, EmulatedHandler, EmulatedMemory
@@ -91,13 +92,13 @@ class WorkerStart(msgspec.Struct, frozen=True):
 
 
 def run(
-    start: WorkerStart, control: socket.socket, begun: MutableSequence[int], clocks: Sequence[socket.socket] = (),
+    start: WorkerStart, control: socket.socket, counts: Counts, clocks: Sequence[socket.socket] = (),
     shared: "ctypes.Array[ctypes.c_char] | None" = None,
 ) -> int:  # fmt: skip
     """
     Serve until *control*, the connection to the node, is closed; return the exit status.
 
-    :param begun: counts what each slot begins (`begun`)
+    :param counts: of what each slot begins (`begun`)
     :param clocks: on an emulated device, one for each slot
     :param shared: the memory that the node lends areas of (`areas`)
     """
@@ -140,7 +141,7 @@ def run(
     if is_loop:
         from gpufaas_functions.async_server import AsyncServer  # only where it is needed
 
-        server = AsyncServer(start.function, start.device, handle, memory, begun, start.slots)
+        server = AsyncServer(start.function, start.device, handle, memory, counts.begun, start.slots)
         server.parking, server.shared = parking, shared
         os.register_at_fork(after_in_child=server.leave)
         server.serve(control, ready)
@@ -148,7 +149,7 @@ def run(
     control.sendall(ready)
     connection = Connection(control, shared)
     os.register_at_fork(after_in_child=connection.leave)
-    _slots(start, connection, handle, handle_batch, memory, begun, parking).serve()
+    _slots(start, connection, handle, handle_batch, memory, counts, parking).serve()
     return 0
 
 
@@ -176,7 +177,7 @@ def _warm_up(handler: Any, model: Any, memory: Memory) -> list[tuple[str, float]
 
 def _slots(
     start: WorkerStart, connection: Connection, handle: Handle, handle_batch: HandleBatch | None, memory: Memory,
-    begun: MutableSequence[int], parking: Parking | None,
+    counts: Counts, parking: Parking | None,
 ) -> OneSlot | SlotThreads:  # fmt: skip
     servers = [
         SlotServer(index, connection, handle, start.function, start.device, memory, alone=start.slots == 1)
@@ -185,7 +186,7 @@ def _slots(
     if handle_batch is not None and start.batch > 1:
         for each in servers:
             each.serve_batch = BatchServer(each, handle_batch).serve
-    return OneSlot(servers[0], begun, parking) if start.slots == 1 else SlotThreads(servers, begun, parking)
+    return OneSlot(servers[0], counts, parking) if start.slots == 1 else SlotThreads(servers, counts, parking)
 
 
 def _ready(

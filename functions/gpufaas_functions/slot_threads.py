@@ -20,15 +20,27 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final, NoReturn
 
 import msgspec
 
-from gpufaas_core.frames import KIND, SLOT, AreaHead, BatchHead, CallHead, Kind, LimitHead, encode_frame
+from gpufaas_core.frames import (
+    KIND,
+    SLOT,
+    AreaHead,
+    BatchHead,
+    CallHead,
+    CancelHead,
+    DroppedHead,
+    Kind,
+    LimitHead,
+    encode_frame,
+)
 from gpufaas_core.model import Seconds
 from gpufaas_functions.areas import Area
+from gpufaas_functions.begun import Counts
 from gpufaas_functions.connection import Absent, Body, CallBody, Closed, Connection
 from gpufaas_functions.pace import QUICK_S, Pace
 from gpufaas_functions.parking import Parking
@@ -46,6 +58,7 @@ _decode_area: Final = msgspec.msgpack.Decoder(AreaHead).decode
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 _decode_batch: Final = msgspec.msgpack.Decoder(BatchHead).decode
 _decode_limit: Final = msgspec.msgpack.Decoder(LimitHead).decode
+_decode_cancel: Final = msgspec.msgpack.Decoder(CancelHead).decode
 
 
 class _Lane:
@@ -96,13 +109,11 @@ class _Lane:
 class Slots:
     """The frames of a worker's connection, for one thread at a time, and its slots."""
 
-    def __init__(
-        self, servers: Sequence[SlotServer], begun: MutableSequence[int], parking: Parking | None = None
-    ) -> None:
-        """:param begun: counts what each slot begins (`begun`)"""
+    def __init__(self, servers: Sequence[SlotServer], counts: Counts, parking: Parking | None = None) -> None:
+        """:param counts: of what each slot begins (`begun`)"""
         self.connection: Connection = servers[0].out
         self._lanes = [_Lane(each) for each in servers]
-        self._begun = begun
+        self._begun = counts.begun
         self._parking = parking
         self._memory = servers[0].memory
 
@@ -132,11 +143,14 @@ class Slots:
         elif kind == Kind.PING:
             self.connection.send(encode_frame(Kind.PONG))
         elif self._parking is None or (answer := self._parking.answer(kind, header)) is None:
-            # Of the call that came last; it may have ended.
-            lane.last.frames.put((kind, header, body))
+            self._give(lane, kind, header, body)
         else:
             self.connection.send(answer)
         return None
+
+    def _give(self, lane: _Lane, kind: int, header: bytes, body: Body) -> None:
+        """A frame of the call came that came last; that may have ended."""
+        lane.last.frames.put((kind, header, body))
 
     def run(self, lane: _Lane, work: Work) -> None:
         """Run *work*, and what came for the slot meanwhile. :raises Closed: the connection is closed"""
@@ -150,12 +164,16 @@ class Slots:
 
 
 class OneSlot(Slots):
-    """The slot of a worker that has one: its calls run in the thread that reads them."""
+    """
+    The slot of a worker that has one: its calls run in the thread that reads them. It may get a call, or batch, ahead
+    of the one that it runs, and its node may take that back (`begun`).
+    """
 
-    def __init__(self, server: SlotServer, begun: MutableSequence[int], parking: Parking | None = None) -> None:
-        super().__init__((server,), begun, parking)
+    def __init__(self, server: SlotServer, counts: Counts, parking: Parking | None = None) -> None:
+        super().__init__((server,), counts, parking)
         server.turns = self
         self._server = server
+        self._taken = counts.taken
         self._look_at = 0.0
 
     def serve(self) -> None:
@@ -167,12 +185,37 @@ class OneSlot(Slots):
                     self.connection.flush()
                     self._server.say_growth()
 
+    def run(self, lane: _Lane, work: Work) -> None:
+        """As `Slots.run`, but for what was taken back. What runs next does not hold up the answer before it."""
+        server, begun, taken, following = self._server, self._begun, self._taken, work
+        while True:
+            begun[0] += 1
+            if taken[0] != begun[0]:
+                server.run(following)
+            else:
+                self.connection.send(encode_frame(Kind.DROPPED, DroppedHead(begun[0])))
+            if (more := lane.end()) is None:
+                return
+            self.connection.flush()
+            server.say_growth()
+            following = more
+
+    def _give(self, lane: _Lane, kind: int, header: bytes, body: Body) -> None:
+        """A body that comes in pieces is of the call that came last: nothing comes behind it before it is whole."""
+        frames = lane.last.frames
+        if kind == Kind.CANCEL:
+            behind = _decode_cancel(header).number - self._begun[0]
+            if not 0 <= behind <= len(lane.waiting):
+                return  # it has ended
+            frames = lane.waiting[behind - 1].frames if behind else self._server.frames
+        frames.put((kind, header, body))
+
     def long(self, slot: SlotServer) -> None:
         """Nobody else waits for this thread."""
 
     def await_frame(self, slot: SlotServer) -> None:
         while slot.frames.empty():
-            self.next_work()  # a batch that comes early waits in its lane
+            self.next_work()  # what comes early waits in its lane
 
     def look(self, slot: SlotServer) -> None:  # noqa: ARG002 - there is one
         now = time.monotonic()
@@ -194,11 +237,11 @@ class SlotThreads(Slots):
     """See module."""
 
     def __init__(
-        self, servers: Sequence[SlotServer], begun: MutableSequence[int], parking: Parking | None = None,
+        self, servers: Sequence[SlotServer], counts: Counts, parking: Parking | None = None,
         on_end: Callable[[], None] = end_process,
     ) -> None:  # fmt: skip
         """:param on_end: called by one of the threads when the connection is closed"""
-        super().__init__(servers, begun, parking)
+        super().__init__(servers, counts, parking)
         for each in servers:
             each.turns = self
         self._on_end = on_end

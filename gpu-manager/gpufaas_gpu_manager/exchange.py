@@ -47,11 +47,26 @@ class Slot(Protocol):
     def resume(self) -> None: ...
 
 
-class BatchSlot(Slot, Protocol):
-    """A slot that carries batches, too."""
+class AheadSlot(Slot, Protocol):
+    """A slot that carries batches, too, and takes a call or batch beside that which it has, to begin it afterwards."""
+
+    marked: bool
+    """What was marked last may be dropped yet: nothing else can be marked."""
 
     def begin_batch(self, calls: int) -> None:
         """The so many calls that begin next, at once, are a batch: if the slot has one, that which follows it."""
+
+    def can_wait(self, exchange: "Exchange") -> bool:
+        """Whether that call can be sent beside what the slot has, and be taken back."""
+
+    def mark(self) -> bool:
+        """
+        Have the worker drop what waits there, unless it has begun it: then `on_dropped` of the slot's owner is called,
+        if `take_back` did not find that before. False: the worker cannot be told.
+        """
+
+    def take_back(self) -> bool:
+        """Return whether what waits there, and was marked `begun.GRACE_S` ago, will certainly be dropped."""
 
 
 class PingSlot(Slot, Protocol):
@@ -185,13 +200,13 @@ class Exchange(AnswerBuffer):
         self._wake_sender()
 
     def send_ahead(self, slot: Slot, now: float, buffer: Bytes) -> None:
-        """The slot takes the call, and its worker begins it only when the batch before it has ended."""
+        """The slot takes the call, and its worker begins it only when what it runs has ended."""
         self.bind(slot, now, buffer)
         if self.state == states.RUNNING:
             self.state = states.HOLD[self.state]
 
     def follow(self, now: float) -> None:
-        """The batch before it has ended: its worker may have begun it."""
+        """What ran before it has ended: its worker may have begun it."""
         self.bound_at = now
         if self.state == states.UNSENT:
             self.state = states.SEND[self.state]

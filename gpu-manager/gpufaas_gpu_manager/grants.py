@@ -151,23 +151,26 @@ class Grants:
         removed = UnknownFunction(f"{worker.spec.name} was removed while the call ran")
         exchange.fail(Preempted(f"{reason}: call again") if reason else removed)
         if exchange.slot is not None:
-            exchange.slot.cancel(exchange)
-            worker.calls.abandoned.watch()
+            worker.calls.cancel(exchange)
             return
         self._take_back(exchange)
         self._revoke(call, exchange.grant.number)
         self._host.report(Finished(call, exchange.grant.device, 0.0, ok=False))
 
-    def requeue(self, call: CallId, number: int, reason: str) -> None:
+    def requeue(self, call: CallId, number: int, reason: str, *, unbegun: bool = False) -> None:
         """
         Stop *call*, which runs by grant *number*, and report it as refused, so that it gets another grant. If it cannot
         run again, abort it.
+
+        :param unbegun: only if its worker has not begun it
         """
         exchange = self._grants.get(call)
         if exchange is None or exchange.grant.number < number:
             self._revoke(call, number)  # it is refused when it comes; or it is over, and that is reported
         elif exchange.grant.number > number or exchange.abandoned or exchange.finished:
             return
+        elif unbegun:
+            exchange.worker.calls.give_back(exchange, reason)
         elif exchange.once:
             self.abort(call, exchange.grant.device, reason)
         elif exchange.slot is None:
@@ -176,8 +179,7 @@ class Grants:
         else:
             exchange.state = states.ABANDON[exchange.state]
             exchange.worker.calls.stopped[exchange] = reason
-            exchange.slot.cancel(exchange)
-            exchange.worker.calls.abandoned.watch()
+            exchange.worker.calls.cancel(exchange)
 
     def _take_back(self, exchange: Exchange) -> None:
         """End an exchange that no slot has. Its worker may go on loading, for the next call."""

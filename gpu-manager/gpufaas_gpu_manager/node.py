@@ -84,7 +84,10 @@ class Node:
         self.host = Supervisor(recipes, logs, report, on_said, containers, fetch)
         for each in devices:
             each.device = replace(
-                each.device, host_memory=self.host_cache.status().budget, parks=self.host.parks.enabled
+                each.device,
+                host_memory=self.host_cache.status().budget,
+                parks=self.host.parks.enabled,
+                ahead=True,
             )
         self._devices = {each.device.id: WorkerDevice(each, self.host.parks) for each in devices}
         self.functions = Functions(self._devices, bundles, self.host, self.staging)
@@ -173,8 +176,8 @@ class Node:
             case StartCall(grant):
                 for each in grant.calls:
                     self.grants.open(grant.of(each))  # the first opens it; a refusal is said of each
-            case Abort(call, _, True, reason, number):
-                self.grants.requeue(call, number, reason)
+            case Abort(call, _, True, reason, number, unbegun):
+                self.grants.requeue(call, number, reason, unbegun=unbegun)
             case Abort(call, device, False, reason):
                 self.grants.abort(call, device, reason)
             case Evict(function, device, copy, to):

@@ -22,6 +22,7 @@ from gpufaas_core.frames import (
     BrokenFrame,
     CallHead,
     CancelHead,
+    DroppedHead,
     EndHead,
     FailedHead,
     Kind,
@@ -36,7 +37,7 @@ from gpufaas_core.frames import (
 from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import MAX_BYTES, MAX_S, why_no_answer
 from gpufaas_functions.areas import MIN
-from gpufaas_functions.begun import UNKNOWN
+from gpufaas_functions.begun import UNKNOWN, Counts
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.areas import Area, Areas
 from gpufaas_gpu_manager.exchange import Exchange, Slot
@@ -44,13 +45,17 @@ from gpufaas_gpu_manager.exchange import Exchange, Slot
 HeadT = TypeVar("HeadT")
 _JOINED: Final = 16 * 1024
 """A body of at most so many bytes is copied behind its head."""
-_COUNTED: Final = 0xFFFFFFFF
-"""Numbers go on at 0 after this one."""
+_BEHIND: Final = 2
+"""So many calls and batches at most has a worker that it has not begun: one of them was taken back then."""
+_WAITS: Final = 1024 * 1024
+"""A call with a larger body does not wait at the worker: it would have to be read before what is said of the one that
+runs, or of which the worker is told to take it back."""
 _decode_answer: Final = msgspec.msgpack.Decoder(AnswerHead).decode
 _decode_answers: Final = msgspec.msgpack.Decoder(AnswersHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
 _decode_laid: Final = msgspec.msgpack.Decoder(LaidHead).decode
 _decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
+_decode_dropped: Final = msgspec.msgpack.Decoder(DroppedHead).decode
 
 
 class SlotOwner:
@@ -68,6 +73,7 @@ class SlotOwner:
     watch_abandoned: Callable[[], None]
     on_done: Callable[[Slot, Exchange, float, int, bool, bool], None]
     on_measured: Callable[[Bytes, Bytes], None]
+    on_dropped: Callable[[Slot], None]
     ran_out: Callable[[bytes], GpufaasError]
     caller_first: bool = False
     """Its calls hold no device that others wait for: the caller gets an answer before the engine learns of it."""
@@ -104,10 +110,11 @@ class Wire(Protocol):
 class WorkerSlot:
     """The calls of one slot: their frames out, and what the worker sends."""
 
-    def __init__(self, worker: SlotOwner, wire: Wire, index: int) -> None:
+    def __init__(self, worker: SlotOwner, wire: Wire, index: int, counts: Counts) -> None:
         self.index = index
         self._worker = worker
         self._wire = wire
+        self._counts = counts
         self._exchange: Exchange | None = None
         """The call that it has; of a batch, that whose answer streams now."""
         self._place = 0
@@ -115,13 +122,19 @@ class WorkerSlot:
         self._batch: dict[int, tuple[Exchange, bool]] = {}
         """The calls of a batch that are not answered, by their place; and whether their answers have no body."""
         self._next: dict[int, tuple[Exchange, bool]] = {}
-        """As `_batch`, of the batch that the worker has beside what it runs, and begins after that."""
+        """As `_batch`, of the call or batch that the worker has beside what it runs, and begins after that."""
+        self._next_alone = False
+        """It is a call."""
         self._beginning = 0
         """So many calls of a batch begin next."""
         self._follows = False
         """These are of the batch that follows what the worker runs."""
         self._sent = 0
-        """So many calls and batches were sent; the worker counts those that it begins."""
+        """So many calls and batches were sent: the number of the last one. The worker counts those that it begins."""
+        self._number = 0
+        """The number of the one that it has."""
+        self.marked = False
+        """The one marked last may be dropped yet: there must be no other mark."""
         self._streams = False
         """The body of its call comes in pieces."""
         self._answering = False
@@ -151,10 +164,14 @@ class WorkerSlot:
             batch = self._next if self._follows else self._batch
             batch[len(batch)] = exchange, head.method == "HEAD"
         else:
-            self._exchange = exchange
-            self._bodiless = head.method == "HEAD"
             self._sent += 1
-            self._streams, self._body_room = streams, WINDOW
+            if self._exchange is not None or self._batch:
+                self._next[0], self._next_alone = (exchange, head.method == "HEAD"), True
+            else:
+                self._exchange = exchange
+                self._bodiless = head.method == "HEAD"
+                self._number = self._sent
+                self._streams, self._body_room = streams, WINDOW
         wire = self._wire
         if wire.closing:
             if not streams:
@@ -201,9 +218,12 @@ class WorkerSlot:
 
     def begin_batch(self, calls: int) -> None:
         self._beginning = calls
-        self._follows = self._exchange is not None or bool(self._batch)
+        self._follows = self.busy
         self._sent += 1
-        self._streams = False
+        if self._follows:
+            self._next_alone = False
+        else:
+            self._number, self._streams = self._sent, False
         self._wire.hold(encode_frame(Kind.BATCH, BatchHead(calls), slot=self.index))
 
     def ping(self) -> None:
@@ -214,13 +234,66 @@ class WorkerSlot:
         Tell the worker that nobody waits for this call. Its frames are dropped, its END still counts.
 
         The handler goes on with a batch, and what is small of its answers comes at once: of its calls, the worker is
-        told only of that whose answer streams. Nothing is said behind a batch that went ahead: it would be of that.
+        told only of that whose answer streams.
         """
         if self._exchange is exchange:
-            if not self._next:
-                self._wire.write(encode_frame(Kind.CANCEL, CancelHead(self._place), slot=self.index))
+            self._wire.write(encode_frame(Kind.CANCEL, CancelHead(self._place, self._number), slot=self.index))
             self._wake_sender()
             self.resume()
+
+    # --- what the worker has beside what it runs ---
+
+    @property
+    def busy(self) -> bool:
+        """Whether the worker has a call or batch to run."""
+        return self._exchange is not None or bool(self._batch)
+
+    def can_wait(self, exchange: Exchange) -> bool:
+        """Whether that call can be sent while the worker runs another one, and be taken back."""
+        head = exchange.head
+        if head is None or head.body_mode == STREAM or len(exchange.body) > _WAITS:
+            return False
+        return not self._streams and self._counts.begun[self.index] != UNKNOWN
+
+    def mark(self) -> bool:
+        """
+        Tell the worker to drop what waits there. After `begun.GRACE_S`, `take_back` says whether it does. False: it
+        cannot be told.
+        """
+        if self._counts.begun[self.index] == UNKNOWN:
+            return False
+        self._counts.taken[self.index] = self._sent
+        self.marked = True
+        return True
+
+    def take_back(self) -> bool:
+        """Whether the worker drops what waits there and was marked. If so it is the node's again."""
+        if not self._next or self._counts.begun[self.index] >= self._sent:
+            return False
+        self._let_go([each for each, _ in self._next.values()])
+        self._next = {}
+        return True
+
+    def _let_go(self, exchanges: list[Exchange]) -> None:
+        """The worker does not run these."""
+        self._wire.running -= len(exchanges)
+        for each in exchanges:
+            if each in self._lent:
+                self._release(each)
+
+    def _on_dropped(self, number: int) -> None:
+        """:raises BrokenFrame: nothing with that number was marked"""
+        if not self.marked or number != self._counts.taken[self.index]:
+            raise BrokenFrame(f"number {number} was dropped, which was not marked")
+        self.marked = False
+        if number != self._number:
+            return  # it was taken back before
+        if not self.busy or self._answering:
+            raise BrokenFrame(f"number {number} was dropped, and answered")
+        self._let_go([self._exchange] if self._exchange is not None else [each for each, _ in self._batch.values()])
+        self._exchange, self._batch = None, {}
+        self._begin_next()
+        self._worker.on_dropped(self)
 
     async def send_body(self, piece: bytes) -> None:
         exchange = self._exchange
@@ -257,24 +330,24 @@ class WorkerSlot:
         """The connection is closed."""
         self._wake_sender()
 
-    def end(self, begun: int) -> None:
-        """
-        Its worker is dead, and has begun so many calls and batches: those that it had not begun can be placed again.
-
-        :param begun: UNKNOWN: perhaps all that were sent
-        """
+    def end(self) -> None:
+        """Its worker is dead: what it had not begun can be placed again."""
         for lent in list(self._lent):
             self._release(lent)
-        waits = (self._sent - begun) & _COUNTED if begun != UNKNOWN else 0
-        for exchange, _ in () if waits else self._next.values():
-            if exchange.state == states.UNSENT:
-                exchange.state = states.SEND[exchange.state]  # it has died before it could say so
-        if not 1 <= waits <= 1 + bool(self._next) or self._answering or self._streams:
+        if self._next and not self._waits(self._sent):
+            for exchange, _ in self._next.values():
+                if exchange.state == states.UNSENT:
+                    exchange.state = states.SEND[exchange.state]  # it has died before it could say so
+        if self._answering or self._streams or not self._waits(self._number):
             return
-        running = () if self._next and waits == 1 else (self._exchange, *(each for each, _ in self._batch.values()))
-        for each in running:
+        for each in (self._exchange, *(each for each, _ in self._batch.values())):
             if each is not None and each.state == states.RUNNING:
                 each.state = states.HOLD[each.state]
+
+    def _waits(self, number: int) -> bool:
+        """Whether the worker has certainly not begun *number*."""
+        begun = self._counts.begun[self.index]
+        return begun != UNKNOWN and 1 <= number - begun <= _BEHIND
 
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         """:raises BrokenFrame: the frame may not come now, or its content is impossible"""
@@ -303,6 +376,8 @@ class WorkerSlot:
                 exchange.fail(error)
             elif not caller_first:
                 exchange.on_answer(head, whole)
+        elif kind == Kind.DROPPED:
+            self._on_dropped(decoded(_decode_dropped, header).number)
         elif kind == Kind.ANSWERS and exchange is None:
             self._on_answers(decoded(_decode_answers, header), body)
         elif exchange is None:
@@ -370,7 +445,7 @@ class WorkerSlot:
             self._wake_sender()
         if self._owed:
             self._give_room()
-        if self._next:
+        if self._next or self.marked:
             self._begin_next()
 
     def _why_none(self, head: AnswerHead, body: bytes | memoryview) -> GpufaasError | None:
@@ -410,9 +485,21 @@ class WorkerSlot:
                 exchange.on_answer(head, body)
 
     def _begin_next(self) -> None:
-        """If all that the worker ran is answered, it begins the batch that went ahead."""
-        if self._next and not self._batch:
-            self._batch, self._next = self._next, {}
+        """If all that the worker ran is answered, it begins what waits there."""
+        if self._batch:
+            return
+        if self.marked and self._number == self._counts.taken[self.index]:
+            self.marked = False  # it was begun before
+        if not self._next:
+            return
+        following, self._next = self._next, {}
+        self._number = self._sent
+        if not self._next_alone:
+            self._batch = following
+            return
+        self._exchange, self._bodiless = exchange, _ = following[0]
+        if exchange.abandoned:
+            self.cancel(exchange)
 
     def _stream_next(self, head: AnswerHead) -> None:
         """The first answer of a batch begins to stream that was too large for ANSWERS."""

@@ -163,7 +163,7 @@ class Worker(SlotOwner):
         self.calls = calls = WorkerCalls(self, host)
         self.on_slots, self.on_done, self.on_call_lost = calls.on_slots, calls.on_done, calls.on_call_lost
         self.watch_abandoned, self.on_pong = calls.abandoned.watch, calls.abandoned.on_pong
-        self.ran_out = calls.ran_out
+        self.ran_out, self.on_dropped = calls.ran_out, calls.on_dropped
         self.caller_first = not spec.need.compute
         self.on_broken = self.kill
         self._starting: asyncio.Task[None] | None = None

@@ -12,10 +12,11 @@ from gpufaas_core.errors import GrantRefused, OutOfMemory, WorkerCrashed
 from gpufaas_core.messages import Event, Finished, Measured, NodeRefused
 from gpufaas_core.model import Bytes, CallId, DeviceId, Seconds
 from gpufaas_core.units import format_bytes
+from gpufaas_functions.begun import GRACE_S
 from gpufaas_gpu_manager.abandoned import AbandonedCalls
 from gpufaas_gpu_manager.batches import Batches
 from gpufaas_gpu_manager.devices import NodeDevice
-from gpufaas_gpu_manager.exchange import MODEL_BUFFER, STREAM_BUFFER, BatchSlot, Exchange, Slot
+from gpufaas_gpu_manager.exchange import MODEL_BUFFER, STREAM_BUFFER, AheadSlot, Exchange, Slot
 from gpufaas_gpu_manager.ledger import MemoryLedger
 from gpufaas_gpu_manager.output import Output
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -129,10 +130,17 @@ class WorkerCalls:
         self._free: list[Slot] = []
         self._open: dict[Slot, int] = {}
         """How many calls of its batch have not ended, for each slot that runs one."""
-        self._only: Slot | None = None
-        """Its slot, if there is one only: a batch may go ahead to it."""
+        self._only: AheadSlot | None = None
+        """Its slot, if there is one only: a call or batch may go ahead to it."""
         self._ahead: list[Exchange] = []
-        """The batch that went ahead: the worker begins it when the one before has ended."""
+        """The call or batch that went ahead: the worker begins it when the one before has ended."""
+        self._ahead_until = 0.0
+        """When it is given back, if the one before has not ended."""
+        self._look_at = inf
+        """When a timer looks at that."""
+        self._taken: list[Exchange] = []
+        """What is being taken back: it is, or was, `_ahead`, and its worker drops it unless it has begun it."""
+        self._why = ""
         self._measured = worker.spec.kind == "server" or bool(worker.spec.image)
         """Its memory was measured, or never is by itself."""
         self._served = False
@@ -158,15 +166,17 @@ class WorkerCalls:
         grants = {each.call if each.number < 0 else each.number for each in running}  # no scheduler: all are -1
         return need.reserved * (len(grants) if need.sharing == "spatial" else bool(grants))
 
-    def on_slots(self, slots: Sequence[Slot]) -> None:
-        """Use *slots* for calls, once the worker is ready."""
+    def on_slots(self, slots: Sequence[Slot], *, ahead: bool = False) -> None:
+        """Use *slots* for calls, once the worker is ready. :param ahead: they are `AheadSlot`s"""
         self._free = list(slots[::-1])  # slot 0, the main thread, is taken first
-        self._only = slots[0] if len(slots) == 1 else None
+        self._only = cast(AheadSlot, slots[0]) if ahead and len(slots) == 1 else None
 
     def bind(self, exchange: Exchange) -> None:
         """Give the call to a free slot; the engine makes no more grants than there are slots."""
         if not self._free:
             self.unbound.append(exchange)
+            if exchange.grant.ahead_s:
+                self._wait_ahead(exchange)
             return
         slot, now = self._free.pop(), time.monotonic()
         exchanges = self.batches.take(exchange)
@@ -179,30 +189,109 @@ class WorkerCalls:
             each.bind(slot, now, self._buffer)
 
     def _begin_batch(self, slot: Slot, exchanges: list[Exchange]) -> None:
-        cast(BatchSlot, slot).begin_batch(len(exchanges))
+        cast(AheadSlot, slot).begin_batch(len(exchanges))
         for each in exchanges:
             with contextlib.suppress(ValueError):
                 self.unbound.remove(each)
 
     def _send_ahead(self) -> None:
-        """Send the batch that waits for the slot to the worker, which begins it as soon as the slot is free."""
+        """Send what waits for the slot to the worker, which begins it as soon as the slot is free."""
         slot, now = self._only, time.monotonic()
-        if slot is None or self._free or self._ahead or not self.unbound:
+        if slot is None or slot.marked or self._free or self._ahead or not self.unbound:
             return
-        self._ahead = self.batches.take(self.unbound[0]) or []
-        if not self._ahead:
-            return
-        self._begin_batch(slot, self._ahead)
+        first = self.unbound[0]
+        batch = self.batches.take(first)
+        if batch is not None:
+            self._ahead = batch
+            self._begin_batch(slot, batch)
+        elif first.grant.ahead_s and not self.abandoned.pings and slot.can_wait(first):
+            self._ahead = [self.unbound.popleft()]
         for each in self._ahead:
             each.send_ahead(slot, now, self._buffer)
 
+    def _wait_ahead(self, exchange: Exchange) -> None:
+        """*exchange* begins after what runs, and is given back if that does not end in time."""
+        ahead_s = exchange.grant.ahead_s
+        self._ahead_until = until = time.monotonic() + ahead_s
+        self._send_ahead()
+        if until < self._look_at:  # nearly always there is a timer from calls before
+            self._look_at = until
+            self._worker.timers.later("ahead", ahead_s, self._look_ahead)
+
+    def _look_ahead(self) -> None:
+        left_s = self._ahead_until - time.monotonic()
+        first = self._ahead[0] if self._ahead else next((each for each in self.unbound if each.grant.ahead_s), None)
+        self._look_at = inf
+        if first is not None and left_s > 0.0:
+            self._look_at = self._ahead_until
+            self._worker.timers.later("ahead", left_s, self._look_ahead)
+        elif first is not None:
+            self.give_back(first, "the call before it takes longer than expected")
+
+    def give_back(self, exchange: Exchange, reason: str) -> None:
+        """Have a call that went ahead placed again, and its batch, unless its worker has begun it."""
+        if exchange in self._ahead:
+            self._mark(reason)
+        elif exchange in self.unbound:
+            back = self.batches.take(exchange) or [exchange]
+            for each in back:
+                self.unbound.remove(each)
+            self._end_unbegun(back, reason)
+
+    def _mark(self, reason: str) -> None:
+        """Take back what went ahead, unless the worker has begun it."""
+        if not self._taken and self._only is not None and self._only.mark():
+            self._taken, self._why = self._ahead, reason
+            self._worker.timers.later("taken", GRACE_S, self._take_back)
+
+    def _take_back(self) -> None:
+        taken = self._taken
+        if taken and self._ahead is taken and self._only is not None and self._only.take_back():
+            self._taken, self._ahead = [], []
+            self._end_unbegun(taken, self._why)
+
+    def on_dropped(self, slot: Slot) -> None:
+        """The worker has dropped what was being taken back, and came next."""
+        taken, self._taken = self._taken, []
+        self._open.pop(slot, None)
+        self._follow(slot)
+        self._end_unbegun(taken, self._why)
+        if self.unbound and self._free and self._worker.takes_calls:
+            self.bind(self.unbound.popleft())
+
+    def _end_unbegun(self, exchanges: list[Exchange], reason: str) -> None:
+        """*exchanges* were not begun, and their slot has them no more."""
+        for exchange in exchanges:
+            if exchange.finished:
+                continue  # its worker says that it was dropped, and has answered it
+            exchange.slot = None
+            call, why = exchange.grant.call, self.stopped.pop(exchange, None)
+            self.exchanges.pop(call, None)
+            self._host.over(exchange)
+            if exchange.abandoned and why is None:
+                self._host.report(Finished(call, exchange.grant.device, 0.0, ok=False))
+            else:
+                self.refuse(exchange, why or reason)
+
+    def cancel(self, exchange: Exchange) -> None:
+        """Nobody waits for *exchange*, which a slot has, or the policy has stopped it."""
+        if exchange not in self._ahead:
+            cast(Slot, exchange.slot).cancel(exchange)
+            self.abandoned.watch()
+        elif all(each.abandoned for each in self._ahead):
+            self._mark("its caller is gone")
+
     def _follow(self, slot: Slot) -> None:
-        """What *slot* had is over: the batch that went ahead begins, or the slot is free."""
+        """What *slot* had is over: what went ahead begins, or the slot is free."""
         following, self._ahead = self._ahead, []
+        if self._taken and self._taken is not following:
+            self._taken = []  # it was begun before
         if not following:
             self._free.append(slot)
             return
-        self._open[slot], now = len(following), time.monotonic()
+        now = time.monotonic()
+        if len(following) > 1:
+            self._open[slot] = len(following)
         for each in following:
             each.follow(now)
         if any(each.abandoned for each in following):
@@ -215,7 +304,10 @@ class WorkerCalls:
         self.unbound.extend(exchanges)
         if self._worker.takes_calls:
             self.bind_waiting()
-            self._send_ahead()
+            if exchanges[0].grant.ahead_s and self.unbound:
+                self._wait_ahead(exchanges[0])
+            else:
+                self._send_ahead()
         else:
             self._worker.device.admit()
 
@@ -360,7 +452,7 @@ class WorkerCalls:
         """
         running = len(list(self._bound()))
         exchanges, self.exchanges = self.exchanges, {}
-        self._ahead = []
+        self._ahead, self._taken = [], []
         self.unbound.clear()
         self.batches.clear()
         refused: list[Exchange] = []

@@ -6,7 +6,6 @@ limited by ROOM.
 """
 
 import asyncio
-from collections.abc import Sequence
 from typing import Final, cast
 
 import msgspec
@@ -28,6 +27,7 @@ from gpufaas_core.frames import (
 )
 from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import shortened, why_no_phases, why_not_ready
+from gpufaas_functions.begun import Counts
 from gpufaas_gpu_manager.areas import Areas
 from gpufaas_gpu_manager.slot_protocol import SlotOwner, WorkerSlot, check_figures, decoded
 
@@ -46,20 +46,20 @@ _decode_failed: Final = msgspec.msgpack.Decoder(FailedHead).decode
 class WorkerConnection(asyncio.Protocol):
     """See module. `slots` carry calls."""
 
-    def __init__(self, worker: SlotOwner, begun: Sequence[int], areas: Areas | None = None) -> None:
+    def __init__(self, worker: SlotOwner, counts: Counts, areas: Areas | None = None) -> None:
         """
-        :param begun: how many calls and batches the worker has begun on each of its slots (`functions/begun.py`)
+        :param counts: of what the worker has begun on each of its slots (`functions/begun.py`)
         :param areas: for large bodies and answers; None: they are sent
         """
-        self.slots = [WorkerSlot(worker, self, index) for index in range(len(begun))]
+        slots = len(counts.begun)
+        self.slots = [WorkerSlot(worker, self, index, counts) for index in range(slots)]
         self.areas = areas
         self.large = False
         self.closing = False
         self.running = self.ended = 0
         self.lost = False
         self._worker = worker
-        self._begun = begun
-        self._reader = FrameReader(CHUNK_BYTES, len(begun))
+        self._reader = FrameReader(CHUNK_BYTES, slots)
         self._transport: asyncio.Transport | None = None
         self._held: list[bytes] = []
         self._full = False
@@ -120,8 +120,8 @@ class WorkerConnection(asyncio.Protocol):
     def close(self) -> None:
         """The worker is gone, or the node closes. What it had not begun can be placed again."""
         self._closed = self.closing = True
-        for slot, begun in zip(self.slots, self._begun, strict=True):
-            slot.end(begun)
+        for slot in self.slots:
+            slot.end()
         if self.areas is not None:
             self.areas.close()
         if self._transport is not None:

@@ -21,7 +21,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator, MutableSequence
+from collections.abc import Iterable, Iterator
 from typing import Final, NoReturn
 
 import msgspec
@@ -29,7 +29,7 @@ import msgspec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_functions import call_lines, staged
 from gpufaas_functions.answers import in_one_line
-from gpufaas_functions.begun import shared_in
+from gpufaas_functions.begun import no_counts, shared_in
 from gpufaas_functions.memory import MemoryPoint, make_context, mark_fork_point, stacks, use_small_stacks
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.confine import (
@@ -418,10 +418,9 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     sockets = len(fds) - len(start.weights)
     staged.attach(start.weights, fds[sockets:])
     ends = fds[:sockets]
-    begun: MutableSequence[int] = [0] * start.slots
-    shared = None
+    counts, shared = no_counts(start.slots), None
     if start.counts:
-        begun, shared = shared_in(ends[-1], start.slots)
+        counts, shared = shared_in(ends[-1], start.slots)
         os.close(ends.pop())
     connection, *clocks = (socket.socket(fileno=fd) for fd in ends)
     os.environ.update(start.env)
@@ -437,7 +436,7 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
         sys.modules["torch"].set_num_threads(start.threads)
     if start.limit:
         set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
-    return runner.run(start, connection, begun, clocks, shared)
+    return runner.run(start, connection, counts, clocks, shared)
 
 
 def data_limit(base: int, memory: int, slots: int) -> int:

@@ -41,6 +41,7 @@ from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.contract import SchedulingPolicy
 from gpufaas_scheduler.explain import explain, status
 from gpufaas_scheduler.handle import agenda, calls, copies, fleet, joins, parking, staging, takeover, workers
+from gpufaas_scheduler.handle.ahead import take_back
 from gpufaas_scheduler.handle.clear import make_way
 from gpufaas_scheduler.handle.prefetch import prefetch
 from gpufaas_scheduler.handle.settle import is_watched, return_overdue, settle, untangle
@@ -181,14 +182,19 @@ class Engine:
         return out
 
     def _rarely(self, event: m.Event) -> None:
-        """Do what follows *event* where functions share devices, or where loads from host memory are shorter."""
+        """
+        Do what follows *event* where functions share devices, where loads from host memory are shorter, or where calls
+        went ahead.
+        """
         world, cluster = self._world, self._world.cluster
         if cluster.mixed or cluster.clears:
             make_way(world)
         gain = world.hosts.gain
         if gain and cluster.orphans.functions and world.hosts.size and world.queue.count:
             prefetch(world, event)
-        cluster.rare = gain or cluster.clears or cluster.mixed > 0
+        if world.ahead and world.idle:
+            take_back(world)
+        cluster.rare = gain or cluster.clears or cluster.mixed > 0 or bool(world.ahead)
 
     @property
     def wake_at(self) -> Seconds | None:

@@ -6,13 +6,12 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Sequence
 
 import msgspec
 
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.model import Bytes
-from gpufaas_functions.begun import AREAS_AT, UNKNOWN, open_counts, shared_in
+from gpufaas_functions.begun import AREAS_AT, UNKNOWN, no_counts, open_counts, shared_in
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.areas import Areas
 from gpufaas_gpu_manager.cgroup_ports import Group
@@ -80,22 +79,21 @@ class ForkedProcess:
 
     async def _connect(self, slots: int, counts: list[int]) -> socket.socket:
         """Make the connection of the worker, and return its end."""
-        begun: Sequence[int] = [UNKNOWN] * slots
-        areas = None
+        shown, areas = no_counts(slots, UNKNOWN), None
         if counts:
-            begun, shared = shared_in(counts[0], slots)
+            shown, shared = shared_in(counts[0], slots)
             areas = Areas(shared, self._lent) if len(shared) > AREAS_AT else None
         ours, theirs = socket.socketpair()
         try:
             ours.setblocking(False)
-            connection = WorkerConnection(self._worker, begun, areas)
+            connection = WorkerConnection(self._worker, shown, areas)
             await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
         except BaseException:
             ours.close()
             theirs.close()
             raise
         self._connection = connection
-        self._worker.on_slots(connection.slots)
+        self._worker.on_slots(connection.slots, ahead=True)
         return theirs
 
     def _lent(self, held: Bytes) -> None:

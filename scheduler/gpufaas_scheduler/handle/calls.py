@@ -24,6 +24,8 @@ from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Gran
 from gpufaas_scheduler.world.world import World
 
 MAX_RETRY_AFTER_S: Final = 60.0
+APART_S: Final[Seconds] = 0.2
+"""No call of a function goes ahead for so long after one has come back since the call before it took too long."""
 
 
 def arrived(world: World, event: m.Arrived) -> None:
@@ -89,7 +91,7 @@ def arrived(world: World, event: m.Arrived) -> None:
 
 def _has_to_wait(world: World, call: Call, age_s: Seconds) -> None:
     owner = call.owner
-    if owner.batches and owner.queued:
+    if owner.queued and (owner.batches or world.cluster.ahead):
         send_ahead(world, owner)
         if call.state == RUNNING:
             return
@@ -238,16 +240,20 @@ def finished(world: World, event: m.Finished) -> None:
                 costs.noted = True
                 world.learnt[(owner.id, device.kind)] = None
     if owner.queued:
-        if not end(world, call) and (
-            owner.waiting != world.queue.count  # nearly always where several functions wait
-            or grant is None
-            or not grant.alone
-            or world.follows is None
-            or not follow(world, device, grant.copy)
+        if (
+            not end(world, call)
+            and not (device.ahead and _goes_on(device, grant))
+            and (
+                owner.waiting != world.queue.count  # nearly always where several functions wait
+                or grant is None
+                or not grant.alone
+                or world.follows is None
+                or not follow(world, device, grant.copy)
+            )
         ):
             next_local(world, device)
             world.freed = True
-        if owner.batches:
+        if owner.waiting and (owner.batches or device.ahead):
             send_ahead_to(world, device)
     else:
         end(world, call)
@@ -269,6 +275,11 @@ def finished(world: World, event: m.Finished) -> None:
             next_local(world, device)  # the first of its local queue may need the share of this copy
     if owner.removed:
         forget_if_done(world, owner)
+
+
+def _goes_on(device: DeviceState, grant: Grant | None) -> bool:
+    """Whether what went ahead of *grant* runs now, so that nothing became free."""
+    return grant is not None and bool(device.holding) and device.holding[0].early and grant.copy.running == 1
 
 
 def _learn_beside(
@@ -332,11 +343,17 @@ def refused(world: World, event: m.NodeRefused) -> None:
             serve_fifo(world, call.owner)
         world.freed = True
         return
-    device, copy, owner = call.device, call.copy, call.owner
+    device, copy, owner, grant = call.device, call.copy, call.owner, call.granted
     assert device is not None
     assert copy is not None
     end(world, call)
-    if call.preempted:
+    if grant is not None and grant.early:
+        call.preempted = False
+        call.refusals -= 1  # what ran before it took long, so its node is not to blame
+        device.hits -= 1
+        if not grant.recalled:
+            owner.ahead_after = world.cluster.now + APART_S
+    elif call.preempted:
         call.preempted = False
         call.refusals -= 1  # the policy has stopped it, so its node is not to blame
     elif not call.cold:

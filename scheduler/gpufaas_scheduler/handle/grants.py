@@ -82,7 +82,7 @@ def start(
         device.starts += 1
         world.starts.append((now, call, device.id, call.cold, names, local, call.why))
         compute = owner.whole
-        if compute >= device.compute and not (copy.share or copy.split):
+        if compute >= device.compute and not (ahead or copy.share or copy.split):
             # Nearly each call: it has the device to itself, which spares it all that `_start_beside` does.
             device.free_at = free_at = ready + estimate_s
             call.granted = grant = Grant(number, (call,), copy, compute, estimate_s, free_at, True)
@@ -237,7 +237,7 @@ def let_parts_go(world: World, grant: Grant) -> None:
             device.beside.pop(grant, None)
         else:
             device.holding.remove(grant)
-            if not (grant.copy.owner.shared_hold and entry.running and _hand_on(grant, device, world.cluster.now)):
+            if not (grant.copy.owner.shared_hold and entry.running and _hand_on(world, grant, device)):
                 device.let_go(grant.compute, world.cluster.now)
                 if device.others:
                     _next_other(world, device)
@@ -309,7 +309,9 @@ def _end_beside(world: World, grant: Grant, device: DeviceState) -> None:
         let_parts_go(world, grant)
     if compute:
         device.holding.remove(grant)
-        if copy.running and _hand_on(grant, device, world.cluster.now):
+        if copy.running and _hand_on(world, grant, device):
+            if device.local:
+                world.overdue.note(device)
             return
         device.let_go(compute, world.cluster.now)
         if device.local:
@@ -318,6 +320,7 @@ def _end_beside(world: World, grant: Grant, device: DeviceState) -> None:
             _next_other(world, device)
     elif grant in device.beside:
         del device.beside[grant]
+        world.ahead.pop(grant, None)
         if grant.ahead and device.holding:
             device.free_at = max(each.free_at for each in device.holding)
     else:
@@ -335,7 +338,7 @@ def run_within(world: World, device: DeviceState, copy: Copy) -> None:
     next_local(world, device)
 
 
-def _hand_on(grant: Grant, device: DeviceState, now: Seconds) -> bool:
+def _hand_on(world: World, grant: Grant, device: DeviceState) -> bool:
     """Another grant of the same copy, which runs or went ahead, holds the compute from now on. False: there is none."""
     heir = next((each for each in device.beside if each.copy is grant.copy), None)
     if heir is None:
@@ -343,7 +346,9 @@ def _hand_on(grant: Grant, device: DeviceState, now: Seconds) -> bool:
     del device.beside[heir]
     heir.compute = grant.compute
     if heir.ahead:
-        heir.ahead, heir.free_at = False, now + heir.estimate_s
+        heir.ahead, heir.free_at = False, world.cluster.now + heir.estimate_s
+        world.ahead.pop(heir, None)
+        heir.alone = heir.size == 1 and heir.copy.owner.whole >= device.compute
     device.holding.append(heir)
     device.free_at = max(each.free_at for each in device.holding)
     return True

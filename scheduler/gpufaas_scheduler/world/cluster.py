@@ -74,6 +74,8 @@ class Cluster:
         self.moves = 0
         """Counts the copies that came or went, the devices likewise, and deployments."""
         self.replacement = replacement
+        self.ahead = False
+        """Some node takes calls ahead."""
         self.parks: bool = getattr(replacement, "park", False)
         """Victims are parked where their nodes can do that."""
         self.parked = ParkedCopies()
@@ -117,6 +119,7 @@ class Cluster:
         self.least_compute = min(self.least_compute, device.compute)
         self.fleet += 1
         self.moves += 1
+        self.ahead |= device.ahead
         return state
 
     def leave(self, device: DeviceState) -> None:

@@ -170,6 +170,10 @@ class Grant(Light):
     """The number of its calls that had ended before it was adopted."""
     ahead: bool = False
     """It begins when the grant ends that runs on its copy, and holds the compute then."""
+    early: bool = False
+    """It went ahead, and its node could give it back."""
+    recalled: bool = False
+    """Its node was told to give it back, unless its worker has begun it."""
 
     @property
     def size(self) -> int:
@@ -185,8 +189,8 @@ class FunctionState(Deployed):
     """A deployed revision with its copies and its calls."""
 
     __slots__ = (
-        "active", "called", "called_at", "copies", "draining", "eager", "excess", "flow", "held", "holders",
-        "idle_holders", "keeps_share_until", "loading", "number", "ready", "running", "waiting",
+        "active", "ahead_after", "called", "called_at", "copies", "draining", "eager", "excess", "flow", "held",
+        "holders", "idle_holders", "keeps_share_until", "loading", "number", "ready", "running", "waiting",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -220,6 +224,8 @@ class FunctionState(Deployed):
         for others: otherwise two functions could evict each other in turns."""
         self.keeps_share_until = 0.0
         """A change of the share of one of its copies has failed."""
+        self.ahead_after = 0.0
+        """No call goes ahead before: one has come back since a call took longer than expected."""
         self.excess = 0
         """The number of copies of a model function that scaling asked for, no longer asks for, and that are still
         there."""
@@ -350,10 +356,10 @@ class DeviceState(Marked):
     """One device: the copies in its memory, and the calls that run there or wait for it."""
 
     __slots__ = (
-        "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "direct", "evictions", "flows",
-        "free_at", "gone", "hits", "holding", "host", "id", "idle_key", "kind", "listed", "local", "local_s", "misses",
-        "node", "noted_at", "order", "others", "part", "preload", "preloads", "reserved", "residency", "served",
-        "shut", "starts",
+        "ahead", "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "direct", "evictions",
+        "flows", "free_at", "gone", "hits", "holding", "host", "id", "idle_key", "kind", "listed", "local", "local_s",
+        "misses", "node", "noted_at", "order", "others", "part", "preload", "preloads", "reserved", "residency",
+        "served", "shut", "starts",
     )  # fmt: skip
 
     def __init__(self, device: Device, order: int, changes: Changes, host: Host) -> None:
@@ -367,6 +373,8 @@ class DeviceState(Marked):
         self.node = host.node
         self.order = order
         """The number of devices that joined before it."""
+        self.ahead = device.ahead
+        """Its node takes calls ahead, and can give them back."""
         self.part = (Part(device.id, 0),)
         self.copies: dict[FunctionId, CopyId] = {}
         """See `view_contract.DeviceView`."""

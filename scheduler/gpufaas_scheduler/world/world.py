@@ -20,7 +20,7 @@ from gpufaas_scheduler.world.memory import Lending
 from gpufaas_scheduler.world.nests import Nests
 from gpufaas_scheduler.world.older import Older
 from gpufaas_scheduler.world.overdue import Overdue
-from gpufaas_scheduler.world.state import Call, FunctionState
+from gpufaas_scheduler.world.state import Call, FunctionState, Grant
 
 LEARNING_RATE: Final = 0.25
 """Weight of the newest time in a profile (EWMA). Half of the weight is on the last 2.4 calls: a model that slows down
@@ -35,6 +35,7 @@ class World:
 
     __slots__ = (
         "agenda",
+        "ahead",
         "batching",
         "calls",
         "cluster",
@@ -120,6 +121,8 @@ class World:
         """The last calls of direct functions that were started."""
         self.overdue = Overdue()
         self.late = self.overdue.entries
+        self.ahead: dict[Grant, Grant] = {}
+        """Grants that went ahead and can be given back, with those that run before them."""
         self.lost: dict[CallId, Call] = {}
         """Calls that ended with their worker. Their node has answered most of them; it refuses those whose grant had
         not reached it, and they are placed again."""

@@ -19,6 +19,7 @@ from gpufaas_core.frames import (
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
 from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import BadBatch, check, one_by_one, run_batch
+from gpufaas_functions.begun import no_counts
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.slot_server import SlotServer
@@ -154,8 +155,8 @@ def test_a_batch_that_came_early_waits_until_large_answers_of_the_one_before_are
     ours, theirs = socket.socketpair()
     server = SlotServer(0, Connection(theirs), lambda *_: None, "f.ns", "cpu", CpuMemory(), alone=True)
     server.serve_batch = BatchServer(server, lambda events, _: [each.body * 3 for each in events]).serve
-    begun = [0]
-    serving = threading.Thread(target=OneSlot(server, begun).serve, daemon=True)
+    counts = no_counts(1)
+    serving = threading.Thread(target=OneSlot(server, counts).serve, daemon=True)
     large, small = b"x" * CHUNK_BYTES, b"ab"
     room = encode_frame(Kind.ROOM, RoomHead(3 * CHUNK_BYTES))
     sending = threading.Thread(target=ours.sendall, args=(batch_of(large, small) + batch_of(b"c") + room,))
@@ -174,4 +175,4 @@ def test_a_batch_that_came_early_waits_until_large_answers_of_the_one_before_are
     ]  # fmt: skip
     assert sum(len(body) for kind, body in said if kind == Kind.CHUNK) == 3 * CHUNK_BYTES
     assert said[-1][1] == b"ccc" or said[-2][1] == b"ccc"
-    assert begun == [2]
+    assert counts.begun == [2]

@@ -18,6 +18,7 @@ from gpufaas_core.frames import (
     BatchHead,
     CallHead,
     CancelHead,
+    DroppedHead,
     EndHead,
     FrameReader,
     Kind,
@@ -27,6 +28,7 @@ from gpufaas_core.frames import (
 from gpufaas_functions import connection
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batch_server import BatchServer
+from gpufaas_functions.begun import Counts, no_counts
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.slot_server import SlotServer
@@ -42,8 +44,9 @@ def call(name: str, body: bytes = b"", body_mode: int = 0, path: str = "/") -> b
 class Node:
     """The other end of the socket."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, counts: Counts) -> None:
         self.sock = sock
+        self.counts = counts
         self._reader = FrameReader()
         self._frames: list[tuple[int, bytes, bytes]] = []
 
@@ -90,9 +93,10 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     server = SlotServer(0, Connection(theirs), handle, "f", "cpu", CpuMemory(1), alone=True)
     server.serve_batch = BatchServer(server, handle_batch).serve
     monkeypatch.setattr(connection, "bytearray", array, raising=False)
-    thread = threading.Thread(target=OneSlot(server, [0]).serve)
+    counts = no_counts(1)
+    thread = threading.Thread(target=OneSlot(server, counts).serve)
     thread.start()
-    yield Node(ours)
+    yield Node(ours, counts)
     ours.close()
     thread.join(20)
     theirs.close()
@@ -133,7 +137,7 @@ def test_an_answer_without_an_end_stops_when_its_caller_leaves(node: Node) -> No
     node.send(call("a", path="/endless"))
     node.frame(Kind.CHUNK)
 
-    node.send(encode_frame(Kind.CANCEL, CancelHead(0)))
+    node.send(encode_frame(Kind.CANCEL, CancelHead(0, 1)))
 
     header, _ = node.frame(Kind.END)
     assert msgspec.msgpack.decode(header, type=EndHead).error == "cancelled"
@@ -154,7 +158,7 @@ def test_an_answer_waits_when_there_is_no_room_and_for_a_reader_who_leaves_it_en
 
     node.send(encode_frame(Kind.ROOM, RoomHead(sent)))
     node.frame(Kind.CHUNK)
-    node.send(encode_frame(Kind.CANCEL, CancelHead(0)))
+    node.send(encode_frame(Kind.CANCEL, CancelHead(0, 1)))
 
     header, _ = node.frame(Kind.END)
     assert msgspec.msgpack.decode(header, type=EndHead).error == "cancelled"
@@ -173,3 +177,69 @@ def test_a_body_is_told_of_as_it_is_taken(node: Node) -> None:
 
     header, _ = node.frame(Kind.HEAD)
     assert msgspec.msgpack.decode(header, type=AnswerHead).length == pieces * (len(LARGE) - 1)
+
+
+# --- a call ahead of the one that runs ---
+
+
+def test_a_call_that_was_taken_back_is_not_run_and_those_around_it_are(node: Node) -> None:
+    node.counts.taken[0] = 2
+    node.send(call("a", b"a"), call("taken", b"taken"), call("c", b"c"))
+
+    frames = [node.frame(Kind.ANSWER, Kind.DROPPED) for _ in range(3)]
+
+    assert [body for _, body in frames] == [b"a", b"", b"c"]
+    assert msgspec.msgpack.decode(frames[1][0], type=DroppedHead).number == 2
+    assert node.counts.begun == [3]
+
+
+def test_a_call_that_is_marked_after_it_has_begun_is_run(node: Node) -> None:
+    node.send(call("a", path="/endless"))
+    node.frame(Kind.CHUNK)
+    node.counts.taken[0] = 1
+    node.send(call("b", b"b"), encode_frame(Kind.CANCEL, CancelHead(0, 1)))
+
+    header, _ = node.frame(Kind.END, Kind.DROPPED)
+    assert msgspec.msgpack.decode(header, type=EndHead).error == "cancelled"
+    assert node.answer()[1] == b"b"
+
+
+def test_a_batch_that_was_taken_back_is_not_run(node: Node) -> None:
+    node.send(call("a", path="/endless"))
+    node.frame(Kind.CHUNK)
+    node.counts.taken[0] = 2
+    node.send(encode_frame(Kind.BATCH, BatchHead(2)), call("b", b"b"), call("c", b"c"))
+    node.send(encode_frame(Kind.CANCEL, CancelHead(0, 1)), call("d", b"d"))
+
+    header, _ = node.frame(Kind.DROPPED)
+    assert msgspec.msgpack.decode(header, type=DroppedHead).number == 2
+    assert node.answer()[1] == b"d"
+
+
+def test_cancel_stops_the_call_that_runs_or_the_one_behind_it_as_it_says(node: Node) -> None:
+    node.send(call("a", path="/endless"))
+    node.frame(Kind.CHUNK)
+    node.send(call("b", path="/endless"), encode_frame(Kind.CANCEL, CancelHead(0, 2)))
+    for _ in range(50):
+        node.frame(Kind.CHUNK)
+        node.send(encode_frame(Kind.ROOM, RoomHead(10_000)))
+    assert node.counts.begun == [1], "the first goes on"
+
+    node.send(encode_frame(Kind.CANCEL, CancelHead(0, 1)), call("c", b"c"))
+
+    ends = [node.frame(Kind.END)[0] for _ in range(2)]
+    assert [msgspec.msgpack.decode(each, type=EndHead).error for each in ends] == ["cancelled"] * 2
+    assert node.answer()[1] == b"c"
+
+
+def test_a_cancel_that_comes_late_stops_no_other_call(node: Node) -> None:
+    node.send(call("a", b"a"), call("b", path="/endless"))
+    node.frame(Kind.CHUNK)
+    node.send(encode_frame(Kind.CANCEL, CancelHead(0, 1)), call("c", b"c"))
+    for _ in range(50):
+        node.frame(Kind.CHUNK)
+        node.send(encode_frame(Kind.ROOM, RoomHead(10_000)))
+
+    node.send(encode_frame(Kind.CANCEL, CancelHead(0, 2)))
+    node.frame(Kind.END)
+    assert node.answer()[1] == b"c"

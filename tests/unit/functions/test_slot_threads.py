@@ -92,7 +92,7 @@ class Worker:
         self.node, theirs = socket.socketpair()
         self.slots = [Slot(index, self.node) for index in range(SLOTS)]
         counts = open_counts(SLOTS)
-        self.begun = shared_in(counts, SLOTS)[0]
+        self.begun = shared_in(counts, SLOTS)[0].begun
         connection, memory = Connection(theirs), CpuMemory(SLOTS)
         servers = [
             SlotServer(index, connection, self.handle, "f", "cpu", memory, alone=False) for index in range(SLOTS)

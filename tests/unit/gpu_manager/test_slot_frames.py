@@ -25,6 +25,7 @@ from gpufaas_core.frames import (
     AnswersHead,
     CallHead,
     CancelHead,
+    DroppedHead,
     EndHead,
     FailedHead,
     FrameReader,
@@ -36,7 +37,7 @@ from gpufaas_core.frames import (
 )
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
-from gpufaas_functions.begun import UNKNOWN
+from gpufaas_functions.begun import UNKNOWN, no_counts
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.worker_connection import WorkerConnection
@@ -80,7 +81,7 @@ class Owner:
         self.on_measured = lambda *sizes: self.measured.append(sizes[0])
         self.broken = ""
         self.spoken: list[ReadyHead | FailedHead] = []
-        self.watched = self.pongs = 0
+        self.watched = self.pongs = self.dropped = 0
         self.closed = 0
         self.on_ready = self.on_failed = self.spoken.append
         self.caller_first = False
@@ -99,6 +100,9 @@ class Owner:
 
     def on_pong(self) -> None:
         self.pongs += 1
+
+    def on_dropped(self, _: Any) -> None:
+        self.dropped += 1
 
     def on_slot_closed(self) -> None:
         self.closed += 1
@@ -124,9 +128,10 @@ class Rig:
         body_mode: int = INLINE,
     ) -> None:
         self.owner, self.transport = Owner(loop), Transport()
-        self.begun = [0] * slots
+        self.counts = no_counts(slots)
+        self.begun = self.counts.begun
         """What the worker has begun in each slot."""
-        self.connection = WorkerConnection(cast(Any, self.owner), self.begun)
+        self.connection = WorkerConnection(cast(Any, self.owner), self.counts)
         self.connection.connection_made(cast(Any, self.transport))
         self.slot = self.connection.slots[0]
         if ready:
@@ -424,7 +429,7 @@ def test_of_a_batch_only_an_answer_that_streams_is_cancelled(loop: asyncio.Abstr
 
     rig.say(answers((0, 1, OK), (1, 1, OK), body=b"xy"), encode_frame(Kind.HEAD, OK))
 
-    assert rig.transport.written == encode_frame(Kind.CANCEL, CancelHead(2))
+    assert rig.transport.written == encode_frame(Kind.CANCEL, CancelHead(2, 2))
     assert [each.take() for each in rig.calls] == [None, (OK, b"y", True), None]
 
 
@@ -492,7 +497,7 @@ def test_a_batch_that_followed_can_be_placed_again_until_it_is_begun(
     assert {each.untouched for each in following} == {not begun}
 
 
-def test_no_cancel_is_sent_behind_a_batch_that_went_ahead(loop: asyncio.AbstractEventLoop) -> None:
+def test_behind_a_batch_that_went_ahead_cancel_says_which_it_means(loop: asyncio.AbstractEventLoop) -> None:
     rig = Batch(loop)
     ahead_of(rig, loop)
     rig.say(answers((0, 1, OK), (1, 1, OK), body=b"xy"), FIVE)
@@ -501,7 +506,7 @@ def test_no_cancel_is_sent_behind_a_batch_that_went_ahead(loop: asyncio.Abstract
     rig.calls[2].state = states.ABANDON[rig.calls[2].state]
     rig.slot.cancel(rig.calls[2])
 
-    assert rig.transport.written == b""
+    assert rig.transport.written == encode_frame(Kind.CANCEL, CancelHead(2, 2))
 
 
 def test_what_is_no_answer_costs_its_call_and_not_the_batch(loop: asyncio.AbstractEventLoop) -> None:
@@ -603,7 +608,7 @@ def test_a_call_with_a_body_that_streams_cannot_be_placed_again(loop: asyncio.Ab
     assert not rig.exchange.untouched
 
 
-@pytest.mark.parametrize("begun", [5, 0xFFFFFFFF, 1 << 31, UNKNOWN])
+@pytest.mark.parametrize("begun", [5, 0xFFFFFFFF, 1 << 63, UNKNOWN])
 def test_a_count_that_cannot_be_or_is_not_there_is_taken_for_one_of_calls_that_were_begun(
     loop: asyncio.AbstractEventLoop, begun: int
 ) -> None:
@@ -795,3 +800,170 @@ def test_no_bytes_raise_or_are_believed(
     if isinstance(first, tuple):
         assert 200 <= first[0].status <= 599
         assert not any(b"\n" in value for _, value in first[0].headers)
+
+
+# --- a call ahead of the one that runs ---
+
+
+def dropped(number: int) -> bytes:
+    return encode_frame(Kind.DROPPED, DroppedHead(number))
+
+
+class Ahead(Rig):
+    """A worker that runs a call, and has another one behind it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.begun[0] = 1
+        self.behind = Exchange(grant("behind"), self.owner, loop, 0.0)
+        self.behind.arrive(CallHead("behind", "POST", "/", b"", []), b"")
+        assert self.slot.can_wait(self.behind)
+        self.behind.send_ahead(self.slot, 0.0, 1)
+        self.connection.flush()
+        self.transport.written = b""
+
+
+def test_a_call_that_went_ahead_gets_the_answer_after_that_of_the_one_before(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Ahead(loop)
+
+    rig.say(encode_frame(Kind.HEAD, OK), encode_frame(Kind.CHUNK, None, b"first"), END)
+    rig.behind.follow(1.0)
+    rig.say(encode_frame(Kind.ANSWER, OK, b"second"), MEASURED)
+
+    assert [rig.exchange.take() for _ in range(2)] == [(OK, b"", False), b"first"]
+    assert rig.behind.take() == (OK, b"second", True)
+    assert (len(rig.owner.done), rig.owner.broken) == (2, "")
+    assert rig.say(encode_frame(Kind.ANSWER, OK)).owner.broken, "it has no call any more"
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_cancel_names_the_call_that_runs(loop: asyncio.AbstractEventLoop, runs: bool) -> None:
+    rig = Ahead(loop)
+    if not runs:
+        rig.say(encode_frame(Kind.ANSWER, OK))
+        rig.behind.follow(1.0)
+
+    rig.slot.cancel(rig.exchange)
+    rig.slot.cancel(rig.behind)
+
+    assert rig.transport.written == encode_frame(Kind.CANCEL, CancelHead(0, 1 if runs else 2))
+
+
+def test_a_call_that_begins_after_its_caller_has_left_is_cancelled(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Ahead(loop)
+    rig.behind.state = states.ABANDON[rig.behind.state]
+
+    rig.say(encode_frame(Kind.ANSWER, OK))
+
+    assert rig.transport.written == encode_frame(Kind.CANCEL, CancelHead(0, 2))
+
+
+def test_what_the_worker_had_not_begun_when_it_was_marked_is_the_node_s_again(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Ahead(loop)
+    assert rig.slot.mark()
+    assert rig.counts.taken == [2]
+
+    assert rig.slot.take_back()
+    assert not rig.slot.take_back(), "once"
+    rig.say(encode_frame(Kind.ANSWER, OK))
+    later = rig.bind(0, "later")
+    rig.say(dropped(2), encode_frame(Kind.ANSWER, OK, b"later"))
+
+    assert (rig.owner.dropped, rig.owner.broken, rig.connection.running) == (0, "", 0)
+    assert later.take() == (OK, b"later", True)
+    assert not rig.slot.marked
+
+
+def test_what_the_worker_had_begun_when_it_was_marked_runs(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Ahead(loop)
+    rig.slot.mark()
+    rig.begun[0] = 2
+
+    assert not rig.slot.take_back()
+    rig.say(encode_frame(Kind.ANSWER, OK))
+    assert rig.slot.marked
+    rig.behind.follow(1.0)
+    rig.say(encode_frame(Kind.ANSWER, OK, b"ran"))
+
+    assert rig.behind.take() == (OK, b"ran", True)
+    assert not rig.slot.marked
+    assert rig.say(dropped(2)).owner.broken
+
+
+def test_what_the_worker_says_it_has_dropped_is_no_call_of_the_slot_any_more(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Ahead(loop)
+    rig.slot.mark()
+    rig.begun[0] = 2  # that it begins is counted before it finds the mark
+
+    assert not rig.slot.take_back()
+    rig.say(encode_frame(Kind.ANSWER, OK), dropped(2))
+
+    assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, rig.connection.running) == (1, "", False, 0)
+    assert rig.say(dropped(2)).owner.broken, "once"
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_worker_that_drops_what_was_not_marked_is_ended(
+    loop: asyncio.AbstractEventLoop, number: int, marked: bool
+) -> None:
+    rig = Ahead(loop)
+    if marked:
+        rig.slot.mark()
+
+    assert rig.say(dropped(number)).owner.broken
+
+
+def test_a_worker_that_drops_what_it_has_answered_in_part_is_ended(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Ahead(loop)
+    rig.slot.mark()
+    rig.say(encode_frame(Kind.ANSWER, OK), encode_frame(Kind.HEAD, OK))
+
+    assert rig.say(dropped(2)).owner.broken
+
+
+@pytest.mark.parametrize(("begun", "untouched"), [(0, (True, True)), (1, (False, True)), (2, (False, False))])
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_call_behind_that_of_a_dead_worker_can_be_placed_again_unless_it_was_begun(
+    loop: asyncio.AbstractEventLoop, begun: int, untouched: tuple[bool, bool], marked: bool
+) -> None:
+    rig = Ahead(loop)
+    if marked:
+        rig.slot.mark()
+
+    rig.die(begun=begun)
+
+    assert (rig.exchange.untouched, rig.behind.untouched) == untouched
+
+
+@pytest.mark.parametrize("begun", [1, 2])
+def test_what_was_taken_back_does_not_change_what_a_dead_worker_had_begun(
+    loop: asyncio.AbstractEventLoop, begun: int
+) -> None:
+    runs, later = Ahead(loop), Ahead(loop)
+    for rig in (runs, later):
+        rig.slot.mark()
+        assert rig.slot.take_back()
+    runs.die(begun=1)
+    assert not runs.exchange.untouched
+
+    later.say(encode_frame(Kind.ANSWER, OK))
+    following = later.bind(0, "following")
+    later.die(begun=begun)
+
+    assert following.untouched
+
+
+def test_calls_that_could_not_be_taken_back_do_not_wait_at_the_worker(loop: asyncio.AbstractEventLoop) -> None:
+    large, streams = (Exchange(grant(name), Owner(loop), loop, 0.0) for name in ("large", "streams"))
+    large.arrive(CallHead("large", "POST", "/", b"", []), b"x" * 2**21)
+    streams.arrive(CallHead("streams", "POST", "/", b"", [], STREAM), b"")
+    small = Exchange(grant("small"), Owner(loop), loop, 0.0)
+    small.arrive(CallHead("small", "POST", "/", b"", []), b"")
+    rig, streaming, unknown = Rig(loop), Rig(loop, body_mode=STREAM), Rig(loop)
+    unknown.begun[0] = UNKNOWN
+
+    assert [rig.slot.can_wait(each) for each in (small, large, streams)] == [True, False, False]
+    assert not streaming.slot.can_wait(small), "pieces of the body before it come yet"
+    assert not unknown.slot.can_wait(small)
+    assert not unknown.slot.mark()

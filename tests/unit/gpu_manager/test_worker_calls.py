@@ -17,6 +17,8 @@ GRACE_S = 0.05
 
 
 class Slot:
+    marked = False
+
     def begin_batch(self, calls: int) -> None: ...
 
     def begin(self, *_: object) -> None: ...
@@ -43,7 +45,7 @@ class Rig:
         self.slot: Any = Slot()
         self.worker = worker
         self.calls = WorkerCalls(worker, host)
-        self.calls.on_slots([self.slot])
+        self.calls.on_slots([self.slot], ahead=True)
 
     def _over(self, exchange: Exchange) -> None:
         exchange.state = states.END[exchange.state]

@@ -1,4 +1,4 @@
-"""A full batch goes to a copy before the one that runs there has ended, if nothing else could start in its place."""
+"""A full batch, or a call, goes to a copy before the one that runs there has ended, if nothing else could start."""
 
 from random import Random
 
@@ -11,7 +11,8 @@ from tests.unit.scheduler.world import World, state_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Need, Profile
-from gpufaas_scheduler.handle.ahead import AHEAD_S
+from gpufaas_scheduler.handle.ahead import AHEAD_S, LATE_S, SOON_S
+from gpufaas_scheduler.handle.calls import APART_S
 from gpufaas_scheduler.policies import POLICIES
 
 SHORT_S = AHEAD_S / 4
@@ -198,3 +199,280 @@ def test_no_call_is_lost_while_batches_go_ahead(seed: int, policy: str) -> None:
                 world.finish(call, SHORT_S)
     assert not world.running
     assert not world.waiting, "all that waits is served"
+
+
+# --- calls of a function without batches ---
+
+
+def one_by_one(policy: str = "lalb-o3", devices: str = "a", service_s: float = SHORT_S) -> World:
+    """Devices whose nodes take calls ahead, and which hold f; all idle, at time 10."""
+    world = World(policy)
+    world.deploy("f", service_s=service_s, min_copies=len(devices))
+    for name in devices:
+        world.device(name, ahead=True)
+        world.loaded("f", name)
+    world.now = 10.0
+    return world
+
+
+def ahead_of(world: World) -> dict[str, float]:
+    """Return how long their nodes keep the calls that went ahead with the last event."""
+    grants = [each.grant for each in world.out if isinstance(each, m.StartCall)]
+    return {grant.call: grant.ahead_s for grant in grants if grant.ahead_s}
+
+
+def recalled(world: World) -> list[str]:
+    return [each.call for each in world.out if isinstance(each, m.Abort) and each.unbegun]
+
+
+@pytest.mark.parametrize("policy", ["lalb", "lalb-o3", "least-wait"])
+def test_a_call_goes_ahead_and_begins_when_the_one_before_has_ended(policy: str) -> None:
+    world = one_by_one(policy)
+    for number in range(4):
+        world.call(f"c{number}", "f")
+    assert world.running.keys() == {"c0", "c1"}, "the copy has one more call than it runs"
+    assert world.on("a").estimated_finish_s == pytest.approx(2 * SHORT_S)
+
+    world.now += SHORT_S
+    world.finish("c0", SHORT_S)
+    assert world.started == [("c2", "a")]
+    assert ahead_of(world) == {"c2": pytest.approx(SHORT_S + LATE_S)}, "c1 has begun"
+    world.now += SHORT_S
+    world.finish("c1", SHORT_S)
+    assert world.started == [("c3", "a")]
+    for call in ("c2", "c3"):
+        world.now += SHORT_S
+        assert world.finish(call, SHORT_S) == []
+    on_a = world.on("a")
+    assert (on_a.busy, on_a.busy_s) == (False, pytest.approx(4 * SHORT_S))
+
+
+def test_times_of_calls_that_went_ahead_are_learnt_as_of_any_other() -> None:
+    world = World(learn=True)
+    world.deploy("f", service_s=SHORT_S)
+    world.device("a", ahead=True)
+    world.warm("f", "a")
+    for number in range(40):
+        world.call(f"c{number}", "f")
+    for number in range(40):
+        world.now += SHORT_S
+        world.finish(f"c{number}", SHORT_S / 2)
+
+    costs = state_of(world.engine).functions[FunctionId("f")].costs["gpu"]
+    assert costs is not None
+    assert costs.service_s == pytest.approx(SHORT_S / 2, rel=0.03)
+    assert not costs.conditions.docs()
+
+
+def test_a_node_that_cannot_give_calls_back_gets_none_ahead() -> None:
+    world = World()
+    world.deploy("f", service_s=SHORT_S)
+    world.device("a")
+    world.warm("f", "a")
+    for number in range(5):
+        world.call(f"c{number}", "f")
+    assert world.running.keys() == {"c0"}
+
+
+@pytest.mark.parametrize("service_s", [1.1 * AHEAD_S, 10 * AHEAD_S])
+def test_long_calls_do_not_go_ahead(service_s: float) -> None:
+    world = one_by_one(service_s=service_s)
+    for number in range(3):
+        world.call(f"c{number}", "f")
+    assert world.running.keys() == {"c0"}
+
+
+def test_nothing_goes_ahead_of_a_call_that_is_late_or_has_no_end_or_that_nobody_waits_for() -> None:
+    late, endless, left = one_by_one(), one_by_one(), one_by_one()
+    for world in (late, left):
+        world.call("c0", "f")
+    endless.tell(m.Arrived(CallId("c0"), FunctionId("f"), None, endless=True))
+    left.tell(m.CallerLeft(CallId("c0")))
+    late.now += SHORT_S + LATE_S
+
+    for world in (late, endless, left):
+        world.call("c1", "f")
+        assert world.running.keys() == {"c0"}
+
+
+def test_a_call_goes_ahead_only_if_there_is_one_for_each_device() -> None:
+    """Else it would wait behind one call while another device becomes free."""
+    world = one_by_one(devices="ab")
+    for call in ("c0", "c1", "c2"):
+        world.call(call, "f")
+    assert world.running.keys() == {"c0", "c1"}
+
+    world.call("c3", "f")
+
+    assert world.running.keys() == {"c0", "c1", "c2", "c3"}
+    assert {grant.device for grant in world.running.values()} == {"a", "b"}
+    world.call("c4", "f")
+    assert len(world.running) == 4
+
+
+def test_a_call_of_another_function_comes_before_one_that_could_go_ahead() -> None:
+    world = one_by_one()
+    world.deploy("g", service_s=SHORT_S)
+    world.call("c0", "f")
+    world.call("other", "g")
+    world.call("c1", "f")
+    assert world.running.keys() == {"c0"}
+
+
+@pytest.mark.parametrize("policy", ["lalb", "lalb-o3"])
+def test_the_first_call_of_a_local_queue_goes_ahead_though_another_device_is_idle(policy: str) -> None:
+    world = World(policy)
+    world.deploy("f", load_s=10.0, service_s=SHORT_S)
+    world.device("a", ahead=True)
+    world.warm("f", "a")
+    world.device("b", ahead=True)
+    for number in range(3):
+        world.call(f"c{number}", "f")
+
+    assert {call: grant.local for call, grant in world.running.items()} == {"c0": False, "c1": True}
+    assert world.on("a").local_queue == 1
+    world.now += SHORT_S
+    world.finish("c0", SHORT_S)
+    assert world.running.keys() == {"c1", "c2"}
+
+
+def test_a_call_that_its_node_gives_back_is_placed_again_and_none_goes_ahead_for_a_while() -> None:
+    world = one_by_one()
+    for number in range(3):
+        world.call(f"c{number}", "f")
+    for _ in range(5):
+        world.now += SHORT_S + LATE_S
+        world.refuse("c1")  # c0 is late: no refusal counts
+        assert world.running.keys() == {"c0"}
+        world.finish("c0", SHORT_S)
+        assert world.running.keys() == {"c1"}, "what came back is first"
+        world.now += APART_S
+        world.finish("c1", SHORT_S)
+        assert world.running.keys() == {"c2"}
+        world.call("c0", "f")
+        world.call("c1", "f")
+        world.finish("c2", SHORT_S)
+        world.finish("c0", SHORT_S)
+        world.finish("c1", SHORT_S)
+        for number in range(3):
+            world.call(f"c{number}", "f")
+        assert world.running.keys() == {"c0", "c1"}, "again"
+    (hits, misses) = world.on("a").hits, world.on("a").misses
+    assert (hits, misses) == (25 + 2, 0), "each call is counted once, where it ran"
+
+
+def test_a_call_that_went_ahead_is_taken_back_when_another_device_with_a_copy_is_free() -> None:
+    world = one_by_one(devices="ab", service_s=4 * SOON_S)
+    for number in range(4):
+        world.call(f"c{number}", "f")
+    by_device = {grant.device: call for call, grant in sorted(world.running.items(), reverse=True)}
+    first, other = (by_device[DeviceId(each)] for each in "ab")
+    behind = {grant.device: call for call, grant in world.running.items() if call not in (first, other)}
+
+    world.now += 2 * SOON_S
+    world.finish(other, SOON_S)
+    assert recalled(world) == []
+    world.finish(behind[DeviceId("b")], SOON_S)
+
+    assert recalled(world) == [behind[DeviceId("a")]]
+    world.tell(m.Woken())
+    assert recalled(world) == [], "once"
+    world.refuse(behind[DeviceId("a")])
+    assert world.started == [(behind[DeviceId("a")], "b")]
+    for call in ("n0", "n1", "n2"):
+        world.call(call, "f")
+    assert len(world.running) == 4, "no call took too long"
+
+
+def test_a_call_that_began_before_it_could_be_taken_back_goes_on() -> None:
+    world = one_by_one(devices="ab", service_s=4 * SOON_S)
+    for number in range(4):
+        world.call(f"c{number}", "f")
+    on_b = sorted(call for call, grant in world.running.items() if grant.device == "b")
+    on_a = sorted(call for call, grant in world.running.items() if grant.device == "a")
+    for call in on_b:
+        world.finish(call, SOON_S)
+    assert recalled(world) == [on_a[1]]
+    world.finish(on_a[0], SOON_S)
+    assert world.finish(on_a[1], SOON_S) == []
+    assert not world.running
+
+
+def test_what_ends_soon_keeps_the_call_behind_it() -> None:
+    world = one_by_one(devices="ab", service_s=0.9 * SOON_S)
+    for number in range(4):
+        world.call(f"c{number}", "f")
+    for call in sorted(call for call, grant in world.running.items() if grant.device == "b"):
+        world.finish(call, SOON_S)
+        assert recalled(world) == []
+
+
+def test_a_call_that_went_ahead_is_placed_again_when_its_worker_ends_before_it_began() -> None:
+    world = one_by_one(devices="ab")
+    for number in range(4):
+        world.call(f"c{number}", "f")
+    _, behind = sorted(call for call, grant in world.running.items() if grant.device == "a")
+
+    world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "gone", world.running[behind].copy))
+    assert {grant.device for grant in world.running.values()} == {"b"}
+    world.waiting[behind] = FunctionId("f")  # its node refuses it
+    world.out = world.engine.handle(m.NodeRefused(CallId(behind), DeviceId("a"), "not begun"), world.now)
+    assert not world.rejected
+
+
+@examples(80)
+@given(seed=st.integers(0, 10_000), policy=st.sampled_from(["lb", "lalb", "lalb-o3", "least-wait"]))
+def test_no_call_is_lost_or_begins_twice_while_calls_go_ahead_and_come_back(seed: int, policy: str) -> None:
+    """`World` checks after each event. Here is the node: calls of a copy begin in the order of their grants."""
+    rng, world = Random(seed), World(policy)
+    world.deploy("f", 10, 0.05, SHORT_S)
+    world.deploy("g", 10, 0.05, SHORT_S)
+    deploy(world, "h", service_s=SHORT_S, batch_max=2)
+    world.device("a", 20, ahead=True)
+    world.device("b", 10, ahead=True)
+    world.device("c", 30)
+    begun: set[str] = set()
+    number = 0
+
+    def begin() -> None:
+        for device in "abc":
+            of_copy = sorted(
+                (grant.number, call) for call, grant in world.running.items() if grant.device == device
+            )  # fmt: skip
+            if of_copy:
+                begun.update(call for of, call in of_copy if of == of_copy[0][0])
+
+    def do(event: float) -> None:
+        nonlocal number
+        begin()
+        if event < 0.45:
+            world.call(f"c{number}", rng.choice("ffffgh"))
+            number += 1
+            return
+        waits = sorted(world.running.keys() - begun)
+        if event < 0.6 and waits:
+            world.refuse(rng.choice(waits))
+        elif world.running and event < 0.96:
+            world.finish(rng.choice(sorted(begun & world.running.keys())), SHORT_S, ok=rng.random() < 0.9)
+        elif world.running:
+            world.tell(m.CallerLeft(CallId(rng.choice(sorted(world.running)))))
+
+    for _ in range(150):
+        world.now += rng.choice((0.0, 0.001, 0.01, 0.04))
+        world.tell(m.Woken())
+        before = begun & world.waiting.keys()
+        do(rng.random())
+        assert not before, "a call that had begun waits again"
+        state = state_of(world.engine)
+        for device in state.devices.values():
+            assert all(not each.ahead or device.holding for each in device.beside), "it follows something"
+        assert all(grant.ahead and grant.early for grant in state.ahead), "what runs is not listed"
+    for _ in range(3 * number):
+        world.now += 0.1
+        world.tell(m.Woken())
+        for call in sorted(world.running):
+            if call in world.running:
+                world.finish(call, SHORT_S)
+    assert not world.running
+    assert not world.waiting, "all that waits is served"
+    assert not state_of(world.engine).ahead

@@ -75,8 +75,8 @@ class World:
 
     # --- facts ---
 
-    def device(self, name: str, memory: int = 100, kind: str = "gpu") -> None:
-        self.tell(m.DeviceJoined(Device(DeviceId(name), kind, memory)))
+    def device(self, name: str, memory: int = 100, kind: str = "gpu", *, ahead: bool = False) -> None:
+        self.tell(m.DeviceJoined(Device(DeviceId(name), kind, memory, ahead=ahead)))
 
     def deploy(
         self,
@@ -225,7 +225,8 @@ class World:
                     del self.waiting[call]
                     self.ended.add(call)
                 case m.Abort(call):
-                    self.aborted.add(call)
+                    if not command.unbegun:
+                        self.aborted.add(call)
                 case m.SetLimit():
                     (self.capped.add if command.share else self.capped.discard)(where(command))
 
@@ -351,7 +352,8 @@ def check(status: EngineStatus, world: World) -> None:
             place = (model.function, name, model.copy)
             assert model.running == calls.get(place, 0)
             need = world.functions[model.function].need
-            assert running.pop(place, 0) <= need.slots + (need.batch_max > 1), "one batch may go ahead"
+            ahead = need.batch_max > 1 or (device.device.ahead and need.slots == 1)
+            assert running.pop(place, 0) <= need.slots + ahead, "one batch or call may go ahead"
             assert model.limit >= model.memory
             floor = min(world.functions[model.function].floor, device.device.memory)
             assert model.memory >= floor or world.redeployed, f"{model.function} has less than it declares"
