@@ -150,7 +150,7 @@ class RemoteExchange(ConnectionBuffer):
         if kind == Kind.END:
             self.end = end = _decode_end(header)
             self._finish()
-            if end.error and end.error != "cancelled":
+            if end.error and not self._cancelled:
                 self._fail_with(GpufaasError(f"the function's answer broke off: {end.error}"))
             self._wake()
             return True

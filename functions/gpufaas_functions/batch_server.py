@@ -56,7 +56,8 @@ class BatchServer:
             small.append((place, whole_head(answer, head.method, run_s, peak, out_of_memory, failed), answer.body))
         for frame in _frames(small, slot.index):
             slot.out.send(frame)
-        for slot.place, answer, method in large:  # after the others: their callers may read slowly
+        for place, answer, method in large:  # after the others: their callers may read slowly
+            slot.begin_answer(place)
             slot.stream_answer(answer, began, None, method)
 
 

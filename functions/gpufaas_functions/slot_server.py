@@ -217,6 +217,10 @@ class SlotServer:
         if frame := growth_frame(self.memory):
             self.out.send(frame)
 
+    def begin_answer(self, place: int) -> None:
+        """The answer of the call at *place* of the batch streams next: the caller before it may have left."""
+        self.place, self._cancelled = place, False
+
     def stream_answer(self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None", method: str) -> None:
         """:raises Closed: the connection is closed"""
         error, out_of_memory = "", False

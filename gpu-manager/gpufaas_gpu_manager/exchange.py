@@ -232,7 +232,7 @@ class Exchange(AnswerBuffer):
     def on_end(self, end: EndHead) -> None:
         self.end = end
         self._resume()  # the last pieces may have paused the slot, which takes another call from now on
-        if end.error and end.error != "cancelled":
+        if end.error and not self.abandoned:
             self.fail(_broke_off(end.error))
         self._wake()
 

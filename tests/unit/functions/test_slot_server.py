@@ -88,7 +88,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         return b"".join(event.stream())
 
     def handle_batch(events: list[Event], contexts: list[Context]) -> list[Any]:  # noqa: ARG001
-        return [each.body for each in events]
+        return [b"x" * (4 * WINDOW) if each.path == "/large" else each.body for each in events]
 
     server = SlotServer(0, Connection(theirs), handle, "f", "cpu", CpuMemory(1), alone=True)
     server.serve_batch = BatchServer(server, handle_batch).serve
@@ -131,6 +131,19 @@ def test_a_batch_whose_bodies_have_no_room_together_fails_and_the_next_one_is_se
 
     node.send(encode_frame(Kind.BATCH, BatchHead(2)), call("a", b"a"), call("c", b"c"))
     assert node.frame(Kind.ANSWERS)[1] == b"ac"
+
+
+def test_who_leaves_in_the_middle_of_an_answer_of_a_batch_cuts_no_other_answer_of_it(node: Node) -> None:
+    node.send(encode_frame(Kind.BATCH, BatchHead(2)), call("a", path="/large"), call("b", path="/large"))
+    node.frame(Kind.CHUNK)
+
+    node.send(encode_frame(Kind.CANCEL, CancelHead(0, 1)))
+
+    header, _ = node.frame(Kind.END)
+    assert msgspec.msgpack.decode(header, type=EndHead).error == "cancelled"
+    node.send(encode_frame(Kind.ROOM, RoomHead(8 * WINDOW)))
+    header, _ = node.frame(Kind.END)
+    assert msgspec.msgpack.decode(header, type=EndHead).error == ""
 
 
 def test_an_answer_without_an_end_stops_when_its_caller_leaves(node: Node) -> None:

@@ -419,6 +419,16 @@ def test_large_answers_of_a_batch_stream_after_the_small_ones(loop: asyncio.Abst
     assert rig.calls[2].take() == b"hello"
 
 
+def test_a_worker_that_cancels_a_call_by_itself_has_broken_its_answer_off(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Batch(loop)
+    rig.calls[1].state = states.ABANDON[rig.calls[1].state]
+    for _ in range(2):
+        rig.say(encode_frame(Kind.HEAD, OK), encode_frame(Kind.END, EndHead(0.1, error="cancelled")))
+
+    assert str(rig.calls[0].error) == "the function's answer broke off: cancelled"
+    assert rig.calls[1].error is None
+
+
 def test_of_a_batch_only_an_answer_that_streams_is_cancelled(loop: asyncio.AbstractEventLoop) -> None:
     rig = Batch(loop)
     rig.transport.written = b""
