@@ -6,8 +6,10 @@ once into memory that is there and mapped, and once out of it. A socket copies i
 ten times as much as the copy: the kernel makes each page of it.
 """
 
+import contextlib
 import ctypes
 from typing import Final
+from weakref import WeakValueDictionary
 
 from gpufaas_core.frames import AreaHead
 from gpufaas_core.model import Bytes
@@ -30,13 +32,17 @@ def touched() -> Bytes:
 class Area:
     """What a call has of the memory, until its answer has ended."""
 
-    __slots__ = ("_at", "_body", "_whole", "size")
+    __slots__ = ("__weakref__", "_at", "_body", "_kept", "_whole", "size")
 
     def __init__(self, whole: "ctypes.Array[ctypes.c_char]", head: AreaHead) -> None:
         self._whole = whole
         self._at = ctypes.addressof(whole) + AREAS_AT + head.at
         self._body = head.body
+        self._kept: bytes | None = None
+        """A copy of the body: what a process that was forked reads."""
         self.size = head.size
+        if head.body > _EAGER:
+            _in_place[id(self)] = self
         first = head.at // _GRANULE
         _touched.update(range(first, first + -(-head.size // _GRANULE)))
 
@@ -56,9 +62,14 @@ class Area:
 
         :raises FileNotFoundError: its call has ended
         """
-        if not self._at:
+        if self._kept is not None:
+            return self._kept[at : at + size]
+        if not (begin := self._at):
             raise FileNotFoundError
-        return ctypes.string_at(self._at + at, max(0, min(size, self._body - at)))
+        found = ctypes.string_at(begin + at, max(0, min(size, self._body - at)))
+        if not self._at:  # another thread has ended the call: these may be bytes of the next one
+            raise FileNotFoundError
+        return found
 
     def takes(self, size: Bytes) -> bool:
         """Whether an answer of *size* bytes lies here, and not in its frame."""
@@ -73,3 +84,25 @@ class Area:
     def end(self) -> None:
         """The call has ended."""
         self._at = 0
+
+    def keep(self) -> None:
+        """Have a copy of the body, if there is memory for it."""
+        with contextlib.suppress(FileNotFoundError, MemoryError):
+            self._kept = self.read(0, self._body)
+
+
+_in_place: "Final[WeakValueDictionary[int, Area]]" = WeakValueDictionary()
+"""Those whose bodies are read where they lie."""
+
+
+def keep_bodies() -> None:
+    """The author's code forks: the child must not read what the node puts there when the call has ended here."""
+    for area in [each() for each in _in_place.valuerefs()]:
+        if area is not None:
+            area.keep()
+
+
+def leave_areas() -> None:
+    """Called in the child: it has copies, or nothing."""
+    for area in list(_in_place.values()):
+        area.end()

@@ -36,6 +36,7 @@ from gpufaas_functions.answers import (
     in_one_line,
     utf8,
 )
+from gpufaas_functions.areas import keep_bodies, leave_areas
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import HandleBatch
@@ -136,6 +137,7 @@ def run(
                 encode_frame(Kind.FAILED, FailedHead(in_one_line(exc), text[-16 * SAID :], is_out_of_memory(exc)))
             )
         return 1
+    os.register_at_fork(before=keep_bodies, after_in_child=leave_areas)
     is_loop = is_async(getattr(handler, "handle", None))
     ready = encode_frame(Kind.READY, _ready(memory, phases, parking, loop=is_loop or start.slots > 1))
     if is_loop:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from tests.integration.conftest import HTTP, Platform
@@ -26,6 +27,16 @@ SAYS = """
                 until = time.monotonic() + 60
                 while not os.path.exists(gate) and time.monotonic() < until:
                     time.sleep(0.005)
+            case "/fork":
+                if not os.fork():
+                    gate = event.headers["x-gate"]
+                    until = time.monotonic() + 60
+                    while not os.path.exists(gate) and time.monotonic() < until:
+                        time.sleep(0.005)
+                    with open(gate + ".part", "w") as said:
+                        said.write(hashlib.sha256(event.body).hexdigest())
+                    os.rename(gate + ".part", gate + ".said")
+                    os._exit(0)
             case "/maps":
                 return open("/proc/self/maps").read()
         return event.body[:1] * int(event.headers.get("x-size", 0))
@@ -115,6 +126,24 @@ def test_a_caller_who_leaves_and_a_worker_that_dies_cost_only_their_call(platfor
 
     assert platform.http.post(f"{path}/echo", content=body_of(3)).content == body_of(3)
     until(lambda: platform.open_files() <= before, "what the call had open is closed")
+
+
+@pytest.mark.parametrize(("source", "lang"), [(SAYS, HTTP), (AS_ASYNC, "")], ids=["cpu", "async"])
+def test_a_child_that_outlives_its_call_reads_no_other_body(platform: Platform, source: str, lang: str) -> None:
+    path = platform.deploy("bodies", source, *((lang,) if lang else ()), memory="300Mi")
+    for number in range(3):
+        platform.call(f"{path}/digest", body_of(number))
+    gate = platform.gate()
+    name = gate.body.decode()
+    assert platform.call(f"{path}/fork", body_of(7), headers={"x-gate": name}).status_code == 200
+
+    for number in range(10, 14):
+        assert platform.call(f"{path}/echo", body_of(number)).content == body_of(number)
+    gate.open()
+
+    said = Path(name + ".said")
+    until(said.exists, "the child has read the body")
+    assert said.read_text() == hashlib.sha256(body_of(7)).hexdigest()
 
 
 def test_what_node_and_worker_share_is_no_memory_of_the_workers(platform: Platform) -> None:

@@ -14,6 +14,7 @@ from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_core.units import MiB
 from gpufaas_functions.areas import Area as WorkersArea
+from gpufaas_functions.areas import keep_bodies, leave_areas
 from gpufaas_functions.author import BadBody, Event
 from gpufaas_functions.begun import AREAS_BYTES, open_counts, shared_in
 from gpufaas_functions.staged import HUGE
@@ -343,3 +344,50 @@ async def test_a_body_can_be_read_until_its_call_has_ended(rig: Rig) -> None:
         _ = late.body
     with pytest.raises(BadBody, match="its call has ended"):
         next(late.stream())
+
+
+@pytest.fixture
+async def mapped(rig: Rig) -> WorkersArea:
+    """That of a call with a large body, at its worker."""
+    rig.call(LARGE)
+    rig.frames()
+    rig.say(Kind.ANSWER, OK)
+    await rig.made()
+    rig.call(LARGE)
+    area, _ = rig.received()
+    assert area is not None
+    return area
+
+
+async def test_a_body_whose_call_ends_while_a_thread_reads_it_is_gone(
+    mapped: WorkersArea, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(address: int, size: int) -> bytes:  # noqa: ARG001
+        mapped.end()
+        return b"of the next call"
+
+    monkeypatch.setattr("gpufaas_functions.areas.ctypes.string_at", slowly)
+
+    with pytest.raises(FileNotFoundError):
+        mapped.read(0, len(mapped))
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["room", "no room"])
+async def test_a_child_of_the_worker_reads_a_copy_or_nothing(
+    mapped: WorkersArea, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    def nothing(address: int, size: int) -> bytes:  # noqa: ARG001
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        if not room:
+            patched.setattr("gpufaas_functions.areas.ctypes.string_at", nothing)
+        keep_bodies()
+    leave_areas()
+
+    event = Event("POST", "/", b"", [], None, area=mapped)
+    if room:
+        assert b"".join(event.stream()) == event.body == LARGE
+    else:
+        with pytest.raises(BadBody, match="its call has ended"):
+            _ = event.body
