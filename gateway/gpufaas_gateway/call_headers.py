@@ -7,7 +7,7 @@ Pure functions of pairs of bytes; names are in lower case. The rules are in docs
 import math
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -43,9 +43,9 @@ _HIT: Final = (b"x-gpufaas-start", b"hit")
 _FROM: Final = {each: (b"x-gpufaas-start", each.encode()) for each in ("parked", "host", "peer", "disk", "store")}
 
 
-TemplateKey = tuple[bytes, DeviceId, int]
-"""Content type, device and share: what is the same in answers that have a template in common."""
-_MAX_TEMPLATES: Final = 64
+TemplateKey = tuple[Header | tuple[Header, ...], DeviceId, int]
+"""The function's header or headers, device and share: what is the same in answers that have a template in common."""
+MAX_TEMPLATES: Final = 64
 ReadHead = tuple[list[Header], bytes, int, dict[bytes, bytes] | None]
 """See `read_head`."""
 
@@ -174,25 +174,29 @@ def timing(
     return b"server-timing", value
 
 
-def head_template(content_type: Header, served_by: Header, placement: Iterable[Header]) -> bytes:
+def head_template(given: Sequence[Header], served_by: Header, placement: Iterable[Header]) -> bytes:
     """
-    Return the headers of a whole answer with a *content_type* and none beside it, as `call_headers`,
+    Return the headers of a whole answer with the headers *given* by the function, as `call_headers`,
     `placement_headers` and `timing` make them. What differs from call to call is filled in: run, id, start, queue, load
-    and run in ms, and the length of the body. Empty: there is a line break in them.
+    and run in ms, and the length of the body. Empty: they are not of the common kind, or there is a line break in them.
     """
-    fixed = [b"%b: %b\r\n" % pair for pair in (content_type, served_by, *placement)]
+    names = [name for name, _ in given]
+    if b"content-type" not in names or b"x-duration-seconds" in names or not _DROPPED.isdisjoint(names):
+        return b""
+    first = [b"%b: %b\r\n" % pair for pair in given]
+    last = [b"%b: %b\r\n" % pair for pair in (served_by, *placement)]
     form = (
-        fixed[0].replace(b"%", b"%%")
+        b"".join(first).replace(b"%", b"%%")
         + b"x-duration-seconds: %.6f\r\nx-call-id: %b\r\nx-start-time: %b\r\n"
-        + b"".join(fixed[1:]).replace(b"%", b"%%")
+        + b"".join(last).replace(b"%", b"%%")
         + b"server-timing: queue;dur=%.3f, load;dur=%.3f, run;dur=%.3f\r\ncontent-length: %d\r\n"
     )
-    return form if form.count(b"\n") == len(fixed) + 5 == form.count(b"\r") else b""
+    return form if form.count(b"\n") == len(first) + len(last) + 5 == form.count(b"\r") else b""
 
 
 def keep_template(templates: dict[TemplateKey, bytes], key: TemplateKey, template: bytes) -> None:
     """Keep it among those of its revision, which may answer with any number of content types."""
-    if len(templates) >= _MAX_TEMPLATES:
+    if len(templates) >= MAX_TEMPLATES:
         templates.clear()
     templates[key] = template
 

@@ -25,6 +25,7 @@ from gpufaas_core.units import Bytes
 from gpufaas_gateway.call_body import BodyStream, Caller, read_rest, remove, too_large
 from gpufaas_gateway.call_headers import (
     BODILESS,
+    MAX_TEMPLATES,
     Header,
     ReadHead,
     answer_headers,
@@ -51,6 +52,8 @@ from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, let
 WATCH_AFTER_S: Final[Seconds] = 0.025
 """A call that takes longer is watched, after twice this time at the latest."""
 _OVER: Final = CallCancelled("the call is over")
+_MOST_LINES: Final = 12
+"""An answer with more headers has no template."""
 
 
 class Calls:
@@ -339,17 +342,20 @@ class Calls:
         """Return the headers of an answer as lines, from a template; empty if it is not of the common kind."""
         given, grant, deployed = answer.headers, exchange.grant, call.deployed
         assert deployed is not None
-        if len(given) != 1 or given[0][0] != b"content-type" or call.crossing:
+        if not 0 < len(given) <= _MOST_LINES or call.crossing:
             return b""
         if call.request.method == "HEAD" or answer.status in BODILESS:
             return b""
         if grant.cold or exchange.phases or grant.held_s or len(grant.calls) > 1:
             return b""
         part = grant.parts[0]
-        key = given[0][1], part.device, part.share
+        alone = len(given) == 1
+        key = given[0] if alone else tuple(given), part.device, part.share
         template = deployed.templates.get(key)
         if template is None:
-            template = head_template(given[0], self._served_by, placement_headers(grant))
+            if not alone and len(deployed.templates) >= MAX_TEMPLATES:
+                return b""  # one of the headers is another one each time
+            template = head_template(given, self._served_by, placement_headers(grant))
             keep_template(deployed.templates, key, template)
         if not template:
             return b""

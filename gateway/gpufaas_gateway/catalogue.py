@@ -40,7 +40,7 @@ class Deployed:
     """Counts its calls against the quota; None if its namespace has no limit on calls."""
 
     templates: dict[TemplateKey, bytes] = field(default_factory=dict, init=False)
-    """Heads of its answers by content type, device and share of the copy: `call_headers.head_template`."""
+    """Heads of its answers by headers, device and share of the copy: `call_headers.head_template`."""
 
     # Copied from the fields above, because each call reads them.
     name: str = field(init=False)

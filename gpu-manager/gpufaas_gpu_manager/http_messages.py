@@ -1,14 +1,14 @@
 """HTTP/1.1 between a slot and its worker, as bytes: the request of a call, and the parser of answers. No IO."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httptools
 
 from gpufaas_core.frames import UPGRADE, CallHead
 from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import MAX_HEADERS
-from gpufaas_core.units import format_bytes
+from gpufaas_core.units import KiB, format_bytes
 
 SWITCHED: Final = 101
 _WITHOUT_BODY: Final = frozenset(("GET", "HEAD", "DELETE", "OPTIONS"))
@@ -17,6 +17,7 @@ _OURS: Final = frozenset((b"content-length", b"transfer-encoding", b"connection"
 _THEIRS: Final = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"trailer", b"date"))
 """Answer headers that belong to the connection, and `Date`, which our server sets."""
 _MOST_HEAD: Final[Bytes] = 2 * MAX_HEADERS
+_MAX_KNOWN: Final[Bytes] = 4 * KiB
 
 
 def request_head(head: CallHead, length: int | None) -> bytes:
@@ -51,6 +52,17 @@ class BadHttp(Exception):
     """What came is no answer to the request; says why."""
 
 
+class _Known(NamedTuple):
+    """The head of an answer that came in one piece, and what was read in it. A server mostly repeats it."""
+
+    head: bytes
+    size: int
+    """Of head and body."""
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    length: int
+
+
 class AnswerParser:
     """Reads the answers of one connection, one at a time: `expect`, then `feed` until it is `complete`."""
 
@@ -58,6 +70,7 @@ class AnswerParser:
         self.status = 0
         """0: the head of the answer is not read yet."""
         self.headers: list[tuple[bytes, bytes]] = []
+        """Not to be changed. The same list again: the same head came again."""
         self.length = -1
         """Its Content-Length; -1: it has none."""
         self.complete = self.keep = False
@@ -67,6 +80,7 @@ class AnswerParser:
         self._parser: Any
         self._feed: Callable[[bytes], None]
         self._bodiless = self._may_switch = self._chunked = self._closes = False
+        self._known: _Known | None = None
         self._head_bytes: Bytes = 0
         """The bytes of the answer's headers and, before its status, of everything: heads of 1xx count, too."""
         self._renew()
@@ -86,6 +100,26 @@ class AnswerParser:
 
     def feed(self, data: bytes) -> None:
         """:raises BadHttp: see there"""
+        known = self._known
+        begins = not (self.status or self._head_bytes or self._bodiless or self._may_switch)
+        if begins and known is not None and len(data) == known.size and data.startswith(known.head):
+            # The parser is between two answers, and would be there again: it need not see the same twice.
+            _, _, self.status, self.headers, self.length = known
+            self.pieces = [data[len(known.head) :]] if self.length else []
+            self.complete = self.keep = True
+            return
+        self._parse(data)
+        if begins and self.complete and self.keep and self.length >= 0:
+            self._learn(data)
+
+    def _learn(self, data: bytes) -> None:
+        """Keep the head of the answer if it and its body are all of *data*. (The parser takes only CRLF for lines.)"""
+        end = data.find(b"\r\n\r\n") + 4
+        if end <= _MAX_KNOWN and len(data) == end + self.length == end + sum(map(len, self.pieces)):
+            self._known = _Known(data[:end], len(data), self.status, self.headers, self.length)
+
+    def _parse(self, data: bytes) -> None:
+        """:raises BadHttp: as `feed`"""
         try:
             self._feed(data)
         except httptools.HttpParserUpgrade as exc:

@@ -68,6 +68,8 @@ class HttpSlot:
         self._sending = False
         """The request is not completely sent: its connection cannot carry another."""
         self._may_retry = False
+        self._taken: list[tuple[bytes, bytes]] | None = None
+        """The headers of the last answer, which is a valid one. If they are the same list again, so is the next."""
         self._task: asyncio.Task[None] | None = None
         self._connected: asyncio.Future[None] | None = None
         """For the caller that streams a body and waits for the connection."""
@@ -213,8 +215,11 @@ class HttpSlot:
 
     def _refused(self, status: int, headers: list[tuple[bytes, bytes]]) -> bool:
         """If this is no valid answer, fail the call, close the connection, and return True."""
+        if headers is self._taken:
+            return False
         wrong = why_no_answer(200 if status == SWITCHED else status, headers)
         exchange = self._exchange
+        self._taken = None if wrong else headers
         if wrong and exchange is not None:
             self.close()
             self._over(exchange, ok=False)

@@ -22,6 +22,7 @@ from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import FunctionId
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.asgi import AsgiCaller
+from gpufaas_gateway.call_headers import MAX_TEMPLATES
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.function_http import FunctionHttp
 from gpufaas_gateway.invoke import PREFIX, FunctionFront
@@ -121,6 +122,11 @@ async def calls_of(gateway: Gateway, functions: Functions, spool: Path) -> Calls
         (GET + LAST, AnswerHead(204, [])),
         (GET + LAST, AnswerHead(304, [(b"etag", b'"1"')])),
         (GET + LAST, AnswerHead(200, [(b"content-type", b"a"), (b"set-cookie", b"1"), (b"set-cookie", b"2")])),
+        (GET + b"\r\n" + GET + LAST, AnswerHead(200, [(b"server", b"100%d"), (b"content-type", b"a")])),
+        (GET + LAST, AnswerHead(200, [(b"server", b"a"), (b"content-type", b"a"), (b"x-duration-seconds", b"-")])),
+        (GET + LAST, AnswerHead(200, [(b"server", b"a"), (b"x-call-id", b"a"), (b"content-type", b"a")])),
+        (GET + LAST, AnswerHead(200, [(b"server", b"a"), (b"x-other", b"a")])),
+        (GET + LAST, AnswerHead(200, [(b"x-%d" % number, b"a") for number in range(30)])),
         (b"GET /function/nobody HTTP/1.1\r\n" + HOST + LAST, None),
         (b"PROPFIND /function/echo HTTP/1.1\r\n" + HOST + LAST, None),
         (POST + b"Content-Length: 200000\r\n" + LAST + b"x" * 200_000, None),
@@ -265,6 +271,21 @@ async def test_a_head_that_is_repeated_is_parsed_once(
         True
     ] * 4
     assert [dict(head.headers)[b"content-length"] for _, head in functions.called] == [b"4", b"4", b"11", b"0"]
+
+
+async def test_a_header_that_is_another_one_each_time_is_kept_for_few(gateway: Gateway, tmp_path: Path) -> None:
+    functions = Functions(AnswerHead(200, [(b"content-type", b"a"), (b"x-number", b"")]))
+    calls = await calls_of(gateway, functions, tmp_path)
+    front = FunctionFront(calls.run, Origins())
+
+    for number in range(2 * MAX_TEMPLATES):
+        functions.answer.headers[1] = (b"x-number", b"%d" % number)
+        answer = await fed(FunctionHttp, nothing_else, GET + b"\r\n", front=front)
+        assert b"\r\nx-number: %d\r\n" % number in answer
+
+    deployed = gateway.catalogue.find("echo")
+    assert deployed is not None
+    assert len(deployed.templates) == MAX_TEMPLATES
 
 
 class Pieces(Streaming):

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.http_messages import AnswerParser, BadHttp
 from gpufaas_gpu_manager.http_slots import HttpSlot
 from gpufaas_gpu_manager.ticks import Ticks
 
@@ -104,3 +107,66 @@ async def test_a_head_without_end_is_given_up(said: bytes, again: bytes) -> None
     owner, _ = await answered(said, again=again)
 
     assert "head is over 64 KiB" in owner.lost.result()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+ANSWERS = (
+    OK + b"Content-Type: a\r\nContent-Length: 2\r\n\r\nok", OK + b"Content-Type: a\r\nContent-Length: 2\r\n\r\nno",
+    OK + b"Content-Type: a\r\nContent-Length: 3\r\n\r\nyes", OK + b"Content-Length: 0\r\n\r\n",
+    OK + b"Content-Length: 2\r\nConnection: close\r\n\r\nok", b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    b"HTTP/1.1 204 No Content\r\n\r\n", b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 500 Oh\r\nContent-Length: 2\r\n\r\nok", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 2\r\n\r\n",
+    OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", OK + b"\r\nuntil it closes",
+    b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\nok", OK + b"Content-Length: 2\r\n\r\nok\r\n",
+    b"HTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\nok",
+    OK + b"Content-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n", OK + b"X: \xe4\r\nContent-Length: 4\r\n\r\n\r\n\r\n",
+    b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: a\r\nConnection: upgrade\r\n\r\nok",
+    OK.replace(b"\r\n", b"\n") + b"Content-Length: 2\n\nok", b"no answer", OK + b"Content-Length: x\r\n\r\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_head_that_comes_again_means_what_it_meant(seed: int) -> None:
+    """A parser that has read other answers before says what a new one says."""
+    rng, met = random.Random(seed), 0
+    for _ in range(300):
+        parser, answers = AnswerParser(), rng.choices(rng.sample(ANSWERS, 3), k=6)
+        for answer in answers:
+            asked = rng.choice(["GET"] * 8 + ["HEAD"]), rng.random() < 0.1
+            cuts = sorted(rng.sample(range(len(answer)), rng.choice([0, 0, 0, 1, 2])))
+            pieces = [answer[a:b] for a, b in pairwise([0, *cuts, len(answer)])]
+            said, reference = read(parser, pieces, *asked), read(AnswerParser(), pieces, *asked)
+            assert said == reference, (answers, answer, pieces)
+            met += 1
+            if said["error"] or not said["keep"]:
+                break  # as its connection would
+    assert met > 600
+
+
+def read(parser: AnswerParser, pieces: list[bytes], method: str, may_switch: bool) -> dict[str, Any]:
+    parser.expect(method, may_switch)
+    error, body = "", b""
+    try:
+        for piece in pieces:
+            parser.feed(piece)
+            body += parser.take()
+    except BadHttp as exc:
+        error = str(exc)
+    said = {each: getattr(parser, each) for each in ("status", "headers", "length", "complete", "keep")}
+    if not said["status"]:
+        del said["headers"], said["length"]
+    return {**said, "keep": said["complete"] and said["keep"], "error": error, "body": body}
+
+
+def test_a_head_that_comes_again_is_not_parsed_again() -> None:
+    parser, heads = AnswerParser(), []
+    for body in (b"ok", b"no", b"on"):
+        parser.expect("GET", False)
+        parser.feed(OK + b"Content-Type: a\r\nContent-Length: 2\r\n\r\n" + body)
+        assert (parser.complete, parser.keep, parser.take()) == (True, True, body)
+        heads.append(parser.headers)
+
+    assert heads[0] is heads[1] is heads[2]
+    parser.expect("GET", False)
+    parser.feed(OK + b"Content-Type: b\r\nContent-Length: 2\r\n\r\nok")
+    assert parser.headers == [(b"content-type", b"b")]
