@@ -356,7 +356,7 @@ class WorkerSlot:
             whole: bytes | memoryview = body
             if kind == Kind.ANSWER:
                 head = decoded(_decode_answer, header)
-                if self._wire.large:
+                if self._wire.large or len(body) > MIN:
                     self._note(len(body))
             else:
                 head, whole = self._laid(exchange, decoded(_decode_laid, header), body)
