@@ -183,10 +183,10 @@ class AnswerHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LaidHead(msgspec.Struct, array_like=True, frozen=True):
-    """An answer as in ANSWER, whose body is the first `size` bytes of the area of its call."""
+    """An answer whose body is the first `size` bytes of the area of its call. `head` is the header of an ANSWER."""
 
     size: Bytes
-    head: AnswerHead
+    head: msgspec.Raw
 
 
 class AnswersHead(msgspec.Struct, array_like=True, frozen=True):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import msgspec
+
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import CHUNK_BYTES, FILE, AnswerHead, CallHead, Kind, LaidHead, MeasuredHead, encode_frame
 from gpufaas_functions.areas import Area
@@ -14,6 +16,7 @@ from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
 from gpufaas_functions.emulated import EmulatedMemory
 from gpufaas_functions.memory import CpuMemory, CudaMemory, is_out_of_memory
 
+_encode: Final = msgspec.msgpack.Encoder().encode
 SAID: Final = 2000
 """Characters of an exception's text that the caller gets. The text may hold a whole array."""
 _SERVERS: Final = ("runner", "slot_server", "slot_threads", "batch_server", "batches", "async_server", "coroutines")
@@ -67,7 +70,7 @@ def laid_frame(answer: HandlerAnswer, area: Area, run_s: float, failed: bool, sl
     assert answer.body is not None
     area.lay(answer.body)
     head = AnswerHead(answer.status, answer.headers, run_s, failed=failed)
-    return encode_frame(Kind.LAID, LaidHead(len(answer.body), head), slot=slot)
+    return encode_frame(Kind.LAID, LaidHead(len(answer.body), msgspec.Raw(_encode(head))), slot=slot)
 
 
 def growth_frame(memory: Memory) -> bytes:

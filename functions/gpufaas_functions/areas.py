@@ -8,6 +8,7 @@ ten times as much as the copy: the kernel makes each page of it.
 
 import contextlib
 import ctypes
+import resource
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -21,12 +22,27 @@ _EAGER: Final[Bytes] = 1024 * 1024
 """A body of at most so many bytes is there for as long as its event. Of a larger one, until its call has ended."""
 _GRANULE: Final[Bytes] = 256 * 1024
 
-_touched: Final[set[int]] = set()
+
+class _Used:
+    """What this process has used of the shared memory. Its resident set has it, and it is the node's."""
+
+    def __init__(self) -> None:
+        self._granules: set[int] = set()
+        self._peak: Bytes = 0
+        """Of its resident set, without that memory, before it used the last of that."""
+
+    def add(self, at: Bytes, size: Bytes) -> None:
+        granules = set(range(at // _GRANULE, -(-(at + size) // _GRANULE)))
+        if not granules <= self._granules:
+            self._peak = self.peak_without(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+            self._granules |= granules
+
+    def peak_without(self, peak: Bytes) -> Bytes:
+        """Return how much of *peak*, the largest that the resident set was, was not that memory."""
+        return max(self._peak, peak - len(self._granules) * _GRANULE)
 
 
-def touched() -> Bytes:
-    """Return how much of the shared memory this process has used: its resident set has it, and it is the node's."""
-    return len(_touched) * _GRANULE
+used: Final = _Used()
 
 
 class Area:
@@ -43,8 +59,7 @@ class Area:
         self.size = head.size
         if head.body > _EAGER:
             _in_place[id(self)] = self
-        first = head.at // _GRANULE
-        _touched.update(range(first, first + -(-head.size // _GRANULE)))
+        used.add(head.at, head.size)
 
     @property
     def body(self) -> "bytes | Area | None":

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gpufaas_functions.areas import touched
+from gpufaas_functions.areas import used
 from gpufaas_functions.staged import unchanged
 
 THREAD_STACK: Final = 2 * 1024 * 1024
@@ -80,7 +80,7 @@ class CpuMemory:
     def _grown(self, now: "MemoryPoint") -> int:
         self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         threads = min(max(0, threading.active_count() - 1) * THREAD_STACK, stacks(self._slots))
-        return max(0, self._seen * 1024 - _FORK_POINT.rss - touched(), now.data - _FORK_POINT.data - threads)
+        return max(0, used.peak_without(self._seen * 1024) - _FORK_POINT.rss, now.data - _FORK_POINT.data - threads)
 
     def grown(self) -> int:
         """

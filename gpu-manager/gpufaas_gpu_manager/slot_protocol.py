@@ -43,7 +43,7 @@ from gpufaas_gpu_manager.areas import Area, Areas
 from gpufaas_gpu_manager.exchange import Exchange, Slot
 
 HeadT = TypeVar("HeadT")
-_JOINED: Final = 16 * 1024
+SMALL: Final = 16 * 1024
 """A body of at most so many bytes is copied behind its head."""
 _BEHIND: Final = 2
 """So many calls and batches at most has a worker that it has not begun: one of them was taken back then."""
@@ -87,8 +87,8 @@ class Wire(Protocol):
     running: int
     """Calls that were sent and have not ended."""
     areas: Areas | None
-    large: bool
-    """It may lend areas to calls with small bodies, too: an answer was large."""
+    small: Bytes
+    """Bodies and answers of at most so many bytes go in their frames: `SMALL`, or -1 while answers are large."""
     ended: int
     """Calls that have ended, for each of which the worker may say once what memory it needed."""
 
@@ -177,7 +177,7 @@ class WorkerSlot:
             if not streams:
                 exchange.state = states.HOLD[exchange.state]
             return  # its worker ends: then its calls are failed or placed again
-        if len(body) > _JOINED or wire.large:
+        if len(body) > wire.small:
             self._send_large(exchange, head, body)
         elif in_batch or wire.running:  # else the worker waits for it
             wire.hold(encode_prefix(Kind.CALL, head, len(body), self.index) + body)
@@ -352,22 +352,18 @@ class WorkerSlot:
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         """:raises BrokenFrame: the frame may not come now, or its content is impossible"""
         exchange = self._exchange
-        if (kind == Kind.ANSWER or kind == Kind.LAID) and exchange is not None and not self._answering:
-            whole: bytes | memoryview = body
-            if kind == Kind.ANSWER:
-                head = decoded(_decode_answer, header)
-                if self._wire.large or len(body) > MIN:
-                    self._note(len(body))
-            else:
-                head, whole = self._laid(exchange, decoded(_decode_laid, header), body)
+        if kind == Kind.ANSWER and exchange is not None and not self._answering:
+            head = decoded(_decode_answer, header)
+            if len(body) > self._wire.small:
+                self._note(len(body))
             check_figures(head.run_s, head.peak)
             self._ended()
-            error = self._why_none(head, whole)
+            error = self._why_none(head, body)
             worker = self._worker
             caller_first = worker.caller_first and error is None
             try:
                 if caller_first:
-                    exchange.on_answer(head, whole)
+                    exchange.on_answer(head, body)
             finally:
                 # The engine may have the next call for this slot.
                 ok = not head.failed and error is None
@@ -375,7 +371,7 @@ class WorkerSlot:
             if error is not None:
                 exchange.fail(error)
             elif not caller_first:
-                exchange.on_answer(head, whole)
+                exchange.on_answer(head, body)
         elif kind == Kind.DROPPED:
             self._on_dropped(decoded(_decode_dropped, header).number)
         elif kind == Kind.ANSWERS and exchange is None:
@@ -384,6 +380,10 @@ class WorkerSlot:
             if kind != Kind.HEAD or not self._batch:
                 raise BrokenFrame(f"a frame of kind {kind}, while it had no call")
             self._stream_next(decoded(_decode_answer, header))
+        elif kind == Kind.LAID and not self._answering:
+            laid = decoded(_decode_laid, header)
+            view = self._laid(exchange, laid.size, len(body))
+            self.on_frame(Kind.ANSWER, bytes(laid.head), view)  # type: ignore[arg-type]  # ANSWER takes both
         elif kind == Kind.CHUNK and self._answering:
             if not body or self._room <= 0:
                 raise BrokenFrame("an empty piece of an answer, or one for which there is no room")
@@ -417,21 +417,20 @@ class WorkerSlot:
         else:
             raise BrokenFrame(f"a frame of kind {kind} {'in the middle of' if self._answering else 'before'} an answer")
 
-    def _laid(self, exchange: Exchange, laid: LaidHead, body: bytes) -> tuple[AnswerHead, memoryview]:
-        """Return an answer that lies in the area of its call."""
+    def _laid(self, exchange: Exchange, size: Bytes, in_frame: Bytes) -> memoryview:
+        """Return the body of an answer that lies in the area of its call."""
         area = self._lent.get(exchange)
-        if area is None or body or not 0 < laid.size <= area.size or self._bodiless:
-            raise BrokenFrame(f"an answer of {laid.size} bytes in memory that its call does not have")
+        if area is None or in_frame or not 0 < size <= area.size or self._bodiless:
+            raise BrokenFrame(f"an answer of {size} bytes in memory that its call does not have")
         assert self._wire.areas is not None
-        self._note(laid.size)
         del self._lent[exchange]
-        return laid.head, self._wire.areas.view(area, laid.size)
+        return self._wire.areas.view(area, size)
 
     def _note(self, size: Bytes) -> None:
         """A call, and no batch, was answered with *size* bytes."""
         if (areas := self._wire.areas) is not None:
             areas.answered(size)
-            self._wire.large = areas.expects > 0
+            self._wire.small = -1 if areas.expects else SMALL
 
     def _ended(self) -> None:
         """Its call has ended."""

@@ -29,7 +29,7 @@ from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import shortened, why_no_phases, why_not_ready
 from gpufaas_functions.begun import Counts
 from gpufaas_gpu_manager.areas import Areas
-from gpufaas_gpu_manager.slot_protocol import SlotOwner, WorkerSlot, check_figures, decoded
+from gpufaas_gpu_manager.slot_protocol import SMALL, SlotOwner, WorkerSlot, check_figures, decoded
 
 _HELD: Final = 8
 """Frames for calls that go out together at most: the worker begins meanwhile."""
@@ -54,7 +54,7 @@ class WorkerConnection(asyncio.Protocol):
         slots = len(counts.begun)
         self.slots = [WorkerSlot(worker, self, index, counts) for index in range(slots)]
         self.areas = areas
-        self.large = False
+        self.small = SMALL
         self.closing = False
         self.running = self.ended = 0
         self.lost = False

@@ -15,6 +15,7 @@ from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_core.units import MiB
 from gpufaas_functions.areas import Area as WorkersArea
 from gpufaas_functions.areas import keep_bodies, leave_areas
+from gpufaas_functions.areas import _Used
 from gpufaas_functions.author import BadBody, Event
 from gpufaas_functions.begun import AREAS_BYTES, open_counts, shared_in
 from gpufaas_functions.staged import HUGE
@@ -26,6 +27,7 @@ from gpufaas_gpu_manager.worker_connection import WorkerConnection
 LARGE = bytes(range(256)) * 4096 * 3
 """3 MiB."""
 OK = AnswerHead(200, [])
+RAW = msgspec.Raw(msgspec.msgpack.encode(OK))
 
 
 class Transport:
@@ -107,7 +109,7 @@ class Rig:
 
     def lay(self, area: WorkersArea, answer: bytes) -> None:
         area.lay(answer)
-        self.say(Kind.LAID, LaidHead(len(answer), OK))
+        self.say(Kind.LAID, LaidHead(len(answer), RAW))
 
     async def made(self, areas: int = 1) -> None:
         """Wait until so many areas are free."""
@@ -182,7 +184,7 @@ async def test_a_large_answer_lies_in_an_area_that_is_free_when_nobody_has_it(ri
 @pytest.mark.parametrize("lent", [True, False])
 @pytest.mark.parametrize(
     ("laid", "body"),
-    [(LaidHead(0, OK), b""), (LaidHead(-1, OK), b""), (LaidHead(1 << 40, OK), b""), (LaidHead(5, OK), b"12345")],
+    [(LaidHead(0, RAW), b""), (LaidHead(-1, RAW), b""), (LaidHead(1 << 40, RAW), b""), (LaidHead(5, RAW), b"12345")],
     ids=["empty", "negative", "too large", "with a body"],
 )
 async def test_an_answer_that_cannot_lie_there_ends_the_worker(
@@ -201,14 +203,22 @@ async def test_an_answer_that_cannot_lie_there_ends_the_worker(
 
 async def test_an_answer_in_memory_that_was_not_lent_ends_the_worker(rig: Rig) -> None:
     rig.call()
-    rig.say(Kind.LAID, LaidHead(100_000, OK))
+    rig.say(Kind.LAID, LaidHead(100_000, RAW))
+    assert rig.owner.broken
+
+
+@pytest.mark.parametrize("head", [b"\xc1", b"\x91\x91", msgspec.msgpack.encode([200, [], -1.0])])
+async def test_an_answer_there_has_a_head_as_others_have(rig: Rig, head: bytes) -> None:
+    await rig.with_answers_of(len(LARGE))
+    rig.call()
+    rig.say(Kind.LAID, LaidHead(100_000, msgspec.Raw(head)))
     assert rig.owner.broken
 
 
 async def test_an_answer_to_head_has_no_body_there_either(rig: Rig) -> None:
     await rig.with_answers_of(len(LARGE))
     rig.call(method="HEAD")
-    rig.say(Kind.LAID, LaidHead(100_000, OK))
+    rig.say(Kind.LAID, LaidHead(100_000, RAW))
     assert rig.owner.broken
 
 
@@ -288,7 +298,7 @@ async def test_after_some_small_answers_no_area_is_lent_for_them(rig: Rig) -> No
         lent += rig.received()[0] is not None
         rig.say(Kind.ANSWER, OK)
     assert 0 < lent < 20
-    assert not rig.connection.large
+    assert rig.connection.small > 0
 
 
 async def test_what_is_not_used_goes_back_to_the_kernel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,3 +401,16 @@ async def test_a_child_of_the_worker_reads_a_copy_or_nothing(
     else:
         with pytest.raises(BadBody, match="its call has ended"):
             _ = event.body
+
+
+def test_what_is_lent_is_no_part_of_the_peak_of_a_worker_and_what_it_had_before_stays_one() -> None:
+    used = _Used()
+    assert used.peak_without(500) == 500
+    used.add(0, 2 * MiB)
+    now = used.peak_without(0)
+    assert now > 10 * MiB, "its own peak, before"
+
+    used.add(1 * MiB, 2 * MiB)
+
+    assert used.peak_without(now + 3 * MiB) == now, "what two areas had in common counts once"
+    assert used.peak_without(now + 20 * MiB) == now + 17 * MiB
