@@ -178,7 +178,7 @@ class WorkerSlot:
                 exchange.state = states.HOLD[exchange.state]
             return  # its worker ends: then its calls are failed or placed again
         if len(body) > wire.small:
-            self._send_large(exchange, head, body)
+            self._send_large(exchange, head, body, alone=not in_batch)
         elif in_batch or wire.running:  # else the worker waits for it
             wire.hold(encode_prefix(Kind.CALL, head, len(body), self.index) + body)
         else:
@@ -187,11 +187,11 @@ class WorkerSlot:
         if ends_batch:
             wire.flush()
 
-    def _send_large(self, exchange: Exchange, head: CallHead, body: bytes | memoryview) -> None:
-        """Send a call whose body, or whose answer, may be large."""
+    def _send_large(self, exchange: Exchange, head: CallHead, body: bytes | memoryview, *, alone: bool) -> None:
+        """Send a call whose body, or whose answer, may be large. *alone*: it is not in a batch."""
         frame = b""
         size = len(body) if head.body_mode == INLINE and len(body) > MIN else 0
-        if (area := self._area_for(exchange, size)) is not None:
+        if (area := self._area_for(exchange, size, answer=alone)) is not None:
             assert self._wire.areas is not None
             if size:
                 self._wire.areas.put(area, body)
@@ -200,12 +200,12 @@ class WorkerSlot:
         frame += encode_prefix(Kind.CALL, head, len(body), self.index)
         self._wire.write(frame, body)  # to join a large body to its head would copy it
 
-    def _area_for(self, exchange: Exchange, size: Bytes) -> Area | None:
-        """Return an area for a body of *size* bytes, and for the answer; None: they are sent."""
+    def _area_for(self, exchange: Exchange, size: Bytes, *, answer: bool) -> Area | None:
+        """Return an area for a body of *size* bytes, and for its *answer*; None: they are sent."""
         areas = self._wire.areas
         if areas is None:
             return None
-        wanted = max(size, areas.expects if exchange is self._exchange else 0)
+        wanted = max(size, areas.expects if answer else 0)
         area = areas.take(wanted) if wanted else None
         if area is not None:
             self._lent[exchange] = area

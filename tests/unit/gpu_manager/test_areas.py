@@ -275,6 +275,28 @@ async def test_calls_of_two_slots_have_areas_of_their_own(rig: Rig) -> None:
     assert (first.read(0, len(first)), second.read(0, len(second))) == (LARGE, other)
 
 
+async def test_a_call_that_waits_for_another_one_has_an_area_of_its_own(rig: Rig) -> None:
+    await rig.with_answers_of(len(LARGE))
+    rig.call()
+    rig.call()
+    await rig.made()
+    rig.say(Kind.ANSWER, OK)
+    rig.say(Kind.ANSWER, OK)
+    rig.frames()
+
+    first = rig.call()
+    area, _ = rig.received()
+    behind = rig.call()
+    other, _ = rig.received()
+
+    assert area is not None
+    assert other is not None
+    rig.lay(area, LARGE)
+    rig.lay(other, LARGE[::-1])
+    assert rig.owner.broken == ""
+    assert [bytes(cast(Any, each.take())[1]) for each in (first, behind)] == [LARGE, LARGE[::-1]]
+
+
 async def test_after_a_hundred_calls_there_is_one_area(rig: Rig) -> None:
     body = LARGE[:100_000]
     await rig.with_answers_of(len(body))
