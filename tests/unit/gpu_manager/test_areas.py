@@ -14,8 +14,7 @@ from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_core.units import MiB
 from gpufaas_functions.areas import Area as WorkersArea
-from gpufaas_functions.areas import keep_bodies, leave_areas
-from gpufaas_functions.areas import _Used
+from gpufaas_functions.areas import _Used, keep_bodies, leave_areas
 from gpufaas_functions.author import BadBody, Event
 from gpufaas_functions.begun import AREAS_BYTES, open_counts, shared_in
 from gpufaas_functions.staged import HUGE
