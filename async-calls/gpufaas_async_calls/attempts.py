@@ -118,7 +118,7 @@ class Attempts:
         ]
         reason: str
         try:
-            await self._callbacks.deliver(call.callback_url, headers, bytes(answer.body))
+            await self._callbacks.deliver(call.callback_url, headers, answer.body)
         except CallbackFailed as exc:
             now, reason = self._clock(), str(exc)
             if deliveries < policy.attempts:

@@ -518,7 +518,7 @@ def test_a_full_disk_is_said_nothing_is_half_written_and_with_room_all_goes_on(
         file.write(b"x" * 64 * MiB)
 
     upload = platform.http.put(f"/system/artifacts/{built.digest}", content=built.bundle_tar.read_bytes())
-    large = platform.call(before, b"x" * 4 * MiB)
+    large = platform.call(before, b"x" * 17 * MiB)  # a smaller one needs no file
     small = platform.call(before, b"small")
 
     assert upload.status_code == 507
