@@ -50,8 +50,9 @@ class Slot(Protocol):
 class AheadSlot(Slot, Protocol):
     """A slot that carries batches, too, and takes a call or batch beside that which it has, to begin it afterwards."""
 
-    marked: bool
-    """What was marked last may be dropped yet: nothing else can be marked."""
+    @property
+    def marked(self) -> bool:
+        """Whether what was marked last may be dropped yet: nothing else can be marked."""
 
     def begin_batch(self, calls: int) -> None:
         """The so many calls that begin next, at once, are a batch: if the slot has one, that which follows it."""

@@ -133,8 +133,9 @@ class WorkerSlot:
         """So many calls and batches were sent: the number of the last one. The worker counts those that it begins."""
         self._number = 0
         """The number of the one that it has."""
-        self.marked = False
-        """The one marked last may be dropped yet: there must be no other mark."""
+        self._marked = 0
+        """The number of the one that was marked, and may be dropped yet: there must be no other mark. 0: there is none.
+        The worker can write what the page says, so that is not read."""
         self._streams = False
         """The body of its call comes in pieces."""
         self._answering = False
@@ -244,6 +245,10 @@ class WorkerSlot:
     # --- what the worker has beside what it runs ---
 
     @property
+    def marked(self) -> bool:
+        return self._marked > 0
+
+    @property
     def busy(self) -> bool:
         """Whether the worker has a call or batch to run."""
         return self._exchange is not None or bool(self._batch)
@@ -262,8 +267,7 @@ class WorkerSlot:
         """
         if self._counts.begun[self.index] == UNKNOWN:
             return False
-        self._counts.taken[self.index] = self._sent
-        self.marked = True
+        self._counts.taken[self.index] = self._marked = self._sent
         return True
 
     def take_back(self) -> bool:
@@ -283,9 +287,9 @@ class WorkerSlot:
 
     def _on_dropped(self, number: int) -> None:
         """:raises BrokenFrame: nothing with that number was marked"""
-        if not self.marked or number != self._counts.taken[self.index]:
+        if not number or number != self._marked:
             raise BrokenFrame(f"number {number} was dropped, which was not marked")
-        self.marked = False
+        self._marked = 0
         if number != self._number:
             return  # it was taken back before
         if not self.busy or self._answering:
@@ -444,7 +448,7 @@ class WorkerSlot:
             self._wake_sender()
         if self._owed:
             self._give_room()
-        if self._next or self.marked:
+        if self._next or self._marked:
             self._begin_next()
 
     def _why_none(self, head: AnswerHead, body: bytes | memoryview) -> GpufaasError | None:
@@ -487,8 +491,8 @@ class WorkerSlot:
         """If all that the worker ran is answered, it begins what waits there."""
         if self._batch:
             return
-        if self.marked and self._number == self._counts.taken[self.index]:
-            self.marked = False  # it was begun before
+        if self._number == self._marked:
+            self._marked = 0  # it was begun before
         if not self._next:
             return
         following, self._next = self._next, {}

@@ -924,6 +924,16 @@ def test_a_worker_that_drops_what_was_not_marked_is_ended(
     assert rig.say(dropped(number)).owner.broken
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_worker_cannot_mark_a_call_itself(loop: asyncio.AbstractEventLoop, number: int) -> None:
+    rig = Ahead(loop)
+    rig.slot.mark()
+    rig.counts.taken[0] = number  # the worker can write there
+
+    assert rig.say(dropped(number)).owner.broken
+    assert rig.owner.dropped == 0, "what runs is not let go"
+
+
 def test_a_worker_that_drops_what_it_has_answered_in_part_is_ended(loop: asyncio.AbstractEventLoop) -> None:
     rig = Ahead(loop)
     rig.slot.mark()
