@@ -98,7 +98,7 @@ def _may_follow(world: World, running: Grant, device: DeviceState) -> bool:
         return False
     if running.compute < device.compute or copy.share or copy.split or device.shut or device.preload is not None:
         return False
-    if world.cluster.mixed or world.nested:
+    if world.cluster.mixed or world.nested or device.others:
         return False
     costs = owner.costs[device.kind]
     if costs is None:

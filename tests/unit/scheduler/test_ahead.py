@@ -10,7 +10,8 @@ from tests.unit.scheduler.test_batching import batches, deploy
 from tests.unit.scheduler.world import World, state_of
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Need, Profile
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
+from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.handle.ahead import AHEAD_S, LATE_S, SOON_S
 from gpufaas_scheduler.handle.calls import APART_S
 from gpufaas_scheduler.policies import POLICIES
@@ -418,6 +419,24 @@ def test_a_call_that_went_ahead_is_placed_again_when_its_worker_ends_before_it_b
     world.waiting[behind] = FunctionId("f")  # its node refuses it
     world.out = world.engine.handle(m.NodeRefused(CallId(behind), DeviceId("a"), "not begun"), world.now)
     assert not world.rejected
+
+
+def test_what_waits_on_its_node_since_no_scheduler_led_comes_before_what_could_go_ahead() -> None:
+    world = World()
+    for name in "fg":
+        world.deploy(name, service_s=SHORT_S)
+    device = Device(DeviceId("a"), "gpu", 100, ahead=True)
+    held = tuple(ResidentSnapshot(FunctionId(each), f"digest of {each}", 10) for each in "fg")
+    runs = tuple(RunningCall(CallId(call), FunctionId(call[0]), begun=call == "f0") for call in ("f0", "g0"))
+
+    def handle(event: m.Event) -> list[str]:
+        started = world.engine.handle(event, 10.0)
+        return [each.grant.call for each in started if isinstance(each, m.StartCall)]
+
+    handle(m.DeviceJoined(device, DeviceSnapshot(device, held, runs)))
+    assert [handle(m.Arrived(CallId(call), FunctionId("f"))) for call in ("f1", "f2")] == [[], []]
+    assert handle(m.Finished(CallId("f0"), device.id, SHORT_S)) == [], "g0 runs now"
+    assert handle(m.Finished(CallId("g0"), device.id, SHORT_S)) == ["f1"]
 
 
 @examples(80)
