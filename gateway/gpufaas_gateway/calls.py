@@ -428,7 +428,7 @@ class Calls:
 
     def _end(self, call: "_Call") -> None:
         """Release all that the call has, and count it."""
-        call.answered = None
+        call.answered, call.body = None, b""  # what refers to the call may live until the garbage is collected
         self._young.discard(call)
         self._older.discard(call)
         self._scheduler.over(call.id)

@@ -168,6 +168,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
             connection.parser = httptools.HttpRequestParser(connection)
             connection.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the server's own
             self._switch(connection)  # type: ignore[arg-type]
+            self._into = None  # uvloop keeps this protocol until the connection has another one with buffers
             connection.on_message_complete()
 
     def eof_received(self) -> None:

@@ -1,6 +1,8 @@
 """`Calls.run`, which runs the calls of all fronts: without a protocol, and without a server."""
 
 import asyncio
+import gc
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ from tests.unit.gateway.conftest import DEVICE, Gateway
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, GrantRefused, Overloaded, WorkerCrashed
-from gpufaas_core.frames import AnswerHead, CallHead
+from gpufaas_core.frames import STREAM, AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId
+from gpufaas_gateway.call_body import Body
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.request import BrokenAnswer, Request
 
@@ -338,6 +341,33 @@ async def test_what_is_not_read_of_an_answer_is_given_up(gateway: Gateway, tmp_p
 
     assert functions.cancelled == 1
     assert stats.inflight == 0
+
+
+async def test_a_call_that_is_over_keeps_no_body(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def streams(first: bytes, *_: object) -> Body:
+        return first, STREAM, "", 0
+
+    monkeypatch.setattr("gpufaas_gateway.calls.read_rest", streams)
+    await gateway.deployed()
+    functions, piece = Streaming(), bytes(100_000)
+    gc.collect()
+    gc.disable()
+    try:
+        caller = Leaving(piece, b"rest")
+        answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(
+            Request("echo", body=None, caller=caller)
+        )
+        assert answer.stream is not None
+        with answer.stream:
+            assert sys.getrefcount(piece) > 2, "the call has it"
+        del answer, caller
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert sys.getrefcount(piece) == 2
+    finally:
+        gc.enable()
 
 
 async def test_an_answer_that_breaks_off_is_told_from_one_that_ends(gateway: Gateway, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import gc
 import hashlib
 import random
 import re
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -195,6 +196,23 @@ def test_a_caller_who_leaves_meanwhile_gives_the_memory_back(on_loop: OnLoop, tm
         gc.collect()
         assert front.ended == ["CallCancelled"]
         assert [len(each) for _, each in front.memory._free] == [2 * MiB]
+
+    on_loop(test())
+
+
+def test_a_connection_that_stays_open_keeps_no_memory(on_loop: OnLoop, tmp_path: Path) -> None:
+    async def test() -> None:
+        front = Front(tmp_path, compute=100)
+        async with connected(front) as (reader, writer):
+            sent = request_of(BODY)
+            writer.write(sent[:-10])
+            await front.began.wait()
+            writer.write(sent[-10:])
+            assert await answer_of(reader) == said_of(BODY, b"whole")
+            gc.collect()
+            (memory,) = (weakref.ref(each) for _, each in front.memory._free)
+            front.memory._free.clear()
+            assert memory() is None
 
     on_loop(test())
 
