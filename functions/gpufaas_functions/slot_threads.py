@@ -182,22 +182,23 @@ class OneSlot(Slots):
             while True:
                 if found := self.next_work():
                     self.run(*found)
-                    self.connection.flush()
-                    self._server.say_growth()
 
     def run(self, lane: _Lane, work: Work) -> None:
-        """As `Slots.run`, but for what was taken back. What runs next does not hold up the answer before it."""
+        """
+        As `Slots.run`, but for what was taken back. What runs next does not hold up the answer before it. Memory is
+        measured after what has run: the node takes one figure for each.
+        """
         server, begun, taken, following = self._server, self._begun, self._taken, work
         while True:
             begun[0] += 1
             if taken[0] != begun[0]:
                 server.run(following)
+                self.connection.flush()
+                server.say_growth()
             else:
                 self.connection.send(encode_frame(Kind.DROPPED, DroppedHead(begun[0])))
             if (more := lane.end()) is None:
                 return
-            self.connection.flush()
-            server.say_growth()
             following = more
 
     def _give(self, lane: _Lane, kind: int, header: bytes, body: Body) -> None:
