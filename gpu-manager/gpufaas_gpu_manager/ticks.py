@@ -17,7 +17,8 @@ TICK_S: Final[Seconds] = 0.001
 PIECE: Final[Bytes] = 16 * 1024
 """A piece of this length is not small."""
 _LOOKS: Final = 16
-"""After so many wake-ups it is seen whether there were more than two a tick."""
+"""After so many wake-ups it is seen whether there were more than two a tick. After so many ticks in a row with one
+piece at most, what comes wakes the loop again: a server that waits for a processor is silent for some."""
 
 
 class Reader(Protocol):
@@ -85,6 +86,7 @@ class Ticks:
             now = self._loop.time()
             if now - self._since < _LOOKS / 2 * TICK_S:
                 self._stop()
+                self._looks = 0
                 self._tick()
                 return
             self._looks, self._since = 0, now
@@ -92,7 +94,11 @@ class Ticks:
 
     def _tick(self) -> None:
         self._timer = timer = self._loop.call_later(TICK_S, self._tick)
-        if self._read() <= 1 and self._epoll is not None:
+        if self._read() > 1:
+            self._looks = 0
+            return
+        self._looks += 1
+        if self._looks >= _LOOKS and self._epoll is not None:
             timer.cancel()
             self._listen()
 

@@ -132,11 +132,14 @@ def test_many_pieces_are_read_by_ticks_until_they_are_few(rig: Rig) -> None:
     assert [sink.read for sink in rig.sinks] == [[b"onetwo"]] * 3
     assert rig.loop.woken is None
 
-    rig.sinks[1].there.send(b"three")
-    rig.loop.tick()
-    assert rig.sinks[1].read == [b"onetwo", b"three"]
+    ticks = 0
+    while rig.loop.due:
+        rig.sinks[1].there.send(b"three")
+        rig.loop.tick()
+        ticks += 1
+    assert rig.sinks[1].read == [b"onetwo"] + [b"three"] * ticks
     assert rig.loop.woken is not None
-    assert not rig.loop.due
+    assert ticks > 2, "a server may pause"
 
 
 def test_one_that_was_removed_is_not_read(rig: Rig) -> None:
