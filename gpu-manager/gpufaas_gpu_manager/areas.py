@@ -104,8 +104,8 @@ class Areas:
             self._sweeping = self._loop.call_later(IDLE_S, self._sweep)
 
     def answered(self, size: Bytes) -> None:
-        """A call of the worker was answered with *size* bytes; 0: with few."""
-        if size > MIN:
+        """A call of the worker was answered with *size* bytes. 0: with few. No area has room for very many."""
+        if MIN < size <= len(self._taken) * HUGE:
             self.expects, self._small = size, 0
         elif self.expects:
             self._small += 1
@@ -134,8 +134,12 @@ class Areas:
             self._drop(self._free.pop(0))
         area = Area(at * HUGE, pages * HUGE)
         self._hold(area, 1)
+        try:
+            made = self._loop.run_in_executor(None, _touch, self._shared, AREAS_AT + area.at, area.size)
+        except RuntimeError:  # there is no room for a thread
+            self._drop(area)
+            return
         self._making = True
-        made = self._loop.run_in_executor(None, _touch, self._shared, AREAS_AT + area.at, area.size)
         made.add_done_callback(lambda _: self._made(area))
 
     def _made(self, area: Area) -> None:

@@ -435,3 +435,27 @@ def test_what_is_lent_is_no_part_of_the_peak_of_a_worker_and_what_it_had_before_
 
     assert used.peak_without(now + 3 * MiB) == now, "what two areas had in common counts once"
     assert used.peak_without(now + 20 * MiB) == now + 17 * MiB
+
+
+async def test_a_machine_without_room_for_a_thread_sends_bodies_as_before(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio.get_running_loop(), "run_in_executor", full)
+        assert rig.areas.take(MiB) is None
+        assert rig.held[-1] == 0
+    assert rig.areas.take(MiB) is None
+    await rig.made()
+    area = rig.areas.take(MiB)
+    assert area is not None
+    rig.areas.give_back(area)
+
+
+async def test_an_answer_for_which_no_area_has_room_lets_bodies_have_theirs(rig: Rig) -> None:
+    rig.areas.answered(AREAS_BYTES + 1)
+    assert rig.areas.expects == 0
+    rig.areas.answered(AREAS_BYTES)
+    assert rig.areas.expects == AREAS_BYTES
