@@ -245,6 +245,19 @@ async def test_many_calls_at_once_stay_apart(rig: Rig) -> None:
     assert bodies == [b"%d" % number * 1000 for number in range(200)]
 
 
+async def test_large_answers_come_whole_however_their_worker_gives_them(rig: Rig) -> None:
+    """At first in pieces, then in memory that its node shares with it."""
+    function = await rig.function("large", "def handle(event, context): return event.body * 300_000", slots=2)
+    await rig.call(function, b"0123456789", cold=True)
+
+    for number in range(10, 18):
+        body = str(number).encode() * 5
+        head, said = await whole(rig.begin(function, body))
+        assert (head.status, said == body * 300_000) == (200, True)
+    bodies = await asyncio.gather(*(rig.call(function, b"%d" % number) for number in (1, 2)))
+    assert bodies == [b"1" * 300_000, b"2" * 300_000]
+
+
 async def test_a_large_body_goes_through_a_file_of_the_nodes_own_which_is_then_removed(rig: Rig) -> None:
     function = await rig.function("sized", MODEL, "model", 1)
     file = rig.root / "body"
