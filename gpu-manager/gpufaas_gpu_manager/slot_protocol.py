@@ -286,9 +286,11 @@ class WorkerSlot:
                 self._release(each)
 
     def _on_dropped(self, number: int) -> None:
-        """:raises BrokenFrame: nothing with that number was marked"""
+        """:raises BrokenFrame: nothing with that number was marked, or the worker has not come to it"""
         if not number or number != self._marked:
             raise BrokenFrame(f"number {number} was dropped, which was not marked")
+        if self._next:
+            raise BrokenFrame(f"number {number} was dropped, before what ran was answered")
         self._marked = 0
         if number != self._number:
             return  # it was taken back before

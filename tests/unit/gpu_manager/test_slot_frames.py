@@ -934,6 +934,16 @@ def test_a_worker_cannot_mark_a_call_itself(loop: asyncio.AbstractEventLoop, num
     assert rig.owner.dropped == 0, "what runs is not let go"
 
 
+def test_a_worker_that_drops_a_call_before_it_has_answered_the_one_that_runs_is_ended(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    rig = Ahead(loop)
+    rig.slot.mark()
+
+    assert rig.say(dropped(2)).owner.broken
+    assert rig.owner.dropped == 0
+
+
 def test_a_worker_that_drops_what_it_has_answered_in_part_is_ended(loop: asyncio.AbstractEventLoop) -> None:
     rig = Ahead(loop)
     rig.slot.mark()
