@@ -8,6 +8,7 @@ is free, bodies and answers go through the connection. What was not used for a w
 
 import asyncio
 import ctypes
+import errno
 import mmap
 import weakref
 from collections.abc import Callable
@@ -25,6 +26,7 @@ ALL_BYTES: Final[Bytes] = 256 * MiB
 IDLE_S: Final[Seconds] = 10.0
 _FORGET: Final = 8
 """After so many calls with small answers in a row, no area is lent for answers."""
+_POPULATE_WRITE: Final = 23
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -140,11 +142,14 @@ class Areas:
             self._drop(area)
             return
         self._making = True
-        made.add_done_callback(lambda _: self._made(area))
+        made.add_done_callback(lambda done: self._made(area, done.result()))
 
-    def _made(self, area: Area) -> None:
+    def _made(self, area: Area, there: bool) -> None:
         self._making = False
-        self.give_back(area)
+        if there:
+            self.give_back(area)
+        else:
+            self._drop(area)
 
     def _room(self, pages: int) -> int:
         """Return the first of so many pages in a row that no area has; -1: there are none."""
@@ -177,10 +182,17 @@ class Areas:
         self._sweeping = self._loop.call_later(IDLE_S, self._sweep) if self._free else None
 
 
-def _touch(shared: Shared, at: Bytes, size: Bytes) -> None:
-    """Have the kernel make the pages, of 2 MiB if it can. Blocks, without the GIL."""
+def _touch(shared: Shared, at: Bytes, size: Bytes) -> bool:
+    """
+    Have the kernel make the pages, of 2 MiB if it can. Blocks, without the GIL. False: it has no memory for them, and
+    who writes there would be killed.
+    """
     base = ctypes.addressof(shared) + at
-    ctypes.memset(base, 0, size)
+    if _libc.madvise(base, size, _POPULATE_WRITE):
+        if ctypes.get_errno() != errno.EINVAL:
+            return False
+        ctypes.memset(base, 0, size)  # before Linux 5.14
     for address in range(base, base + size, HUGE):
         if not collapse(address):
-            return
+            break
+    return True

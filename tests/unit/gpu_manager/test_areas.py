@@ -1,6 +1,8 @@
 """Large bodies and answers in the memory that a node shares with a worker: both ends, and a worker that lies."""
 
 import asyncio
+import ctypes
+import errno
 import gc
 import os
 from collections.abc import AsyncIterator
@@ -8,6 +10,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from tests.waiting import eventually
 
 from gpufaas_core.frames import AnswerHead, AreaHead, CallHead, EndHead, FrameReader, Kind, LaidHead, encode_frame
 from gpufaas_core.messages import Grant
@@ -452,6 +455,24 @@ async def test_a_machine_without_room_for_a_thread_sends_bodies_as_before(
     area = rig.areas.take(MiB)
     assert area is not None
     rig.areas.give_back(area)
+
+
+async def test_a_machine_without_memory_for_an_area_sends_bodies_as_before(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To write there would be the end of the node."""
+
+    def full(*_: object) -> int:
+        ctypes.set_errno(errno.EFAULT)
+        return -1
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module._libc, "madvise", full)
+        assert rig.areas.take(MiB) is None
+        await eventually(lambda: not rig.areas._making)
+        assert rig.held[-1] == 0
+    assert rig.areas.take(MiB) is None
+    await rig.made()
 
 
 async def test_an_answer_for_which_no_area_has_room_lets_bodies_have_theirs(rig: Rig) -> None:
