@@ -1,6 +1,7 @@
 """On a real etcd: the next leader finds the state of the last one, and only leaders write it."""
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 from tests.etcd_process import EtcdProcess
 
-from gpufaas_adapters.etcd.client import Etcd, EtcdSettings
+from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, EtcdUnreachable
 from gpufaas_adapters.etcd.election import campaign
 from gpufaas_adapters.etcd.state import EtcdState, read_state
 from gpufaas_cache_manager.replacement import make_replacement
@@ -129,7 +130,11 @@ async def test_etcd_comes_back_to_the_newest_state(make_etcd: Callable[..., Etcd
                 while not behind.trouble:
                     await asyncio.sleep(0.01)
                 server.start()
-                while (found := (await read_state(etcd)).engine) is None or found.grant != 19:
+                while True:
+                    with contextlib.suppress(EtcdUnreachable):  # the channel may still wait before it tries again
+                        found = (await read_state(etcd)).engine
+                        if found is not None and found.grant == 19:
+                            break
                     await asyncio.sleep(0.01)
         finally:
             running.cancel()
