@@ -7,8 +7,6 @@ that are not parsed, until it ends.
 """
 
 import asyncio
-import contextlib
-import socket
 import time
 from typing import Final, Protocol, cast
 
@@ -19,7 +17,6 @@ from gpufaas_core.plausible import why_no_answer
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange, Slot
 from gpufaas_gpu_manager.http_messages import SWITCHED, AnswerParser, BadHttp, chunk, declared_length, request_head
-from gpufaas_gpu_manager.ticks import PIECE, Ticks
 
 SHORT: Final = 16 * 1024
 """An answer of this length at most is passed on whole if it comes whole; a request's body is sent with its head."""
@@ -27,8 +24,6 @@ _WHOLE_WITHIN_S: Final[Seconds] = 0.005
 """Many servers send a head and its short body in two writes: so long after the first, the answer is passed on in
 parts."""
 _PIECE: Final = 256 * 1024
-_MANY: Final = 32
-"""An answer that has come in so many pieces is likely to come in many more."""
 _IDLE_S: Final[Seconds] = 1.0
 """A connection that was idle for longer is not used again: servers close idle ones, some after two seconds, and a call
 sent at that moment is lost if it may not be sent twice. A new connection costs 0.1 ms."""
@@ -52,13 +47,11 @@ class HttpOwner(Protocol):
 class HttpSlot:
     """`Slot`: at most one call at a time to ``host:port``. Connects when it has to."""
 
-    def __init__(self, owner: HttpOwner, host: str, port: int, loop: asyncio.AbstractEventLoop, ticks: Ticks) -> None:
-        """:param ticks: for answers that come in many pieces"""
+    def __init__(self, owner: HttpOwner, host: str, port: int, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
         self._host = host
         self._port = port
         self.loop = loop
-        self.ticks = ticks
         self._connection: _Connection | None = None
         self._exchange: Exchange | None = None
         self._head: CallHead | None = None
@@ -73,11 +66,6 @@ class HttpSlot:
         self._task: asyncio.Task[None] | None = None
         self._connected: asyncio.Future[None] | None = None
         """For the caller that streams a body and waits for the connection."""
-
-    @property
-    def one_way(self) -> bool:
-        """Whether its call is completely sent, so that nothing waits for a piece of the answer but its reader."""
-        return not self._sending and (self._head is None or self._head.body_mode != UPGRADE)
 
     @property
     def expects(self) -> bool:
@@ -291,10 +279,6 @@ class _Connection(asyncio.Protocol):
         self._slot = slot
         self._expecting = False
         self._whole_timer: asyncio.TimerHandle | None = None
-        self._pieces = 0
-        """Of an answer so many have come."""
-        self._ticking = -1
-        """The descriptor that the ticks read; -1: the transport reads."""
         self._paused = False
         self._full = False
         self._room = asyncio.Event()
@@ -307,7 +291,6 @@ class _Connection(asyncio.Protocol):
         """A request goes out: the next message is its answer."""
         self._expecting = True
         self.answering = self.head_sent = False
-        self._pieces = 0
         self.answer.expect(method, may_switch)
 
     async def write(self, data: bytes) -> None:
@@ -320,13 +303,11 @@ class _Connection(asyncio.Protocol):
     def pause(self) -> None:
         if not self._paused and not self.transport.is_closing():
             self._paused = True
-            self.leave_ticks()
             self.transport.pause_reading()
 
     def resume(self) -> None:
         if self._paused and not self.transport.is_closing():
             self._paused = False
-            self._pieces = 0
             self.transport.resume_reading()
 
     def close(self) -> None:
@@ -334,27 +315,7 @@ class _Connection(asyncio.Protocol):
         self._expecting = False
         self._stop_timer()
         self.resume_writing()
-        self.leave_ticks()
         self.transport.abort()
-
-    # --- the ticks ---
-
-    def _join_ticks(self) -> None:
-        """Let the ticks read, in place of the transport, until the answer ends."""
-        sock = self.transport.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # too many files are open: the transport reads on
-            self._slot.ticks.add(sock.fileno(), self)
-            self._ticking = sock.fileno()
-            self.transport.pause_reading()
-            # The kernel need not answer each piece at once: with its own packet, that costs as much as the piece does.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
-
-    def leave_ticks(self) -> None:
-        if self._ticking >= 0:
-            self._slot.ticks.remove(self._ticking, self)
-            self._ticking = -1
-            if not self.transport.is_closing():
-                self.transport.resume_reading()
 
     # --- the transport's side ---
 
@@ -381,7 +342,7 @@ class _Connection(asyncio.Protocol):
             self._finish()
         elif self.head_sent:
             if answer.pieces:
-                self._pass_on(answer.take())
+                self._slot.on_chunk(answer.take())
         elif answer.status:
             if not 0 <= answer.length <= SHORT:
                 self._begin()
@@ -394,7 +355,6 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         self.resume_writing()
-        self.leave_ticks()
         if exc is None and self._expecting and self.answer.feed_end():
             self._finish()
         elif self.answer.status:
@@ -414,17 +374,10 @@ class _Connection(asyncio.Protocol):
         self.head_sent = True
         self._slot.on_head(answer.status, answer.headers, answer.length)
         if answer.pieces:
-            self._pass_on(answer.take())
-
-    def _pass_on(self, piece: bytes) -> None:
-        self._slot.on_chunk(piece)
-        self._pieces += 1
-        if self._pieces == _MANY and not self._paused and len(piece) < PIECE and self._slot.one_way:
-            self._join_ticks()
+            self._slot.on_chunk(answer.take())
 
     def _finish(self) -> None:
         self._expecting = False
-        self.leave_ticks()
         if self._whole_timer is not None:
             self._stop_timer()
         if self._paused:

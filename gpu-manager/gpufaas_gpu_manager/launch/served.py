@@ -10,7 +10,6 @@ from gpufaas_core.descriptors import is_lack
 from gpufaas_core.frames import ReadyHead
 from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.http_slots import HttpSlot
-from gpufaas_gpu_manager.ticks import Ticks
 from gpufaas_gpu_manager.worker import Worker
 
 _FIRST_LOOK_S: Final[Seconds] = 0.005
@@ -28,15 +27,13 @@ class Face:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._slots: list[HttpSlot] = []
-        self._ticks: Ticks | None = None
         self._task: asyncio.Task[None] | None = None
 
     def open(self, host: str, port: int, behind: Callable[[], bool] = lambda: True) -> None:
         """:param behind: returns whether the server to which it passes its calls listens, too"""
         loop = asyncio.get_running_loop()
         worker = self._worker
-        self._ticks = ticks = Ticks(loop)
-        self._slots = [HttpSlot(worker, host, port, loop, ticks) for _ in range(worker.spec.need.slots)]
+        self._slots = [HttpSlot(worker, host, port, loop) for _ in range(worker.spec.need.slots)]
         worker.on_slots(self._slots)
         self._task = loop.create_task(self._look_after(host, port, behind))
 
@@ -48,8 +45,6 @@ class Face:
             self._task.cancel()
         for slot in self._slots:
             slot.close()
-        if self._ticks is not None:
-            self._ticks.close()
 
     async def _look_after(self, host: str, port: int, behind: Callable[[], bool]) -> None:
         """Wait until it answers; then do its health checks until the worker ends."""

@@ -15,7 +15,6 @@ from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.http_messages import AnswerParser, BadHttp
 from gpufaas_gpu_manager.http_slots import HttpSlot
-from gpufaas_gpu_manager.ticks import Ticks
 
 
 class Owner:
@@ -51,7 +50,7 @@ async def answered(said: bytes, *, again: bytes = b"") -> tuple[Owner, Exchange]
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     loop = asyncio.get_running_loop()
     owner = Owner()
-    slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], loop, Ticks(loop))
+    slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], loop)
     grant = Grant(1, 1, (CallId("c"),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
     exchange = Exchange(grant, owner, loop, 0.0)
     exchange.arrive(CallHead("c", "GET", "/", b"", []), b"")
