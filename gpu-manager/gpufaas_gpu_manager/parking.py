@@ -8,17 +8,15 @@ A model leaves the device by the worker itself (`gpufaas_functions.parking`), or
 import asyncio
 import subprocess
 import time
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
 from gpufaas_core.frames import Kind, ParkedHead, WakeHead, WokenHead
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import MiB
+from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
-
-if TYPE_CHECKING:
-    from gpufaas_gpu_manager.worker import Worker
 
 _PARKS_S: Final[Seconds] = 30.0
 """One that is not parked within this is killed."""
@@ -42,10 +40,15 @@ class ParkableRun(Protocol):
 
 
 class Parking:
-    """Of one worker."""
+    """
+    Of one worker.
 
-    def __init__(self, worker: "Worker") -> None:
+    :param program: the one by which the driver of a GPU parks processes; empty: there is none
+    """
+
+    def __init__(self, worker: Worker, program: str) -> None:
         self._worker = worker
+        self._program = program
         self._began = 0.0
         self._task: asyncio.Task[None] | None = None
         self.wakes = False
@@ -130,8 +133,7 @@ class Parking:
     @property
     def _checkpoint(self) -> str:
         """The program that lets the driver do it; empty: there is none, or no driver."""
-        worker = self._worker
-        return worker.host.checkpoint if worker.device.source.torch_device.startswith("cuda") else ""
+        return self._program if self._worker.device.source.torch_device.startswith("cuda") else ""
 
     def _held(self, held: Bytes) -> Bytes:
         """Return what it holds of its device, *held* by its own account."""

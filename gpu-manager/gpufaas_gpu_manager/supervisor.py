@@ -16,6 +16,7 @@ from gpufaas_gpu_manager.layers import ForkServer, Layers
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink
 from gpufaas_gpu_manager.parked import ParkedWorkers
+from gpufaas_gpu_manager.parking import Parking
 from gpufaas_gpu_manager.proc import cpu_seconds, usage_of
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.standbys import Standbys
@@ -164,10 +165,6 @@ class Supervisor:
         worker.output.say(f"gpufaas: it was parked and could not be woken, so it is loaded anew: {reason}")
         return True
 
-    @property
-    def checkpoint(self) -> str:
-        return self.parks.checkpoint
-
     def change_share(self, device: WorkerDevice, worker: Worker, share: int) -> None:
         """Start a worker with *share* per cent of *device* in the place of *worker*, whose share cannot be changed."""
         new = self.make(device, worker.spec, worker.memory, worker.copy, share)
@@ -182,6 +179,9 @@ class Supervisor:
         if worker.spec.kind == "server":
             return ServedProcess(worker, self.recipes, self.zygote, self._ports)
         return ForkedProcess(worker, self.recipes, self.layers)
+
+    def parking(self, worker: Worker) -> Parking:
+        return Parking(worker, self.parks.checkpoint)
 
     def drop(self, worker: Worker) -> None:
         self._workers.pop(worker.number, None)

@@ -13,14 +13,13 @@ from typing import Final, Protocol
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import WARM, FailedHead, ReadyHead
+from gpufaas_core.frames import WARM, FailedHead, ParkedHead, ReadyHead, WokenHead
 from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, Seconds, copy_id
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.load_watch import watch_load
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink, Output
-from gpufaas_gpu_manager.parking import Parking
 from gpufaas_gpu_manager.proc import parent_of, state_of
 from gpufaas_gpu_manager.slot_protocol import SlotOwner
 from gpufaas_gpu_manager.timers import Timers
@@ -61,6 +60,25 @@ class WorkerDevicePort(DevicePort, Protocol):
     def successions(self) -> SuccessionsPort: ...
 
 
+class ParkingPort(Protocol):
+    """How a worker leaves its device without ending (parking.py)."""
+
+    wakes: bool
+    """It was parked, and starts again."""
+
+    def why_not(self) -> str: ...
+
+    def park(self) -> None: ...
+
+    def on_parked(self, head: ParkedHead, /) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def on_woken(self, head: WokenHead, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class WorkerHost(CallsHost, Protocol):
     """What a worker asks and tells its node."""
 
@@ -76,13 +94,12 @@ class WorkerHost(CallsHost, Protocol):
         """Return how *worker* runs."""
         ...
 
+    def parking(self, worker: "Worker") -> ParkingPort:
+        """Return how *worker* is parked and wakes."""
+        ...
+
     def loaded(self, worker: "Worker") -> None:
         """*worker* is ready."""
-
-    @property
-    def checkpoint(self) -> str:
-        """The program by which the driver of a GPU parks processes; empty: there is none."""
-        ...
 
     def load_instead(self, worker: "Worker", reason: str) -> bool:
         """Start another worker in the place of *worker*, which does not wake. False: its device is gone."""
@@ -168,7 +185,7 @@ class Worker(SlotOwner):
         self.on_broken = self.kill
         self._starting: asyncio.Task[None] | None = None
         self._fetch = WorkerFetch(spec)
-        self.parking = Parking(self)
+        self.parking = host.parking(self)
         self.on_parked, self.on_woken = self.parking.on_parked, self.parking.on_woken
 
     # --- starting ---

@@ -56,10 +56,8 @@ class Worker:
             source=source, on_parked=lambda _, held: self.parked.append(held),
             not_parked=lambda _, reason: self.not_parked.append(reason),
         )  # fmt: skip
-        self.host = SimpleNamespace(
-            checkpoint=checkpoint, load_instead=lambda _, reason: self.instead.append(reason) or True
-        )
-        self.parking = Parking(self)  # type: ignore[arg-type]
+        self.host = SimpleNamespace(load_instead=lambda _, reason: self.instead.append(reason) or True)
+        self.parking = Parking(self, checkpoint)  # type: ignore[arg-type]
 
     def limit_to(self, memory: int) -> None:
         self.run.told.append(memory)
