@@ -271,10 +271,15 @@ class NodeRefused(Struct, frozen=True, tag="Refused"):
     epoch: int = 0
     number: int = 0
     """The number of the grant; 0: not known. A refusal of an older grant than its call has now says nothing."""
+    blameless: bool = False
+    """
+    The node would have run it: the call was taken back, or its worker died of other calls, which have failed. However
+    often that happens, the call is placed again.
+    """
 
     @staticmethod
-    def of(grant: "Grant", reason: str, opened: bool = False) -> "NodeRefused":
-        return NodeRefused(grant.call, grant.device, reason, opened, grant.epoch, grant.number)
+    def of(grant: "Grant", reason: str, opened: bool = False, *, blameless: bool = False) -> "NodeRefused":
+        return NodeRefused(grant.call, grant.device, reason, opened, grant.epoch, grant.number, blameless)
 
 
 class Staged(Struct, frozen=True, tag=True):

@@ -34,6 +34,7 @@ from gpufaas_core.frames import (
     encode_frame,
     encode_prefix,
 )
+from gpufaas_core.model import Seconds
 from gpufaas_functions import call_lines
 from gpufaas_functions.answers import (
     Handle,
@@ -50,6 +51,7 @@ from gpufaas_functions.answers import (
 )
 from gpufaas_functions.areas import Area
 from gpufaas_functions.author import Context, HandlerAnswer
+from gpufaas_functions.connection import HELD_S
 from gpufaas_functions.coroutines import Pieces, called, checked, closed
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.parking import Parking
@@ -79,6 +81,7 @@ class AsyncServer(asyncio.Protocol):
         self._slots = [AsyncSlot(self, index) for index in range(slots)]
         self._reader = FrameReader(sys.maxsize, slots)
         self._out: list[bytes | memoryview] = []
+        self._held_until = 0.0
         self.left = False
         """See `leave`."""
         self._measures = False
@@ -128,13 +131,26 @@ class AsyncServer(asyncio.Protocol):
         if self.left:
             end_process()
         if not self._out:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._out += frame
 
-    def _flush(self) -> None:
+    def answer(self, frame: bytes, now: Seconds) -> None:
+        """
+        Send the answer of a call that has ended. It does not wait for the end of a turn in which other calls block, or
+        end the worker.
+        """
+        first = not self._out
+        self.send(frame)
+        if first:
+            self._held_until = now + HELD_S
+        elif now > self._held_until:
+            self.flush()
+
+    def flush(self) -> None:
         out, self._out = self._out, []
-        self.turn += 1
-        self._transport.writelines(out)
+        if out:  # else that of this turn has gone out before its end
+            self.turn += 1
+            self._transport.writelines(out)
 
     def measure(self) -> None:
         """A call has ended: measure memory when the answers of this turn are sent."""
@@ -295,9 +311,9 @@ class AsyncSlot:
         if answer.body is not None and area is not None and area.takes(len(answer.body)) and head.method != "HEAD":
             self._send(laid_frame(answer, area, time.perf_counter() - began, failed, self._index))
         elif answer.body is not None and len(answer.body) <= CHUNK_BYTES:
-            run_s = time.perf_counter() - began
+            now = time.perf_counter()
             peak = server.memory.grown() if out_of_memory else 0
-            self._send(whole_frame(answer, head.method, run_s, peak, out_of_memory, failed, self._index))
+            server.answer(whole_frame(answer, head.method, now - began, peak, out_of_memory, failed, self._index), now)
         else:
             await self._stream(answer, pieces, began, head.method)
         server.measure()

@@ -13,8 +13,8 @@ from gpufaas_core.model import Bytes, Seconds
 from gpufaas_functions.areas import Area
 
 _BUFFER: Final = 64 * 1024
-_HELD_S: Final[Seconds] = 0.0003
-"""A frame for `later` goes out when another one comes that much after it."""
+HELD_S: Final[Seconds] = 0.0003
+"""An answer that waits for others goes out when another one comes that much after it."""
 _unpack: Final = PREFIX.unpack_from
 _join: Final = b"".join
 
@@ -84,7 +84,7 @@ class Connection:
             return
         out.append(frame)
         if len(out) == 1:
-            self._held_until = now + _HELD_S
+            self._held_until = now + HELD_S
         elif now > self._held_until:
             self.flush()
 
@@ -102,6 +102,11 @@ class Connection:
         if self._out:
             with self._sending:
                 self._put(())
+
+    def flush_at_exit(self) -> None:
+        """As `flush`, unless this thread is sending: a signal's handler may end the process then."""
+        if self._out and self._sending.acquire(timeout=HELD_S):
+            self._put(())
 
     def _put(self, frame: tuple[bytes | memoryview, ...]) -> None:
         out, pieces = self._out, frame

@@ -15,8 +15,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -146,13 +146,28 @@ def run(
         server = AsyncServer(start.function, start.device, handle, memory, counts.begun, start.slots)
         server.parking, server.shared = parking, shared
         os.register_at_fork(after_in_child=server.leave)
+        flush_at_exit(server.flush)
         server.serve(control, ready)
         return 0
     control.sendall(ready)
     connection = Connection(control, shared)
     os.register_at_fork(after_in_child=connection.leave)
+    flush_at_exit(connection.flush_at_exit)
     _slots(start, connection, handle, handle_batch, memory, counts, parking).serve()
     return 0
+
+
+def flush_at_exit(flush: Callable[[], None]) -> None:
+    """If the author's code ends this process by `os._exit`, *flush* first: it sends answers of calls that have ended."""
+    serves, leave = os.getpid(), os._exit
+
+    def leave_at_once(status: int) -> NoReturn:
+        if os.getpid() == serves:  # and no process that the author's code has forked
+            with contextlib.suppress(Exception):
+                flush()
+        leave(status)
+
+    os._exit = leave_at_once
 
 
 def _phases(all_s: float) -> list[tuple[str, float]]:

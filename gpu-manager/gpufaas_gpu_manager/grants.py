@@ -175,7 +175,7 @@ class Grants:
             self.abort(call, exchange.grant.device, reason)
         elif exchange.slot is None:
             self._take_back(exchange)
-            exchange.worker.calls.refuse(exchange, reason)
+            exchange.worker.calls.refuse(exchange, reason, blameless=True)
         else:
             exchange.state = states.ABANDON[exchange.state]
             exchange.worker.calls.stopped[exchange] = reason

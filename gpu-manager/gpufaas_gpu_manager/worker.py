@@ -432,13 +432,14 @@ class Worker(SlotOwner):
             # Its copy lives on: only its calls are over.
             self.calls.conclude(end, again=False, was_ready=False, ended=True)
             return
+        calls = len(self.calls.exchanges)
         refused = self.calls.conclude(
             end, again=end.place_again, was_ready=before is WorkerState.READY, ended=end.asked_for
         )
         for fact in end.facts:
             self.host.report(fact)
         for exchange in refused:
-            self.calls.refuse(exchange, end.reason)
+            self.calls.refuse(exchange, end.reason, blameless=len(refused) < calls)
 
     def close(self) -> None:
         self.parking.close()

@@ -271,7 +271,7 @@ class WorkerCalls:
             if exchange.abandoned and why is None:
                 self._host.report(Finished(call, exchange.grant.device, 0.0, ok=False))
             else:
-                self.refuse(exchange, why or reason)
+                self.refuse(exchange, why or reason, blameless=True)
 
     def cancel(self, exchange: Exchange) -> None:
         """Nobody waits for *exchange*, which a slot has, or the policy has stopped it."""
@@ -357,7 +357,7 @@ class WorkerCalls:
         if self.exchanges:
             self._others_until = time.monotonic()
         if self.stopped and (why := self.stopped.pop(exchange, None)) is not None:
-            self.refuse(exchange, why)
+            self.refuse(exchange, why, blameless=True)
         else:
             host.report(Finished(call, worker.device.id, run_s, ok and not exchange.abandoned))
         if self.unbound and self._free and self._worker.takes_calls:
@@ -423,10 +423,10 @@ class WorkerCalls:
         since = max(exchange.bound_at, self._others_until) if exchange.slot is not None and running == 1 else inf
         return self._worker.output.tail(exchange.grant.call, since)
 
-    def refuse(self, exchange: Exchange, reason: str) -> None:
-        """Have the call, of which the worker took nothing, placed again."""
+    def refuse(self, exchange: Exchange, reason: str, *, blameless: bool = False) -> None:
+        """Have the call, of which the worker took nothing, placed again. :param blameless: see `NodeRefused`"""
         grant = exchange.grant
-        self._host.report(NodeRefused.of(grant, reason))
+        self._host.report(NodeRefused.of(grant, reason, blameless=blameless))
         exchange.fail(GrantRefused(f"{grant.device} could not give call {grant.call} to its worker: {reason}"))
 
     def ran_out(self, said: bytes) -> OutOfMemory:

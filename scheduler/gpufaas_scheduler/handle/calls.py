@@ -337,6 +337,9 @@ def refused(world: World, event: m.NodeRefused) -> None:
     if call is None:
         world.ignored["Refused"] += 1
         return
+    preempted, call.preempted = call.preempted, False
+    if event.blameless or preempted or (call.granted is not None and call.granted.early):
+        call.refusals -= 1
     if call is lost:
         place_again(world, call, event.reason)
         if not call.owner.queued:
@@ -348,14 +351,11 @@ def refused(world: World, event: m.NodeRefused) -> None:
     assert copy is not None
     end(world, call)
     if grant is not None and grant.early:
-        call.preempted = False
-        call.refusals -= 1  # what ran before it took long, so its node is not to blame
         device.hits -= 1
         if not grant.recalled:
             owner.ahead_after = world.cluster.now + APART_S
-    elif call.preempted:
-        call.preempted = False
-        call.refusals -= 1  # the policy has stopped it, so its node is not to blame
+    elif preempted:
+        pass  # it had begun
     elif not call.cold:
         device.hits -= 1
     elif not event.opened:

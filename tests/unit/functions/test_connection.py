@@ -1,6 +1,7 @@
 """A worker's end of its connection where the author's code has taken all memory: no frame is lost, or taken apart."""
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from tests.waiting import until
 from gpufaas_core.frames import Kind, encode_frame
 from gpufaas_functions import connection as module
 from gpufaas_functions.connection import Absent, Closed, Connection
+from gpufaas_functions.runner import flush_at_exit
 
 SMALL, LARGE = 1000, 100_000
 
@@ -132,3 +134,25 @@ def test_a_fork_reads_nothing_while_a_thread_of_its_parent_waits(rig: Rig) -> No
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     rig.send(10)
     waits.join()
+
+
+def test_answers_of_calls_that_have_ended_are_sent_when_the_next_call_ends_the_process(rig: Rig) -> None:
+    for _ in range(2):
+        rig.send(10)
+    rig.connection.next()
+    for forks in (False, True):
+        pid = os.fork()
+        if not pid:
+            flush_at_exit(rig.connection.flush_at_exit)
+            rig.connection.later(b"of a fork" if forks else b"answer", 0.0)
+            if forks and not os.fork():
+                os._exit(0)  # it ends before its parent, whose answer this is
+            if forks:
+                os.wait()
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(3)
+
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (-signal.SIGKILL if forks else 3)
+
+    rig.connection.send(b", and the next")
+    assert rig.node.recv(100) == b"answer, and the next"

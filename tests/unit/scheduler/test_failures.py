@@ -8,6 +8,7 @@ from gpufaas_core.messages import Event
 from gpufaas_core.model import CallId, DeviceId, FunctionId
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.engine import HANDLERS
+from gpufaas_scheduler.handle.waiting import MAX_REFUSALS
 from gpufaas_scheduler.world.memory import reservation
 
 
@@ -104,6 +105,24 @@ def test_a_call_whose_grant_comes_to_the_node_after_its_worker_died_is_placed_ag
 
     assert [(start.grant.call, start.grant.cold) for start in out if isinstance(start, m.StartCall)] == [("hit", True)]
     assert again == []
+
+
+def test_a_call_whose_workers_die_of_other_calls_is_not_refused_for_that() -> None:
+    world = World()
+    world.deploy("f", slots=2)
+    world.device("a")
+    world.call("waits", "f")
+    for number in range(2 * MAX_REFUSALS):
+        grant = world.running["waits"]
+        world.call(f"crashes-{number}", "f")
+        world.loaded("f", "a", grant.copy)
+        world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "exit status 3", grant.copy))
+        refused = m.NodeRefused.of(grant, "exit status 3", blameless=True)
+        world.waiting["waits"] = FunctionId("f")
+        (again,) = [each for each in world.engine.handle(refused, world.now) if isinstance(each, m.StartCall)]
+        assert again.grant.call == "waits"
+        del world.waiting["waits"]
+        world.running[CallId("waits")] = again.grant
 
 
 def refusal(world: World, start: m.StartCall, *, epoch: int = 1) -> list[m.Command]:
