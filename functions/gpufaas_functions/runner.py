@@ -158,7 +158,7 @@ def run(
 
 
 def flush_at_exit(flush: Callable[[], None]) -> None:
-    """If the author's code ends this process by `os._exit`, *flush* first: it sends answers of calls that have ended."""
+    """If the author's code ends this process by `os._exit`, *flush* first: it sends answers of calls that ended."""
     serves, leave = os.getpid(), os._exit
 
     def leave_at_once(status: int) -> NoReturn:
