@@ -11,8 +11,9 @@ NVML = """
     class NVMLError(Exception):
         pass
     class Memory:
-        total = 1 << 30
+        total = 4 << 30
     def nvmlInit(): pass
+    def nvmlSystemGetDriverVersion(): return "550.54"
     def nvmlDeviceGetCount(): return 1
     def nvmlDeviceGetHandleByIndex(index): return index
     def nvmlDeviceGetMigMode(handle): raise NVMLError("not supported")
