@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-overhead bench-peers bench-gateway bench-streams bench-bodies bench-functions bench-coldstart bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated bench-neighbours reproduce reproduce-gpu chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-overhead bench-peers bench-busy bench-gateway bench-streams bench-bodies bench-functions bench-coldstart bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated bench-neighbours reproduce reproduce-gpu chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
@@ -22,6 +22,7 @@ help:
 	@echo "make chaos   what a cluster's users see when its parts die, stop and are cut off: a table of faults (JSON=FILE)"
 	@echo "make bench   the engine's cost, the overhead of a warm call (needs wrk), cold starts"
 	@echo "make bench-peers   warm calls beside mosec, LitServe and Ray Serve: a table (WRITE=1 puts it into README.md)"
+	@echo "make bench-busy    a call of a busy device beside the least that a server can do for it"
 	@echo "make bench-streams, bench-bodies, bench-functions   200 streams; 10 MiB bodies; 400 functions: each against bars"
 	@echo "make bench-swap    a swap storm: 20 models, room for 8: what a miss adds, misses beside an ideal LRU list's"
 	@echo "make bench-paper   the published evaluation in the simulator: writes docs/evaluation.md (TRACE=FILE adds the Azure trace)"
@@ -101,6 +102,9 @@ bench-overhead: setup
 # Each peer is installed into an environment of its own, in the user's cache directory, at its first use.
 bench-peers: setup
 	$(BIN)/python benchmarks/peers.py $(if $(WRITE),--write)
+
+bench-busy: setup
+	$(BIN)/python benchmarks/busy.py
 
 bench-streams: setup
 	$(BIN)/python benchmarks/streams.py

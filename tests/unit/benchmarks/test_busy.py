@@ -1,0 +1,51 @@
+"""What benchmarks/busy.py makes of its rounds, and of what the kernel says that a process has used."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def row(us: float) -> dict[str, float]:
+    return {"rps": 100, "us": us, "kernel_us": us / 2, "waits": 2, "displaced": 0, "faults": 0}
+
+
+def test_a_server_is_compared_with_another_one_round_by_round() -> None:
+    from busy import OURS, times
+
+    found = {(OURS, 16): [row(400), row(900), row(600)], ("raw epoll", 16): [row(100), row(300), row(100)]}
+
+    assert times(found, OURS, "raw epoll", 16) == pytest.approx(4.0)
+    assert times(found, OURS, "Starlette", 16) is None
+
+
+def test_only_the_platform_is_judged() -> None:
+    from busy import OURS, bars
+
+    found = {(OURS, 16): [row(150), row(900), row(190)], (OURS, 64): [row(300)], ("raw epoll", 16): [row(500)]}
+
+    assert [each.verdict for each in bars(found)] == ["met", "MISSED"]
+
+
+def test_what_a_process_uses_is_counted_by_call() -> None:
+    from busy import Used
+
+    before = Used(os.getpid())
+    until = time.thread_time() + 0.05
+    while time.thread_time() < until:
+        pass
+    time.sleep(0.001)
+
+    used = Used(os.getpid()).since(before, 10)
+
+    assert used["us"] >= 5_000
+    assert 0 <= used["kernel_us"] <= used["us"]
+    assert used["waits"] >= 0.1
