@@ -4,10 +4,10 @@ The least that a server can do for calls that two workers compute, in three ways
     floor.py raw|uvloop|starlette PORT
     floor.py worker DESCRIPTOR
 
-*raw*: an epoll loop that reads a request and looks at nothing in it, writes fixed bytes to a worker's unix socket, reads
-the worker's answer, and writes fixed bytes to the caller. *uvloop*: the same, as protocols. *starlette*: an application
-on uvicorn whose requests wait for the worker. Each worker has one call at a time; the others wait in one queue. The
-worker computes the convnet of peers.py for each message that comes, whatever it says.
+*raw*: an epoll loop that reads a request without a look at it, writes fixed bytes to a worker's unix socket, reads the
+worker's answer, and writes fixed bytes to the caller. *uvloop*: the same, as protocols. *starlette*: an application on
+uvicorn whose requests wait for the worker. Each worker has one call at a time; the others wait in one queue. The worker
+computes the convnet of peers.py for each message that comes, whatever it says.
 """
 
 import asyncio
@@ -142,12 +142,12 @@ class Caller(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._send = transport.write
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
         self._send = lambda _: None
         with contextlib.suppress(ValueError):
             self._pool.waiting.remove(self)
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:  # noqa: ARG002 - the protocol's
         self._pool.call(self)
 
     def answer(self, _: bytes) -> None:
