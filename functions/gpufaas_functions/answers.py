@@ -19,6 +19,8 @@ from gpufaas_functions.memory import CpuMemory, CudaMemory, is_out_of_memory
 _encode: Final = msgspec.msgpack.Encoder().encode
 SAID: Final = 2000
 """Characters of an exception's text that the caller gets. The text may hold a whole array."""
+KEPT: Final = 64 * 1024
+"""As many of a traceback. What is longer would go through the pipe to the log at 1 MiB a second, and its call waits."""
 _SERVERS: Final = ("runner", "slot_server", "slot_threads", "batch_server", "batches", "async_server", "coroutines")
 _OURS: Final = frozenset(
     (
@@ -91,7 +93,7 @@ def failure(exc: BaseException, memory: Memory) -> HandlerAnswer:
     the manager replaces the text, since it knows how much there is.
     """
     if not isinstance(exc, BadBody):
-        traceback.print_exception(from_the_author(exc), file=sys.stderr)
+        print(traceback_of(from_the_author(exc)), end="", file=sys.stderr)
         if is_out_of_memory(exc):
             memory.release()
     return answer_of(exc)
@@ -145,12 +147,21 @@ def from_the_author(exc: BaseException) -> BaseException:
     return exc.with_traceback(trace) if trace is not None else exc
 
 
+def traceback_of(exc: BaseException) -> str:
+    """Return the traceback for the log: its begin and its end, where it is too long."""
+    text = "".join(traceback.format_exception(exc))
+    if (left_out := len(text) - KEPT) <= 0:
+        return text
+    begin, end = text[: KEPT // 2], text[-KEPT // 2 :]
+    return f"{begin}\ngpufaas: {left_out} characters of the traceback are left out here\n{end}"
+
+
 def in_one_line(exc: BaseException) -> str:
     """
     Return the type and the text of *exc* in one line. The last line alone would not do: it may be advice (CUDA) or a
     note. Indented lines at the beginning are the place of a syntax error, and are left out.
     """
-    said = "".join(traceback.format_exception_only(exc)).removeprefix(f"{GpufaasError.__module__}.")
+    said = "".join(traceback.format_exception_only(exc))[:KEPT].removeprefix(f"{GpufaasError.__module__}.")
     lines = utf8(said).rstrip().splitlines()
     begin = next((at for at, line in enumerate(lines) if line.strip() and not line[0].isspace()), 0)
     return " ".join(" ".join(lines[begin:]).split())[:SAID] or type(exc).__name__

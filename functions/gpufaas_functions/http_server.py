@@ -24,7 +24,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
 from gpufaas_functions import batches, call_lines
-from gpufaas_functions.answers import in_one_line
+from gpufaas_functions.answers import in_one_line, traceback_of
 from gpufaas_functions.author import Context, Event, HandlerAnswer, to_answer
 from gpufaas_functions.coroutines import Pieces, called, checked, closed, is_async
 from gpufaas_functions.memory import is_out_of_memory
@@ -218,8 +217,8 @@ class _HandlerCall:
                     self._wait(self._send({"type": "http.response.body", "body": piece, "more_body": True}))
         except Gone:
             return
-        except BaseException:
-            traceback.print_exc()
+        except BaseException as exc:
+            print(traceback_of(exc), end="", file=sys.stderr)
             raise RuntimeError("the answer broke off") from None  # the connection is cut: half must not look whole
         finally:
             answer.chunks.close()  # type: ignore[attr-defined]  # a generator, see `to_answer`
@@ -281,8 +280,8 @@ class _AsyncCall:
                     await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         except (Gone, asyncio.CancelledError):
             raise
-        except BaseException:
-            traceback.print_exc()
+        except BaseException as exc:
+            print(traceback_of(exc), end="", file=sys.stderr)
             raise RuntimeError("the answer broke off") from None  # the connection is cut: half must not look whole
         finally:
             await closed(source)
@@ -334,7 +333,7 @@ async def _send_whole(send: _Send, answer: HandlerAnswer) -> None:
 
 def _failure(exc: BaseException, device: str) -> HandlerAnswer:
     """Return an answer with the text of the exception, and write the traceback to the log."""
-    traceback.print_exception(exc, file=sys.stderr)
+    print(traceback_of(exc), end="", file=sys.stderr)
     text = in_one_line(exc)
     if is_out_of_memory(exc):
         if device.startswith("cuda") and "torch" in sys.modules:
@@ -394,7 +393,7 @@ async def serve(settings: ContainerSettings) -> int:
     loading = asyncio.ensure_future(application.load())
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
     if loading.done() and (error := loading.exception()) is not None:
-        traceback.print_exception(error)
+        print(traceback_of(error), end="", file=sys.stderr)
         server.should_exit = server.force_exit = True
         await serving
         return 1

@@ -14,7 +14,6 @@ import os
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
@@ -34,6 +33,7 @@ from gpufaas_functions.answers import (
     Memory,
     from_the_author,
     in_one_line,
+    traceback_of,
     utf8,
 )
 from gpufaas_functions.areas import keep_bodies, leave_areas
@@ -129,7 +129,7 @@ def run(
         phases = [*_phases(loaded_s), *warmed]
     except BaseException as exc:
         # Every error of a load ends this worker. The manager gets a summary, the log the whole traceback.
-        text = utf8("".join(traceback.format_exception(from_the_author(exc))))
+        text = utf8(traceback_of(from_the_author(exc)))
         with contextlib.suppress(OSError):
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -186,7 +186,7 @@ def _warm_up(handler: Any, model: Any, memory: Memory) -> list[tuple[str, float]
         warm_up(model)
         memory.synchronize()
     except BaseException as exc:
-        text = utf8("".join(traceback.format_exception(from_the_author(exc))))
+        text = utf8(traceback_of(from_the_author(exc)))
         sys.stderr.write(f"{text}gpufaas: {WARM_UP}() failed, and the model serves without it\n")
         memory.release()
     return [(WARM, time.perf_counter() - began)]

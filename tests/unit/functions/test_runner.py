@@ -3,8 +3,11 @@
 import pytest
 
 from gpufaas_core.errors import LoadFailed
-from gpufaas_functions.answers import in_one_line
-from gpufaas_functions.memory import is_out_of_memory
+from gpufaas_functions.answers import KEPT as LOGGED
+from gpufaas_functions.answers import SAID, failure, in_one_line
+from gpufaas_functions.memory import CpuMemory, is_out_of_memory
+
+LONG = 1_000_000
 
 
 class OutOfMemoryError(RuntimeError):
@@ -29,6 +32,34 @@ def test_these_are_out_of_memory_also_as_causes(error: Exception) -> None:
     wrapped = ValueError("the weights cannot be loaded")
     wrapped.__cause__ = error
     assert is_out_of_memory(wrapped)
+
+
+@pytest.mark.parametrize("text", [LONG * "x", "one line\n" * LONG], ids=["line", "lines"])
+def test_of_a_long_traceback_the_begin_and_the_end_are_logged(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def handle() -> None:
+        try:
+            raise KeyError("the cause")
+        except KeyError as cause:
+            error = ValueError(text)
+            error.add_note("the note")
+            raise error from cause
+
+    with pytest.raises(ValueError, match=r"x{100}|one line") as raised:
+        handle()
+
+    answer = failure(raised.value, CpuMemory(1))
+
+    said = capsys.readouterr().err
+    assert LOGGED < len(said) < LOGGED + 200
+    assert "in handle" in said
+    assert "KeyError: 'the cause'" in said
+    assert said.endswith("the note\n")
+    (note,) = [each for each in said.splitlines() if each.startswith("gpufaas: ")]
+    left_out = int(note.split()[1])
+    assert left_out + LOGGED > len(text)
+    assert answer.status == 500
+    assert answer.body is not None
+    assert len(answer.body) <= SAID
 
 
 class Untold(ValueError):
