@@ -328,10 +328,12 @@ class FunctionCall(Driven):
     def _send_next(self, piece: bytes) -> bool:
         """
         Send a piece as it comes, without a turn of the loop. False: it has to wait, or was not the first one that came
-        in this turn: those of one turn are sent together.
+        in this turn: those of one turn are sent together, unless they are large.
         """
         now, size, connection = self._loop.time(), len(piece), self._connection
-        if now == self._sent_at or not self._paused or connection.flow.write_paused or self._left < size:
+        if not self._paused or connection.flow.write_paused or self._left < size:
+            return False
+        if now == self._sent_at and size <= _COPIED:
             return False
         self._sent_at = now
         if not self.disconnected:

@@ -18,6 +18,8 @@ _THEIRS: Final = frozenset((b"content-length", b"transfer-encoding", b"connectio
 """Answer headers that belong to the connection, and `Date`, which our server sets."""
 _MOST_HEAD: Final[Bytes] = 2 * MAX_HEADERS
 _MAX_KNOWN: Final[Bytes] = 4 * KiB
+_LARGE: Final[Bytes] = 64 * KiB
+"""So much that is left of a body is not parsed: the parser would only copy it."""
 
 
 def request_head(head: CallHead, length: int | None) -> bytes:
@@ -81,6 +83,8 @@ class AnswerParser:
         self._feed: Callable[[bytes], None]
         self._bodiless = self._may_switch = self._chunked = self._closes = False
         self._known: _Known | None = None
+        self._left: Bytes = 0
+        """Of a body that is not parsed, this has not come yet."""
         self._head_bytes: Bytes = 0
         """The bytes of the answer's headers and, before its status, of everything: heads of 1xx count, too."""
         self._renew()
@@ -134,6 +138,21 @@ class AnswerParser:
             self._head_bytes += len(data)
         if self._head_bytes > _MOST_HEAD:
             raise BadHttp(f"its answer's head is over {format_bytes(MAX_HEADERS)}")
+        if self.status and self.length > _LARGE and not self.complete and not self._left:
+            self._left = self.length - sum(map(len, self.pieces))
+            self.keep = self._parser.should_keep_alive()
+            self._feed = self._take_body
+
+    def _take_body(self, data: bytes) -> None:
+        """Take *data* past the parser, as far as it is of the body."""
+        over = len(data) - self._left
+        self.pieces.append(data if over <= 0 else data[: self._left])
+        self._left = max(0, -over)
+        if over >= 0:
+            self.complete = True
+            self._renew()  # the old one waits for a body that it has not seen
+        if over > 0:
+            self._feed(data[-over:])
 
     def feed_end(self) -> bool:
         """The connection was closed in order. Return whether that ends the answer: one without a length."""

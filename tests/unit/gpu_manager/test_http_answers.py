@@ -12,6 +12,7 @@ from gpufaas_core.errors import BadAnswer
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
+from gpufaas_gpu_manager import http_messages
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.http_messages import AnswerParser, BadHttp
 from gpufaas_gpu_manager.http_slots import HttpSlot
@@ -169,3 +170,55 @@ def test_a_head_that_comes_again_is_not_parsed_again() -> None:
     parser.expect("GET", False)
     parser.feed(OK + b"Content-Type: b\r\nContent-Length: 2\r\n\r\nok")
     assert parser.headers == [(b"content-type", b"b")]
+
+
+LARGE = random.Random(1).randbytes(200_000)
+LENGTH = b"Content-Length: %d\r\n\r\n" % len(LARGE)
+CLOSING = OK + b"Connection: close\r\n" + LENGTH + LARGE
+LARGE_ANSWERS = (
+    OK + LENGTH + LARGE, CLOSING, b"HTTP/1.0 200 OK\r\n" + LENGTH + LARGE,
+    b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n" + LENGTH + LARGE, b"HTTP/1.1 500 Oh\r\n" + LENGTH + LARGE,
+    b"HTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n" + OK + LENGTH + LARGE, b"HTTP/1.1 204 No Content\r\n" + LENGTH,
+    OK + LENGTH + LARGE + b"\r\n", OK + LENGTH + LARGE + b"more", CLOSING + b"more", OK + LENGTH + LARGE + OK + LENGTH,
+    OK + LENGTH + LARGE[:-1], OK + b"Transfer-Encoding: chunked\r\n\r\n30d40\r\n" + LARGE + b"\r\n0\r\n\r\n",
+    OK + b"\r\n" + LARGE, OK + b"Transfer-Encoding: chunked\r\n" + LENGTH + LARGE,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_large_body_that_is_not_parsed_is_what_it_would_be_parsed(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, past = random.Random(seed), 0
+    for _ in range(100):
+        parser, reference = AnswerParser(), AnswerParser()
+        for answer in rng.choices(LARGE_ANSWERS + ANSWERS[:6], weights=[4] + [1] * 14 + [1] * 6, k=4):
+            asked = rng.choice(["GET"] * 8 + ["HEAD"]), rng.random() < 0.1
+            cuts = sorted(rng.sample(range(len(answer)), rng.choice([0, 1, 2, 5])))
+            if rng.random() < 0.5:
+                cuts = sorted({*cuts, answer.find(LARGE[:9]) + rng.randrange(3), len(answer) - rng.randrange(3)} - {-1})
+            pieces = [answer[a:b] for a, b in pairwise([0, *cuts, len(answer)]) if b > a]
+            said = {**read(parser, pieces, *asked), "end": parser.feed_end()}
+            past += len(said["body"]) == len(LARGE)
+            with monkeypatch.context() as patched:
+                patched.setattr(http_messages, "_LARGE", 10**9)
+                wanted = {**read(reference, pieces, *asked), "end": reference.feed_end()}
+            assert said == wanted, (answer[:100], [len(each) for each in pieces])
+            if said["error"] or not said["keep"]:
+                break  # as its connection would
+    assert past > 50
+
+
+def test_a_large_body_is_passed_on_without_a_copy_and_its_connection_is_kept() -> None:
+    parser = AnswerParser()
+    for _ in range(2):
+        parser.expect("GET", False)
+        parser.feed(OK + LENGTH + LARGE[:10])
+        assert parser.take() == LARGE[:10]
+        piece, last = LARGE[10:100_000], LARGE[100_000:]
+        parser.feed(piece)
+        assert parser.take() is piece
+        assert not parser.complete
+        parser.feed(last)
+        assert parser.take() is last
+        assert (parser.complete, parser.keep) == (True, True)
