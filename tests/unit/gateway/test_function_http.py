@@ -417,11 +417,18 @@ async def test_a_piece_goes_on_as_it_comes_and_those_of_one_turn_together(
     said.append(await turns())
     connection.resume_writing()
     said.append(await turns())
+    large = b"x" * 100_000
+    for piece in (b"six", large, large):
+        now[0] = 4.0
+        exchange.on_chunk(piece)
+        said.append(came())
     exchange.on_end(EndHead(0.0))
     said.append(await turns())
 
+    framed = b"186a0\r\n" + large + b"\r\n"
     assert said == [
-        b"3\r\none\r\n", b"3\r\ntwo\r\n", b"", b"9\r\nthreefour\r\n", b"", b"4\r\nfive\r\n", b"0\r\n\r\n",
+        b"3\r\none\r\n", b"3\r\ntwo\r\n", b"", b"9\r\nthreefour\r\n", b"", b"4\r\nfive\r\n",
+        b"3\r\nsix\r\n", framed, framed, b"0\r\n\r\n",
     ]  # fmt: skip
     connection.connection_lost(None)
 

@@ -186,9 +186,7 @@ LARGE_ANSWERS = (
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_large_body_that_is_not_parsed_is_what_it_would_be_parsed(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_body_that_is_not_parsed_is_what_it_would_be_parsed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, past = random.Random(seed), 0
     for _ in range(100):
         parser, reference = AnswerParser(), AnswerParser()

@@ -1,0 +1,146 @@
+"""Large answers of functions that speak HTTP: they go from one socket to the other, past the parser."""
+
+import hashlib
+import io
+import json
+import random
+import socket
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.integration.conftest import Platform
+from tests.waiting import until
+
+SIZE = 3_000_000
+PROGRAM = """
+import asyncio, os, random
+
+connections = 0
+
+async def serve(reader, writer):
+    global connections
+    connections += 1
+    while line := await reader.readline():
+        method, target, _ = line.decode().split()
+        size = 0
+        while (header := await reader.readline()) != b"\\r\\n":
+            if header.lower().startswith(b"content-length:"):
+                size = int(header.partition(b":")[2])
+        await reader.readexactly(size)
+        _, how, size = target.split("/")
+        body = str(connections).encode() if how == "connections" else random.Random(int(size)).randbytes(int(size))
+        writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body))
+        if method == "HEAD":
+            continue
+        if how in ("whole", "connections"):
+            writer.write(body)
+            continue
+        writer.write(body[: len(body) // 2])
+        if how == "dies":
+            await writer.drain()
+            os._exit(1)
+        elif how == "waits":
+            await reader.read()
+            print("the caller of", size, "is gone", flush=True)
+        break
+    writer.close()
+
+async def main():
+    async with await asyncio.start_server(serve, "127.0.0.1", int(os.environ["PORT"])) as server:
+        await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def path(platform: Platform) -> str:
+    packed = io.BytesIO()
+    manifest = {"kind": "server", "template": "test", "command": ["python", "main.py"]}
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, text in (("gpufaas.json", json.dumps(manifest)), ("function/main.py", PROGRAM)):
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+    digest = hashlib.sha256(packed.getvalue()).hexdigest()
+    platform.http.put(f"/system/artifacts/{digest}", content=packed.getvalue()).raise_for_status()
+    annotations = {"gpufaas.bundle": digest, "gpufaas.memory": "300Mi", "gpufaas.slots": "4"}
+    platform.deploy_spec({"service": "large", "image": "large", "annotations": annotations}).raise_for_status()
+    return "/function/large"
+
+
+def body_of(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+def read_answer(caller: socket.socket, *, bodiless: bool = False) -> bytes:
+    """Return the body of an answer, and read no further. It is shorter than it says if the connection ends."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += caller.recv(1)
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n"), head
+    left = next(int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"content-length: "))
+    body = b""
+    while not bodiless and len(body) < left and (piece := caller.recv(left - len(body))):
+        body += piece
+    return body
+
+
+def test_each_call_gets_its_own_bytes_and_connections_are_kept(platform: Platform, path: str) -> None:
+    sizes = [SIZE, 70_000, 2 * SIZE, 60_000, 5] * 5
+
+    def call(size: int) -> bool:
+        return platform.call(f"{path}/whole/{size}", b"x").content == body_of(size)
+
+    with ThreadPoolExecutor(4) as callers:
+        assert all(callers.map(call, sizes))
+
+    assert int(platform.call(f"{path}/connections/0").content) <= len(sizes) // 2
+
+
+def test_pipelined_answers_come_whole_and_in_order(platform: Platform, path: str) -> None:
+    requests = [("GET", SIZE), ("HEAD", SIZE), ("POST", 5), ("GET", 2 * SIZE), ("GET", 70_000)]
+
+    with platform.socket() as caller:
+        for method, size in requests:
+            caller.sendall(f"{method} {path}/whole/{size} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        for method, size in requests:
+            head = method == "HEAD"
+            assert read_answer(caller, bodiless=head) == (b"" if head else body_of(size))
+
+
+def test_who_reads_slowly_gets_all_and_holds_nobody_up(platform: Platform, path: str) -> None:
+    slow = [platform.socket() for _ in range(4)]  # as many as it has slots
+    for caller in slow:
+        caller.sendall(f"GET {path}/whole/{4 * SIZE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert caller.recv(1, socket.MSG_PEEK)
+    until(platform.is_idle, "what nobody reads waits on disk")
+
+    assert platform.call(f"{path}/whole/{SIZE}", b"x").content == body_of(SIZE)
+
+    for caller in slow:
+        assert read_answer(caller) == body_of(4 * SIZE)
+        caller.close()
+
+
+@pytest.mark.parametrize("how", ["breaks", "dies", "waits"])
+def test_half_an_answer_is_not_taken_for_whole(platform: Platform, path: str, how: str) -> None:
+    platform.call(f"{path}/whole/5", b"x")
+
+    with platform.socket() as caller:
+        caller.sendall(f"GET {path}/{how}/{SIZE} HTTP/1.1\r\nHost: x\r\nX-Timeout: 2s\r\n\r\n".encode())
+        assert read_answer(caller) == body_of(SIZE)[: SIZE // 2]
+
+    assert platform.call(f"{path}/whole/{SIZE}", b"x").content == body_of(SIZE)
+    until(platform.is_idle, "its slot is free")
+
+
+def test_a_caller_who_leaves_in_the_middle_ends_the_call(platform: Platform, path: str) -> None:
+    with platform.socket() as caller:
+        caller.sendall(f"GET {path}/waits/{SIZE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert caller.recv(1 << 20)
+
+    until(lambda: f"the caller of {SIZE} is gone" in platform.log("large"), "the server is told")
+    until(platform.is_idle, "its slot is free")
+    assert platform.call(f"{path}/whole/{SIZE}", b"x").content == body_of(SIZE)
