@@ -84,7 +84,7 @@ class GatewayApp:
         self._artifacts = artifacts
         self._weights = weights
         self._scheduler = RemoteScheduler(me, on_view=self._on_view)
-        self._nodes = RemoteNodes(me, self._scheduler.unreachable)
+        self._nodes = RemoteNodes(me, self._scheduler.unreachable, self._scheduler.kept)
         self._nodes.watchers.add(lambda: self._scheduler.unlinked(self._nodes.unlinked()))
         self._status = Status(ready=lambda: "waits for etcd")
         self._opens = False

@@ -45,6 +45,11 @@ class NodeCallHead(msgspec.Struct, array_like=True, frozen=True):
 
     grant: Grant
     head: CallHead
+    kept: int = 0
+    """
+    The gateway keeps the grant, and this is so many'th call by it: if it ends well and its answer is whole, the node
+    does not report it, and says so in the answer. 0: the gateway does not keep it.
+    """
 
 
 class NodeAnswerHead(msgspec.Struct, array_like=True, frozen=True):
@@ -56,6 +61,8 @@ class NodeAnswerHead(msgspec.Struct, array_like=True, frozen=True):
     grant: Grant | None = None
     """The grant that the call ran under, if it is not the one that came with it."""
     tier: str = "disk"
+    kept: bool = False
+    """The node has not reported the end of the call: the grant is the gateway's."""
 
 
 class WindowHead(msgspec.Struct, array_like=True, frozen=True):

@@ -165,8 +165,26 @@ class UnreachedNodes(Message, frozen=True, array_like=True, tag=42):
     nodes: list[NodeId]
 
 
+class ReturnGrant(Message, frozen=True, array_like=True, tag=43):
+    """
+    A grant that the gateway has kept is over. `calls` ran by it, which took `service_s` together, and its node has
+    reported the end of none.
+    """
+
+    call: CallId
+    """The first of them, to which it was granted."""
+    device: DeviceId
+    calls: int
+    service_s: Seconds
+
+
 class Granted(Message, frozen=True, array_like=True, tag=48):
     grant: Grant
+    keep_s: Seconds = 0.0
+    """
+    So long the gateway may keep it: when its call has ended, another call of the function may run by it, and so on,
+    until the gateway gives it back (`ReturnGrant`). 0.0: it is over with its call.
+    """
 
 
 class CallRejected(Message, frozen=True, array_like=True, tag=49):
@@ -262,7 +280,7 @@ class CheckNode(Message, frozen=True, array_like=True, tag=83):
 
 _MESSAGES: Final[tuple[type[Message], ...]] = (
     Challenge, ClientHello, Welcome, Turned, Beat, RunningCalls, PlaceCall, CancelCall, PlaceAgain, NodeUnreachable,
-    ScaleFunction, CallCounts, Query, UnreachedNodes, Granted, CallRejected,
+    ScaleFunction, CallCounts, Query, UnreachedNodes, ReturnGrant, Granted, CallRejected,
     CallUnknown, ClusterState, QueryReply, NodeJoins, NodeEvent, CpuUsed, NodeNote, NodeHoldings, DefineFunction,
     ForgetFunction, ExecuteCommand, CheckNode,
 )  # fmt: skip

@@ -6,7 +6,7 @@ A gateway is where the answers to its calls go. One that comes back within `GRAC
 
 import asyncio
 import logging
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +17,7 @@ from gpufaas_cluster.deployed import Deployed
 from gpufaas_cluster.error_codes import error_name
 from gpufaas_cluster.node_sessions import NodeSessions
 from gpufaas_core.errors import GpufaasError, LoadFailed, Overloaded
-from gpufaas_core.messages import Arrived, Grant, NodeRefused, Serving
+from gpufaas_core.messages import Arrived, Finished, Grant, NodeRefused, Serving
 from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds, gateway_of
 from gpufaas_scheduler.service import OnAnswer, SchedulerService
 
@@ -30,8 +30,10 @@ GRACE_S: Final[Seconds] = 2.0
 class GatewaySession:
     """A gateway at the other end of a link."""
 
-    def __init__(self, link: Link, name: str) -> None:
+    def __init__(self, link: Link, name: str, keep_s: Callable[[Grant], Seconds]) -> None:
+        """:param keep_s: how long the gateway may keep a grant"""
         self.link = link
+        self._keep_s = keep_s
         self.name = name
         """It ends the ids of the gateway's calls."""
         self.counted: dict[str, tuple[int, int, int, int]] = {}
@@ -45,7 +47,7 @@ class GatewaySession:
     def answer(self, call: CallId, answer: Grant | GpufaasError) -> None:
         self.running.discard(call)
         if isinstance(answer, Grant):
-            self.link.send(control.Granted(answer))
+            self.link.send(control.Granted(answer, self._keep_s(answer)))
             return
         after = answer.retry_after_s if isinstance(answer, Overloaded | LoadFailed) else 0.0
         self.link.send(control.CallRejected(call, error_name(answer), str(answer), after))
@@ -65,7 +67,7 @@ class GatewaySessions:
 
     def accept(self, link: Link, hello: control.ClientHello) -> GatewaySession:
         name = f"{hello.id}.{hello.boot}"
-        gateway = GatewaySession(link, name)
+        gateway = GatewaySession(link, name, self._service.engine.keep_s)
         before = self.by_name.get(name)
         if before is not None:
             if before.gone is not None:
@@ -91,6 +93,9 @@ class GatewaySessions:
             self._deployed.when_known(message.function, lambda: self._place(gateway, arrived))
         elif kind is control.CancelCall:
             service.cancel(message.call)
+        elif kind is control.ReturnGrant:
+            calls = max(1, message.calls)
+            service.report(Finished(message.call, message.device, message.service_s / calls, further=calls - 1))
         elif kind is control.PlaceAgain:
             self._say_if_unknown(gateway, message.call)
         elif kind is control.NodeUnreachable:

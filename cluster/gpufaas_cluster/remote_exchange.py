@@ -9,6 +9,7 @@ import msgspec
 from gpufaas_cluster.call_connection import CallConnection, ConnectionBuffer
 from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
 from gpufaas_cluster.error_codes import make_error
+from gpufaas_cluster.kept_grants import KeptGrant
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import CHUNK_BYTES, FILE, CallHead, EndHead, Kind, encode_frame, encode_prefix
 from gpufaas_core.messages import Grant
@@ -26,7 +27,7 @@ class RemoteExchange(ConnectionBuffer):
     """`CallExchange`."""
 
     __slots__ = (
-        "_body", "_cancelled", "_head", "_on_unreachable", "_over", "_room", "_roomy", "_sender", "grant",
+        "_body", "_cancelled", "_head", "_kept", "_on_unreachable", "_over", "_room", "_roomy", "_sender", "grant",
     )  # fmt: skip
 
     def __init__(
@@ -36,9 +37,12 @@ class RemoteExchange(ConnectionBuffer):
         grant: Grant,
         head: CallHead,
         body: bytes | memoryview,
+        kept: KeptGrant | None = None,
     ) -> None:
+        """:param kept: *grant*, if it may be kept"""
         super().__init__(loop)
         self.grant = grant
+        self._kept = kept
         self._on_unreachable = on_unreachable
         self._head = head
         self._body = body
@@ -110,7 +114,8 @@ class RemoteExchange(ConnectionBuffer):
         self._connection = connection
         head, body = self._head, self._body
         self._body = b""
-        connection.write_with(encode_prefix(Kind.CALL, NodeCallHead(self.grant, head), len(body)), body)
+        calls = 0 if self._kept is None else self._kept.calls
+        connection.write_with(encode_prefix(Kind.CALL, NodeCallHead(self.grant, head, calls), len(body)), body)
         if head.body_mode == FILE:
             self._sender = self._loop.create_task(self._send_file(head.body_path, connection))
 
@@ -130,6 +135,8 @@ class RemoteExchange(ConnectionBuffer):
         if kind == Kind.ANSWER or kind == Kind.HEAD:
             answer = _decode_answer(header)
             whole = kind == Kind.ANSWER
+            if answer.kept and self._kept is not None:
+                self._kept.on_answer(answer.head.run_s)
             if not self._cancelled:
                 self.load_s, self.phases, self.tier = answer.load_s, answer.phases, answer.tier
                 if answer.grant is not None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gpufaas_cluster.call_connection import CallConnection, ConnectionUser
 from gpufaas_cluster.connection import Identity, Link, connect
+from gpufaas_cluster.kept_grants import KeptGrants
 from gpufaas_cluster.remote_exchange import OnUnreachable, RemoteExchange
 from gpufaas_cluster.remote_query import RemoteQuery
 from gpufaas_core.errors import GpufaasError
@@ -38,9 +39,13 @@ _LONGEST_RETRY_S: Final[Seconds] = 3.0
 class RemoteNodes:
     """`ports.NodePort`. `set_nodes` says which nodes there are; calls to others are refused."""
 
-    def __init__(self, me: Identity, on_unreachable: OnUnreachable = lambda *_: None) -> None:
+    def __init__(
+        self, me: Identity, on_unreachable: OnUnreachable = lambda *_: None, kept: KeptGrants | None = None
+    ) -> None:
+        """:param kept: the grants that this gateway may keep"""
         self.me = me
         self.on_unreachable = on_unreachable
+        self._kept = kept
         self.watchers: set[Callable[[], None]] = set()
         """Called when a node came, went, was lost or is reached again."""
         self.loop = asyncio.get_running_loop()
@@ -93,7 +98,8 @@ class RemoteNodes:
 
     def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> "RemoteExchange":
         """Begin the call. `RemoteExchange.answer` raises if its node is not there or refuses it."""
-        exchange = RemoteExchange(self.loop, self.on_unreachable, grant, head, body)
+        kept = None if self._kept is None else self._kept.find(grant)
+        exchange = RemoteExchange(self.loop, self.on_unreachable, grant, head, body, kept)
         node = self._of_device.get(grant.device)
         if node is None:
             exchange.not_sent(f"no node has device {grant.device} now")

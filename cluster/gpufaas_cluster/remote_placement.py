@@ -14,6 +14,7 @@ from typing import Final
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
 from gpufaas_cluster.error_codes import make_error
+from gpufaas_cluster.kept_grants import KeptGrants
 from gpufaas_core.errors import GrantRefused
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part, Seconds, gateway_of
@@ -64,6 +65,7 @@ class RemotePlacement:
     def __init__(self) -> None:
         self.view: control.ClusterState | None = None
         self._loop = asyncio.get_running_loop()
+        self.kept = KeptGrants(self._loop, self._send)
         self._link: Link | None = None
         self._epoch = 0
         self._waiting: dict[CallId, _Waiting] = {}
@@ -92,6 +94,12 @@ class RemotePlacement:
         goal_s: Seconds | None = None,
     ) -> Grant | asyncio.Future[Grant]:
         now = self._loop.time()
+        if self.kept.idle and outer is None and not endless:
+            kept = self.kept.take(function, call, now, (now + timeout_s, size, goal_s))
+            if kept is not None:
+                sent = self._sent[call] = kept.calls[0]
+                self._running[sent] = function
+                return kept
         future: asyncio.Future[Grant] = self._loop.create_future()
         link = self._link
         if link is None:
@@ -119,6 +127,9 @@ class RemotePlacement:
         for each in self._waiting.values():
             if each.call == call:
                 return each.future  # the next grant was made already, or will be
+        dropped = self.kept.drop(sent)
+        if dropped is not None and dropped.asked is not None:
+            return self._ask_after_all(call, dropped.grant.function, *dropped.asked)
         function = self._running.pop(sent, None) or self._running.pop(call, None)
         future: asyncio.Future[Grant] = self._loop.create_future()
         if function is None:
@@ -135,17 +146,36 @@ class RemotePlacement:
             self._loop.call_later(NO_LEADER_S, self._give_up, future)
         return future
 
+    def _ask_after_all(
+        self, call: CallId, function: FunctionId, deadline: float, size: float, goal_s: Seconds | None
+    ) -> asyncio.Future[Grant]:
+        """Place *call*, whose kept grant was refused, as a new one: the scheduler may have ended that grant long ago."""
+        self.cancel(call)
+        placed = self.place(call, function, deadline - self._loop.time(), size, goal_s=goal_s)
+        if not isinstance(placed, Grant):
+            return placed
+        future: asyncio.Future[Grant] = self._loop.create_future()
+        future.set_result(placed)
+        return future
+
     def cancel(self, call: CallId) -> None:
         sent = self._sent.pop(call, call)
+        if self.kept.left(sent, call):
+            return
+        self.kept.drop(sent)
         self._waiting.pop(sent, None)
         self._running.pop(sent, None)
+        self._early.pop(sent, None)
         if self._link is not None:
             self._link.send(control.CancelCall(sent))
 
     def over(self, call: CallId) -> None:
         """Its caller was answered."""
         sent = self._sent.pop(call, call) if self._sent else call
+        if self.kept.left(sent, call):
+            return
         self._running.pop(sent, None)
+        self.kept.over(sent)
         if self._early and self._early.pop(sent, None) is not None and self._link is not None:
             self._link.send(control.CancelCall(sent))  # no call will open it
 
@@ -153,6 +183,10 @@ class RemotePlacement:
         """Report that the node of a grant could not be reached."""
         if self._link is not None:
             self._link.send(control.NodeUnreachable(grant.call, grant.device, reason, grant.epoch, grant.number))
+
+    def _send(self, message: control.Message) -> None:
+        if self._link is not None:
+            self._link.send(message)
 
     def _resend(self, link: Link, is_new: bool) -> None:
         """Place the calls that wait again. *is_new*: another scheduler leads than before."""
@@ -202,7 +236,7 @@ class RemotePlacement:
                 )
             )
 
-    def _granted(self, grant: Grant) -> None:
+    def _granted(self, grant: Grant, keep_s: Seconds = 0.0) -> None:
         waiting = self._waiting.pop(grant.call, None)
         if waiting is None:
             if grant.call in self._running:
@@ -212,6 +246,8 @@ class RemotePlacement:
                 self._link.send(control.CancelCall(grant.call))  # its caller went while the grant was on its way
             return
         self._running[grant.call] = waiting.function
+        if keep_s > 0.0 and waiting.outer is None and not waiting.endless:
+            self.kept.granted(grant, waiting.call, keep_s)
         waiting.granted(grant)
 
     def _rejected(self, rejected: control.CallRejected) -> None:

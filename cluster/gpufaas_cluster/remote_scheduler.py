@@ -65,8 +65,14 @@ class RemoteScheduler(RemotePlacement):
         return _NO_STATUS if self.view is None else self.view.status
 
     async def explain(self, call: CallId) -> Explanation | None:
-        found: Explanation | None = msgspec.json.decode(await self.ask("explain", call), type=Explanation | None)
-        return found
+        granted = self.kept.ran_by(call)
+        found: Explanation | None = msgspec.json.decode(
+            await self.ask("explain", granted or call), type=Explanation | None
+        )
+        if found is None or granted is None:
+            return found
+        rule = f"it ran at once, by a grant that this gateway had kept, of call {granted}: {found.rule}"
+        return msgspec.structs.replace(found, call=CallId(call), waited_s=0.0, rule=rule)
 
     async def ask(self, what: str, value: str) -> bytes:
         """
@@ -109,6 +115,7 @@ class RemoteScheduler(RemotePlacement):
 
     def end(self) -> None:
         self._link = None
+        self.kept.lost()
         for question in self._asked.values():
             if not question.done():
                 question.set_exception(GrantRefused("the scheduler went away: ask again in a few seconds"))
@@ -118,7 +125,7 @@ class RemoteScheduler(RemotePlacement):
     def heard(self, message: Any) -> None:
         kind = type(message)
         if kind is control.Granted:
-            self._granted(message.grant)
+            self._granted(message.grant, message.keep_s)
         elif kind is control.CallRejected:
             self._rejected(message)
         elif kind is control.CallUnknown:

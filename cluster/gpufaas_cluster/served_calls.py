@@ -58,6 +58,8 @@ class ServedCalls:
         self._server = server
         self._connection = connection
         self._grant: Grant | None = None
+        self._kept = 0
+        """See `NodeCallHead.kept`."""
         self._exchange: Exchange | None = None
         self._body: _SpooledBody | _StreamedBody | None = None
         """The body of a call that does not come with the call itself."""
@@ -74,6 +76,7 @@ class ServedCalls:
             self.fail(GrantRefused(f"node {self._server.me.id} stops"))
             return
         self._grant = call.grant
+        self._kept = call.kept
         if call.head.body_mode == FILE:
             self._spool(call.grant, call.head)
         else:
@@ -108,7 +111,10 @@ class ServedCalls:
                 continue
             head, body, whole = cast(tuple[AnswerHead, bytes, bool], piece)
             grant = None if exchange.grant is self._grant else exchange.grant
-            answer = NodeAnswerHead(head, exchange.load_s, exchange.phases, grant, exchange.tier)
+            if whole and exchange.kept and len(body) > CHUNK_BYTES:
+                self._server.node.grants.let_go(exchange, head.run_s)  # the gateway may read it slowly
+            kept = whole and exchange.kept > 0 and not head.failed and not exchange.once
+            answer = NodeAnswerHead(head, exchange.load_s, exchange.phases, grant, exchange.tier, kept)
             if whole:
                 self._end()
                 self._write_whole(answer, body)
@@ -157,7 +163,7 @@ class ServedCalls:
 
     def _start(self, grant: Grant, head: CallHead, body: bytes) -> None:
         try:
-            exchange = self._server.node.grants.call(grant, head, body)
+            exchange = self._server.node.grants.call(grant, head, body, self._kept)
         except GrantRefused as exc:
             self._end()
             self.fail(exc)

@@ -215,6 +215,11 @@ class Finished(Struct, frozen=True, tag=True):
     """Time that the handler took; 0.0: aborted before it began."""
     ok: bool = True
     """False: it was aborted, or the handler failed. Its time is not learnt then."""
+    further: int = 0
+    """
+    How many calls ran by its grant beside it, one after another: a gateway kept the grant. All of them ended well, but
+    for the last if `ok` is false; if a gateway says it, `service_s` is their mean.
+    """
 
 
 class Measured(Struct, frozen=True, tag=True):

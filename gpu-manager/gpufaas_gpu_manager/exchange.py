@@ -86,6 +86,7 @@ class Exchange(AnswerBuffer):
         "bound_at",
         "grant",
         "head",
+        "kept",
         "once",
         "opened_at",
         "slot",
@@ -103,6 +104,8 @@ class Exchange(AnswerBuffer):
         """The call, until a slot takes it."""
         self.body: bytes | memoryview = b""
         self.slot: Slot | None = None
+        self.kept = 0
+        """The gateway keeps its grant, and it is so many'th call by it. 0: the end of the call is that of the grant."""
         self.once = False
         """It cannot run again: its body streams, or its answer does and has begun."""
         self.state: int = states.OPENED
@@ -128,6 +131,11 @@ class Exchange(AnswerBuffer):
     def untouched(self) -> bool:
         """Whether its call can be placed again."""
         return self.state in states.UNTOUCHED
+
+    @property
+    def further(self) -> int:
+        """How many calls ran before it by its grant."""
+        return self.kept - 1 if self.kept else 0
 
     # --- the gateway's side ---
 

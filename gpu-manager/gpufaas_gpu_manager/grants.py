@@ -10,7 +10,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GrantRefused, Preempted, UnknownFunction, WorkerCrashed
 from gpufaas_core.frames import STREAM, UPGRADE, CallHead
 from gpufaas_core.messages import Finished, Grant, NodeRefused
-from gpufaas_core.model import CallId, DeviceId, FunctionId, copy_id
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds, copy_id
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.room import WorkerDevice
@@ -103,17 +103,19 @@ class Grants:
             exchange.state = states.BEGIN_BODY[exchange.state]
         return exchange is not None
 
-    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview, kept: int = 0) -> Exchange:
         """
         Give the first call of *grant* to its worker and return the exchange. The other calls come on their own, each
         with a grant in which it is the first; they begin together once they are there (`batches`).
 
+        :param kept: see `Exchange.kept`
         :raises GrantRefused: nothing was taken; the scheduler knows, and places the call again
         """
         exchange = self.open(grant)
         if exchange is None:
             raise GrantRefused(f"{grant.device} refused call {grant.call}")
         worker = exchange.worker
+        exchange.kept = kept
         exchange.arrive(head, body)
         if exchange.state >= states.FINISHED:
             self._grants.pop(grant.call, None)
@@ -131,6 +133,15 @@ class Grants:
             if worker.state is WorkerState.READY:
                 worker.device.admit()
         return exchange
+
+    def let_go(self, exchange: Exchange, run_s: Seconds) -> None:
+        """Its gateway does not keep the grant of *exchange*, whose whole answer is here: the end of the call is its."""
+        if exchange.finished:
+            grant, further = exchange.grant, exchange.further
+            exchange.kept = 0
+            self._host.report(Finished(grant.call, grant.device, run_s, further=further))
+        else:
+            exchange.once = True  # the worker's side is told next, and reports it
 
     def abort(self, call: CallId, device: DeviceId, reason: str = "") -> None:
         """
@@ -155,7 +166,7 @@ class Grants:
             return
         self._take_back(exchange)
         self._revoke(call, exchange.grant.number)
-        self._host.report(Finished(call, exchange.grant.device, 0.0, ok=False))
+        self._host.report(Finished(call, exchange.grant.device, 0.0, ok=False, further=exchange.further))
 
     def requeue(self, call: CallId, number: int, reason: str, *, unbegun: bool = False) -> None:
         """

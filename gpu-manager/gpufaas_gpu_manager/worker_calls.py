@@ -358,8 +358,9 @@ class WorkerCalls:
             self._others_until = time.monotonic()
         if self.stopped and (why := self.stopped.pop(exchange, None)) is not None:
             self.refuse(exchange, why, blameless=True)
-        else:
-            host.report(Finished(call, worker.device.id, run_s, ok and not exchange.abandoned))
+        elif not (exchange.kept and ok and not exchange.once and not exchange.abandoned):
+            host.report(Finished(call, worker.device.id, run_s, ok and not exchange.abandoned, exchange.further))
+            exchange.kept = 0
         if self.unbound and self._free and self._worker.takes_calls:
             self.bind(self.unbound.popleft())
 

@@ -45,6 +45,7 @@ from gpufaas_scheduler.handle.ahead import take_back
 from gpufaas_scheduler.handle.clear import make_way
 from gpufaas_scheduler.handle.prefetch import prefetch
 from gpufaas_scheduler.handle.settle import is_watched, return_overdue, settle, untangle
+from gpufaas_scheduler.keeping import keep_s
 from gpufaas_scheduler.view import view_of
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.cluster import Cluster
@@ -238,6 +239,10 @@ class Engine:
         """Whether *call* has a grant."""
         known = self._world.calls.by_id.get(call)
         return known is not None and known.state == RUNNING
+
+    def keep_s(self, grant: m.Grant) -> Seconds:
+        """See `keeping.keep_s`."""
+        return keep_s(self._world, grant)
 
     def heeds(self, refusal: m.NodeRefused) -> bool:
         """Whether *refusal* is of the grant that its call has now, so that the call gets another one."""

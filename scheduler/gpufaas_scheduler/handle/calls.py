@@ -225,6 +225,10 @@ def finished(world: World, event: m.Finished) -> None:
             return
     owner, grant = call.owner, call.granted
     device.served += 1
+    if event.further > 0:
+        device.served += event.further
+        device.hits += event.further
+        world.cluster.demand.note_further(owner, event.further, world.cluster.now)
     if event.ok:
         if owner.backoff is not None:
             _recovers(world, owner, owner.backoff, call.cold)

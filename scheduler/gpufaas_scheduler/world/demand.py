@@ -33,6 +33,11 @@ class Demand:
         self.observed_at: Seconds = -inf
         """The time of `observed`: decisions need it many times at one instant."""
 
+    def note_further(self, owner: FunctionState, calls: int, now: Seconds) -> None:
+        """So many calls of a CPU function came in the last moment."""
+        owner.called = owner.called * exp((owner.called_at - now) / DEMAND_S) + calls
+        owner.called_at = now
+
     def note(self, owner: FunctionState, kinds: Iterable[str], now: Seconds) -> None:
         """
         A call arrives now. Calls of CPU functions add to the worth of copies, but not to the work of devices.
