@@ -149,7 +149,7 @@ class RemotePlacement:
     def _ask_after_all(
         self, call: CallId, function: FunctionId, deadline: float, size: float, goal_s: Seconds | None
     ) -> asyncio.Future[Grant]:
-        """Place *call*, whose kept grant was refused, as a new one: the scheduler may have ended that grant long ago."""
+        """Place *call*, whose kept grant was refused, as a new one. That grant is given up."""
         self.cancel(call)
         placed = self.place(call, function, deadline - self._loop.time(), size, goal_s=goal_s)
         if not isinstance(placed, Grant):

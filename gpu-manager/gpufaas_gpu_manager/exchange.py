@@ -18,7 +18,7 @@ from gpufaas_core.frames import (
     EndHead,
 )
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import Bytes
+from gpufaas_core.model import Bytes, CallId
 from gpufaas_gpu_manager import exchange_state as states
 
 MODEL_BUFFER: Final[Bytes] = 8 * 1024 * 1024
@@ -87,6 +87,7 @@ class Exchange(AnswerBuffer):
         "grant",
         "head",
         "kept",
+        "name",
         "once",
         "opened_at",
         "slot",
@@ -103,6 +104,8 @@ class Exchange(AnswerBuffer):
         self.head: CallHead | None = None
         """The call, until a slot takes it."""
         self.body: bytes | memoryview = b""
+        self.name = grant.calls[0]
+        """Of the call for its worker: before it comes, that of its grant."""
         self.slot: Slot | None = None
         self.kept = 0
         """The gateway keeps its grant, and it is so many'th call by it. 0: the end of the call is that of the grant."""
@@ -142,7 +145,7 @@ class Exchange(AnswerBuffer):
     def arrive(self, head: CallHead, body: bytes | memoryview) -> None:
         """Take its call, which has come."""
         self.state = states.ARRIVE[self.state]
-        self.head, self.body = head, body
+        self.head, self.body, self.name = head, body, CallId(head.call)
 
     @property
     def loading_s(self) -> float:

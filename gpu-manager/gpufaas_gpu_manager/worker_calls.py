@@ -422,7 +422,7 @@ class WorkerCalls:
         :param running: the number of calls that ran when the worker died
         """
         since = max(exchange.bound_at, self._others_until) if exchange.slot is not None and running == 1 else inf
-        return self._worker.output.tail(exchange.grant.call, since)
+        return self._worker.output.tail(exchange.name, since)
 
     def refuse(self, exchange: Exchange, reason: str, *, blameless: bool = False) -> None:
         """Have the call, of which the worker took nothing, placed again. :param blameless: see `NodeRefused`"""

@@ -27,7 +27,7 @@ def keep_s(world: World, grant: Grant) -> Seconds:
         return 0.0
     owner = call.owner
     may = (
-        not owner.queued
+        not (owner.queued or owner.removed)
         and not owner.flow.calls
         and copy.running * 2 <= owner.slots
         and not copy.loading
