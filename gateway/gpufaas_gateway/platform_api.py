@@ -60,8 +60,8 @@ def status_routes(
         if found is None:
             raise UnknownCall(
                 f"call {call!r} is not known: only calls that wait can be explained, and those among the last 2,000 "
-                "that a policy has started, or as many that start without one (of CPU functions, and on shares). Its "
-                "id is X-Call-Id of the answer"
+                "that a policy has started, or as many that start without one (of CPU functions, and on shares; in a "
+                "cluster, ask the gateway that ran it). Its id is X-Call-Id of the answer"
             )
         return found
 
