@@ -180,7 +180,7 @@ class Grants:
             self._revoke(call, number)  # it is refused when it comes; or it is over, and that is reported
         elif exchange.grant.number > number or exchange.abandoned or exchange.finished:
             return
-        elif unbegun:
+        elif unbegun and exchange.state >= states.WAITING:
             exchange.worker.calls.give_back(exchange, reason)
         elif exchange.once:
             self.abort(call, exchange.grant.device, reason)

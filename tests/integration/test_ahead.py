@@ -130,6 +130,25 @@ async def rig(tmp_path: Path, warm_fork_servers: None) -> AsyncIterator[Ahead]: 
     await rig.node.close()
 
 
+@pytest.mark.parametrize("body_comes", [False, True])
+async def test_a_call_whose_body_has_not_come_is_taken_back(rig: Ahead, body_comes: bool) -> None:
+    running = await rig.running()
+    grant = replace(rig.grant(rig.name), ahead_s=LIMIT_S)
+    opened = rig.node.grants.open_for_body(grant) if body_comes else rig.node.grants.open(grant)
+    assert opened
+
+    rig.node.execute(Abort(grant.call, DEVICE, True, "another device is free", grant.number, True))
+
+    assert rig.refusals() == [grant.call]
+    late = rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), rig.body(""))
+    with pytest.raises(GrantRefused):
+        await answered(late)
+    rig.gate()
+    assert await answered(running) == (200, running.grant.call.encode())
+    assert rig.times(late) == 0
+    assert rig.refusals() == [grant.call], "once"
+
+
 async def test_a_call_goes_ahead_and_is_served_after_the_one_that_runs(rig: Ahead) -> None:
     first = await rig.running()
     ahead = rig.begin(ahead_s=LIMIT_S)
