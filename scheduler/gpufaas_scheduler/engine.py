@@ -176,6 +176,8 @@ class Engine:
         if world.nested and (world.tangled or type(event) in _TANGLING):
             world.tangled = False
             untangle(world)
+            if world.lenders:
+                out += world.lending.ask(world.nests.crowded())
         if cluster.rare:
             self._rarely(event)
         if world.lenders and (world.homeless or cluster.orphans.functions):

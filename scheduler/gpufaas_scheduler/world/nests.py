@@ -123,6 +123,14 @@ class Nests:
         """Whether calls that wait for calls hold all slots of a CPU function."""
         return not _has_slot(owner, _copies_of(self._held(self.waiting())))
 
+    def crowded(self) -> list[FunctionState]:
+        """Return the CPU functions that need one more copy: calls that wait for calls hold all of their slots."""
+        wanted = {each.owner.id: each.owner for each in self.waiting() if not each.owner.queued and each.owner.active}
+        return [
+            each for each in wanted.values()
+            if not (each.max_copies and each.copies >= each.max_copies) and self.full_of_outers(each)
+        ]  # fmt: skip
+
     def _has_place(self, call: Call, held: set[Call]) -> bool:
         """Whether *call* can have a place while *held* keep theirs, and all other calls end."""
         owner = call.owner

@@ -72,6 +72,26 @@ def test_on_two_devices_it_runs_on_the_other_one(make_platform: Callable[..., Pl
         assert device != answer.headers["X-Gpufaas-Device"]
 
 
+RECURSES = """
+    import os, urllib.error, urllib.request
+    def handle(event, context):
+        '''Call itself until it is refused; say how deep that was.'''
+        depth = int(event.text)
+        try:
+            url = os.environ["OPENFAAS_URL"] + "/function/recurses"
+            with urllib.request.urlopen(url, data=str(depth + 1).encode()) as answer:
+                return answer.read()
+        except urllib.error.HTTPError as error:
+            return f"{depth} {error.code} {error.headers['X-Gpufaas-Error']}"
+"""
+
+
+def test_a_function_that_calls_itself_without_end_is_refused_once_its_copies_have_no_slot(platform: Platform) -> None:
+    recurses = platform.deploy("recurses", RECURSES, HTTP, slots="2", labels={"com.openfaas.scale.max": "2"})
+    for _ in range(2):
+        assert platform.call(recurses, b"1").text == "4 508 nested-call"
+
+
 def test_an_address_of_no_worker_is_refused_and_a_forged_one_too(platform: Platform) -> None:
     for token in ("x", "AAAA", "A" * 60, "%C3%A9"):
         answer = platform.http.post(f"/from/{token}/function/outer")

@@ -162,6 +162,46 @@ def test_a_cpu_function_that_calls_itself_has_its_slots_then_a_copy_then_a_refus
     assert "all slots of cpu are held" in nest.refused("5")
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_cpu_function_that_calls_itself_has_back_what_its_worker_was_lent(copies: int) -> None:
+    """Its first worker was lent the whole device, so there was no room for a second one, and no end of the wait."""
+    nest = Nest(learn=True)
+    nest.device("d1", 400 * MiB, "cpu")
+    nest.deploy("cpu", 100 * MiB, slots=2, elastic=True, max_copies=copies)
+    nest.call("1", "cpu")
+    nest.loaded("cpu", "d1")
+    assert nest.model("cpu", "d1").limit == 400 * MiB
+    nest.inner("2", "cpu", "1")
+    nest.inner("3", "cpu", "2")
+    if copies == 2:
+        assert m.Resize(FunctionId("cpu"), DeviceId("d1"), 100 * MiB, 0) in nest.out
+
+        nest.tell(m.Resized(FunctionId("cpu"), DeviceId("d1"), 120 * MiB, 0, 100 * MiB))
+
+        assert nest.running["3"].copy == 1
+        nest.loaded("cpu", "d1", copy=1)
+        nest.inner("4", "cpu", "3")
+        nest.inner("5", "cpu", "4")
+    last = str(2 * copies + 1)
+    assert "all slots of cpu are held" in nest.refused(last)
+    assert not any(isinstance(each, m.Resize) for each in nest.out), "one more copy may not be"
+
+
+def test_a_cpu_function_that_uses_what_its_worker_was_lent_is_refused_the_inner_call() -> None:
+    nest = Nest(learn=True)
+    nest.device("d1", 400 * MiB, "cpu")
+    nest.deploy("cpu", 100 * MiB, slots=1, elastic=True)
+    nest.call("1", "cpu")
+    nest.loaded("cpu", "d1")
+    nest.inner("2", "cpu", "1")
+    assert not nest.refused("2")
+
+    nest.tell(m.Resized(FunctionId("cpu"), DeviceId("d1"), 390 * MiB, 0, 100 * MiB))
+
+    assert nest.refused("2")
+    nest.finish("1")
+
+
 def test_calls_of_a_cpu_function_that_only_compute_are_waited_for(nest: Nest) -> None:
     nest.device("d1", 10)
     nest.deploy("cpu", 10, slots=3)
