@@ -197,7 +197,7 @@ class Front:
             except Exception as exc:
                 failures.append(exc)
                 self.failed.set()
-                self.server.should_exit = True
+                self.server.stop()
 
         async with asyncio.TaskGroup() as tasks:
             for each in (self.async_calls.run(), *background):

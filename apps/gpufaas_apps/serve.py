@@ -209,7 +209,7 @@ class ServeApp:
         """The scheduler failed: callers that wait are answered, and the process ends with the error."""
         if self._fatal is None:
             self._fatal = error
-        self._front.server.should_exit = True
+        self._front.server.stop()
 
     def _lose(self, note: str) -> None:
         self._gone.append(note)

@@ -96,8 +96,12 @@ class CallLife:
 
     def watch(self) -> None:
         """Listen to the caller from now on, and let the time limit end the call: it is not quick."""
-        self.watched = True
         self._count_down()
+        self.attend()
+
+    def attend(self) -> None:
+        """Listen to the caller from now on."""
+        self.watched = True
         if self.exchange is not None or self.future is not None:
             self.listen()
 

@@ -3,7 +3,7 @@
 
 Find the function, read the body, ask the scheduler for a grant, give head and body to the node, return the answer.
 Nothing here polls, sleeps, asks a database or parses a body. A quick call costs no task and no timer. One that takes
-longer than `WATCH_AFTER_S` is watched: `call_life` listens to its caller and counts its time limit.
+longer is watched (`watching`): `call_life` listens to its caller and counts its time limit.
 
 Every error becomes an answer in one place, `Calls._refused`; `errors` has the status of each.
 """
@@ -48,9 +48,8 @@ from gpufaas_gateway.large_body import BodyMemory
 from gpufaas_gateway.ports import CallExchange, NodePort, PlacementPort
 from gpufaas_gateway.quotas import Passage
 from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, let_go, refusal
+from gpufaas_gateway.watching import SHORT_S, Watching
 
-WATCH_AFTER_S: Final[Seconds] = 0.025
-"""A call that takes longer is watched, after twice this time at the latest."""
 _OVER: Final = CallCancelled("the call is over")
 _MOST_LINES: Final = 12
 """An answer with more headers has no template."""
@@ -84,13 +83,8 @@ class Calls:
         self._answers = AnswerSpool(spool)
         self._served_by = (b"x-served-by", served_by.encode())
         self._suffix = call_suffix
-        self._loop = asyncio.get_running_loop()
         self._serial = 0
-        self._young: set[_Call] = set()
-        """Calls that began after the last sweep."""
-        self._older: set[_Call] = set()
-        """Calls that began before it. The next sweep watches them."""
-        self._sweeping: asyncio.TimerHandle | None = None
+        self._watching = Watching()
 
     async def run(self, request: Request) -> Answer:
         """
@@ -99,9 +93,7 @@ class Calls:
         :raises CallCancelled: the caller went away, so nobody gets an answer
         """
         call = self._new_call(request)
-        self._young.add(call)
-        if self._sweeping is None:
-            self._sweeping = self._loop.call_later(WATCH_AFTER_S, self._sweep)
+        self._watching.begin(call)
         try:
             deployed = self._find(request)
             crosses = request.method == "OPTIONS" or deployed.cors is not None
@@ -187,6 +179,8 @@ class Calls:
         if call.asked is not None:
             call.ask(call.asked, deployed)
         call.ends = call.began + call.timeout_s
+        if call.timeout_s < SHORT_S:
+            call.watch()
 
     async def _read_rest(self, call: "_Call", first: bytes, caller: Caller) -> None:
         """Read a body that did not come in one piece, or begin to stream it."""
@@ -380,7 +374,7 @@ class Calls:
         )  # fmt: skip
         if call.request.upgrade:
             if switched:
-                call.stop_watching()
+                self._watching.end(call)
             headers = answer_headers(answer.headers, [*call.ours, *placement_headers(exchange.grant, exchange.tier)])
             return Answer(answer.status, headers, stream=stream)
         call.listen()
@@ -429,12 +423,10 @@ class Calls:
     def _end(self, call: "_Call") -> None:
         """Release all that the call has, and count it."""
         call.answered, call.body = None, b""  # what refers to the call may live until the garbage is collected
-        self._young.discard(call)
-        self._older.discard(call)
+        self._watching.end(call)
         self._scheduler.over(call.id)
         if call.passage is not None:
             call.passage.leave()
-        call.stop_watching()
         if call.exchange is not None:
             call.exchange.fail(_OVER)  # nothing, if it ended: only then a node elsewhere knows that nobody reads
             call.exchange.close()
@@ -446,14 +438,6 @@ class Calls:
             call.deployed.stats.observe(call.status, seconds, hit, call.queue_s, call.load_s, call.run_s)
             if (grant := call.grant) is not None and (len(grant.calls) > 1 or grant.held_s):
                 call.deployed.stats.observe_batch(len(grant.calls), min(grant.held_s, call.queue_s))
-
-    def _sweep(self) -> None:
-        """Watch the calls that began before the last sweep."""
-        older, self._older, self._young = self._older, self._young, set()
-        for call in older:
-            if not call.watched:
-                call.watch()
-        self._sweeping = self._loop.call_later(WATCH_AFTER_S, self._sweep) if self._older else None
 
 
 class _Call(CallLife):

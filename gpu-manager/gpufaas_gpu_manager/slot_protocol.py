@@ -86,6 +86,8 @@ class Wire(Protocol):
     """Nothing can be sent any more: the worker has died, or will be killed for this."""
     running: int
     """Calls that were sent and have not ended."""
+    shared: bool
+    """It has several slots."""
     areas: Areas | None
     small: Bytes
     """Bodies and answers of at most so many bytes go in their frames: `SMALL`, or -1 while answers are large."""
@@ -180,7 +182,7 @@ class WorkerSlot:
             return  # its worker ends: then its calls are failed or placed again
         if len(body) > wire.small:
             self._send_large(exchange, head, body, alone=not in_batch)
-        elif in_batch or wire.running:  # else the worker waits for it
+        elif in_batch or (wire.running and wire.shared):  # else the worker waits for it, or no other call comes with it
             wire.hold(encode_prefix(Kind.CALL, head, len(body), self.index) + body)
         else:
             wire.write(encode_prefix(Kind.CALL, head, len(body), self.index) + body)
@@ -366,7 +368,8 @@ class WorkerSlot:
             self._ended()
             error = self._why_none(head, body)
             worker = self._worker
-            caller_first = worker.caller_first and error is None
+            # Its device runs already what went ahead, or it holds none.
+            caller_first = error is None and (self._exchange is not None or worker.caller_first)
             try:
                 if caller_first:
                     exchange.on_answer(head, body)

@@ -23,6 +23,8 @@ from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_end import WorkerEnd
 
+_LOOK_S: Final[Seconds] = 0.05
+"""So often at most, it is looked whether what runs before a call that went ahead is late."""
 _SAID: Final[Bytes] = 2000
 """Bytes of an exception's text in an error."""
 
@@ -215,16 +217,20 @@ class WorkerCalls:
         self._ahead_until = until = time.monotonic() + ahead_s
         self._send_ahead()
         if until < self._look_at:  # nearly always there is a timer from calls before
-            self._look_at = until
-            self._worker.timers.later("ahead", ahead_s, self._look_ahead)
+            self._look_later(until)
+
+    def _look_later(self, until: Seconds) -> None:
+        """Look when *until* is over, together with other workers: each look wakes the process."""
+        now = time.monotonic()
+        self._look_at = at = (until // _LOOK_S + 1.0) * _LOOK_S
+        self._worker.timers.later("ahead", at - now, self._look_ahead)
 
     def _look_ahead(self) -> None:
         left_s = self._ahead_until - time.monotonic()
         first = self._ahead[0] if self._ahead else next((each for each in self.unbound if each.grant.ahead_s), None)
         self._look_at = inf
         if first is not None and left_s > 0.0:
-            self._look_at = self._ahead_until
-            self._worker.timers.later("ahead", left_s, self._look_ahead)
+            self._look_later(self._ahead_until)
         elif first is not None:
             self.give_back(first, "the call before it takes longer than expected")
 

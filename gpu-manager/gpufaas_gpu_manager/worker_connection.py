@@ -57,6 +57,7 @@ class WorkerConnection(asyncio.Protocol):
         self.small = SMALL
         self.closing = False
         self.running = self.ended = 0
+        self.shared = slots > 1
         self.lost = False
         self._worker = worker
         self._reader = FrameReader(CHUNK_BYTES, slots)

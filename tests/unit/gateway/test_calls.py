@@ -288,7 +288,7 @@ async def test_a_caller_with_a_slow_body_who_leaves_while_his_call_runs_is_heard
     await gateway.deployed()
     functions, caller = Working(), Slow()
     calls = Calls(gateway.catalogue, functions, functions, tmp_path)
-    monkeypatch.setattr("gpufaas_gateway.calls.WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr("gpufaas_gateway.watching.WATCH_AFTER_S", 0.0)
 
     running = asyncio.create_task(calls.run(Request("echo", body=None, caller=caller)))
     for _ in range(10):  # more than two sweeps

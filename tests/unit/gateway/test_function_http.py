@@ -632,7 +632,7 @@ async def test_calls_leave_no_task_and_nothing_for_the_garbage_collector(
     front, state = FunctionFront(calls.run, Origins()), uvicorn.server.ServerState()
     sent = POST.replace(b"echo", b"nobody" if kind == "unknown" else b"echo") + b"Content-Length: 4\r\n\r\nfour"
 
-    monkeypatch.setattr("gpufaas_gateway.calls.WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr("gpufaas_gateway.watching.WATCH_AFTER_S", 0.0)
     connection, wire = FunctionHttp(config=config, server_state=state, app_state={}, front=front), Wire()
     connection.connection_made(wire)
 
