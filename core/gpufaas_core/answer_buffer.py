@@ -67,6 +67,11 @@ class AnswerBuffer:
         """How long it has waited for a worker that still loads; 0.0: the worker is ready, or it is unknown here."""
         return 0.0
 
+    @property
+    def silent(self) -> bool:
+        """Whether `answer` would wait."""
+        return not self._chunks and self._error is None
+
     async def answer(self) -> tuple[AnswerHead, bytes | memoryview, bool]:
         """
         Return head, body and whether that is all; when it is not, `chunk` gives the rest.

@@ -46,6 +46,10 @@ class Driven:
             self._paused = False
             self._go_on()
 
+    def awake(self, _: object) -> None:
+        """As `resume`, for what calls back with an argument."""
+        self.resume()
+
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002 - as tasks have it
         """Raise `asyncio.CancelledError` in the coroutine, where it waits."""
         if self._coroutine is None:

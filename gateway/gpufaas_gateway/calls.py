@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from gpufaas_core.answer_spool import AnswerSpool
+from gpufaas_core.driven import PAUSE
 from gpufaas_core.errors import CallCancelled, GpufaasError, GrantRefused, OutOfMemory, UnknownFunction
 from gpufaas_core.frames import INLINE, STREAM, UPGRADE, AnswerHead, CallHead
 from gpufaas_core.messages import Grant, Outer
@@ -242,11 +243,16 @@ class Calls:
                     placed.cancel()  # so that the scheduler makes no grant
                     raise
             call.future = placed
+            driven = call.request.driven
+            if driven is not None and not placed.done():
+                placed.add_done_callback(driven.awake)
             self._scheduler.on_grant(call.id, partial(self._begin_early, call))
             if call.watched or not self._suffix:
                 # If the scheduler is another process, every call waits for it, but few wait long.
                 call.listen()
             try:
+                while driven is not None and not placed.done():
+                    await PAUSE
                 grant = await placed
             except UnknownFunction:
                 # The function was updated meanwhile; the scheduler is another process.
@@ -286,10 +292,14 @@ class Calls:
 
     def _begin_early(self, call: "_Call", grant: Grant) -> None:
         """The grant has come that *call* waits for: begin before its task runs, which is behind other calls' tasks."""
+        driven, placed = call.request.driven, call.future
         try:
-            call.begun = self._begin(call, grant)
+            call.begun = exchange = self._begin(call, grant)
         except Exception as exc:
             call.begun = exc  # raised in its task
+            return
+        if driven is not None and placed is not None and exchange.silent:
+            placed.remove_done_callback(driven.awake)  # it goes on when the answer comes: until then it would wait
 
     def _place_again(self, call: "_Call", error: GrantRefused | OutOfMemory) -> "Grant | asyncio.Future[Grant]":
         """

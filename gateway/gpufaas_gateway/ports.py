@@ -252,6 +252,11 @@ class CallExchange(Protocol):
         ...
 
     @property
+    def silent(self) -> bool:
+        """Whether `answer` would wait."""
+        ...
+
+    @property
     def end(self) -> Any: ...
 
     @property
