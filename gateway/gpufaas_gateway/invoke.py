@@ -254,7 +254,8 @@ class FunctionCall(Driven):
     def on_gone(self, tell: Callable[[], None] | None) -> bool:
         if self.disconnected:
             return False
-        self._connection.flow.resume_reading()  # else nobody notices the end of the connection
+        if tell is not None:
+            self._connection.flow.resume_reading()  # else nobody notices the end of the connection
         self._tell = tell
         return True
 

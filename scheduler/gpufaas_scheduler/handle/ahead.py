@@ -12,8 +12,6 @@ after the time that its grant says; and when another device with a copy is free 
 
 from typing import Final
 
-from msgspec.structs import replace
-
 from gpufaas_core import messages as m
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler import contract
@@ -38,12 +36,23 @@ _AHEAD: Final = contract.Why("a full batch for the copy that runs now: it begins
 
 def send_ahead(world: World, owner: FunctionState) -> None:
     """Calls of *owner* wait: let them go ahead to each device where they can."""
-    if not owner.batches and owner.copies > _FEW:
+    if not owner.batches:
+        if owner.copies <= _FEW:
+            _send_calls_ahead(world, owner)
         return
     for device in owner.holders.values():
         if owner.waiting < owner.batch_size(device.kind):
             return
         send_ahead_to(world, device)
+
+
+def _send_calls_ahead(world: World, owner: FunctionState) -> None:
+    for device in owner.holders.values():
+        holding = device.holding
+        if not owner.waiting:
+            return
+        if len(holding) == 1 and holding[0].copy.running < 2:  # nearly always, the next call is there already
+            send_ahead_to(world, device)
 
 
 def send_ahead_to(world: World, device: DeviceState) -> None:
@@ -61,7 +70,7 @@ def send_ahead_to(world: World, device: DeviceState) -> None:
     for each in batch:
         take_from_queue(world, device, each)
         each.why = _AHEAD
-    start(world, batch[0], device, copy, (), tuple(batch[1:]), ahead=True)
+    start(world, batch[0], device, copy, (), tuple(batch[1:]), ahead=0.0)
     tell_held(world, batch[0])
 
 
@@ -74,11 +83,9 @@ def _send_call(world: World, device: DeviceState, running: Grant) -> None:
         call.why = world.follows
     take_from_queue(world, device, call)
     running.alone = False
-    start(world, call, device, running.copy, (), ahead=True)
-    said, grant = world.out[-1], call.granted
-    assert isinstance(said, m.StartCall)
+    start(world, call, device, running.copy, (), ahead=_late_at(running) - world.cluster.now)
+    grant = call.granted
     assert grant is not None
-    world.out[-1] = m.StartCall(replace(said.grant, ahead_s=_late_at(running) - world.cluster.now))
     grant.early = True
     world.ahead[grant] = running
     world.settled = world.cluster.rare = True
@@ -94,19 +101,19 @@ def _may_follow(world: World, running: Grant, device: DeviceState) -> bool:
     owner = copy.owner
     if running.size < 2 if owner.batches else not device.ahead:
         return False  # of a call alone, the answer may stream for ever
+    costs = owner.costs[device.kind]
+    if costs is None or (costs.service_s > AHEAD_S and not owner.batches):
+        return False
     if owner.slots > 1 or copy.running > 1 or copy.loading or copy not in owner.active:
         return False
     if running.compute < device.compute or copy.share or copy.split or device.shut or device.preload is not None:
         return False
     if world.cluster.mixed or world.nested or device.others:
         return False
-    costs = owner.costs[device.kind]
-    if costs is None:
-        return False
     if owner.batches:
         return costs.grant_s(0.0, Condition(owner.batch_size(device.kind))) <= AHEAD_S
     now = world.cluster.now
-    if costs.service_s > AHEAD_S or running.free_at - now > AHEAD_S:
+    if running.free_at - now > AHEAD_S:
         return False
     if running.calls[0].endless or running.calls[0].aborted:
         return False

@@ -236,7 +236,7 @@ def finished(world: World, event: m.Finished) -> None:
         if costs is not None and 0.0 <= event.service_s <= MAX_S:
             if grant is None:  # calls that start without a policy are not estimated by size
                 costs.learn_service(event.service_s, 0.0, world.rate)
-            elif grant.alone:
+            elif grant.alone or not (owner.batches or grant.neighbours or grant.copy.share or grant.size > 1):
                 costs.learn_service(event.service_s, call.size, world.rate)
             else:
                 _learn_beside(world, call, grant, device, costs, event.service_s)

@@ -29,7 +29,7 @@ def start(
     victims: tuple[Copy, ...],
     others: tuple[Call, ...] = (),
     places: tuple[Place, ...] = (),
-    ahead: bool = False,
+    ahead: Seconds | None = None,
 ) -> None:
     """
     Grant *call* a grant: a hit on *copy*, or a miss for which *victims* are evicted. The caller has checked it.
@@ -38,7 +38,8 @@ def start(
 
     :param others: calls of its function that run together with it, and were taken out of their queue like it
     :param places: of a new copy with several parts, which say the victims then
-    :param ahead: they begin once the grant has ended that runs on *copy* now
+    :param ahead: they begin once the grant has ended that runs on *copy* now; if that takes longer than this, they come
+        back, unless it is 0.0
     """
     cluster, owner, before = world.cluster, call.owner, call.state
     local, after = before == LOCAL, START[before]
@@ -82,7 +83,7 @@ def start(
         device.starts += 1
         world.starts.append((now, call, device.id, call.cold, names, local, call.why))
         compute = owner.whole
-        if compute >= device.compute and not (ahead or copy.share or copy.split):
+        if compute >= device.compute and ahead is None and not (copy.share or copy.split):
             # Nearly each call: it has the device to itself, which spares it all that `_start_beside` does.
             device.free_at = free_at = ready + estimate_s
             call.granted = grant = Grant(number, (call,), copy, compute, estimate_s, free_at, True)
@@ -90,7 +91,7 @@ def start(
             device.reserved = compute
             device.busy_since = now
         else:
-            _start_beside(world, call, device, copy, others, costs, ready, names, ahead)
+            _start_beside(world, call, device, copy, others, costs, ready, names, ahead is not None)
         if device.local:
             world.overdue.note(device)
     else:
@@ -101,7 +102,7 @@ def start(
     said = m.Grant(
         world.epoch, number, (call.id, *[each.id for each in others]) if others else (call.id,), owner.id,
         owner.digest, copy.parts or parts_of(copy, device), call.cold, names, local, copy.number,
-        None if call.ends is None else call.ends - now,
+        None if call.ends is None else call.ends - now, 0.0, (), ahead or 0.0,
     )  # fmt: skip
     if names and cluster.parked.devices:
         said = replace(said, parked=parked_of(world, device, names))
@@ -125,7 +126,9 @@ def _start_beside(
     owner, estimate_s, now = call.owner, call.estimate_s, world.cluster.now
     compute = 0 if copy.share or ahead or (copy.running > 1 and owner.shared_hold) else owner.reserves
     call.granted = grant = Grant(world.grant, (call,), copy, compute, estimate_s, ready + estimate_s, ahead=ahead)
-    if device.reserved or others or copy.share:
+    if ahead and not others:
+        device.free_at = grant.free_at = device.free_at + estimate_s  # it runs alone, after what runs
+    elif device.reserved or others or copy.share:
         _in_company(grant, device, others, costs, ready)
     if compute:
         device.holding.append(grant)
@@ -340,8 +343,11 @@ def run_within(world: World, device: DeviceState, copy: Copy) -> None:
 
 def _hand_on(world: World, grant: Grant, device: DeviceState) -> bool:
     """Another grant of the same copy, which runs or went ahead, holds the compute from now on. False: there is none."""
-    heir = next((each for each in device.beside if each.copy is grant.copy), None)
-    if heir is None:
+    copy = grant.copy
+    for heir in device.beside:
+        if heir.copy is copy:
+            break
+    else:
         return False
     del device.beside[heir]
     heir.compute = grant.compute
@@ -350,7 +356,7 @@ def _hand_on(world: World, grant: Grant, device: DeviceState) -> bool:
         world.ahead.pop(heir, None)
         heir.alone = heir.size == 1 and heir.copy.owner.whole >= device.compute
     device.holding.append(heir)
-    device.free_at = max(each.free_at for each in device.holding)
+    device.free_at = max([each.free_at for each in device.holding])
     return True
 
 

@@ -42,7 +42,7 @@ class Conditions:
         self._seen: dict[Condition, tuple[float, int]] = {
             Condition(each.batch, each.share, each.neighbours): (each.ratio, each.grants)
             for each in docs
-            if 0.0 < each.ratio <= _LARGEST and each.grants > 0
+            if 0.0 < each.ratio <= _LARGEST and each.grants > 0 and (each.batch, each.share, each.neighbours) != ALONE
         }
         """Ratio and number of grants."""
 
