@@ -21,6 +21,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from gpufaas_core.descriptors import callers_share
+from gpufaas_core.loopback import unpace
 from gpufaas_core.units import Bytes, MiB, Seconds
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        unpace(transport)
         self.flow = _BoundedFlow(transport, self.pipeline)
         if len(self.connections) > (most := callers_share()):
             self._refuse(503, "Service Unavailable", f"{most} connections are open", quiet=_said_full(self.loop.time()))

@@ -12,6 +12,7 @@ from typing import Final, Protocol, cast
 
 from gpufaas_core.errors import BadAnswer
 from gpufaas_core.frames import FILE, STREAM, UPGRADE, AnswerHead, CallHead, EndHead
+from gpufaas_core.loopback import unpace
 from gpufaas_core.model import Seconds
 from gpufaas_core.plausible import why_no_answer
 from gpufaas_gpu_manager import exchange_state as states
@@ -286,6 +287,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
+        unpace(transport)
 
     def expect(self, method: str, may_switch: bool) -> None:
         """A request goes out: the next message is its answer."""

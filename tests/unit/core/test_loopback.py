@@ -1,0 +1,68 @@
+"""Connections within the machine are not paced."""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufaas_core.loopback import unpace
+
+
+class Transport(asyncio.BaseTransport):
+    def __init__(self, peer: Any) -> None:
+        super().__init__({"peername": peer, "socket": self})
+        self.options: list[Any] = []
+
+    def setsockopt(self, *option: Any) -> None:
+        self.options.append(option)
+
+
+@pytest.mark.parametrize(
+    ("peer", "here"),
+    [
+        (("127.0.0.1", 1), True), (("127.9.9.9", 1), True), (("::1", 1, 0, 0), True), (("::ffff:127.0.0.1", 1, 0, 0), True),
+        (("10.127.0.1", 1), False), (("2001::1", 1, 0, 0), False), ("", False), (None, False),
+    ],
+)  # fmt: skip
+def test_only_what_goes_to_this_machine(peer: Any, here: bool) -> None:
+    transport = Transport(peer)
+
+    unpace(transport)
+
+    assert transport.options == ([(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")] if here else [])
+
+
+async def test_the_kernel_takes_it_and_bytes_go_through() -> None:
+    server = await asyncio.start_server(lambda reader, writer: copy(reader, writer), "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+
+    unpace(writer.transport)
+
+    sock = writer.get_extra_info("socket")
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
+    body = b"x" * 3_000_000
+    writer.write(body)
+    assert await reader.readexactly(len(body)) == body
+    writer.close()
+    server.close()
+
+
+async def test_a_unix_socket_stays_as_it_is(tmp_path: Path) -> None:
+    server = await asyncio.start_unix_server(lambda reader, writer: copy(reader, writer), tmp_path / "socket")
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
+
+    unpace(writer.transport)
+
+    writer.write(b"one")
+    assert await reader.readexactly(3) == b"one"
+    writer.close()
+    server.close()
+
+
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while piece := await reader.read(1 << 20):
+        writer.write(piece)
+        await writer.drain()
+    writer.close()
