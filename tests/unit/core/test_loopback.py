@@ -22,7 +22,8 @@ class Transport(asyncio.BaseTransport):
 @pytest.mark.parametrize(
     ("peer", "here"),
     [
-        (("127.0.0.1", 1), True), (("127.9.9.9", 1), True), (("::1", 1, 0, 0), True), (("::ffff:127.0.0.1", 1, 0, 0), True),
+        (("127.0.0.1", 1), True), (("127.9.9.9", 1), True), (("::1", 1, 0, 0), True),
+        (("::ffff:127.0.0.1", 1, 0, 0), True),
         (("10.127.0.1", 1), False), (("2001::1", 1, 0, 0), False), ("", False), (None, False),
     ],
 )  # fmt: skip
@@ -34,35 +35,37 @@ def test_only_what_goes_to_this_machine(peer: Any, here: bool) -> None:
     assert transport.options == ([(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")] if here else [])
 
 
-async def test_the_kernel_takes_it_and_bytes_go_through() -> None:
-    server = await asyncio.start_server(lambda reader, writer: copy(reader, writer), "127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-
-    unpace(writer.transport)
-
-    sock = writer.get_extra_info("socket")
-    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
-    body = b"x" * 3_000_000
-    writer.write(body)
-    assert await reader.readexactly(len(body)) == body
-    writer.close()
-    server.close()
-
-
-async def test_a_unix_socket_stays_as_it_is(tmp_path: Path) -> None:
-    server = await asyncio.start_unix_server(lambda reader, writer: copy(reader, writer), tmp_path / "socket")
-    reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
-
-    unpace(writer.transport)
-
-    writer.write(b"one")
-    assert await reader.readexactly(3) == b"one"
-    writer.close()
-    server.close()
-
-
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while piece := await reader.read(1 << 20):
         writer.write(piece)
         await writer.drain()
     writer.close()
+
+
+async def echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> bool:
+    writer.write(body)
+    writer.write_eof()
+    found = await reader.read(-1)
+    writer.close()
+    await writer.wait_closed()
+    return found == body
+
+
+async def test_the_kernel_takes_it_and_bytes_go_through() -> None:
+    async with await asyncio.start_server(copy, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+
+        unpace(writer.transport)
+
+        found = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        assert found.rstrip(b"\0") == b"reno"
+        assert await echoed(reader, writer, b"x" * 3_000_000)
+
+
+async def test_a_unix_socket_stays_as_it_is(tmp_path: Path) -> None:
+    async with await asyncio.start_unix_server(copy, tmp_path / "socket"):
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
+
+        unpace(writer.transport)
+
+        assert await echoed(reader, writer, b"one")
