@@ -901,17 +901,20 @@ BLOCKS = """
 
 
 HOLDS_GIL = """
-    import os, re, time
+    import ctypes, os, time
 
     def load(device):
-        return None
+        return []
 
     def handle(model, event, context):
+        model.append(context.call_id)
         if event.text == "wait":
             time.sleep(60)
         elif event.text == "block":
-            print("it blocks", flush=True)
-            re.match("(a+)+$", 60 * "a" + "b")
+            while len(model) < 2:
+                time.sleep(0.01)
+            # One call of C says so and holds the GIL: between two of them, another thread could read the next call.
+            ctypes.PyDLL(None).system(b"echo it blocks; exec sleep 60")
         return str(os.getpid())
 """
 
