@@ -156,6 +156,8 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     neighbours: int = 0
     """The most grants that ran beside it."""
     goal_s: Seconds | None = None
+    ahead: bool = False
+    """It begins when the grant ends that runs on its copy."""
 
 
 class BackoffDoc(Struct, frozen=True):

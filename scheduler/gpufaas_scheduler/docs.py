@@ -61,6 +61,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         free_in_s=0.0 if call.granted is None else call.granted.free_at - now,
         neighbours=0 if call.granted is None else call.granted.neighbours,
         goal_s=call.own_goal_s,
+        ahead=call.granted is not None and call.granted.ahead,
     )
 
 

@@ -168,6 +168,11 @@ def _adopt_grants(
         if copy.share or (copy.owner.shared_hold and any(each.copy is copy for each in state.holding)):
             _expect(grant, told, at, before, since)
             state.beside[grant] = None
+        elif before is not None and before.ahead and any(each.copy is copy for each in state.holding):
+            _expect(grant, told, at, before, since)
+            grant.ahead = True
+            state.beside[grant] = None
+            state.free_at = max(state.free_at, grant.free_at)
         elif state.reserved and state.reserved + copy.owner.reserves > state.compute:
             state.others.append(grant)
         else:

@@ -14,6 +14,7 @@ from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, N
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.handle.ahead import AHEAD_S, LATE_S, SOON_S
 from gpufaas_scheduler.handle.calls import APART_S
+from gpufaas_scheduler.handle.waiting import MAX_REFUSALS
 from gpufaas_scheduler.policies import POLICIES
 
 SHORT_S = AHEAD_S / 4
@@ -495,3 +496,34 @@ def test_no_call_is_lost_or_begins_twice_while_calls_go_ahead_and_come_back(seed
     assert not world.running
     assert not world.waiting, "all that waits is served"
     assert not state_of(world.engine).ahead
+
+
+def comes_back(world: World, *running: str) -> list[m.Command]:
+    """The node of device a was away, and has the worker of f yet, with calls of it."""
+    device, f = Device(DeviceId("a"), "gpu", 100, ahead=True), FunctionId("f")
+    calls = tuple(RunningCall(CallId(each), f, begun=True) for each in running)
+    held = (ResidentSnapshot(f, "digest of f", 10),)
+    return world.engine.handle(m.DeviceJoined(device, DeviceSnapshot(device, held, calls)), world.now)
+
+
+def test_a_call_ahead_counts_for_the_time_of_its_device_also_once_its_node_has_come_back() -> None:
+    world = one_by_one()
+    for number in range(2):
+        world.call(f"c{number}", "f")
+    assert world.engine.status(world.now).devices[0].estimated_finish_s == pytest.approx(2 * SHORT_S)
+
+    assert comes_back(world, "c0", "c1") == []
+
+    assert world.engine.status(world.now).devices[0].estimated_finish_s == pytest.approx(2 * SHORT_S)
+    assert world.engine.handle(m.Finished(CallId("c0"), DeviceId("a"), SHORT_S), world.now) == []
+    assert world.engine.status(world.now).devices[0].estimated_finish_s == pytest.approx(SHORT_S)
+
+
+def test_a_call_that_an_older_engine_granted_is_given_back_without_a_refusal() -> None:
+    world = one_by_one()
+    world.call("c", "f")
+    for _ in range(2 * MAX_REFUSALS):
+        comes_back(world, "c")
+        given_back = m.NodeRefused(CallId("c"), DeviceId("a"), "another device is free", blameless=True)
+        (again,) = world.engine.handle(given_back, world.now)
+        assert isinstance(again, m.StartCall)
