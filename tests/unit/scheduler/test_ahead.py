@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.scheduler.test_batching import batches, deploy
@@ -442,6 +442,7 @@ def test_what_waits_on_its_node_since_no_scheduler_led_comes_before_what_could_g
 
 @examples(80)
 @given(seed=st.integers(0, 10_000), policy=st.sampled_from(["lb", "lalb", "lalb-o3", "least-wait"]))
+@example(717, "least-wait")
 def test_no_call_is_lost_or_begins_twice_while_calls_go_ahead_and_come_back(seed: int, policy: str) -> None:
     """`World` checks after each event. Here is the node: calls of a copy begin in the order of their grants."""
     rng, world = Random(seed), World(policy)
@@ -493,6 +494,10 @@ def test_no_call_is_lost_or_begins_twice_while_calls_go_ahead_and_come_back(seed
         for call in sorted(world.running):
             if call in world.running:
                 world.finish(call, SHORT_S)
+        for device in world.status.devices:  # loads without a call end, too
+            for each in device.resident:
+                if each.loading and not each.running:
+                    world.loaded(each.function, device.device.id, each.copy)
     assert not world.running
     assert not world.waiting, "all that waits is served"
     assert not state_of(world.engine).ahead
