@@ -9,6 +9,7 @@ import pytest
 from tests.integration.test_call_server import Rig, whole
 from tests.waiting import eventually
 
+from gpufaas_cluster import kept_grants
 from gpufaas_cluster.kept_grants import KeptGrant, KeptGrants
 from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.remote_nodes import RemoteNodes
@@ -97,7 +98,8 @@ class Keeper:
 
 
 @pytest.fixture
-async def keeper(tmp_path: Path) -> AsyncIterator[Keeper]:
+async def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Keeper]:
+    monkeypatch.setattr(kept_grants, "_TICK_S", LONG)  # nothing is given back, however long a call takes
     keeper = Keeper(tmp_path)
     try:
         yield await keeper.start()
