@@ -4,6 +4,7 @@ import asyncio
 from typing import Final, Protocol
 
 from gpufaas_cluster.frame_connection import FrameConnection
+from gpufaas_cluster.kept_grants import KeptGrant
 from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import Bytes
@@ -48,6 +49,8 @@ class CallConnection(FrameConnection):
     def __init__(self, node: ConnectionOwner) -> None:
         super().__init__()
         self.node = node
+        self.kept: KeptGrant | None = None
+        """The grant of its last call, if we may keep it."""
         self._user: ConnectionUser | None = None
         self._why = ""
 

@@ -43,7 +43,8 @@ class NodeKind(IntEnum):
 class NodeCallHead(msgspec.Struct, array_like=True, frozen=True):
     """Header of CALL."""
 
-    grant: Grant
+    grant: Grant | None
+    """None: that of the last call of the connection, which the gateway keeps."""
     head: CallHead
     kept: int = 0
     """

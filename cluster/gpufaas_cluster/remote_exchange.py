@@ -114,8 +114,12 @@ class RemoteExchange(ConnectionBuffer):
         self._connection = connection
         head, body = self._head, self._body
         self._body = b""
-        calls = 0 if self._kept is None else self._kept.calls
-        connection.write_with(encode_prefix(Kind.CALL, NodeCallHead(self.grant, head, calls), len(body)), body)
+        call = NodeCallHead(self.grant, head)
+        if self._kept is not None:
+            known = connection.kept is self._kept and self._kept.calls > 1  # so its node is of a release that keeps
+            call = NodeCallHead(None if known else self.grant, head, self._kept.calls)
+        connection.kept = self._kept
+        connection.write_with(encode_prefix(Kind.CALL, call, len(body)), body)
         if head.body_mode == FILE:
             self._sender = self._loop.create_task(self._send_file(head.body_path, connection))
 

@@ -60,6 +60,8 @@ class ServedCalls:
         self._grant: Grant | None = None
         self._kept = 0
         """See `NodeCallHead.kept`."""
+        self._known: Grant | None = None
+        """The grant of the last call, if the gateway keeps it."""
         self._exchange: Exchange | None = None
         self._body: _SpooledBody | _StreamedBody | None = None
         """The body of a call that does not come with the call itself."""
@@ -70,17 +72,20 @@ class ServedCalls:
         return self._exchange is not None or self._body is not None
 
     def begin(self, header: bytes, body: bytes) -> None:
-        """A call comes."""
+        """A call comes. :raises BrokenFrame: by a grant that did not come"""
         call = _decode_call(header)
+        grant = call.grant or self._known
+        if grant is None:
+            raise BrokenFrame("a call by the grant of the last one, which was not kept")
+        self._known = grant if call.kept else None
         if self._server.closing:
             self.fail(GrantRefused(f"node {self._server.me.id} stops"))
             return
-        self._grant = call.grant
-        self._kept = call.kept
+        self._grant, self._kept = grant, call.kept
         if call.head.body_mode == FILE:
-            self._spool(call.grant, call.head)
+            self._spool(grant, call.head)
         else:
-            self._start(call.grant, call.head, body)
+            self._start(grant, call.head, body)
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body comes. Those of a call that is over are skipped."""

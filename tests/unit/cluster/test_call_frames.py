@@ -21,6 +21,7 @@ GRANT = Grant(
 HEAD = CallHead("c", "POST", "/a%20b", b"q=1", [(b"host", b"h"), (b"x", b"\xff")], timeout_s=1.5)
 SAID = [
     (Kind.CALL, NodeCallHead(GRANT, HEAD), b"body"),
+    (Kind.CALL, NodeCallHead(None, HEAD, 3), b"body"),
     (Kind.BODY, None, b"x" * 1000),
     (Kind.BODY_END, None, b""),
     (Kind.CANCEL, None, b""),
