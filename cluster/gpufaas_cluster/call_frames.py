@@ -4,7 +4,7 @@ The call protocol: what a gateway and a node say to each other about calls. Sans
 Frames and their order are those between node and worker (`core/frames.py`), with the grant in front. A connection
 carries one call, or one query, at a time::
 
-    → CALL (call, body inline)             or  CALL with body_mode STREAM or UPGRADE, BODY*, BODY_END
+    → CALL (grant, call, body inline)      or  CALL with body_mode STREAM or UPGRADE, BODY*, BODY_END
                                            or  CALL with body_mode FILE, BODY*, BODY_END: the node keeps it in a file
     ← ROOM (bytes): so much of a streamed body may be sent; the first says that the node took the call
     ← ANSWER (answer, body inline)         or  HEAD, CHUNK*, END
