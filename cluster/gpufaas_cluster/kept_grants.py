@@ -17,6 +17,8 @@ from gpufaas_core.model import CallId, FunctionId, Seconds
 
 _TICK_S: Final[Seconds] = 0.01
 """A grant that no call takes is given back after one to two ticks."""
+_APART_S: Final[Seconds] = 1.0
+"""A call takes no grant of one whose deadline is further from its own: calls that it makes end by that deadline."""
 _REMEMBERED: Final = 2000
 """Calls of which is known by which grant they ran; a scheduler remembers as many."""
 
@@ -24,12 +26,14 @@ _REMEMBERED: Final = 2000
 class KeptGrant:
     """A grant that may be kept, or is."""
 
-    __slots__ = ("answered", "asked", "calls", "grant", "holder", "is_new", "service_s", "stale", "until")
+    __slots__ = ("answered", "asked", "calls", "deadline", "grant", "holder", "is_new", "service_s", "stale", "until")
 
-    def __init__(self, grant: Grant, until: float) -> None:
+    def __init__(self, grant: Grant, until: float, deadline: float) -> None:
         self.grant = grant
         self.until = until
         """No call takes it after this time."""
+        self.deadline = deadline
+        """That of the call to which it was granted."""
         self.holder: CallId | None = grant.calls[0]
         """The call that runs by it, by its id at this gateway."""
         self.asked: tuple[float, float, Seconds | None] | None = None
@@ -64,9 +68,9 @@ class KeptGrants:
         """Calls that ran by a grant of another one, and that one."""
         self._ticking = False
 
-    def granted(self, grant: Grant, call: CallId, keep_s: Seconds) -> None:
+    def granted(self, grant: Grant, call: CallId, keep_s: Seconds, deadline: float) -> None:
         """*call*, of this id at the gateway, gets *grant*, which may be kept."""
-        kept = self._known[grant.calls[0]] = KeptGrant(grant, self._loop.time() + keep_s)
+        kept = self._known[grant.calls[0]] = KeptGrant(grant, self._loop.time() + keep_s, deadline)
         kept.holder = call
 
     def take(
@@ -74,7 +78,7 @@ class KeptGrants:
     ) -> Grant | None:
         """Let *call* run by a grant that is kept for its function; None: there is none. *asked*: as in `KeptGrant`."""
         found = self.idle.get(function)
-        while found:
+        while found and abs(asked[0] - found[-1].deadline) < _APART_S:
             kept = found.pop()
             if not found:
                 del self.idle[function]

@@ -247,7 +247,7 @@ class RemotePlacement:
             return
         self._running[grant.call] = waiting.function
         if keep_s > 0.0 and waiting.outer is None and not waiting.endless:
-            self.kept.granted(grant, waiting.call, keep_s)
+            self.kept.granted(grant, waiting.call, keep_s, waiting.deadline)
         waiting.granted(grant)
 
     def _rejected(self, rejected: control.CallRejected) -> None:

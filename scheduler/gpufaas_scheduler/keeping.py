@@ -21,13 +21,16 @@ def keep_s(world: World, grant: Grant) -> Seconds:
 
     The function's calls start without the policy, and none waits; at least half of the slots of the copy are free, so
     that calls of other gateways find one; and nothing waits for the memory or the share of a copy that is idle.
+
+    Its calls have made no calls: these end with the call that made them, and of further calls by a grant the scheduler
+    does not know when they end.
     """
     call = world.calls.by_id.get(grant.calls[0])
     if call is None or call.device is None or (copy := call.copy) is None or grant.cold:
         return 0.0
     owner = call.owner
     may = (
-        not (owner.queued or owner.removed)
+        not (owner.queued or owner.removed or owner.nests)
         and not owner.flow.calls
         and copy.running * 2 <= owner.slots
         and not copy.loading

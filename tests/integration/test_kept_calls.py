@@ -62,7 +62,7 @@ class Keeper:
 
     def granted(self) -> Grant:
         grant = self.rig.grant(self.function)
-        self.kept.granted(grant, grant.call, LONG)
+        self.kept.granted(grant, grant.call, LONG, LONG)
         return grant
 
     @property

@@ -63,7 +63,7 @@ def arrived(world: World, event: m.Arrived) -> None:
     call = Call(event.call, owner.id, owner, queue.next_number, now, deadline, event.size, event.endless, event.goal_s)
     if outer is not None:
         world.nests.add(call, outer, ends)
-        world.tangled = True
+        outer.owner.nests = world.tangled = True
     if age_s:
         _back_date(world, call, age_s)
     else:

@@ -190,7 +190,7 @@ class FunctionState(Deployed):
 
     __slots__ = (
         "active", "ahead_after", "called", "called_at", "copies", "draining", "eager", "excess", "flow", "held",
-        "holders", "idle_holders", "keeps_share_until", "loading", "number", "ready", "running", "waiting",
+        "holders", "idle_holders", "keeps_share_until", "loading", "nests", "number", "ready", "running", "waiting",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -222,6 +222,8 @@ class FunctionState(Deployed):
         self.eager = False
         """Missing copies beyond the minimum may evict idle copies of others. It ends when one of its copies is evicted
         for others: otherwise two functions could evict each other in turns."""
+        self.nests = False
+        """A call of it has made another call."""
         self.keeps_share_until = 0.0
         """A change of the share of one of its copies has failed."""
         self.ahead_after = 0.0

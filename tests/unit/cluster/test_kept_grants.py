@@ -146,6 +146,14 @@ async def test_calls_of_other_functions_and_those_that_are_not_plain_ask(side: S
     assert side.takes("4", endless=True) is None
 
 
+@pytest.mark.parametrize(("limit_s", "takes"), [(1.0, False), (59.5, True), (600.0, False)])
+async def test_a_call_with_another_time_limit_asks(side: Side, limit_s: float, takes: bool) -> None:
+    """The scheduler ends calls that it makes by the deadline of the first call by its grant."""
+    await side.keeps()
+
+    assert isinstance(side.gateway.place(CallId("2"), F, limit_s), Grant) is takes
+
+
 @pytest.mark.parametrize(
     "how", [{"keep_s": 0.0}, {"outer": Outer(DEVICE, F)}, {"endless": True}], ids=["not kept", "nested", "endless"]
 )

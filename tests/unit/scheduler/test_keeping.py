@@ -121,6 +121,24 @@ def test_what_others_may_need_is_not_kept(happens: Callable[[World], None]) -> N
     assert kept(world, "c") == 0.0
 
 
+def test_calls_that_may_make_others_are_placed_each_time_since_those_end_with_them() -> None:
+    """Else an inner call would end with the first call by its grant, which may have another time limit."""
+    world = warm()
+    world.deploy("outer", slots=4)
+    world.warm("outer", "a")
+    world.call("first", "outer")
+    before = kept(world, "first")
+    outer = m.Outer(DeviceId("a"), FunctionId("outer"), world.running["first"].copy, "first")
+    world.tell(m.Arrived(CallId("inner"), ECHO, 9.0, outer=outer))
+    world.finish("inner")
+    world.finish("first")
+
+    world.call("c", "outer")
+    world.call("other", "echo")
+
+    assert (before, kept(world, "c"), kept(world, "other")) == (KEEP_S, 0.0, KEEP_S)
+
+
 def test_a_grant_that_is_over_is_not_kept() -> None:
     world = warm()
     world.call("c", "echo")
