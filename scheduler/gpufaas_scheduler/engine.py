@@ -195,9 +195,10 @@ class Engine:
         gain = world.hosts.gain
         if gain and cluster.orphans.functions and world.hosts.size and world.queue.count:
             prefetch(world, event)
-        if world.ahead and world.idle:
+        if not world.ahead:
+            cluster.rare = gain or cluster.clears or cluster.mixed > 0
+        elif world.idle:
             take_back(world)
-        cluster.rare = gain or cluster.clears or cluster.mixed > 0 or bool(world.ahead)
 
     @property
     def wake_at(self) -> Seconds | None:
