@@ -1,6 +1,8 @@
 """Workers that end in the midst of calls: what had ended is answered, and what had not begun runs elsewhere."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -70,6 +72,24 @@ async def test_a_loop_that_crashes_takes_along_only_what_ended_right_before(rig:
     (refused,) = rig.facts_of(NodeRefused)
     assert isinstance(refused, NodeRefused)
     assert refused.blameless
+
+
+async def test_what_a_worker_that_dies_has_taken_nothing_of_counts_as_refused(rig: Rig) -> None:
+    """Workers that die before they begin anything would else have their calls placed again and again."""
+    function = await rig.function("noted", NOTED.format(kind="def"), kind="http", slots=2)
+    await rig.call(rig.grant(function, cold=True))
+    (worker,) = rig.node.workers()
+    assert worker.pid
+    os.kill(worker.pid, signal.SIGSTOP)
+    calls = []
+    for _ in range(2):
+        grant = rig.grant(function)
+        calls.append(rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), b""))
+
+    os.kill(worker.pid, signal.SIGKILL)
+
+    assert [await ended(each) for each in calls] == ["GrantRefused"] * 2
+    assert [each.blameless for each in rig.facts if isinstance(each, NodeRefused)] == [False] * 2
 
 
 def test_calls_that_crash_worker_after_worker_cost_those_nothing_that_had_not_begun(

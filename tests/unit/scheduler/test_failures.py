@@ -1,5 +1,6 @@
 """Failed loads, workers that exit, events that come too late or concern nothing."""
 
+import pytest
 from msgspec.structs import replace
 from tests.unit.scheduler.world import World, two_devices
 
@@ -107,22 +108,28 @@ def test_a_call_whose_grant_comes_to_the_node_after_its_worker_died_is_placed_ag
     assert again == []
 
 
-def test_a_call_whose_workers_die_of_other_calls_is_not_refused_for_that() -> None:
+@pytest.mark.parametrize("blameless", [True, False])
+def test_a_call_whose_workers_die_of_other_calls_is_not_refused_for_that(blameless: bool) -> None:
     world = World()
     world.deploy("f", slots=2)
     world.device("a")
     world.call("waits", "f")
-    for number in range(2 * MAX_REFUSALS):
+    for number in range(1, 2 * MAX_REFUSALS):
         grant = world.running["waits"]
         world.call(f"crashes-{number}", "f")
         world.loaded("f", "a", grant.copy)
         world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "exit status 3", grant.copy))
-        refused = m.NodeRefused.of(grant, "exit status 3", blameless=True)
+        refused = m.NodeRefused.of(grant, "exit status 3", blameless=blameless)
         world.waiting["waits"] = FunctionId("f")
-        (again,) = [each for each in world.engine.handle(refused, world.now) if isinstance(each, m.StartCall)]
-        assert again.grant.call == "waits"
+        (command,) = world.engine.handle(refused, world.now)
+        if not blameless and number == MAX_REFUSALS:
+            assert isinstance(command, m.Reject)
+            assert command.code == "refused"
+            return
+        assert isinstance(command, m.StartCall)
         del world.waiting["waits"]
-        world.running[CallId("waits")] = again.grant
+        world.running["waits"] = command.grant
+    assert blameless
 
 
 def refusal(world: World, start: m.StartCall, *, epoch: int = 1) -> list[m.Command]:
