@@ -314,6 +314,21 @@ async def test_a_call_that_waits_too_long_is_answered_504(gateway: Gateway, tmp_
     assert functions.cancelled
 
 
+@pytest.mark.parametrize("far_s", [0.02, 100.0])
+async def test_a_time_limit_that_is_far_away_is_counted_when_it_is_near(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, far_s: float
+) -> None:
+    await gateway.deployed(annotations={"gpufaas.bundle": gateway.bundle, "gpufaas.timeout": "60ms"})
+    for name, value in (("watching.WATCH_AFTER_S", 0.001), ("watching.FAR_S", far_s), ("calls.SHORT_S", 0.0)):
+        monkeypatch.setattr(f"gpufaas_gateway.{name}", value)
+    functions = Waiting()
+
+    answer = await asyncio.wait_for(Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo")), 60)
+
+    assert answer.status == 504
+    assert functions.cancelled
+
+
 async def test_what_the_scheduler_refuses_is_said_as_it_says_it(gateway: Gateway, tmp_path: Path) -> None:
     await gateway.deployed()
     functions = Waiting()

@@ -217,6 +217,18 @@ def test_calls_for_a_busy_worker_go_out_together_at_the_end_of_the_turn() -> Non
     asyncio.run(turn())
 
 
+def test_a_call_for_a_worker_with_one_slot_goes_out_at_once(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Rig(loop)
+    rig.begun[0] = 1
+    rig.transport.written = b""
+    behind = Exchange(grant("behind"), rig.owner, loop, 0.0)
+    behind.arrive(CallHead("behind", "POST", "/", b"", []), b"")
+
+    behind.send_ahead(rig.slot, 0.0, 1)
+
+    assert rig.transport.written, "no other call could go with it"
+
+
 def test_no_more_than_some_calls_wait_for_the_end_of_a_turn(loop: asyncio.AbstractEventLoop) -> None:
     rig = Rig(loop, slots=12)
     for slot in range(1, 12):
@@ -844,6 +856,21 @@ def test_a_call_that_went_ahead_gets_the_answer_after_that_of_the_one_before(loo
     assert rig.behind.take() == (OK, b"second", True)
     assert (len(rig.owner.done), rig.owner.broken) == (2, "")
     assert rig.say(encode_frame(Kind.ANSWER, OK)).owner.broken, "it has no call any more"
+
+
+def test_the_caller_has_an_answer_first_where_the_device_runs_the_next_call_already(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    rig = Ahead(loop)
+    told: list[int] = []
+    rig.exchange.resume = rig.behind.resume = lambda: told.append(len(rig.owner.done))
+
+    rig.say(encode_frame(Kind.ANSWER, OK))
+    rig.behind.follow(1.0)
+    rig.say(encode_frame(Kind.ANSWER, OK))
+
+    assert told == [0, 2], "behind the second one there was none"
+    assert len(rig.owner.done) == 2
 
 
 @pytest.mark.parametrize("runs", [False, True])
