@@ -224,6 +224,8 @@ def finished(world: World, event: m.Finished) -> None:
             world.ignored["Finished"] += 1
             return
     owner, grant = call.owner, call.granted
+    if world.nested and world.nests.has_made(call):
+        world.tangled = True  # another one has made that
     device.served += 1
     if event.further > 0:
         device.served += event.further

@@ -77,7 +77,27 @@ class Nests:
         gone = [id_ for id_, each in self.inner.items() if each.state == ENDED]
         for each in gone:
             del self.inner[each]
-        return list(self.inner.values())
+        alive = list(self.inner.values())
+        for call in alive:
+            if call.outer is not None and call.outer.state == ENDED:
+                self._guess_again(call, call.outer, alive)
+        return alive
+
+    def _guess_again(self, call: Call, ended: Call, alive: Iterable[Call]) -> None:
+        """
+        *ended* was taken for the call that made *call*, and has ended before it. So another one of its worker has made
+        it: the one that has made the fewest.
+        """
+        device, copy = ended.device, ended.copy
+        if device is None or copy is None or self._cluster.devices.get(device.id) is not device or not copy.running:
+            return
+        made = Counter(each.outer for each in alive)
+        others = [each for each in runs_on(copy, device) if call not in _chain(each)]
+        call.outer = min(others, key=lambda each: made[each], default=ended)
+
+    def has_made(self, outer: Call) -> bool:
+        """Whether *outer* is taken for the one that made a call which is not over."""
+        return any(each.outer is outer and each.state != ENDED for each in self.inner.values())
 
     # --- who is stuck ---
 
@@ -196,6 +216,16 @@ class Nests:
             f"Give {owner.id} another device, make its model smaller, make one of the two a CPU function, or call it "
             "asynchronously (/async-function/)"
         )
+
+
+def _chain(call: Call) -> list[Call]:
+    """Return *call*, the call that made it, and so on outwards."""
+    chain: list[Call] = []
+    outer: Call | None = call
+    while outer is not None and outer not in chain:
+        chain.append(outer)
+        outer = outer.outer
+    return chain
 
 
 def _copies_of(held: Iterable[Call]) -> _Held:

@@ -202,6 +202,23 @@ def test_a_cpu_function_that_uses_what_its_worker_was_lent_is_refused_the_inner_
     nest.finish("1")
 
 
+def test_of_two_calls_of_a_worker_the_one_that_ends_has_not_made_what_is_waited_for(nest: Nest) -> None:
+    """The engine took x for the maker of g1. It was y: so what y holds does not become free."""
+    nest.device("d1", 20)
+    nest.deploy("f", 10, slots=2)
+    nest.deploy("g", 10, slots=1)
+    nest.call("x", "f")
+    nest.call("y", "f")
+    nest.inner("g1", "g", "y")
+    nest.finish("x")
+
+    nest.inner("g2", "g", "g1")
+
+    assert "all slots of g are held" in nest.refused("g2")
+    nest.finish("g1")
+    nest.finish("y")
+
+
 def test_calls_of_a_cpu_function_that_only_compute_are_waited_for(nest: Nest) -> None:
     nest.device("d1", 10)
     nest.deploy("cpu", 10, slots=3)
