@@ -92,8 +92,13 @@ class Nests:
         if device is None or copy is None or self._cluster.devices.get(device.id) is not device or not copy.running:
             return
         made = Counter(each.outer for each in alive)
-        others = [each for each in runs_on(copy, device) if call not in _chain(each)]
-        call.outer = min(others, key=lambda each: made[each], default=ended)
+        running = runs_on(copy, device)
+        maker = min((each for each in running if call not in _chain(each)), key=lambda each: made[each], default=ended)
+        others = [each for each in alive if each.outer is maker and each is not call]
+        call.outer = maker
+        for other in others[:1]:  # a handler mostly waits for one call: was that another one's?
+            free = (each for each in running if not made[each] and other not in _chain(each))
+            other.outer = next(free, maker)
 
     def has_made(self, outer: Call) -> bool:
         """Whether *outer* is taken for the one that made a call which is not over."""
