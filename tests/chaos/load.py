@@ -8,6 +8,7 @@ with O_APPEND). So it can be said of each call whether its caller got its own an
 import asyncio
 import contextlib
 import itertools
+import secrets
 import threading
 import time
 from collections import Counter, deque
@@ -85,6 +86,8 @@ class Load:
         self._idle: list[deque[tuple[asyncio.StreamReader, asyncio.StreamWriter]]] = [deque() for _ in gateways]
         self._stop = threading.Event()
         self._closed = threading.Event()
+        self._name = secrets.token_hex(6)
+        """Begins its payloads: loads one after another have the same record."""
         self._started = threading.Event()
         self._callback = ""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -147,7 +150,7 @@ class Load:
         await asyncio.sleep(0.1)  # transports that were aborted end in the next turns of the loop
 
     def _send(self, traffic: Traffic, gateway: int, number: int) -> None:
-        call = Call(f"{id(self):x}.{number}", traffic.function, gateway, traffic.is_async, time.monotonic())
+        call = Call(f"{self._name}.{number}", traffic.function, gateway, traffic.is_async, time.monotonic())
         self.calls.append(call)
         self._by_payload[call.payload] = call
         task = asyncio.get_running_loop().create_task(self._call(call))
