@@ -38,14 +38,15 @@ class GatewaySession:
         """It ends the ids of the gateway's calls."""
         self.counted: dict[str, tuple[int, int, int, int]] = {}
         """See `control.CallCounts`."""
-        self.running: set[CallId] = set()
-        """The calls that it knew to run when it came."""
+        self.running: set[CallId] | None = None
+        """The calls that it knew to run when it came; None: it has not said yet."""
         self.gone: asyncio.TimerHandle | None = None
         self.unreached: frozenset[NodeId] = frozenset()
         """The nodes that it does not reach."""
 
     def answer(self, call: CallId, answer: Grant | GpufaasError) -> None:
-        self.running.discard(call)
+        if self.running:
+            self.running.discard(call)
         if isinstance(answer, Grant):
             self.link.send(control.Granted(answer, self._keep_s(answer)))
             return
@@ -199,7 +200,9 @@ class GatewaySessions:
             self._service.detach(gateway.name)
 
     def _forget_others(self, gateway: GatewaySession, placed: Set[CallId] = frozenset()) -> None:
-        """Cancel the calls that the engine has of this gateway, and the gateway does not know."""
+        """Cancel the calls that the engine has of this gateway, and the gateway has not named, once it has named any."""
+        if gateway.running is None:
+            return
         for call in self._service.calls_of(gateway.name):
             if call not in gateway.running and call not in placed:
                 self._service.cancel(call)

@@ -61,11 +61,12 @@ class Rig:
     async def gateway(self, id_: str) -> Party:
         return await self._connected("gateway", id_)
 
-    async def node(self, id_: str, *resident: str) -> Party:
+    async def node(self, id_: str, *resident: str, calls: tuple[CallId, ...] = ()) -> Party:
         party = await self._connected("node", id_)
         device = Device(DeviceId(f"{id_}/cpu:0"), "cpu", 100)
         residents = tuple(ResidentSnapshot(FunctionId(each), "d", 10) for each in resident)
-        snapshot = NodeSnapshot((DeviceSnapshot(device, residents),))
+        running = tuple(RunningCall(each, F) for each in calls)
+        snapshot = NodeSnapshot((DeviceSnapshot(device, residents, running),))
         party.link.send(control.NodeJoins(f"{id_}:7080", msgspec.Raw(msgspec.msgpack.encode(snapshot)), 0.0))
         return party
 
@@ -240,6 +241,31 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
             await asyncio.sleep(0.01)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_new_leader_ends_no_call_of_a_gateway_before_that_has_said_what_runs(rig: Rig, runs: bool) -> None:
+    """Its node may be there between its first word and its second."""
+    rig.lead("n1")
+    gateway = await rig.gateway("g1")
+    call = CallId("1@g1.boot")
+
+    node = await rig.node("n1", "f", calls=(call,))
+    await gateway.sees("n1")  # now it serves
+    engine = rig.leader.service.engine
+    assert engine.runs(call)
+    gateway.link.send(control.RunningCalls([call] if runs else []))
+    gateway.link.send(control.CancelCall(CallId("2@g1.boot")))  # which it does not know
+    async with asyncio.timeout(10):
+        while not engine.ignored["Cancelled"]:
+            await asyncio.sleep(0.005)
+
+    rig.leader._check()
+    told = []
+    async with asyncio.timeout(10):
+        while type(message := await node.said.get()) is not control.CheckNode:
+            told += [message.command.call] if type(message) is control.ExecuteCommand else []
+    assert told == ([] if runs else [call])
 
 
 # --- functions, which come from etcd: sometimes to a gateway first ---
