@@ -200,7 +200,7 @@ class GatewaySessions:
             self._service.detach(gateway.name)
 
     def _forget_others(self, gateway: GatewaySession, placed: Set[CallId] = frozenset()) -> None:
-        """Cancel the calls that the engine has of this gateway, and the gateway has not named, once it has named any."""
+        """Cancel the calls that the engine has of this gateway and it has not named. Before it has named any: none."""
         if gateway.running is None:
             return
         for call in self._service.calls_of(gateway.name):
