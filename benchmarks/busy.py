@@ -60,11 +60,10 @@ class Used:
 
     def since(self, before: "Used", calls: float) -> Row:
         """Return what was used for each of *calls*."""
-        user, kernel = self.user - before.user, self.kernel - before.kernel
-        took_us = (self.ns - before.ns) / 1e3 / calls
         return {
-            "us": took_us,
-            "kernel_us": took_us * kernel / max(user + kernel, 1),
+            "us": (self.ns - before.ns) / 1e3 / calls,
+            "user": self.user - before.user,
+            "kernel": self.kernel - before.kernel,
             "waits": (self.waits - before.waits) / calls,
             "displaced": (self.displaced - before.displaced) / calls,
             "faults": (self.faults - before.faults) / calls,
@@ -125,7 +124,10 @@ def run(options: argparse.Namespace, console: Console) -> dict[tuple[str, int], 
 
 
 def medians(rows: Sequence[Row]) -> Row:
-    return {key: statistics.median(each[key] for each in rows) for key in rows[0]}
+    """Return them, and what of the time is the kernel's: by the samples of all rounds, as one has few."""
+    found = {key: statistics.median(each[key] for each in rows) for key in rows[0]}
+    user, kernel = (sum(each[key] for each in rows) for key in ("user", "kernel"))
+    return {**found, "kernel_us": found["us"] * kernel / max(user + kernel, 1)}
 
 
 def times(found: dict[tuple[str, int], list[Row]], title: str, other: str, count: int) -> float | None:
