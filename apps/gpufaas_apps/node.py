@@ -84,6 +84,7 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
         secrets=secrets,
         origins=Origins(me.token),
         standby=given.standby,
+        sockets=data / "sockets",
         park=given.park,
     )
     node = agent.node = Node(

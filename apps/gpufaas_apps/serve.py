@@ -134,6 +134,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
         secrets=stores.secrets,
         origins=origins,
         standby=options.standby,
+        sockets=options.data / "sockets",
         park=options.park,
     )
     node = Node(

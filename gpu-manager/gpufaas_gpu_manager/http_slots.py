@@ -53,6 +53,8 @@ class HttpSlot:
         self._host = host
         self._port = port
         self.loop = loop
+        self.unix = ""
+        """The path of the unix socket on which it listens in place of the port."""
         self._connection: _Connection | None = None
         self._exchange: Exchange | None = None
         self._head: CallHead | None = None
@@ -127,7 +129,11 @@ class HttpSlot:
     async def _connect(self, head: CallHead, body: bytes | memoryview) -> None:
         try:
             async with asyncio.timeout(_CONNECT_S):
-                _, connection = await self.loop.create_connection(lambda: _Connection(self), self._host, self._port)
+                if self.unix:
+                    connecting = self.loop.create_unix_connection(lambda: _Connection(self), self.unix)
+                else:
+                    connecting = self.loop.create_connection(lambda: _Connection(self), self._host, self._port)
+                _, connection = await connecting
         except TimeoutError:
             self._broke(f"it did not accept a connection to its port {self._port} within {_CONNECT_S:g} s")
         except OSError as exc:

@@ -39,5 +39,7 @@ class NodeSettings:
     """In the environment of every worker; a function's own variables replace these."""
     secrets: SecretFiles | None = None
     """None: functions have no secrets."""
+    sockets: Path | None = None
+    """A directory for the unix sockets of servers, which may listen there in place of a port; None: they cannot."""
     origins: Origins | None = None
     """Gives each worker an ``OPENFAAS_URL`` of its own; None: all have the same, and their calls have no origin."""

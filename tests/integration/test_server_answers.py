@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import tarfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -47,15 +48,19 @@ async def serve(reader, writer):
     writer.close()
 
 async def main():
-    async with await asyncio.start_server(serve, "127.0.0.1", int(os.environ["PORT"])) as server:
+    if "on_socket" in os.environ:
+        listening = asyncio.start_unix_server(serve, os.environ["GPUFAAS_SOCKET"])
+    else:
+        listening = asyncio.start_server(serve, "127.0.0.1", int(os.environ["PORT"]))
+    async with await listening as server:
         await server.serve_forever()
 
 asyncio.run(main())
 """
 
 
-@pytest.fixture
-def path(platform: Platform) -> str:
+@pytest.fixture(params=["port", "socket"])
+def path(platform: Platform, request: pytest.FixtureRequest) -> Iterator[str]:
     packed = io.BytesIO()
     manifest = {"kind": "server", "template": "test", "command": ["python", "main.py"]}
     with tarfile.open(fileobj=packed, mode="w") as tar:
@@ -66,8 +71,12 @@ def path(platform: Platform) -> str:
     digest = hashlib.sha256(packed.getvalue()).hexdigest()
     platform.http.put(f"/system/artifacts/{digest}", content=packed.getvalue()).raise_for_status()
     annotations = {"gpufaas.bundle": digest, "gpufaas.memory": "300Mi", "gpufaas.slots": "4"}
-    platform.deploy_spec({"service": "large", "image": "large", "annotations": annotations}).raise_for_status()
-    return "/function/large"
+    env = {"on_socket": "1"} if request.param == "socket" else {}
+    spec = {"service": "large", "image": "large", "annotations": annotations, "envVars": env}
+    platform.deploy_spec(spec).raise_for_status()
+    yield "/function/large"
+    platform.remove_all()
+    until(lambda: not list((platform.data / "sockets").iterdir()), "no socket outlives its worker")
 
 
 def body_of(size: int) -> bytes:
@@ -144,3 +153,9 @@ def test_a_caller_who_leaves_in_the_middle_ends_the_call(platform: Platform, pat
     until(lambda: f"the caller of {SIZE} is gone" in platform.log("large"), "the server is told")
     until(platform.is_idle, "its slot is free")
     assert platform.call(f"{path}/whole/{SIZE}", b"x").content == body_of(SIZE)
+
+
+def test_one_that_dies_on_its_socket_is_started_again(platform: Platform, path: str) -> None:
+    for _ in range(2):
+        platform.call(f"{path}/dies/9", b"x")
+        assert platform.call(f"{path}/whole/{SIZE}", b"x").content == body_of(SIZE)

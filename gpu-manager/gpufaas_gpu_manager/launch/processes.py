@@ -197,7 +197,10 @@ class ForkedProcess:
 
 
 class ServedProcess:
-    """`Running`: a program that speaks HTTP on the port that it is given in PORT. Forked from the zygote, then exec."""
+    """
+    `Running`: a program that speaks HTTP on the port that it is given in PORT, or on the unix socket whose path is in
+    GPUFAAS_SOCKET. Forked from the zygote, then exec.
+    """
 
     death_known_s = 0.5
 
@@ -205,6 +208,7 @@ class ServedProcess:
         self.waits_for = ""
         self._ports = ports
         self._claim: socket.socket | None = None
+        self._unix = ""
         self._worker = worker
         self._recipes = recipes
         self._zygote = zygote
@@ -215,12 +219,13 @@ class ServedProcess:
         worker = self._worker
         port, self._claim = self._ports.take()
         self.waits_for = f"to listen on port {port}, which PORT says"
-        program = await asyncio.to_thread(self._recipes.program, worker, port)
+        self._unix = self._recipes.socket_of(worker)
+        program = await asyncio.to_thread(self._recipes.program, worker, port, self._unix)
         worker.limits = self._recipes.limits(worker)
         program = msgspec.structs.replace(program, confine=worker.limits.confine)
         with worker.output.piped() as ends:
             await self._zygote.fork(program, ends)
-        self._face.open("127.0.0.1", port)
+        self._face.open("127.0.0.1", port, unix=self._unix)
 
     def end(self) -> None:
         worker = self._worker
@@ -252,6 +257,9 @@ class ServedProcess:
         self._face.close()
         if self._claim is not None:
             self._claim.close()
+        if self._unix:
+            with contextlib.suppress(OSError):
+                os.unlink(self._unix)
 
 
 def _kill(worker: Worker) -> None:

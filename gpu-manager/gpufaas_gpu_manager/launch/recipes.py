@@ -29,6 +29,8 @@ STACKS: Final[Bytes] = 64 * MiB
 """Private memory that a program may have beyond its reservation: the kernel counts stacks of threads as a whole (8 MiB
 each by default), although little of them is ever touched."""
 _CONNECTIONS: Final = 2
+_SOCKET_PATH: Final = 107
+"""Bytes of the path of a unix socket, at most."""
 """What a new worker is given beside weights and output: its connection, and the file of its counts (`begun`)."""
 _COMPILED: Final = ".compiled"
 _OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
@@ -150,8 +152,22 @@ class Recipes:
         worker.staged = len(found) == len(weights)
         return found
 
-    def program(self, worker: Worker, port: int) -> Exec:
-        """Return the program of a server that listens on *port*. Blocks: it may install the bundle."""
+    def socket_of(self, worker: Worker) -> str:
+        """Return where a server may listen in place of its port, and nothing is; empty: it has only the port."""
+        if self.settings.sockets is None:
+            return ""
+        path = self.settings.sockets.absolute() / str(worker.number)
+        if len(os.fsencode(path)) > _SOCKET_PATH:
+            return ""
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.unlink(missing_ok=True)  # of a process that was killed, and had a worker of this number
+        except OSError:
+            return ""
+        return str(path)
+
+    def program(self, worker: Worker, port: int, unix: str = "") -> Exec:
+        """Return the program of a server that listens on *port*, or on *unix*. Blocks: it may install the bundle."""
         spec, source = worker.spec, worker.device.source
         manifest = self._bundles.manifest(spec.digest)
         bundle = self._bundles.install(spec.digest)
@@ -170,6 +186,8 @@ class Recipes:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         env.setdefault("PYTHONUNBUFFERED", "1")  # a line is in the log when it is printed
         env["PORT"] = env["http_port"] = str(port)  # http_port: what OpenFaaS's templates for node read
+        if unix:
+            env["GPUFAAS_SOCKET"] = unix
         memory = spec.memory if worker.scratch else worker.memory
         limit = memory + STACKS if source.enforced and memory else 0
         return Exec(worker.number, command, env, str(bundle / manifest.workdir), limit)

@@ -1,6 +1,7 @@
 """Workers that listen on a port, as processes, containers or pods: waiting for the port, slots, health checks."""
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -29,13 +30,16 @@ class Face:
         self._slots: list[HttpSlot] = []
         self._task: asyncio.Task[None] | None = None
 
-    def open(self, host: str, port: int, behind: Callable[[], bool] = lambda: True) -> None:
-        """:param behind: returns whether the server to which it passes its calls listens, too"""
+    def open(self, host: str, port: int, behind: Callable[[], bool] = lambda: True, *, unix: str = "") -> None:
+        """
+        :param behind: returns whether the server to which it passes its calls listens, too
+        :param unix: a path on which it may listen in place of the port
+        """
         loop = asyncio.get_running_loop()
         worker = self._worker
         self._slots = [HttpSlot(worker, host, port, loop) for _ in range(worker.spec.need.slots)]
         worker.on_slots(self._slots)
-        self._task = loop.create_task(self._look_after(host, port, behind))
+        self._task = loop.create_task(self._look_after(host, port, behind, unix))
 
     def said_all(self) -> bool:
         return not any(slot.expects for slot in self._slots)
@@ -46,32 +50,45 @@ class Face:
         for slot in self._slots:
             slot.close()
 
-    async def _look_after(self, host: str, port: int, behind: Callable[[], bool]) -> None:
+    async def _look_after(self, host: str, port: int, behind: Callable[[], bool], unix: str) -> None:
         """Wait until it answers; then do its health checks until the worker ends."""
         spec = self._worker.spec
         began, pause = time.monotonic(), _FIRST_LOOK_S
-        while await probe(host, port, spec.ready_path or spec.health_path) or not behind():
+        ready_path = spec.ready_path or spec.health_path
+        while await probe(host, port, ready_path, there := _there(unix)) or not behind():
             # The kernel does not report when a port begins to accept: this is the one place that has to poll.
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _LOOK_EVERY_S)
+        for slot in self._slots:
+            slot.unix = there
         # It counts as occupying its reservation: it grows with its calls, and only the kernel measures that.
         self._worker.on_ready(ReadyHead(self._worker.memory, [("ready", time.monotonic() - began)]))
         failures = 0
         while spec.health_path:
             await asyncio.sleep(spec.health_period_s)
-            reason = await probe(host, port, spec.health_path)
+            reason = await probe(host, port, spec.health_path, there)
             failures = failures + 1 if reason else 0
             if failures >= spec.health_failures:
                 self._worker.kill(f"its health check {spec.health_path} failed {failures} times: {reason}")
                 return
 
 
-async def probe(host: str, port: int, path: str) -> str:
-    """Return what is wrong with ``host:port``, or with its answer to a GET of *path*; empty: nothing."""
+def _there(unix: str) -> str:
+    """Return *unix* if something has bound it."""
+    return unix if unix and os.path.exists(unix) else ""
+
+
+async def probe(host: str, port: int, path: str, unix: str = "") -> str:
+    """
+    Return what is wrong with ``host:port``, or with its answer to a GET of *path*; empty: nothing.
+
+    :param unix: the unix socket on which it listens in place of the port
+    """
     writer = None
     try:
         async with asyncio.timeout(_ANSWER_S):
-            reader, writer = await asyncio.open_connection(host, port)
+            opened = asyncio.open_unix_connection(unix) if unix else asyncio.open_connection(host, port)
+            reader, writer = await opened
             if not path:
                 return ""
             writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n\r\n".encode("latin-1"))
