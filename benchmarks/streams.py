@@ -4,9 +4,10 @@ Streams side by side: what the platform adds to each token, and what a token cos
     .venv/bin/python benchmarks/streams.py [--streams 200] [--seconds 5] [--rounds 3] [--json FILE]
 
 Each stream gets a token every 10 ms, as a server-sent event that says when it was made; the client is on the same
-machine, and so reads how long it was on its way. Three servers by turns: a program on uvicorn, called directly; the
-same program as a function; and an async generator as a function. Processor time is that of the server and all its
-descendants, per token, from /proc. The bars are judged at the end; with a missed one it exits with 1.
+machine, and so reads how long it was on its way. Four servers by turns: a program on uvicorn, called directly; the
+same program as a function, on its port and on the unix socket that the platform offers; and an async generator as a
+function. Processor time is that of the server and all its descendants, per token, from /proc. The bars are judged at
+the end; with a missed one it exits with 1.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from rich.table import Table
 EVERY_S: Final = 0.01
 ADDED_MS, SERVER_CPU, GENERATOR_CPU = 3.0, 1.5, 2.5
 """The bars: what the 99th percentile of a token's way grows by, and times the processor time of a direct token."""
-NAMES: Final = ("direct", "server function", "generator")
+NAMES: Final = ("direct", "server function", "server function on a socket", "generator")
 
 _TOKENS: Final = f"""
 import asyncio
@@ -143,19 +144,22 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, list[dict[st
     with TemporaryDirectory() as folder:
         program, port = Path(folder) / "main.py", free_port()
         program.write_text(SERVER)
+        on_socket = SERVER.replace('port=int(os.environ["PORT"])', 'uds=os.environ["GPUFAAS_SOCKET"]')
         direct = f"http://127.0.0.1:{port}/"
         with (
-            platform("--device", "cpu:0=512MiB") as (url, child, _),
+            platform("--device", "cpu:0=1GiB") as (url, child, _),
             process([sys.executable, str(program)], f"{direct}healthz", env={"PORT": str(port)}) as bare,
             httpx.Client(base_url=url, timeout=60) as client,
         ):
             slots = {"gpufaas.slots": str(options.streams)}
             deploy(client, "server", SERVER, kind="server", annotations=slots)
+            deploy(client, "socket", on_socket, kind="server", annotations=slots)
             deploy(client, "generator", GENERATOR, kind="http", annotations=slots)
-            for name in ("server", "generator"):
+            for name in ("server", "socket", "generator"):
                 client.post(f"/function/{name}", content="2").raise_for_status()
             ours = Tree(child.pid)
-            servers = [(direct, Tree(bare.pid)), (f"{url}/function/server", ours), (f"{url}/function/generator", ours)]
+            functions = [(f"{url}/function/{name}", ours) for name in ("server", "socket", "generator")]
+            servers = [(direct, Tree(bare.pid)), *functions]
             for turn in range(options.rounds):
                 for name, (at, tree) in zip(NAMES, servers, strict=True):
                     with console.status(f"{name}: {options.streams} streams, round {turn + 1} of {options.rounds}"):
@@ -176,7 +180,8 @@ def medians(found: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, flo
 
 def bars(rows: dict[str, dict[str, float]]) -> Sequence[Bar]:
     judged = []
-    for name, limit in (("server function", SERVER_CPU), ("generator", GENERATOR_CPU)):
+    for name in NAMES[1:]:
+        limit = GENERATOR_CPU if name == "generator" else SERVER_CPU
         judged.append(most(f"{name}: ms that the p99 of a token's way grows by", rows[name]["added"], ADDED_MS))
         judged.append(most(f"{name}: times the processor time of a direct token", rows[name]["times"], limit))
     return judged
