@@ -154,9 +154,3 @@ def test_a_caller_who_leaves_in_the_middle_ends_the_call(platform: Platform, pat
     until(lambda: f"the caller of {SIZE} is gone" in platform.log("large"), "the server is told")
     until(platform.is_idle, "its slot is free")
     assert platform.call(f"{path}/whole/{SIZE}", b"x").content == body_of(SIZE)
-
-
-def test_one_that_dies_on_its_socket_is_started_again(platform: Platform, path: str) -> None:
-    for _ in range(2):
-        platform.call(f"{path}/dies/9", b"x")
-        assert platform.call(f"{path}/whole/{SIZE}", b"x").content == body_of(SIZE)
