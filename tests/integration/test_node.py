@@ -712,7 +712,7 @@ async def test_a_stopped_call_that_no_slot_has_is_refused_at_once(rig: Rig) -> N
 
     rig.node.execute(stop(grant))
 
-    assert rig.facts == [NodeRefused.of(grant, WHY)]
+    assert rig.facts == [NodeRefused.of(grant, WHY, blameless=True)]
     with pytest.raises(GrantRefused):
         await exchange.answer()
     again = replace(rig.grant(function), calls=grant.calls)
