@@ -139,12 +139,13 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Rig]]:
 
 
 async def two(rig: Rig, tmp_path: Path, source: str = HANDLER) -> tuple[FunctionId, FunctionId]:
-    """Return functions whose weights are staged; the first one is parked, for the second one."""
+    """Return functions whose weights are staged both; the first one is parked, for the second one."""
     one = await rig.function("one", weights(tmp_path), source)
     other = await rig.function("other", weights(tmp_path, value=2.0))
     await rig.call(one)
     await rig.staged(one)
     await rig.call(other, victims=(one,))
+    await rig.staged(other)
     return one, other
 
 

@@ -29,9 +29,9 @@ STACKS: Final[Bytes] = 64 * MiB
 """Private memory that a program may have beyond its reservation: the kernel counts stacks of threads as a whole (8 MiB
 each by default), although little of them is ever touched."""
 _CONNECTIONS: Final = 2
-_SOCKET_PATH: Final = 107
-"""Bytes of the path of a unix socket, at most."""
 """What a new worker is given beside weights and output: its connection, and the file of its counts (`begun`)."""
+_SOCKET_PATH: Final[Bytes] = 107
+"""Of the path of a unix socket, at most."""
 _COMPILED: Final = ".compiled"
 _OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
 """Variables that may be read when a context is made."""

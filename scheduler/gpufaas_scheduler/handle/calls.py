@@ -224,8 +224,8 @@ def finished(world: World, event: m.Finished) -> None:
             world.ignored["Finished"] += 1
             return
     owner, grant = call.owner, call.granted
-    if world.nested and world.nests.has_made(call):
-        world.tangled = True  # another one has made that
+    if world.nested and (call.copy in owner.draining or world.nests.has_made(call)):
+        world.tangled = True  # a nested call may have its slot; another call has made what it was taken to have made
     device.served += 1
     if event.further > 0:
         device.served += event.further

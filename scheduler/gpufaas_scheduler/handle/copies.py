@@ -32,8 +32,16 @@ def is_held_back(world: World, owner: FunctionState) -> bool:
 def wake(world: World, owner: FunctionState) -> None:
     """A call of a function that was scaled to zero came: its calls decide about its copies again."""
     owner.wake()
-    while world.cluster.revive(owner):
-        pass
+    _revive(world, owner, owner.max_copies or owner.copies + len(owner.draining))
+
+
+def _revive(world: World, owner: FunctionState, most: int) -> None:
+    """Let draining copies take calls again, until there are *most* that do."""
+    revived = False
+    while owner.copies < most and world.cluster.revive(owner):
+        revived = True
+    if revived and not owner.queued:
+        serve_fifo(world, owner)
 
 
 def balance(world: World, owner: FunctionState) -> None:
@@ -164,8 +172,7 @@ def load_copies(world: World, owner: FunctionState) -> None:
     if is_held_back(world, owner):
         note_lack(world, owner)
         return
-    while owner.copies < owner.target and world.cluster.revive(owner):
-        pass
+    _revive(world, owner, owner.target)
     world.cluster.note_waiting(owner)
     while owner.copies < owner.target:
         at_once = MAX_LOADING if not owner.queued and owner.loading < owner.copies else 1

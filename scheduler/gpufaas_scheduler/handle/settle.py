@@ -152,9 +152,12 @@ def _open_holder(owner: FunctionState) -> DeviceState | None:
 
 def _start_at_another_copy(world: World, call: Call) -> None:
     owner = call.owner
-    if owner.max_copies and owner.copies >= owner.max_copies:
+    copy = world.nests.draining_slot(owner)
+    if copy is not None:
+        owner.flow.remove(call)
+        start(world, call, owner.draining[copy], copy, ())
         return
-    room = room_for(world.cluster, owner)
+    room = room_for(world.cluster, owner) if world.nests.may_have_more(owner) else None
     if room is not None:
         device, victims = room
         owner.flow.remove(call)

@@ -151,19 +151,25 @@ class Nests:
     def crowded(self) -> list[FunctionState]:
         """Return the CPU functions that need one more copy: calls that wait for calls hold all of their slots."""
         wanted = {each.owner.id: each.owner for each in self.waiting() if not each.owner.queued and each.owner.active}
-        return [
-            each for each in wanted.values()
-            if not (each.max_copies and each.copies >= each.max_copies) and self.full_of_outers(each)
-        ]  # fmt: skip
+        return [each for each in wanted.values() if self.may_have_more(each) and self.full_of_outers(each)]
+
+    def may_have_more(self, owner: FunctionState) -> bool:
+        """Whether a CPU function may have one more copy. Draining ones count while waiting calls hold them."""
+        return not _is_at_most(owner, _copies_of(self._held(self.waiting())))
+
+    def draining_slot(self, owner: FunctionState) -> Copy | None:
+        """Return a draining copy of a CPU function which waiting calls hold, and that has a free slot."""
+        kept = _kept_up(owner, _copies_of(self._held(self.waiting())))
+        return next((each for each in kept if each.running < owner.slots), None)
 
     def _has_place(self, call: Call, held: set[Call]) -> bool:
         """Whether *call* can have a place while *held* keep theirs, and all other calls end."""
         owner = call.owner
         copies = _copies_of(held)
         if not owner.queued:
-            if _has_slot(owner, copies):
+            if _has_slot(owner, copies) or any(copies[each] < owner.slots for each in _kept_up(owner, copies)):
                 return True
-            if owner.active and owner.max_copies and owner.copies >= owner.max_copies:
+            if owner.active and _is_at_most(owner, copies):
                 return False
         elif call.state == LOCAL:
             return call.device is not None and _holder(call.device, held) is None
@@ -269,3 +275,13 @@ def _is_kept(copy: Copy) -> bool:
 
 def _has_slot(owner: FunctionState, held: _Held) -> bool:
     return any(held.get(copy, 0) < owner.slots for copy in owner.active)
+
+
+def _kept_up(owner: FunctionState, held: _Held) -> list[Copy]:
+    """Return the draining copies that stay as long as *held* do. Nested calls may have their free slots."""
+    return [each for each, device in owner.draining.items() if held[each] and not (device.shut or each.split)]
+
+
+def _is_at_most(owner: FunctionState, held: _Held) -> bool:
+    """Whether it has all copies that it may have."""
+    return 0 < owner.max_copies <= owner.copies + len(_kept_up(owner, held))

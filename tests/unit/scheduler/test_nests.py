@@ -162,6 +162,30 @@ def test_a_cpu_function_that_calls_itself_has_its_slots_then_a_copy_then_a_refus
     assert "all slots of cpu are held" in nest.refused("5")
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_cpu_function_that_is_scaled_down_while_it_calls_itself_has_no_more_copies_than_before(again: bool) -> None:
+    """Its copies were to go since there were too many, did not count any more, and for each another one was started."""
+    nest = Nest()
+    nest.device("d1", 100)
+    nest.deploy("cpu", 10, slots=2, max_copies=2)
+    nest.call("1", "cpu")
+    nest.loaded("cpu", "d1")
+    nest.inner("2", "cpu", "1")
+    nest.inner("3", "cpu", "2")
+    nest.loaded("cpu", "d1", copy=1)
+    nest.tell(m.Scaled(FunctionId("cpu"), 1))
+    if again:
+        nest.tell(m.Scaled(FunctionId("cpu"), 2))
+
+    nest.inner("4", "cpu", "3")
+    nest.inner("5", "cpu", "4")
+
+    assert nest.running["4"].copy == 1
+    assert "all slots of cpu are held" in nest.refused("5")
+    for each in "4321":
+        nest.finish(each)
+
+
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_cpu_function_that_calls_itself_has_back_what_its_worker_was_lent(copies: int) -> None:
     """Its first worker was lent the whole device, so there was no room for a second one, and no end of the wait."""
@@ -326,6 +350,8 @@ def test_nests_of_any_shape_drain(seed: int, told: bool) -> None:
         steps += 1
         assert steps < 3000, "it goes round"
         nest.now += random.random()
+        if random.random() < 0.1:
+            nest.tell(m.Scaled(FunctionId(random.choice(names)), random.choice([0, 1, 2, 3])))
         open_ = {name for names_ in made.values() for name in names_ if name in nest.running or name in nest.waiting}
         free = [each for each in nest.running if not (set(made.get(each, ())) & open_)]
         if left and random.random() < 0.6:
