@@ -19,8 +19,14 @@ from gpufaas_core.units import Seconds
 
 _READY_S: Final[Seconds] = 20.0
 _ASK_S: Final[Seconds] = 0.02
-_PORTS: Final = range(12_000, 32_768)
-"""Above them are those that systems give to outgoing connections."""
+_AT, _OF = (int(os.environ.get(f"PYTEST_XDIST_WORKER{each}", "").removeprefix("gw") or 0) for each in ("", "_COUNT"))
+_PORTS: Final = range(12_000, 20_000)[_AT :: _OF or 1]
+"""
+Those of this process of the tests. Above are ports of functions that are servers (`launch/served.py`), and those that
+systems give to outgoing connections.
+"""
+_choose: Final = random.SystemRandom().choice
+"""Hypothesis sets the seed of `random`, in each process of the tests to the same."""
 _given: set[int] = set()
 
 
@@ -167,7 +173,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     Not one of the ephemeral ports: an outgoing connection of another process could take it meanwhile.
     """
     while True:
-        port = random.choice(_PORTS)
+        port = _choose(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if port not in _given:

@@ -7,7 +7,6 @@ With `Network` each node has a network of its own, so that it can be cut off fro
 import contextlib
 import json
 import os
-import random
 import re
 import secrets
 import shutil
@@ -440,7 +439,7 @@ class Network:
 
     def __init__(self) -> None:
         self._name = f"gpufaas-{secrets.token_hex(2)}"
-        self._net = f"10.{random.randrange(128, 250)}.{random.randrange(1, 250)}"
+        self._net = f"10.{128 + secrets.randbelow(122)}.{1 + secrets.randbelow(249)}"
         self.host = f"{self._net}.254"
         hub = f"{self._name}-hub"
         self._spaces = [hub]
