@@ -1,20 +1,23 @@
 """
 The call protocol: what a gateway and a node say to each other about calls. Sans-IO.
 
-Frames and their order are those between node and worker (`core/frames.py`), with the grant in front. A connection
-carries one call, or one query, at a time::
+Frames and their order are those between node and worker (`core/frames.py`), with the grant in front. A lane carries one
+call, or one query, at a time. A connection has one lane, or is shared by several: then the frames say of which they
+are, as those of a worker say the slot::
 
     → CALL (grant, call, body inline)      or  CALL with body_mode STREAM or UPGRADE, BODY*, BODY_END
                                            or  CALL with body_mode FILE, BODY*, BODY_END: the node keeps it in a file
     ← ROOM (bytes): so much of a streamed body may be sent; the first says that the node took the call
     ← ANSWER (answer, body inline)         or  HEAD, CHUNK*, END
     ← REFUSED: nothing was taken           or  ERROR, instead of the rest
-    → CANCEL at any time: the caller is gone; the node still sends one of the above, then the connection is free
+    → ROOM (bytes): so much more than `LANE_WINDOW` of the answer may be sent; on a shared connection only
+    → CANCEL at any time: the caller is gone; the node still sends one of the above, then the lane is free
 
-    → ASK (what, value)     ← REPLY (value)  or  CHUNK*, END  or  ERROR
+    → ASK (what, value)     ← REPLY (value)  or  CHUNK*, END  or  ERROR; not on a shared connection
 
 The node's last frame (ANSWER, END, REFUSED, ERROR, REPLY) ends the call; it skips what still comes of the body. A
-streamed body is limited by `ROOM` and not by a full socket, so that CANCEL never waits behind it.
+streamed body is limited by `ROOM` and not by a full socket, so that CANCEL never waits behind it. So are answers on a
+shared connection, so that no slow reader holds up the other calls.
 """
 
 from enum import IntEnum
@@ -28,6 +31,12 @@ from gpufaas_core.messages import Grant
 
 WINDOW: Final[Bytes] = 1024 * 1024
 """At most so many bytes of a streamed body are on their way to the worker, or wait for it at the node."""
+
+
+LANES: Final = 256
+"""So many lanes a shared connection has at most."""
+LANE_WINDOW: Final[Bytes] = 128 * 1024
+"""Of an answer, so many bytes are on their way on a lane of a shared connection at most, and one piece more."""
 
 
 class NodeKind(IntEnum):

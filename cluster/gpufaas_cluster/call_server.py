@@ -1,28 +1,25 @@
 """
 A node's end of the call protocol: gateways connect here with calls of functions, and with queries about them.
 
-A gateway has one link here, which says that both are alive, and as many connections as it has calls at once
-(`call_frames.py`). When a connection breaks, the caller of its call is gone; when the link is silent, all callers of
-its gateway are.
+A gateway has one link here, which says that both are alive, and connections for its calls: one that small ones share,
+and one for each other call at a time (`call_frames.py`). When a connection breaks, the callers of its calls are gone;
+when the link is silent, all callers of its gateway are.
 """
 
 import asyncio
 import contextlib
 import logging
-from contextlib import aclosing
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from gpufaas_cluster import control
-from gpufaas_cluster.call_frames import NodeKind, QueryHead
+from gpufaas_cluster.call_frames import LANES
 from gpufaas_cluster.connection import Identity, Link, listen
 from gpufaas_cluster.frame_connection import FrameConnection
 from gpufaas_cluster.node_queries import NodeQueries
-from gpufaas_cluster.served_calls import ServedCalls, error_head
-from gpufaas_core.errors import CallCancelled, GpufaasError, StorageFailed
-from gpufaas_core.frames import BrokenFrame, Kind, encode_frame, encode_prefix
+from gpufaas_cluster.served_lane import ServedLane
+from gpufaas_core.errors import StorageFailed
+from gpufaas_core.frames import KIND, SLOT
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.node import Node
@@ -31,7 +28,6 @@ log = logging.getLogger("calls")
 
 _UNSENT: Final = 512 * 1024
 """Bytes of an answer that wait for a gateway beyond the socket; more stay with the exchange, which holds the worker."""
-_decode_query: Final = msgspec.msgpack.Decoder(QueryHead).decode
 
 _GatewayRun = tuple[str, str]
 """A gateway's id and boot."""
@@ -80,8 +76,8 @@ class CallServer:
             await asyncio.wait_for(self._finished.wait(), within_s)
 
     def call_ended(self) -> None:
-        """A connection has no call any more."""
-        if self.closing and not any(each.calls.busy for of in self._connections.values() for each in of):
+        """A lane has no call any more."""
+        if self.closing and not any(each.busy for of in self._connections.values() for each in of):
             self._finished.set()
 
     async def close(self) -> None:
@@ -96,7 +92,8 @@ class CallServer:
     def _accept(self, link: Link, hello: control.ClientHello) -> int:
         gateway = hello.id, hello.boot
         if hello.calls:
-            connection = ServedConnection(self, gateway)
+            link.lanes = min(hello.lanes, LANES) if hello.lanes > 1 else 0
+            connection = ServedConnection(self, gateway, link.lanes or 1)
             self._connections.setdefault(gateway, set()).add(connection)
             link.successor = connection
             return 0
@@ -130,14 +127,20 @@ class CallServer:
 
 
 class ServedConnection(FrameConnection):
-    """A node's end of a connection: it carries one call, or one query, at a time."""
+    """A node's end of a connection."""
 
-    def __init__(self, server: CallServer, gateway: _GatewayRun) -> None:
-        super().__init__()
-        self.calls = ServedCalls(server, self)
+    def __init__(self, server: CallServer, gateway: _GatewayRun, lanes: int) -> None:
+        super().__init__(lanes)
+        self.shared = lanes > 1
         self._server = server
         self._gateway = gateway
-        self._query: asyncio.Task[None] | None = None
+        self._lanes: dict[int, ServedLane] = {}
+        """Those that were used."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call, or the rest of its answer, is not over."""
+        return any(lane.busy for lane in self._lanes.values())
 
     def abort(self) -> None:
         """End it at once."""
@@ -149,22 +152,11 @@ class ServedConnection(FrameConnection):
             self._transport.close()
 
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
-        calls = self.calls
-        if kind == Kind.CALL:
-            self._check_free("a call")
-            calls.begin(header, body)
-        elif kind == Kind.BODY:
-            calls.on_body(body)
-        elif kind == Kind.BODY_END:
-            calls.on_body_end()
-        elif kind == Kind.CANCEL:
-            if calls.busy or self._query is not None:
-                self._give_up()
-                calls.fail(CallCancelled("the caller went away"))
-        elif kind == NodeKind.ASK:
-            self._check_free("a query")
-            what = _decode_query(header).what
-            self._query = asyncio.get_running_loop().create_task(self._reply(what, body))
+        number = kind >> SLOT
+        lane = self._lanes.get(number)
+        if lane is None:
+            lane = self._lanes[number] = ServedLane(self._server, self, number, self.shared)
+        lane.on_frame(kind & KIND, header, body)
 
     def broken(self, error: Exception) -> None:
         log.warning("gateway %s sent what is no frame, or none that comes now: %s", self._gateway[0], error)
@@ -176,40 +168,11 @@ class ServedConnection(FrameConnection):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.calls.pump()
+        for lane in self._lanes.values():
+            lane.calls.pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._give_up()
+        for lane in self._lanes.values():
+            lane.give_up()
         self._server.forget(self._gateway, self)
-
-    def _check_free(self, what: str) -> None:
-        if self.calls.busy or self._query is not None:
-            raise BrokenFrame(f"{what} before the end of the last call")
-
-    def _give_up(self) -> None:
-        if self._query is not None:
-            self._query.cancel()
-            self._query = None
-        self.calls.give_up()
-
-    async def _reply(self, what: str, value: bytes) -> None:
-        """Answer a query."""
-        try:
-            answer = await self._server.queries.answer(what, value)
-            if isinstance(answer, bytes):
-                frame = encode_frame(NodeKind.REPLY, None, answer)
-            else:
-                async with aclosing(answer) as pieces:
-                    async for piece in pieces:
-                        self.write_with(encode_prefix(Kind.CHUNK, None, len(piece)), piece)
-                        await self.drain()
-                frame = encode_frame(Kind.END)
-        except GpufaasError as exc:
-            frame = encode_frame(NodeKind.ERROR, error_head(exc))
-        except Exception as exc:
-            log.exception("a query failed: %s", what)
-            error = GpufaasError(f"node {self._server.me.id} failed ({exc!r}): its log has more")
-            frame = encode_frame(NodeKind.ERROR, error_head(error))
-        self._query = None
-        self.write(frame)

@@ -82,6 +82,8 @@ class Link(asyncio.Protocol):
         self.epoch = 0
         """The epoch of the scheduler that we connected to."""
         self.peer_id = ""
+        self.lanes = 0
+        """The connection will carry so many calls at once; 0: one, or none. Set by `Accept`, or the peer's welcome."""
         self.successor: asyncio.Protocol | None = None
         """The protocol that gets the connection after the welcome; set by `Accept`."""
         self.early: list[Any] = []
@@ -203,17 +205,22 @@ class Link(asyncio.Protocol):
 
 
 async def connect(
-    address: str, me: Identity, timeout_s: Seconds = HANDSHAKE_S, successor: asyncio.Protocol | None = None
+    address: str,
+    me: Identity,
+    timeout_s: Seconds = HANDSHAKE_S,
+    successor: asyncio.Protocol | None = None,
+    lanes: int = 0,
 ) -> Link:
     """
     Return a link to *address*. The caller sets its listeners with `Link.attend`.
 
     :param successor: the connection will carry calls, and is handed over to this protocol
+    :param lanes: so many at once, if the node takes that: see `Link.lanes`
     :raises NotReached: nothing listens there, or it does not answer
     :raises TurnedAway: it refused us, or did not prove that it has the token
     """
     # Made here: the other end may speak before `create_connection` returns.
-    link = _Connecting(address, me, calls=successor is not None)
+    link = _Connecting(address, me, successor is not None, lanes)
     host, port = split_address(address)
     try:
         async with asyncio.timeout(timeout_s):
@@ -242,16 +249,17 @@ class _Connecting(Link):
     """
     The end that connects. It answers the challenge; what comes after the other end's `answer` waits for `attend`.
 
-    :param calls: this connection will carry calls
+    :param calls: this connection will carry calls, *lanes* at once
     """
 
-    def __init__(self, address: str, me: Identity, calls: bool) -> None:
+    def __init__(self, address: str, me: Identity, calls: bool, lanes: int) -> None:
         super().__init__(self._on_handshake, self._on_end)
         self.answer: asyncio.Future[Any] = self._loop.create_future()
         """The answer to our hello."""
         self._address = address
         self._me = me
         self._calls = calls
+        self._wanted = lanes
         self._nonce = os.urandom(16)
 
     def check_welcome(self, said: Any) -> None:
@@ -268,7 +276,7 @@ class _Connecting(Link):
         ):
             self.close()
             raise TurnedAway("token", f"{self._address} cannot show that it has our token: it is of another cluster")
-        self.epoch, self.peer_id = said.epoch, said.id
+        self.epoch, self.peer_id, self.lanes = said.epoch, said.id, said.lanes
 
     def _on_handshake(self, message: Any) -> None:
         if isinstance(message, control.Challenge):
@@ -291,8 +299,10 @@ class _Connecting(Link):
             return
         shown = control.proof(me.token, challenge.nonce, me.role, me.id)
         self.send(
-            control.ClientHello(control.PROTOCOL, me.role, me.id, me.boot, self._nonce, shown, me.version, self._calls)
-        )
+            control.ClientHello(
+                control.PROTOCOL, me.role, me.id, me.boot, self._nonce, shown, me.version, self._calls, self._wanted
+            )
+        )  # fmt: skip
 
     def _on_end(self, why: str) -> None:
         if not self.answer.done():
@@ -302,7 +312,7 @@ class _Connecting(Link):
 Accept = Callable[[Link, control.ClientHello], int | control.Turned]
 """
 Called with each link whose peer has the token: sets its `on_message` and `on_lost` and returns our epoch, or why the
-peer is turned away. It may send messages, which follow the welcome, or set the link's `successor`.
+peer is turned away. It may send messages, which follow the welcome, or set the link's `successor` and `lanes`.
 """
 
 
@@ -372,9 +382,8 @@ class _Taken(Link):
             return
         # The welcome goes first, before what `accept` has sent.
         said, self._out = self._out, []
-        self.send(
-            control.Welcome(decided, control.proof(self._me.token, hello.nonce, "server", self._me.id), self._me.id)
-        )
+        proof = control.proof(self._me.token, hello.nonce, "server", self._me.id)
+        self.send(control.Welcome(decided, proof, self._me.id, self.lanes))
         self._out += said
         if self.successor is not None:
             self.hand_over(self.successor)

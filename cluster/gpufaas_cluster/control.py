@@ -72,6 +72,8 @@ class ClientHello(Message, frozen=True, array_like=True, tag=2):
     """The version of the release, for people."""
     calls: bool = False
     """After the welcome, this connection carries calls (`call_frames.py`) instead of messages."""
+    lanes: int = 0
+    """So many at once, if the node takes that (`Welcome.lanes`); else one."""
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=3):
@@ -79,6 +81,8 @@ class Welcome(Message, frozen=True, array_like=True, tag=3):
     """The epoch of the engine; 0: a node, which has none."""
     proof: bytes
     id: str = ""
+    lanes: int = 0
+    """The connection carries so many calls at once; 0: one."""
 
 
 class Turned(Message, frozen=True, array_like=True, tag=4):

@@ -5,7 +5,7 @@ from typing import Final, cast
 
 import msgspec
 
-from gpufaas_core.frames import BrokenFrame, FrameReader
+from gpufaas_core.frames import BrokenFrame, FrameReader, encode_prefix
 from gpufaas_core.steps import IllegalStep
 
 _SHORT: Final = 16 * 1024
@@ -15,11 +15,12 @@ _SHORT: Final = 16 * 1024
 class FrameConnection(asyncio.Protocol):
     """One end. Its kinds say what frames mean (`on_frame`), and what to do about bytes that are no frame."""
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: int = 1) -> None:
+        """:param lanes: so many calls may be on it at once; the slot of a frame says of which it is"""
         self.full = False
         """The other end does not take more for now."""
         self.lost = False
-        self._reader = FrameReader()
+        self._reader = FrameReader(slots=lanes)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._drained: asyncio.Future[None] | None = None
 
@@ -35,12 +36,13 @@ class FrameConnection(asyncio.Protocol):
     def usable(self) -> bool:
         return not self.lost and not self._transport.is_closing()
 
-    def write(self, data: bytes) -> None:
-        """Send *data*; nothing once the connection is lost."""
-        if not self.lost:
-            self._transport.write(data)
-
-    def write_with(self, prefix: bytes, body: bytes | memoryview) -> None:
+    def send(
+        self, kind: int, head: msgspec.Struct | None = None, body: bytes | memoryview = b"", lane: int = 0
+    ) -> None:
+        """Send a frame; nothing once the connection is lost. uvloop sends those of one turn of its loop together."""
+        if self.lost:
+            return
+        prefix = encode_prefix(kind, head, len(body), lane)
         if len(body) <= _SHORT:
             self._transport.write(prefix + body)
         else:

@@ -6,24 +6,28 @@ from typing import Final
 
 import msgspec
 
-from gpufaas_cluster.call_connection import CallConnection, ConnectionBuffer
+from gpufaas_cluster.call_connection import CallLane, LaneBuffer
 from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_cluster.kept_grants import KeptGrant
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed, WorkerCrashed
-from gpufaas_core.frames import CHUNK_BYTES, FILE, CallHead, EndHead, Kind, encode_frame, encode_prefix
+from gpufaas_core.frames import CHUNK_BYTES, FILE, INLINE, CallHead, EndHead, Kind
 from gpufaas_core.messages import Grant
+from gpufaas_core.units import Bytes
 
 _decode_answer: Final = msgspec.msgpack.Decoder(NodeAnswerHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
 _decode_room: Final = msgspec.msgpack.Decoder(WindowHead).decode
 _decode_failure: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
+_BRIEF: Final[Bytes] = 64 * 1024
+"""A body of more has a connection to itself, so that others do not wait behind it."""
+
 OnUnreachable = Callable[[Grant, str], None]
 """Called with a call, its device and a reason when the node could not be reached: nothing was sent."""
 
 
-class RemoteExchange(ConnectionBuffer):
+class RemoteExchange(LaneBuffer):
     """`CallExchange`."""
 
     __slots__ = (
@@ -68,14 +72,14 @@ class RemoteExchange(ConnectionBuffer):
                 return
             part = piece if len(piece) <= CHUNK_BYTES else piece[at : at + CHUNK_BYTES]
             self._room -= len(part)
-            assert self._connection is not None
-            self._connection.write_with(encode_prefix(Kind.BODY, None, len(part)), part)
+            assert self._lane is not None
+            self._lane.send(Kind.BODY, None, part)
 
     async def end_body(self) -> None:
         """:raises GrantRefused: as `send_body`"""
         if await self._may_send():
-            assert self._connection is not None
-            self._connection.write(encode_frame(Kind.BODY_END))
+            assert self._lane is not None
+            self._lane.send(Kind.BODY_END)
 
     def fail(self, error: GpufaasError) -> None:
         """Raise *error* to readers and senders, and cancel the call at the node."""
@@ -85,8 +89,8 @@ class RemoteExchange(ConnectionBuffer):
             self._cancelled = True
             self._chunks.clear()
             self._stop_sending()
-            if self._connection is not None:
-                self._connection.write(encode_frame(Kind.CANCEL))
+            if self._lane is not None:
+                self._lane.send(Kind.CANCEL)
                 self._resume()
         self._wake()
 
@@ -104,24 +108,28 @@ class RemoteExchange(ConnectionBuffer):
         if self._roomy is not None and not self._roomy.done():
             self._roomy.set_result(None)
 
-    # --- the connection's side ---
+    # --- the lane's side ---
 
     @property
     def gone(self) -> bool:
         return self._cancelled
 
-    def sent_on(self, connection: CallConnection) -> None:
-        self._connection = connection
+    @property
+    def brief(self) -> bool:
+        return self._head.body_mode == INLINE and len(self._body) <= _BRIEF
+
+    def sent_on(self, lane: CallLane) -> None:
+        self._lane = lane
         head, body = self._head, self._body
         self._body = b""
         call = NodeCallHead(self.grant, head)
         if self._kept is not None:
-            known = connection.kept is self._kept and self._kept.calls > 1  # so its node is of a release that keeps
+            known = lane.kept is self._kept and self._kept.calls > 1  # so its node is of a release that keeps
             call = NodeCallHead(None if known else self.grant, head, self._kept.calls)
-        connection.kept = self._kept
-        connection.write_with(encode_prefix(Kind.CALL, call, len(body)), body)
+        lane.kept = self._kept
+        lane.send(Kind.CALL, call, body)
         if head.body_mode == FILE:
-            self._sender = self._loop.create_task(self._send_file(head.body_path, connection))
+            self._sender = self._loop.create_task(self._send_file(head.body_path, lane))
 
     def not_sent(self, reason: str) -> None:
         self._over = True
@@ -130,8 +138,8 @@ class RemoteExchange(ConnectionBuffer):
             self._fail_with(GrantRefused(reason))
 
     def on_lost(self, reason: str) -> None:
-        assert self._connection is not None
-        name = self._connection.node.id
+        assert self._lane is not None
+        name = self._lane.node.id
         self._finish()
         self._fail_with(WorkerCrashed(f"node {name} was lost during the call, which may have run there: {reason}"))
 
@@ -176,7 +184,7 @@ class RemoteExchange(ConnectionBuffer):
     def _finish(self) -> None:
         self._resume()
         self._over = True
-        self._connection = None
+        self._lane = None
         self._stop_sending()
 
     def _fail_with(self, error: GpufaasError) -> None:
@@ -189,16 +197,16 @@ class RemoteExchange(ConnectionBuffer):
             self._sender.cancel()
             self._sender = None
 
-    async def _send_file(self, path: str, connection: CallConnection) -> None:
+    async def _send_file(self, path: str, lane: CallLane) -> None:
         try:
             with open(path, "rb", buffering=0) as file:  # noqa: ASYNC230 - in the page cache: just written
                 while piece := file.read(CHUNK_BYTES):
-                    connection.write_with(encode_prefix(Kind.BODY, None, len(piece)), piece)
-                    await connection.drain()
+                    lane.send(Kind.BODY, None, piece)
+                    await lane.connection.drain()
                     await asyncio.sleep(0)  # other calls come between the pieces
         except OSError as exc:
             self._sender = None
             self.fail(StorageFailed(f"the body could not be read from {path} ({exc.strerror}): call again"))
         else:
             self._sender = None
-            connection.write(encode_frame(Kind.BODY_END))
+            lane.send(Kind.BODY_END)

@@ -2,7 +2,9 @@
 Calls to nodes elsewhere: straight from gateway to node, over connections that are kept (`call_frames.py`).
 
 Each node has one link, whose heartbeats say that both ends are alive. When it is lost, every call there fails, and the
-gateway dials the node again for as long as the scheduler sees it. A warm call is one write and one read, and no task.
+gateway dials the node again for as long as the scheduler sees it. Beside it is a connection that all small calls share:
+those that come in the same turn of the loop are one write and one read. Other calls have a connection to themselves. A
+warm call needs no task.
 """
 
 import asyncio
@@ -12,7 +14,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
-from gpufaas_cluster.call_connection import CallConnection, ConnectionUser
+from gpufaas_cluster.call_connection import CallConnection, CallLane, LaneUser
+from gpufaas_cluster.call_frames import LANES
 from gpufaas_cluster.connection import Identity, Link, connect
 from gpufaas_cluster.kept_grants import KeptGrants
 from gpufaas_cluster.remote_exchange import OnUnreachable, RemoteExchange
@@ -40,10 +43,18 @@ class RemoteNodes:
     """`ports.NodePort`. `set_nodes` says which nodes there are; calls to others are refused."""
 
     def __init__(
-        self, me: Identity, on_unreachable: OnUnreachable = lambda *_: None, kept: KeptGrants | None = None
+        self,
+        me: Identity,
+        on_unreachable: OnUnreachable = lambda *_: None,
+        kept: KeptGrants | None = None,
+        lanes: int = LANES,
     ) -> None:
-        """:param kept: the grants that this gateway may keep"""
+        """
+        :param kept: the grants that this gateway may keep
+        :param lanes: so many small calls at once share a connection to each node; 0: none do
+        """
         self.me = me
+        self.lanes = lanes
         self.on_unreachable = on_unreachable
         self._kept = kept
         self.watchers: set[Callable[[], None]] = set()
@@ -126,13 +137,17 @@ class NodeClient:
         """Why it cannot be reached; empty: it can, or it was not tried yet."""
         self.tasks: set[asyncio.Task[None]] = set()
         self._nodes = nodes
-        self._idle: list[CallConnection] = []
-        """In the order of their last use; the last one is taken first."""
+        self._shared: CallConnection | None = None
+        """The connection that small calls share; None: it is not there yet, or the node's release has none."""
+        self._free: list[CallLane] = []
+        """Its lanes that carry no call; the last one is taken first, since it may know our grant."""
+        self._idle: list[CallLane] = []
+        """Those of the other connections, in the order of their last use; the last one is taken first."""
         self._least_idle = 0
         """The smallest number of idle ones since the last trim."""
         self._trim = nodes.loop.call_later(_TRIM_S, self._close_idle)
         self._all: set[CallConnection] = set()
-        self._waiting: deque[ConnectionUser] = deque()
+        self._waiting: deque[LaneUser] = deque()
         self._dials = 0
         self._link: Link | None = None
         self._left = False
@@ -147,14 +162,24 @@ class NodeClient:
     def linked(self) -> bool:
         return self._link is not None
 
-    def begin(self, user: ConnectionUser) -> None:
-        """Give *user* a connection: at once if one is idle, else as soon as there is one."""
+    @property
+    def free_lanes(self) -> int:
+        """How many more small calls the shared connection takes."""
+        return len(self._free)
+
+    def begin(self, user: LaneUser) -> None:
+        """Give *user* a lane: at once if one is free, else as soon as there is one."""
+        while self._free and user.brief:
+            lane = self._free.pop()
+            if lane.connection.usable:
+                lane.take(user)
+                return
         while self._idle:
-            connection = self._idle.pop()
+            lane = self._idle.pop()
             if len(self._idle) < self._least_idle:
                 self._least_idle = len(self._idle)
-            if connection.usable:
-                connection.take(user)
+            if lane.connection.usable:
+                lane.take(user)
                 return
         if self.down:
             user.not_sent(f"node {self.id} cannot be reached: {self.down}")
@@ -164,17 +189,23 @@ class NodeClient:
             self._dials += 1
             self._spawn(self._dial())
 
-    def release(self, connection: CallConnection) -> None:
-        """The call of *connection* is over: it may carry another one."""
+    def release(self, lane: CallLane) -> None:
+        """The call of *lane* is over: it may carry another one."""
+        connection = lane.connection
+        if connection.shared:
+            if connection is self._shared:
+                self._free.append(lane)
+                self._close_if_left()
+            return
         while self._waiting:
             user = self._waiting.popleft()
             if not user.gone:
-                connection.take(user)
+                lane.take(user)
                 return
         if self._left or len(self._idle) >= _IDLE:
             connection.close()
         else:
-            self._idle.append(connection)
+            self._idle.append(lane)
 
     async def ask(self, what: str, value: Any) -> bytes:
         """
@@ -202,8 +233,13 @@ class NodeClient:
 
     def forget(self, connection: CallConnection) -> None:
         self._all.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        if connection is self._shared:
+            self._shared = None
+            self._free.clear()
+            if not self._left and self._link is not None:
+                self._spawn(self._share(_FIRST_RETRY_S))
+        elif connection.lanes[0] in self._idle:
+            self._idle.remove(connection.lanes[0])
             self._least_idle = min(self._least_idle, len(self._idle))
         if self._left and not self._all:
             self.close()
@@ -212,15 +248,18 @@ class NodeClient:
         """The node is no longer in the view: take no new calls; those that run go on."""
         self._left = True
         self._refuse_waiting(f"node {self.id} left")
-        for connection in list(self._idle):
-            connection.close()
+        for lane in list(self._idle):
+            lane.connection.close()
         self._idle.clear()
+        self._close_if_left()
         if not self._all:
             self.close()
 
     def come_back(self) -> None:
         """The node is in the view again, and calls of before still run there."""
         self._left = False
+        if self._shared is None and self._link is not None:
+            self._spawn(self._share())
 
     def close(self) -> None:
         """End all connections: calls that run there fail."""
@@ -248,11 +287,36 @@ class NodeClient:
                 connection = CallConnection(self)
                 await connect(self.address, self._nodes.me, DIAL_S, connection)
                 self._all.add(connection)
-                self.release(connection)
+                self.release(connection.lanes[0])
         except GpufaasError as exc:
             self._refuse_waiting(str(exc))
         finally:
             self._dials -= 1
+
+    async def _share(self, after_s: Seconds = 0.0) -> None:
+        """Make the connection that small calls share. Until it is there they have others."""
+        if not self._nodes.lanes:
+            return
+        await asyncio.sleep(after_s)
+        connection = CallConnection(self, self._nodes.lanes)
+        try:
+            link = await connect(self.address, self._nodes.me, DIAL_S, connection, self._nodes.lanes)
+        except GpufaasError:
+            return  # the link says so
+        if connection.lost:
+            return
+        if self._left or self._shared is not None or link.lanes < 2:
+            connection.close()
+            return
+        self._shared = connection
+        self._all.add(connection)
+        self._free = connection.lanes[: link.lanes][::-1]
+
+    def _close_if_left(self) -> None:
+        """The node has left: close the shared connection once no call is on it."""
+        shared = self._shared
+        if self._left and shared is not None and not shared.busy:
+            shared.close()
 
     async def _keep_link(self) -> None:
         """Keep the link; connect again when it is lost."""
@@ -273,6 +337,7 @@ class NodeClient:
             link.attend(lambda _: None, partial(_settle, lost))
             retry_s = _FIRST_RETRY_S
             self._link, self.down = link, ""
+            self._spawn(self._share())
             self._nodes.changed()
             try:
                 why = await lost
@@ -287,14 +352,15 @@ class NodeClient:
         unneeded, self._idle = self._idle[: self._least_idle], self._idle[self._least_idle :]
         if unneeded and not self._idle:
             self._idle.append(unneeded.pop())
-        for connection in unneeded:
-            connection.close()
+        for lane in unneeded:
+            lane.connection.close()
         self._least_idle = len(self._idle)
         self._trim = self._nodes.loop.call_later(_TRIM_S, self._close_idle)
 
     def _lost(self, why: str) -> None:
         """The node is gone: fail all that waits for it."""
         self._refuse_waiting(why)
+        self._free.clear()
         self._idle.clear()
         self._least_idle = 0
         for connection in list(self._all):

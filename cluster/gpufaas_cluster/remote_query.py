@@ -5,24 +5,25 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_cluster.call_connection import CallConnection, ConnectionBuffer
+from gpufaas_cluster.call_connection import CallLane, LaneBuffer
 from gpufaas_cluster.call_frames import ErrorHead, NodeKind, QueryHead
 from gpufaas_cluster.connection import NotReached
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import EndHead, Kind, encode_frame
+from gpufaas_core.frames import EndHead, Kind
 
 _decode_error: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
 
-class RemoteQuery(ConnectionBuffer):
+class RemoteQuery(LaneBuffer):
     """See `NodeClient.ask` and `ask_lines`. `reply` returns the answer whole, `chunk` in pieces as they come."""
 
     def __init__(self, what: str, value: Any) -> None:
         super().__init__(asyncio.get_running_loop())
         self.gone = False
         """It is answered, or was cancelled."""
-        self._frame = encode_frame(NodeKind.ASK, QueryHead(what), msgspec.msgpack.encode(value))
+        self._head = QueryHead(what)
+        self._value = msgspec.msgpack.encode(value)
 
     async def reply(self) -> bytes:
         """
@@ -41,22 +42,24 @@ class RemoteQuery(ConnectionBuffer):
 
     def cancel(self) -> None:
         """Want no answer any more. Nothing once there is one."""
-        if not self.gone and self._connection is not None:
-            self._connection.write(encode_frame(Kind.CANCEL))
+        if not self.gone and self._lane is not None:
+            self._lane.send(Kind.CANCEL)
             self._resume()
         self.gone = True
         self._chunks.clear()
 
     def _end(self, error: GpufaasError | None) -> None:
         self._resume()
-        self.gone, self._connection, self._error, self.end = True, None, error, EndHead(0.0)
+        self.gone, self._lane, self._error, self.end = True, None, error, EndHead(0.0)
         self._wake_reader()
 
-    # --- the connection's side ---
+    # --- the lane's side ---
 
-    def sent_on(self, connection: CallConnection) -> None:
-        self._connection = connection
-        connection.write(self._frame)
+    brief = False
+
+    def sent_on(self, lane: CallLane) -> None:
+        self._lane = lane
+        lane.send(NodeKind.ASK, self._head, self._value)
 
     def not_sent(self, reason: str) -> None:
         self._end(NotReached(reason))

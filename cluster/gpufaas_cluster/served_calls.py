@@ -1,5 +1,5 @@
 """
-The calls of one connection at a node, one after the other.
+The calls of one lane at a node, one after the other.
 
 A call needs no task: the exchange calls back when there is something of an answer. Only a streamed body has a task,
 since it waits for the worker.
@@ -18,7 +18,6 @@ import msgspec
 from gpufaas_cluster.call_frames import WINDOW, ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
 from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.error_codes import error_name
-from gpufaas_cluster.frame_connection import FrameConnection
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed
 from gpufaas_core.frames import (
     CHUNK_BYTES,
@@ -29,8 +28,6 @@ from gpufaas_core.frames import (
     CallHead,
     EndHead,
     Kind,
-    encode_frame,
-    encode_prefix,
 )
 from gpufaas_core.messages import Grant
 from gpufaas_core.units import format_bytes
@@ -51,12 +48,21 @@ class Server(Protocol):
     def call_ended(self) -> None: ...
 
 
+class Lane(Protocol):
+    @property
+    def full(self) -> bool:
+        """The other end does not take more for now."""
+
+    def send(self, kind: int, head: msgspec.Struct | None = None, body: bytes | memoryview = b"") -> None:
+        """Send a frame."""
+
+
 class ServedCalls:
     """See module."""
 
-    def __init__(self, server: Server, connection: FrameConnection) -> None:
+    def __init__(self, server: Server, lane: Lane) -> None:
         self._server = server
-        self._connection = connection
+        self._lane = lane
         self._grant: Grant | None = None
         self._kept = 0
         """See `NodeCallHead.kept`."""
@@ -104,15 +110,15 @@ class ServedCalls:
 
     def pump(self) -> None:
         """Pass on what there is of the answer, as far as the gateway takes it."""
-        exchange, connection = self._exchange, self._connection
+        exchange, lane = self._exchange, self._lane
         if exchange is None:
             return
-        while not connection.full:
+        while not lane.full:
             piece = exchange.take()
             if piece is None:
                 break
             if type(piece) is bytes:
-                connection.write_with(encode_prefix(Kind.CHUNK, None, len(piece)), piece)
+                lane.send(Kind.CHUNK, None, piece)
                 continue
             head, body, whole = cast(tuple[AnswerHead, bytes, bool], piece)
             grant = None if exchange.grant is self._grant else exchange.grant
@@ -124,7 +130,7 @@ class ServedCalls:
                 self._end()
                 self._write_whole(answer, body)
                 return
-            connection.write_with(encode_prefix(Kind.HEAD, answer, len(body)), body)
+            lane.send(Kind.HEAD, answer, body)
         else:
             return
         error = exchange.error
@@ -133,21 +139,20 @@ class ServedCalls:
             self.fail(error, exchange)
         elif exchange.end is not None:
             self._end()
-            connection.write(encode_frame(Kind.END, exchange.end))
+            lane.send(Kind.END, exchange.end)
 
     def _write_whole(self, answer: NodeAnswerHead, body: bytes | memoryview) -> None:
         """Write an answer that does not stream; one that is too large for a frame in pieces."""
-        connection, size, run_s = self._connection, len(body), answer.head.run_s
+        lane, size, run_s = self._lane, len(body), answer.head.run_s
         if size <= CHUNK_BYTES:
-            connection.write_with(encode_prefix(Kind.ANSWER, answer, size), body)
+            lane.send(Kind.ANSWER, answer, body)
             return
         head = msgspec.structs.replace(answer.head, length=size)
-        connection.write(encode_frame(Kind.HEAD, msgspec.structs.replace(answer, head=head)))
+        lane.send(Kind.HEAD, msgspec.structs.replace(answer, head=head))
         view = memoryview(body)
         for at in range(0, size, CHUNK_BYTES):
-            piece = view[at : at + CHUNK_BYTES]
-            connection.write_with(encode_prefix(Kind.CHUNK, None, len(piece)), piece)
-        connection.write(encode_frame(Kind.END, EndHead(run_s)))
+            lane.send(Kind.CHUNK, None, view[at : at + CHUNK_BYTES])
+        lane.send(Kind.END, EndHead(run_s))
 
     def give_up(self) -> None:
         """The caller is gone: stop the call, if there is one."""
@@ -162,7 +167,7 @@ class ServedCalls:
         head = error_head(error)
         if exchange is not None:
             head = msgspec.structs.replace(head, load_s=exchange.load_s, phases=exchange.phases, tier=exchange.tier)
-        self._connection.write(encode_frame(kind, head))
+        self._lane.send(kind, head)
 
     # --- within ---
 
@@ -176,8 +181,8 @@ class ServedCalls:
         self._exchange = exchange
         exchange.watcher = self.pump
         if head.body_mode not in (INLINE, FILE):
-            self._body = _StreamedBody(exchange, self._connection)
-            self._connection.write(encode_frame(NodeKind.ROOM, WindowHead(WINDOW)))
+            self._body = _StreamedBody(exchange, self._lane)
+            self._lane.send(NodeKind.ROOM, WindowHead(WINDOW))
         self.pump()
 
     def _spool(self, grant: Grant, head: CallHead) -> None:
@@ -201,7 +206,7 @@ class ServedCalls:
         )
 
     def _end(self) -> None:
-        """The call has ended as far as this connection goes."""
+        """The call has ended as far as this lane goes."""
         if self._exchange is not None:
             self._exchange.watcher = None
             self._exchange = None
@@ -253,9 +258,9 @@ class _StreamedBody:
 
     size = 0
 
-    def __init__(self, exchange: Exchange, connection: FrameConnection) -> None:
+    def __init__(self, exchange: Exchange, lane: Lane) -> None:
         self._exchange = exchange
-        self._connection = connection
+        self._lane = lane
         self._pieces: deque[bytes | None] = deque()
         """The pieces that the worker does not have yet; None: the end."""
         self._more = asyncio.Event()
@@ -279,7 +284,7 @@ class _StreamedBody:
                 await self._exchange.send_body(piece)
                 taken += len(piece)
                 if taken >= WINDOW // 4:
-                    self._connection.write(encode_frame(NodeKind.ROOM, WindowHead(taken)))
+                    self._lane.send(NodeKind.ROOM, WindowHead(taken))
                     taken = 0
             self._more.clear()
             await self._more.wait()

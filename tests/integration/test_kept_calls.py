@@ -10,13 +10,13 @@ from tests.integration.test_call_server import Rig, whole
 from tests.waiting import eventually
 
 from gpufaas_cluster import kept_grants
-from gpufaas_cluster.call_connection import CallConnection
+from gpufaas_cluster.call_connection import CallLane
 from gpufaas_cluster.call_frames import NodeCallHead
 from gpufaas_cluster.kept_grants import KeptGrant, KeptGrants
 from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_core.errors import CallCancelled, GrantRefused, WorkerCrashed
-from gpufaas_core.frames import INLINE, STREAM, CallHead, Kind, encode_frame
+from gpufaas_core.frames import INLINE, STREAM, CallHead, Kind
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, FunctionId
 
@@ -179,16 +179,17 @@ async def test_a_worker_that_dies_says_the_last_words_of_that_call_and_takes_no_
 
 
 class Stray:
-    """A call by the grant of the last call of its connection, which had none before."""
+    """A call by the grant of the last call of its lane, which had none before."""
 
     gone = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, brief: bool) -> None:
         self.lost = ""
+        self.brief = brief
 
-    def sent_on(self, connection: CallConnection) -> None:
+    def sent_on(self, lane: CallLane) -> None:
         head = CallHead("stray", "POST", "/", b"", [])
-        connection.write(encode_frame(Kind.CALL, NodeCallHead(None, head, 2), b""))
+        lane.send(Kind.CALL, NodeCallHead(None, head, 2))
 
     def not_sent(self, reason: str) -> None:
         raise AssertionError(reason)
@@ -200,9 +201,12 @@ class Stray:
         self.lost = reason
 
 
-async def test_a_call_by_a_grant_that_never_came_ends_its_connection_and_nothing_else(keeper: Keeper) -> None:
+@pytest.mark.parametrize("brief", [False, True])
+async def test_a_call_by_a_grant_that_never_came_ends_its_connection_and_nothing_else(
+    keeper: Keeper, brief: bool
+) -> None:
     await keeper.rig.call(keeper.function, b"by a grant that is not kept")
-    stray, node = Stray(), keeper.rig.nodes.get("n")
+    stray, node = Stray(brief=brief), keeper.rig.nodes.get("n")
     assert node is not None
 
     node.begin(stray)
