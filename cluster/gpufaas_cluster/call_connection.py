@@ -72,15 +72,12 @@ class CallLane:
     def node(self) -> ConnectionOwner:
         return self.connection.node
 
-    @property
-    def busy(self) -> bool:
-        return self._user is not None
-
     def take(self, user: LaneUser) -> None:
         """Let *user* have it until its last frame."""
         self._user = user
         self._paused = False
         self._owed = 0
+        self.connection.running += 1
         user.sent_on(self)
 
     def send(self, kind: int, head: msgspec.Struct | None = None, body: bytes | memoryview = b"") -> None:
@@ -105,6 +102,7 @@ class CallLane:
             return
         if user.on_frame(kind, header, body):
             self._user = None
+            self.connection.running -= 1
             self.node.release(self)
         elif kind == Kind.CHUNK and self.connection.shared:
             self._owed += len(body)
@@ -132,11 +130,6 @@ class CallConnection(FrameConnection):
         self.shared = lanes > 1
         self.lanes = [CallLane(self, number) for number in range(lanes)]
         self._why = ""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a lane carries a call."""
-        return any(lane.busy for lane in self.lanes)
 
     def pause(self) -> None:
         """Read no more for now."""

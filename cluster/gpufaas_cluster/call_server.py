@@ -149,7 +149,7 @@ class ServedConnection(FrameConnection):
 
     def close(self) -> None:
         if self._transport is not None:
-            self._transport.close()
+            super().close()
 
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         number = kind >> SLOT

@@ -10,6 +10,8 @@ from gpufaas_core.steps import IllegalStep
 
 _SHORT: Final = 16 * 1024
 """Bytes of a body that are copied, to be sent with its header in one system call."""
+_HELD: Final = 16
+"""Frames that go out together at most: the other end begins meanwhile."""
 
 
 class FrameConnection(asyncio.Protocol):
@@ -21,6 +23,9 @@ class FrameConnection(asyncio.Protocol):
         """The other end does not take more for now."""
         self.lost = False
         self._reader = FrameReader(slots=lanes)
+        self.running = 0
+        """Calls that are on it. If there are several, the small frames of one turn of the loop go out together."""
+        self._held: list[bytes] = []
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._drained: asyncio.Future[None] | None = None
 
@@ -39,15 +44,29 @@ class FrameConnection(asyncio.Protocol):
     def send(
         self, kind: int, head: msgspec.Struct | None = None, body: bytes | memoryview = b"", lane: int = 0
     ) -> None:
-        """Send a frame; nothing once the connection is lost. uvloop sends those of one turn of its loop together."""
+        """Send a frame; nothing once the connection is lost."""
         if self.lost:
             return
+        held = self._held
         prefix = encode_prefix(kind, head, len(body), lane)
-        if len(body) <= _SHORT:
-            self._transport.write(prefix + body)
-        else:
+        if len(body) > _SHORT:
+            self._flush()
             self._transport.write(prefix)
             self._transport.write(body)
+        elif self.running > 1 or held:
+            held.append(prefix + body)
+            if len(held) == 1:
+                asyncio.get_running_loop().call_soon(self._flush)
+            elif len(held) == _HELD:
+                self._flush()
+        else:
+            self._transport.write(prefix + body)
+
+    def _flush(self) -> None:
+        held = self._held
+        if held and not self.lost:
+            self._transport.write(b"".join(held))
+        held.clear()
 
     async def drain(self) -> None:
         """Wait until there is room for more, or the connection is lost."""
@@ -56,7 +75,8 @@ class FrameConnection(asyncio.Protocol):
             await self._drained
 
     def close(self) -> None:
-        """End it; what was written before still goes out."""
+        """End it; what was sent before still goes out."""
+        self._flush()
         self._transport.close()
 
     # --- asyncio's side ---

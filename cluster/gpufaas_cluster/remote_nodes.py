@@ -315,7 +315,7 @@ class NodeClient:
     def _close_if_left(self) -> None:
         """The node has left: close the shared connection once no call is on it."""
         shared = self._shared
-        if self._left and shared is not None and not shared.busy:
+        if self._left and shared is not None and not shared.running:
             shared.close()
 
     async def _keep_link(self) -> None:

@@ -18,6 +18,7 @@ from gpufaas_core.model import Bytes
 
 log = logging.getLogger("calls")
 
+_LAST: Final = frozenset((Kind.ANSWER, Kind.END, NodeKind.REFUSED, NodeKind.ERROR, NodeKind.REPLY))
 _decode_query: Final = msgspec.msgpack.Decoder(QueryHead).decode
 _decode_room: Final = msgspec.msgpack.Decoder(WindowHead).decode
 
@@ -59,6 +60,8 @@ class ServedLane:
                 return
             if kind == Kind.CHUNK:
                 self._room -= len(body)
+        if kind in _LAST:
+            self._connection.running -= 1
         self._connection.send(kind, head, body, self._number)
 
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
@@ -67,6 +70,7 @@ class ServedLane:
         if kind == Kind.CALL:
             self._check_free("a call")
             self._room = LANE_WINDOW
+            self._connection.running += 1
             calls.begin(header, body)
         elif kind == Kind.BODY:
             calls.on_body(body)
@@ -84,6 +88,7 @@ class ServedLane:
             self._check_free("a query")
             if self._shared:
                 raise BrokenFrame("a query on a shared connection")
+            self._connection.running += 1
             what = _decode_query(header).what
             self._query = asyncio.get_running_loop().create_task(self._reply(what, body))
 

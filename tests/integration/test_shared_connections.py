@@ -1,0 +1,130 @@
+"""Small calls share a connection from gateway to node, and no slow reader of an answer holds up the others."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.integration.test_call_server import ECHO, GATED, Rig, connections, whole
+from tests.waiting import eventually
+
+from gpufaas_cluster import remote_nodes
+from gpufaas_cluster.connection import Link, connect
+from gpufaas_core.errors import CallCancelled, WorkerCrashed
+from gpufaas_core.units import MiB
+
+
+@pytest.fixture
+async def few(tmp_path: Path) -> AsyncIterator[Rig]:
+    """Four calls share a connection."""
+    rig = Rig(tmp_path, 4)
+    await rig.node()
+    await rig.linked()
+    yield rig
+    await rig.nodes.close()
+    await rig.processes[0].kill()
+
+
+def free(rig: Rig) -> int:
+    node = rig.nodes.get("n")
+    assert node is not None
+    return node.free_lanes
+
+
+async def test_readers_who_stop_hold_up_no_others_on_their_connection(few: Rig) -> None:
+    """A stream, and an answer that its worker gave whole: so much of each waits here, the rest at the node."""
+    wordy = await few.function("wordy", "def handle(event, context): return (b'x' * 65536 for _ in range(1000))")
+    large = await few.function("large", "def handle(event, context): return b'y' * 30_000_000")
+    echo = await few.function("echo", ECHO)
+    await few.call(echo, cold=True)
+    before = psutil.Process().memory_info().rss
+    at_node = connections(few.processes[0])
+
+    slow = [few.begin(wordy, cold=True), few.begin(wordy), few.begin(large, cold=True)]
+    sizes = [len((await each.answer())[1]) for each in slow]
+    assert free(few) == 1
+    for number in range(50):
+        assert await few.call(echo, b"%d" % number) == b"%d" % number
+
+    assert connections(few.processes[0]) == at_node
+    assert psutil.Process().memory_info().rss - before < 15 * MiB
+    for at, exchange in enumerate(slow):
+        while (piece := await exchange.chunk()) is not None:
+            sizes[at] += len(piece)
+    assert sizes == [65_536_000, 65_536_000, 30_000_000]
+    assert free(few) == 4
+
+
+async def test_a_caller_who_leaves_before_the_end_of_his_answer_leaves_a_connection_that_serves_the_next(
+    few: Rig,
+) -> None:
+    wordy = await few.function("wordy", "def handle(event, context): return (b'x' * 65536 for _ in range(1000))")
+    large = await few.function("large", "def handle(event, context): return b'y' * 3_000_000")
+    for function in (wordy, large):
+        await whole(few.begin(function, cold=True))
+    for number in range(20):
+        exchange = few.begin((wordy, large)[number % 2])
+        await exchange.answer()
+        exchange.fail(CallCancelled("the caller went away"))
+
+    await eventually(lambda: free(few) == 4)
+
+    assert len(await few.call(large)) == 3_000_000
+    assert connections(few.processes[0]) <= 3, "the link, the shared one, and one by which the functions were defined"
+
+
+async def test_calls_beyond_the_lanes_and_large_bodies_have_connections_to_themselves(few: Rig) -> None:
+    function = await few.function("gated", GATED, slots=8)
+    sized = await few.function("sized", "def handle(event, context): return str(len(event.body))")
+    running = [await few.gated(function, f"gate{number}", cold=not number) for number in range(4)]
+    assert free(few) == 0
+
+    running += [await few.gated(function, f"gate{number}") for number in (4, 5)]
+    assert await few.call(sized, b"x" * 200_000, cold=True) == b"200000"
+
+    for number in range(6):
+        few.open_gate(f"gate{number}")
+    assert [(await whole(each))[1] for each in running] == [b"done"] * 6
+    assert free(few) == 4
+    assert await few.call(sized, b"x" * 200_000) == b"200000"
+
+
+async def test_a_connection_that_breaks_ends_the_calls_on_it_and_is_made_again(few: Rig) -> None:
+    function = await few.function("gated", GATED)
+    running = [await few.gated(function, f"gate{number}", cold=not number) for number in (0, 1)]
+    node = few.nodes.get("n")
+    assert node is not None
+    node._shared._transport.abort()  # type: ignore[union-attr]
+
+    for each in running:
+        with pytest.raises(WorkerCrashed, match="node n was lost during the call"):
+            await each.answer()
+    await eventually(lambda: free(few) == 4)
+    for gate in ("gate0", "gate1", "gate"):
+        few.open_gate(gate)
+    assert await few.call(function, str(few.root / "gate").encode()) == b"done"
+
+
+async def test_at_a_node_of_a_release_that_shares_none_each_call_has_a_connection_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connected(*given: Any) -> Link:
+        link = await connect(*given)
+        link.lanes = 0  # such a welcome does not say it
+        tried.append(given)
+        return link
+
+    tried: list[Any] = []
+    monkeypatch.setattr(remote_nodes, "connect", connected)
+    rig = Rig(tmp_path)
+    await rig.node()
+    try:
+        await eventually(lambda: [each for each in tried if rig.nodes.lanes in each])
+        function = await rig.function("echo", ECHO)
+        assert [await rig.call(function, b"%d" % at, cold=not at) for at in range(5)] == [b"%d" % at for at in range(5)]
+        assert free(rig) == 0
+        await eventually(lambda: connections(rig.processes[0]) == 2)
+    finally:
+        await rig.nodes.close()
+        await rig.processes[0].kill()
