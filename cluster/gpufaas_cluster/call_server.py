@@ -43,7 +43,7 @@ class CallServer:
         self.queries = NodeQueries(node, logs, me.id)
         self.closing = False
         """Calls are refused: the node is about to stop."""
-        self._finished = asyncio.Event()
+        self._ended = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._links: dict[_GatewayRun, Link] = {}
         self._connections: dict[_GatewayRun, set[ServedConnection]] = {}
@@ -71,14 +71,15 @@ class CallServer:
     async def finish(self, within_s: Seconds) -> None:
         """Refuse new calls; return when those that run are answered, or after *within_s*."""
         self.closing = True
-        self.call_ended()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._finished.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                while any(each.busy for of in self._connections.values() for each in of):
+                    self._ended.clear()
+                    await self._ended.wait()
 
     def call_ended(self) -> None:
-        """A lane has no call any more."""
-        if self.closing and not any(each.busy for of in self._connections.values() for each in of):
-            self._finished.set()
+        """A lane has no call any more, or has sent the rest of an answer."""
+        self._ended.set()
 
     async def close(self) -> None:
         """Take nothing more, and end all connections; what was written to them still goes out."""
@@ -139,7 +140,6 @@ class ServedConnection(FrameConnection):
 
     @property
     def busy(self) -> bool:
-        """Whether a call, or the rest of its answer, is not over."""
         return any(lane.busy for lane in self._lanes.values())
 
     def abort(self) -> None:

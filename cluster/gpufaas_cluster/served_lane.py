@@ -46,7 +46,8 @@ class ServedLane:
 
     @property
     def busy(self) -> bool:
-        return self.calls.busy or self._query is not None or bool(self._held)
+        """Whether a call, or the rest of its answer, is not over."""
+        return self.calls.busy or bool(self._held)
 
     @property
     def full(self) -> bool:
@@ -100,7 +101,7 @@ class ServedLane:
         self.calls.give_up()
 
     def _check_free(self, what: str) -> None:
-        if self.busy:
+        if self.busy or self._query is not None:
             raise BrokenFrame(f"{what} before the end of the last call")
 
     def _release(self) -> None:

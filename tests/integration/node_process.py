@@ -55,6 +55,7 @@ async def main(name: str, root: Path, port: str, token: str, memory: str) -> Non
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
+    await server.finish(20.0)
     await node.close()
     await server.close()
     logs.close()

@@ -111,6 +111,11 @@ class NodeProcess:
     def memory(self) -> int:
         return int(psutil.Process(self.pid).memory_info().rss)
 
+    async def ended(self) -> None:
+        assert self._process is not None
+        async with asyncio.timeout(LIMIT_S):
+            await self._process.wait()
+
     async def kill(self) -> None:
         if self._process is None or self._process.returncode is not None:
             return

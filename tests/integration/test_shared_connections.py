@@ -1,5 +1,6 @@
 """Small calls share a connection from gateway to node, and no slow reader of an answer holds up the others."""
 
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests.waiting import eventually
 
 from gpufaas_cluster import remote_nodes
 from gpufaas_cluster.connection import Link, connect
-from gpufaas_core.errors import CallCancelled, WorkerCrashed
+from gpufaas_core.errors import CallCancelled, GrantRefused, WorkerCrashed
 from gpufaas_core.units import MiB
 
 
@@ -72,6 +73,29 @@ async def test_a_caller_who_leaves_before_the_end_of_his_answer_leaves_a_connect
 
     assert len(await few.call(large)) == 3_000_000
     assert connections(few.processes[0]) <= 3, "the link, the shared one, and one by which the functions were defined"
+
+
+async def test_a_node_that_stops_sends_the_rest_of_an_answer_first(few: Rig) -> None:
+    function = await few.function("large", "def handle(event, context): return b'y' * 3_000_000")
+    for number in range(4):  # from then on its worker gives it whole
+        await few.call(function, cold=not number)
+    slow = few.begin(function)
+    size = len((await slow.answer())[1])
+    await eventually(lambda: len(few.processes[0].of("Finished")) == 5)
+
+    few.processes[0].signal(signal.SIGTERM)
+    refused = ""
+    while not refused:
+        try:
+            await few.call(function)
+        except GrantRefused as exc:
+            refused = str(exc)
+    assert refused == "node n stops"
+    while (piece := await slow.chunk()) is not None:
+        size += len(piece)
+
+    assert size == 3_000_000
+    await few.processes[0].ended()
 
 
 async def test_calls_beyond_the_lanes_and_large_bodies_have_connections_to_themselves(few: Rig) -> None:
