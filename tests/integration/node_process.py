@@ -56,8 +56,8 @@ async def main(name: str, root: Path, port: str, token: str, memory: str) -> Non
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
     await server.finish(20.0)
-    await node.close()
     await server.close()
+    await node.close()
     logs.close()
 
 
