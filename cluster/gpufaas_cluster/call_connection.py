@@ -9,7 +9,7 @@ from gpufaas_cluster.call_frames import LANE_WINDOW, NodeKind, WindowHead
 from gpufaas_cluster.frame_connection import FrameConnection
 from gpufaas_cluster.kept_grants import KeptGrant
 from gpufaas_core.answer_buffer import AnswerBuffer
-from gpufaas_core.frames import KIND, SLOT, Kind
+from gpufaas_core.frames import KIND, PIECE_COST, SLOT, Kind
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import Bytes
 
@@ -105,7 +105,7 @@ class CallLane:
             self.connection.running -= 1
             self.node.release(self)
         elif kind == Kind.CHUNK and self.connection.shared:
-            self._owed += len(body)
+            self._owed += len(body) + PIECE_COST
             if not self._paused:
                 self._give_room()
 

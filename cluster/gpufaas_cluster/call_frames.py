@@ -36,7 +36,10 @@ WINDOW: Final[Bytes] = 1024 * 1024
 LANES: Final = 256
 """So many lanes a shared connection has at most."""
 LANE_WINDOW: Final[Bytes] = 128 * 1024
-"""Of an answer, so many bytes are on their way on a lane of a shared connection at most, and one piece more."""
+"""
+Of an answer, so many bytes are on their way on a lane of a shared connection at most, and one piece more. Each piece
+counts for `PIECE_COST` beside its bytes, since it costs that much memory.
+"""
 
 
 class NodeKind(IntEnum):

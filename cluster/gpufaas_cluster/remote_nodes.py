@@ -236,8 +236,7 @@ class NodeClient:
         if connection is self._shared:
             self._shared = None
             self._free.clear()
-            if not self._left and self._link is not None:
-                self._spawn(self._share(_FIRST_RETRY_S))
+            self._spawn(self._share(_FIRST_RETRY_S))
         elif connection.lanes[0] in self._idle:
             self._idle.remove(connection.lanes[0])
             self._least_idle = min(self._least_idle, len(self._idle))
@@ -258,8 +257,7 @@ class NodeClient:
     def come_back(self) -> None:
         """The node is in the view again, and calls of before still run there."""
         self._left = False
-        if self._shared is None and self._link is not None:
-            self._spawn(self._share())
+        self._spawn(self._share())
 
     def close(self) -> None:
         """End all connections: calls that run there fail."""
@@ -294,23 +292,28 @@ class NodeClient:
             self._dials -= 1
 
     async def _share(self, after_s: Seconds = 0.0) -> None:
-        """Make the connection that small calls share. Until it is there they have others."""
-        if not self._nodes.lanes:
-            return
-        await asyncio.sleep(after_s)
-        connection = CallConnection(self, self._nodes.lanes)
-        try:
-            link = await connect(self.address, self._nodes.me, DIAL_S, connection, self._nodes.lanes)
-        except GpufaasError:
-            return  # the link says so
-        if connection.lost:
-            return
-        if self._left or self._shared is not None or link.lanes < 2:
-            connection.close()
-            return
-        self._shared = connection
-        self._all.add(connection)
-        self._free = connection.lanes[: link.lanes][::-1]
+        """Make the connection that small calls share, if its node takes one. Until it is there they have others."""
+        lanes = self._nodes.lanes
+        while lanes and self._is_to_share:
+            await asyncio.sleep(after_s)
+            after_s = min(_LONGEST_RETRY_S, 2 * max(after_s, _FIRST_RETRY_S))
+            connection = CallConnection(self, lanes)
+            try:
+                lanes = (await connect(self.address, self._nodes.me, DIAL_S, connection, lanes)).lanes
+            except GpufaasError:
+                continue
+            if connection.lost:
+                continue
+            if lanes < 2 or not self._is_to_share:
+                connection.close()
+                return
+            self._shared = connection
+            self._all.add(connection)
+            self._free = connection.lanes[:lanes][::-1]
+
+    @property
+    def _is_to_share(self) -> bool:
+        return self._shared is None and self._link is not None and not self._left
 
     def _close_if_left(self) -> None:
         """The node has left: close the shared connection once no call is on it."""

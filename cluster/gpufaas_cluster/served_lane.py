@@ -13,7 +13,7 @@ from gpufaas_cluster.frame_connection import FrameConnection
 from gpufaas_cluster.node_queries import NodeQueries
 from gpufaas_cluster.served_calls import ServedCalls, Server, error_head
 from gpufaas_core.errors import CallCancelled, GpufaasError
-from gpufaas_core.frames import BrokenFrame, Kind
+from gpufaas_core.frames import PIECE_COST, BrokenFrame, Kind
 from gpufaas_core.model import Bytes
 
 log = logging.getLogger("calls")
@@ -60,7 +60,7 @@ class ServedLane:
                 self._held.append((kind, head, body))
                 return
             if kind == Kind.CHUNK:
-                self._room -= len(body)
+                self._room -= len(body) + PIECE_COST
         if kind in _LAST:
             self._connection.running -= 1
         self._connection.send(kind, head, body, self._number)
@@ -85,6 +85,11 @@ class ServedLane:
                 self._held.clear()
                 self.give_up()
                 calls.fail(CallCancelled("the caller went away"))
+            elif self._held:
+                end = self._held.pop()
+                self._held.clear()
+                self.send(*end)
+                self._server.call_ended()
         elif kind == NodeKind.ASK:
             self._check_free("a query")
             if self._shared:
@@ -113,8 +118,7 @@ class ServedLane:
         if held:
             return
         self.calls.pump()
-        if self._server.closing:
-            self._server.call_ended()
+        self._server.call_ended()
 
     async def _reply(self, what: str, value: bytes) -> None:
         """Answer a query."""

@@ -11,7 +11,7 @@ from tests.integration.test_call_server import ECHO, GATED, Rig, connections, wh
 from tests.waiting import eventually
 
 from gpufaas_cluster import remote_nodes
-from gpufaas_cluster.connection import Link, connect
+from gpufaas_cluster.connection import Link, NotReached, connect
 from gpufaas_core.errors import CallCancelled, GrantRefused, WorkerCrashed
 from gpufaas_core.units import MiB
 
@@ -55,6 +55,31 @@ async def test_readers_who_stop_hold_up_no_others_on_their_connection(few: Rig) 
             sizes[at] += len(piece)
     assert sizes == [65_536_000, 65_536_000, 30_000_000]
     assert free(few) == 4
+
+
+async def test_small_pieces_for_a_reader_who_stops_are_counted_with_what_they_cost(few: Rig) -> None:
+    source = """
+        import time
+        def handle(event, context):
+            for number in range(100_000):
+                yield b"x"
+                if number % 50 == 0:
+                    time.sleep(0.0001)  # the node would join them
+    """
+    function = await few.function("bytewise", source)
+    echo = await few.function("echo", ECHO)
+    await few.call(echo, cold=True)
+    slow = few.begin(function, cold=True)
+    size, seen = len((await slow.answer())[1]), -1
+    while seen != slow.unread:  # until nothing more is sent
+        seen = slow.unread
+        for _ in range(200):
+            await few.call(echo)
+
+    assert 0 < slow.unread < 512 * 1024
+    while (piece := await slow.chunk()) is not None:
+        size += len(piece)
+    assert size == 100_000
 
 
 async def test_a_caller_who_leaves_before_the_end_of_his_answer_leaves_a_connection_that_serves_the_next(
@@ -128,6 +153,24 @@ async def test_a_connection_that_breaks_ends_the_calls_on_it_and_is_made_again(f
     for gate in ("gate0", "gate1", "gate"):
         few.open_gate(gate)
     assert await few.call(function, str(few.root / "gate").encode()) == b"done"
+
+
+async def test_a_connection_that_cannot_be_had_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connected(*given: Any) -> Link:
+        if rig.nodes.lanes in given:
+            tried.append(given)
+            if len(tried) < 3:
+                raise NotReached("it has no file descriptors left")
+        return await connect(*given)
+
+    tried: list[Any] = []
+    monkeypatch.setattr(remote_nodes, "connect", connected)
+    rig = Rig(tmp_path, 4)
+    await rig.node()
+    await rig.linked()
+    assert len(tried) == 3
+    await rig.nodes.close()
+    await rig.processes[0].kill()
 
 
 async def test_at_a_node_of_a_release_that_shares_none_each_call_has_a_connection_to_itself(
