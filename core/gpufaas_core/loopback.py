@@ -1,9 +1,14 @@
-"""TCP within one machine."""
+"""Connections within one machine."""
 
 import asyncio
 import contextlib
+import fcntl
 import socket
+import struct
+import termios
 from typing import Final
+
+from gpufaas_core.model import Bytes
 
 _UNPACED: Final = b"reno"
 """Every kernel has it and lets every process choose it. Where nothing is lost, it sends at once."""
@@ -19,3 +24,12 @@ def unpace(transport: asyncio.BaseTransport) -> None:
     if type(peer) is tuple and peer[0].startswith(_HERE):
         with contextlib.suppress(OSError, AttributeError):
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _UNPACED)
+
+
+def count_unread(transport: asyncio.BaseTransport) -> Bytes:
+    """Return the bytes that came for *transport* and wait in the kernel until they are read."""
+    sock = transport.get_extra_info("socket")
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, b"\0" * 4))[0])
+    except (OSError, AttributeError):  # it is closed
+        return 0

@@ -12,7 +12,7 @@ from typing import Final, Protocol, cast
 
 from gpufaas_core.errors import BadAnswer
 from gpufaas_core.frames import FILE, STREAM, UPGRADE, AnswerHead, CallHead, EndHead
-from gpufaas_core.loopback import unpace
+from gpufaas_core.loopback import count_unread, unpace
 from gpufaas_core.model import Seconds
 from gpufaas_core.plausible import why_no_answer
 from gpufaas_gpu_manager import exchange_state as states
@@ -116,6 +116,10 @@ class HttpSlot:
     def resume(self) -> None:
         if self._connection is not None:
             self._connection.resume()
+
+    def hear_out(self) -> bool:
+        """The server is gone: read all that it has sent, at any pace of the caller. Return whether some of it waits."""
+        return self._connection is not None and self._connection.hear_out()
 
     async def _ready(self) -> "_Connection | None":
         """Wait for the connection of the call that is being begun; None: there will be none."""
@@ -287,6 +291,7 @@ class _Connection(asyncio.Protocol):
         self._expecting = False
         self._whole_timer: asyncio.TimerHandle | None = None
         self._paused = False
+        self._heard_out = False
         self._full = False
         self._room = asyncio.Event()
         """For those who send and wait for room: two may at once, after protocols were switched."""
@@ -309,7 +314,7 @@ class _Connection(asyncio.Protocol):
             await self._room.wait()
 
     def pause(self) -> None:
-        if not self._paused and not self.transport.is_closing():
+        if not self._paused and not self._heard_out and not self.transport.is_closing():
             self._paused = True
             self.transport.pause_reading()
 
@@ -317,6 +322,11 @@ class _Connection(asyncio.Protocol):
         if self._paused and not self.transport.is_closing():
             self._paused = False
             self.transport.resume_reading()
+
+    def hear_out(self) -> bool:
+        self._heard_out = True
+        self.resume()
+        return count_unread(self.transport) > 0
 
     def close(self) -> None:
         self.lost = True

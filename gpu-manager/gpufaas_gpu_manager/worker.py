@@ -29,6 +29,7 @@ from gpufaas_gpu_manager.worker_fetch import WorkerFetch
 from gpufaas_gpu_manager.worker_state import PARKED_STATES, WorkerEvent, WorkerState, advance
 
 _LAST_WORDS_S: Final = 0.25
+_LAST_WORDS: Final = 20
 _MEASURED_S: Final = 0.25
 """A victim that is just measuring its memory for the first time gets so long: else it might never be known."""
 _TOLD_WITHIN_S: Final = 0.25
@@ -383,9 +384,19 @@ class Worker(SlotOwner):
         self._reaped_with = how
         if self.limits is not None and (reason := self.limits.close()):
             self.on_over_memory(reason)
-        # A grandchild may hold a copy of a socket open: it is not waited for longer than this.
-        self.timers.later("last words", _LAST_WORDS_S, lambda: self.on_slot_lost(waited=True))
+        self._hear_out(_LAST_WORDS)
         self.on_slot_lost()
+
+    def _hear_out(self, times: int) -> None:
+        """
+        Take it for gone after a while, and a few times later as long as something of it waits to be read. A grandchild
+        may hold a copy of a socket open: it is not waited for longer.
+        """
+        more = self.run.hear_out()
+        if times == _LAST_WORDS or (more and times):
+            self.timers.later("last words", _LAST_WORDS_S, lambda: self._hear_out(times - 1))
+        else:
+            self.on_slot_lost(waited=True)
 
     def on_slot_lost(self, *, waited: bool = False) -> None:
         """A slot, or a stream of its output, has ended: when all have, or we have *waited*, a reaped worker is gone."""

@@ -59,6 +59,13 @@ class Running(Protocol):
     def said_all(self) -> bool:
         """Whether all output of a worker that is gone was read."""
 
+    def hear_out(self) -> bool:
+        """
+        It is gone: read all that it has sent, at any pace of its callers. What waits in the kernel is a few MB.
+
+        :return: whether some of it still waits
+        """
+
     def limit_to(self, memory: Bytes) -> None: ...
 
     def in_use(self) -> Bytes:

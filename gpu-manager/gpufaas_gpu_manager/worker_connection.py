@@ -25,6 +25,7 @@ from gpufaas_core.frames import (
     WokenHead,
     encode_frame,
 )
+from gpufaas_core.loopback import count_unread
 from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import shortened, why_no_phases, why_not_ready
 from gpufaas_functions.begun import Counts
@@ -127,6 +128,11 @@ class WorkerConnection(asyncio.Protocol):
             self.areas.close()
         if self._transport is not None:
             self._transport.abort()
+
+    @property
+    def unread(self) -> Bytes:
+        """What it has sent and waits to be read."""
+        return 0 if self._transport is None else count_unread(self._transport)
 
     # --- from the worker ---
 

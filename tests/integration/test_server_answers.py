@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import tarfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -37,6 +38,7 @@ async def serve(reader, writer):
         if how in ("whole", "connections"):
             writer.write(body)
             continue
+        writer.transport.set_write_buffer_limits(0)  # else `drain` leaves some of it in this process
         writer.write(body[: len(body) // 2])
         if how == "dies":
             await writer.drain()
@@ -84,16 +86,21 @@ def body_of(size: int) -> bytes:
     return random.Random(size).randbytes(size)
 
 
-def read_answer(caller: socket.socket, *, bodiless: bool = False) -> bytes:
-    """Return the body of an answer, and read no further. It is shorter than it says if the connection ends."""
+def read_answer(caller: socket.socket, *, bodiless: bool = False, piece_s: float = 0) -> bytes:
+    """
+    Return the body of an answer, and read no further. It is shorter than it says if the connection ends.
+
+    :param piece_s: how long to wait before each piece of 256 KB
+    """
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         head += caller.recv(1)
     assert head.startswith(b"HTTP/1.1 200 OK\r\n"), head
     left = next(int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"content-length: "))
     body = b""
-    while not bodiless and len(body) < left and (piece := caller.recv(left - len(body))):
+    while not bodiless and len(body) < left and (piece := caller.recv(min(left - len(body), 256_000))):
         body += piece
+        time.sleep(piece_s)
     return body
 
 
@@ -144,6 +151,14 @@ def test_half_an_answer_is_not_taken_for_whole(platform: Platform, path: str, ho
 
     assert platform.call(f"{path}/whole/{SIZE}", b"x").content == body_of(SIZE)
     until(platform.is_idle, "its slot is free")
+
+
+def test_what_a_dying_server_has_sent_comes_also_to_who_reads_slowly(platform: Platform, path: str) -> None:
+    platform.call(f"{path}/whole/5", b"x")
+
+    with platform.socket() as caller:
+        caller.sendall(f"GET {path}/dies/{8 * SIZE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert read_answer(caller, piece_s=0.03) == body_of(8 * SIZE)[: 4 * SIZE]
 
 
 def test_a_caller_who_leaves_in_the_middle_ends_the_call(platform: Platform, path: str) -> None:

@@ -368,6 +368,9 @@ class Container:
     def said_all(self) -> bool:
         return not self._streams and self._face.said_all()
 
+    def hear_out(self) -> bool:
+        return self._face.hear_out()
+
     def limit_to(self, memory: Bytes) -> None:
         if self._id and not self.worker.spec.memory_limit and self.worker.device.source.enforced:
             self._in_thread(self._containers.limit, self._id, memory)

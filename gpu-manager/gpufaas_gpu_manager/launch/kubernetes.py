@@ -280,6 +280,9 @@ class WorkerPod:
     def said_all(self) -> bool:
         return self._told_all and self._face.said_all()
 
+    def hear_out(self) -> bool:
+        return self._face.hear_out()
+
     def limit_to(self, memory: Bytes) -> None:
         if self._runs and not self.worker.spec.memory_limit:
             self._pods.resize(self, memory)

@@ -170,6 +170,9 @@ class ForkedProcess:
     def said_all(self) -> bool:
         return self._connection is None or self._connection.lost
 
+    def hear_out(self) -> bool:
+        return self._connection is not None and self._connection.unread > 0
+
     def limit_to(self, memory: Bytes) -> None:
         worker = self._worker
         if worker.pid is None or worker.ready_head is None or self._connection is None:
@@ -240,6 +243,9 @@ class ServedProcess:
 
     def said_all(self) -> bool:
         return self._face.said_all()
+
+    def hear_out(self) -> bool:
+        return self._face.hear_out()
 
     def limit_to(self, memory: Bytes) -> None:
         if self._worker.pid is not None and self._worker.device.source.enforced:

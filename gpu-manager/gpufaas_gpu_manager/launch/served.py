@@ -44,6 +44,9 @@ class Face:
     def said_all(self) -> bool:
         return not any(slot.expects for slot in self._slots)
 
+    def hear_out(self) -> bool:
+        return sum(slot.hear_out() for slot in self._slots) > 0  # `any` would not ask all of them
+
     def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
