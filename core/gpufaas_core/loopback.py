@@ -28,8 +28,17 @@ def unpace(transport: asyncio.BaseTransport) -> None:
 
 def count_unread(transport: asyncio.BaseTransport) -> Bytes:
     """Return the bytes that came for *transport* and wait in the kernel until they are read."""
+    return _count(transport, termios.FIONREAD)
+
+
+def count_unsent(transport: asyncio.BaseTransport) -> Bytes:
+    """Return the bytes that *transport* gave to the kernel and that the other end has not read."""
+    return _count(transport, termios.TIOCOUTQ)
+
+
+def _count(transport: asyncio.BaseTransport, what: int) -> Bytes:
     sock = transport.get_extra_info("socket")
     try:
-        return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, b"\0" * 4))[0])
-    except (OSError, AttributeError):  # it is closed
+        return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), what, b"\0" * 4))[0])
+    except (OSError, ValueError, AttributeError):  # it is closed
         return 0

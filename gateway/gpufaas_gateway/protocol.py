@@ -7,10 +7,7 @@ read it, for ever. The WebSocket protocol leaves some connections open that are 
 """
 
 import asyncio
-import fcntl
 import logging
-import struct
-import termios
 from collections.abc import Sized
 from typing import Any, Final
 
@@ -21,7 +18,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from gpufaas_core.descriptors import callers_share
-from gpufaas_core.loopback import unpace
+from gpufaas_core.loopback import count_unsent, unpace
 from gpufaas_core.units import Bytes, MiB, Seconds
 
 log = logging.getLogger(__name__)
@@ -334,12 +331,7 @@ class _SlowReader:
 
     def _count_unread(self) -> Bytes:
         """Return the bytes that wait here and in the kernel, which takes megabytes. The caller has read the others."""
-        unread = self._transport.get_write_buffer_size()
-        sock = self._transport.get_extra_info("socket")
-        try:
-            return unread + int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
-        except (OSError, AttributeError):
-            return unread
+        return self._transport.get_write_buffer_size() + count_unsent(self._transport)
 
 
 _full_said_at: Seconds = -_FULL_EVERY_S

@@ -1,4 +1,4 @@
-"""Connections within the machine are not paced."""
+"""Connections within the machine: they are not paced, and what waits in them is counted."""
 
 import asyncio
 import socket
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpufaas_core.loopback import unpace
+from gpufaas_core.loopback import count_unread, count_unsent, unpace
 
 
 class Transport(asyncio.BaseTransport):
@@ -69,3 +69,23 @@ async def test_a_unix_socket_stays_as_it_is(tmp_path: Path) -> None:
         unpace(writer.transport)
 
         assert await echoed(reader, writer, b"one")
+
+
+async def test_what_waits_in_the_kernel_is_counted() -> None:
+    loop, (here, there) = asyncio.get_running_loop(), socket.socketpair()
+    transport, _ = await loop.create_connection(asyncio.Protocol, sock=here)
+    transport.pause_reading()
+    there.send(b"12345")
+    transport.write(b"1234567")
+
+    assert count_unread(transport) == 5
+    assert count_unsent(transport) > 0
+    assert there.recv(100) == b"1234567"
+    assert count_unsent(transport) == 0
+
+    transport.abort()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert transport.get_extra_info("socket").fileno() == -1
+    assert (count_unread(transport), count_unsent(transport)) == (0, 0)
+    there.close()
