@@ -359,6 +359,15 @@ class Worker(SlotOwner):
             self.run.limit_to(self.memory)
         return by_driver or 0
 
+    def count_beyond(self, peak: Bytes) -> None:
+        """
+        A call ran out of memory at *peak*, by the worker's own account. It will have more before it says what it holds
+        now: what its device's driver counts beyond that must be known first.
+        """
+        by_driver = self._ask_driver(0)
+        if by_driver > peak + self.uncounted:
+            self.uncounted = by_driver - peak
+
     def on_measured(self, peak: Bytes, held: Bytes) -> None:
         self._ask_driver(held)
         self.calls.on_measured(peak)

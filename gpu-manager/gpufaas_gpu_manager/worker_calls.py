@@ -119,6 +119,8 @@ class CallsWorker(Protocol):
     @property
     def takes_calls(self) -> bool: ...
 
+    def count_beyond(self, peak: Bytes) -> None: ...
+
     def kill(self, reason: str) -> None: ...
 
 
@@ -364,6 +366,8 @@ class WorkerCalls:
         if peak or (out_of_memory and grant.number != self._ran_out):  # of a batch, that is said once
             if out_of_memory and grant.number > 0:
                 self._ran_out = grant.number
+            if peak:
+                worker.count_beyond(peak)
             self.on_measured(peak, out_of_memory)
         elif not self._measured and worker.device.source.enforced and (known := self.known):
             self.on_measured(known)  # it measures itself only beyond that

@@ -93,9 +93,14 @@ def test_a_model_that_takes_all_it_gets_stays_within_the_device_and_its_neighbou
     hog = platform.deploy(
         "hog",
         """
-        import torch
+        import time, torch
+
+        def slowly(device, reserved=torch.cuda.memory_reserved):
+            time.sleep(0.1)
+            return reserved(device)
 
         def load(device):
+            torch.cuda.memory_reserved = slowly  # its next call is there before it has said what it holds
             return None
 
         def handle(model, event, context):
@@ -110,6 +115,7 @@ def test_a_model_that_takes_all_it_gets_stays_within_the_device_and_its_neighbou
 
     assert {each.status_code for each in answers} == {507}
     assert gpu.most_of_one <= reserved(platform) - 200 * MiB, "what torch does not know of is counted, too"
+    assert gpu.most <= 1000 * MiB + CONTEXT, "the workers, and one standby's context"
     assert platform.call(neighbour, b"10").text == "cuda:0"
 
 
@@ -137,7 +143,7 @@ def test_a_standby_has_made_its_context_and_its_worker_is_charged_for_it(
 
     assert said == {"pid": standby, "gpu": "GPU-folder"}
     assert platform.call(other, b"100").status_code == 200
-    assert platform.workers()[0].pid == standby
+    assert standby in [each.pid for each in platform.workers()]
     until(lambda: CONTEXT + 50 * MiB < reserved(platform) - 300 * MiB < 400 * MiB, "the context is in what is measured")
     until(lambda: list(gpu.held().values()).count(CONTEXT) == 2, "a worker without tensors, and the next standby")
 
