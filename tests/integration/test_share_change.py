@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.integration.test_node import DEVICE, Rig
 from tests.waiting import eventually
 
-from gpufaas_core.messages import CopyFailed, Finished, SetLimit, ShareKept, WorkerExited
+from gpufaas_core.messages import CopyFailed, Finished, Grant, SetLimit, ShareKept, WorkerExited
 from gpufaas_core.model import FunctionId, Need
 from gpufaas_core.units import MiB
 
@@ -21,6 +21,8 @@ CORES = """
             raise ValueError("not with two")
     def handle(model, event, context):
         wait = pathlib.Path(event.text or "/")
+        if event.text:
+            wait.with_suffix(".began").touch()
         while not wait.exists():
             time.sleep(0.005)
         return str(len(os.sched_getaffinity(0)))
@@ -40,6 +42,13 @@ async def with_half(rig: Rig, memory: int = 100 * MiB, **env: str) -> FunctionId
     return function
 
 
+async def begun(rig: Rig, grant: Grant, gate: Path) -> "asyncio.Future[tuple[int, bytes]]":
+    """Return a call that runs until there is *gate*."""
+    running = asyncio.ensure_future(rig.call(grant, str(gate).encode()))
+    await eventually(gate.with_suffix(".began").exists)
+    return running
+
+
 def workers(rig: Rig) -> int:
     return len([each for each in rig.node.workers() if not each.ends])
 
@@ -55,8 +64,7 @@ async def test_the_old_worker_serves_until_the_standby_is_ready_and_ends_after_i
     rig = rig_of("400MiB")
     function = await with_half(rig)
     gate = tmp_path / "gate"
-    running = asyncio.ensure_future(rig.call(rig.grant(function), str(gate).encode()))
-    await asyncio.sleep(0.05)
+    running = await begun(rig, rig.grant(function), gate)
 
     rig.node.execute(SetLimit(function, DEVICE, share=100))
     assert workers(rig) == 2
@@ -68,8 +76,8 @@ async def test_the_old_worker_serves_until_the_standby_is_ready_and_ends_after_i
     assert len(snapshot.residents) == 1
     gate.touch()
     assert await running == (200, b"1")
-    await eventually(lambda: len(rig.node.workers()) == 1)
-    assert rig.node.reserved(DEVICE) == 100 * MiB
+    await eventually(lambda: rig.node.reserved(DEVICE) == 100 * MiB)
+    assert len(rig.node.workers()) == 1
     assert not rig.facts_of(WorkerExited)
     assert len(rig.facts_of(Finished)) == 3
     await rig.node.close()
@@ -85,8 +93,7 @@ async def test_without_memory_for_both_the_old_one_ends_first_and_calls_wait(rig
     assert await rig.call(rig.grant(function)) == (200, b"2")
     assert len(rig.node.workers()) == 1
     rig.node.evict(function, DEVICE)
-    await eventually(lambda: not rig.node.workers())
-    assert rig.node.reserved(DEVICE) == 0
+    await eventually(lambda: rig.node.reserved(DEVICE) == 0)
     await rig.node.close()
 
 
@@ -95,8 +102,9 @@ async def test_a_standby_that_does_not_load_changes_nothing(rig_of: Callable[[st
     function = await with_half(rig, FAILS="1")
 
     rig.node.execute(SetLimit(function, DEVICE, share=100))
-    await eventually(lambda: len(rig.node.workers()) == 1)
+    await eventually(lambda: rig.facts_of(ShareKept))
 
+    assert len(rig.node.workers()) == 1
     assert await rig.call(rig.grant(function)) == (200, b"1")
     assert not rig.facts_of(CopyFailed)
     (kept,) = rig.facts_of(ShareKept)
@@ -114,8 +122,7 @@ async def test_when_the_old_worker_dies_its_call_is_over_and_the_copy_lives(
     function = await with_half(rig)
     old = rig.node.workers()[0]
     grant = rig.grant(function)
-    running = asyncio.ensure_future(rig.call(grant, str(tmp_path / "never").encode()))
-    await asyncio.sleep(0.05)
+    running = await begun(rig, grant, tmp_path / "never")
     rig.node.execute(SetLimit(function, DEVICE, share=100))
     await eventually(lambda: rig.node.workers()[-1].takes_calls)
     await eventually(lambda: old.replaced)
