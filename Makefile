@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-overhead bench-peers bench-busy bench-gateway bench-streams bench-bodies bench-functions bench-coldstart bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated bench-neighbours reproduce reproduce-gpu chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-overhead bench-peers bench-busy bench-gateway bench-streams bench-bodies bench-functions bench-coldstart bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated bench-neighbours reproduce reproduce-gpu chaos chaos-async soak hunt incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
@@ -19,6 +19,8 @@ help:
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make incidents   what once went wrong in real use, replayed against a real platform"
 	@echo "make soak    twenty minutes of everything at once on one platform, with a checker (SOAK_SECONDS=60, JSON=FILE)"
+	@echo "make hunt    tests that do not hold: each integration test 3 times in 4 settings, hours; goes on where it was stopped"
+	@echo "             (TIMES=10, SETTING=busy, TESTS=PATHS, FRESH=1 forgets what was seen)"
 	@echo "make chaos   what a cluster's users see when its parts die, stop and are cut off: a table of faults (JSON=FILE)"
 	@echo "make bench   the engine's cost, the overhead of a warm call (needs wrk), cold starts"
 	@echo "make bench-peers   warm calls beside mosec, LitServe and Ray Serve: a table (WRITE=1 puts it into README.md)"
@@ -169,6 +171,10 @@ chaos-async: setup
 # anything was lost, wrong or stuck, or did not stay flat.
 soak: setup
 	$(BIN)/python -m tests.soak $(if $(SOAK_SECONDS),--seconds $(SOAK_SECONDS)) $(if $(JSON),--json $(JSON))
+
+# Quiet, pinned to one core, beside four busy loops, in random order; what fails is run 50 times. tests/hunt/__main__.py
+hunt: setup
+	$(BIN)/python -m tests.hunt --workers $(WORKERS) $(if $(TIMES),--times $(TIMES)) $(addprefix --setting ,$(SETTING)) $(if $(FRESH),--fresh) $(TESTS)
 
 cluster: setup
 	@$(BIN)/python docker/cluster-demo $(if $(KEEP),--keep) $(if $(PUBLIC),--public)

@@ -23,6 +23,8 @@ _PATIENCE_S: Final = 30.0
 
 def pytest_configure() -> None:
     """Mark this process, and start the one that watches it; each worker of pytest-xdist has one of its own."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started with "&" by a script; children would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     mark = f"{os.getpid()}-{os.urandom(8).hex()}"
     theirs, _ours = os.pipe()  # children do not inherit our end: it is closed when this process ends
     watcher = subprocess.Popen([sys.executable, "-IS", __file__, mark], stdin=theirs, start_new_session=True)
