@@ -1,6 +1,5 @@
 """Layers on real processes: what functions preload is imported once, and nothing that befalls a layer fails others."""
 
-import asyncio
 import os
 import signal
 import socket
@@ -15,6 +14,7 @@ from tests.integration.test_node import DEVICE, Rig
 from tests.waiting import eventually
 
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.messages import WorkerExited
 from gpufaas_core.model import FunctionId, NodeId
 from gpufaas_gpu_manager import zygote
 from gpufaas_gpu_manager.confine import Confine
@@ -94,9 +94,7 @@ async def test_functions_that_preload_the_same_share_a_layer_and_others_have_non
     one, two = await rig.preloading("one", WAVE), await rig.preloading("two", WAVE)
     plain = await rig.preloading("plain", ())
 
-    first = await rig.first(one)
-    await asyncio.sleep(0.2)  # the memory watcher looks every 50 ms, and must not take the layer for an orphan
-    second, third = await rig.first(two), await rig.first(plain)
+    first, second, third = [await rig.first(each) for each in (one, two, plain)]
 
     assert first["wave"]
     assert second["wave"]
@@ -105,6 +103,8 @@ async def test_functions_that_preload_the_same_share_a_layer_and_others_have_non
     assert third["server"] == rig.node.host.fork_server
     assert rig.node.host.blank()["layers"] == 1
     assert 0 < rig.node.host.blank()["layerMemory"] < 8 << 20, "of a small module"
+    watch = rig.node.enforcement._watch
+    assert watch is None or set(rig.layers) <= watch.spare, "the memory watcher takes none for an orphan"
     assert rig.said == []
 
 
@@ -166,8 +166,9 @@ async def test_a_layer_that_is_killed_or_whose_fork_server_is_has_a_successor(ri
     plain = await rig.first(await rig.preloading("plain", ()))
 
     os.kill(first["server"] if layer else plain["server"], signal.SIGKILL)
-    await eventually(lambda: not psutil.pid_exists(first["pid"]) and not psutil.pid_exists(first["server"]))
-    await eventually(lambda: all(each.spec.function != function for each in rig.node.workers()))
+    gone = [first["pid"], first["server"], *(() if layer else (plain["pid"],))]
+    await eventually(lambda: not any(map(psutil.pid_exists, gone)))
+    await eventually(lambda: any(each.function == function for each in rig.facts_of(WorkerExited)))  # type: ignore[attr-defined]
 
     assert psutil.pid_exists(plain["pid"]) == layer
     second = await rig.first(function)
