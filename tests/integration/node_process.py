@@ -9,6 +9,7 @@ from typing import cast
 import msgspec
 import uvloop
 
+from gpufaas_cluster import connection, control
 from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity
 from gpufaas_core.bundle import Kind, Manifest
@@ -18,6 +19,9 @@ from gpufaas_core.model import NodeId
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
+
+HELD_UP_S = 60.0
+"""A machine that is busy may hold up this process, and handlers, for longer than a node allows its gateway and them."""
 
 
 class Bundles:
@@ -46,7 +50,7 @@ async def main(name: str, root: Path, port: str, token: str, memory: str) -> Non
     logs = FunctionLogs(root / f"logs-{name}")
     node = Node(
         open_devices([f"cpu:0={memory}"], NodeId(name)), Bundles(root), logs, report,
-        settings=NodeSettings(abort_grace_s=0.5),
+        settings=NodeSettings(abort_grace_s=HELD_UP_S),
     )  # fmt: skip
     await node.start()
     server = CallServer(node, logs, Identity("node", name, "boot", token.encode()), root / f"spool-{name}")
@@ -62,5 +66,6 @@ async def main(name: str, root: Path, port: str, token: str, memory: str) -> Non
 
 
 if __name__ == "__main__":
+    control.SILENCE_S = connection.HANDSHAKE_S = HELD_UP_S  # type: ignore[misc]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]))

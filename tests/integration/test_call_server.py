@@ -14,14 +14,18 @@ from typing import Any
 import psutil
 import pytest
 from msgspec.structs import replace
-from tests.waiting import eventually
+from tests.etcd_process import free_port
+from tests.waiting import LIMIT_S, eventually
 
-from gpufaas_cluster.call_frames import LANES
+from gpufaas_cluster import control, remote_nodes
+from gpufaas_cluster.call_connection import BUFFER
+from gpufaas_cluster.call_frames import LANES, WINDOW
 from gpufaas_cluster.connection import Identity, NotReached, TurnedAway, connect
 from gpufaas_cluster.control import SILENCE_S
 from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_cluster.remote_workers import RemoteLogs, RemoteWorkers
+from gpufaas_core import frames
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import CallCancelled, GrantRefused, InvalidSpec, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
@@ -31,7 +35,6 @@ from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Need, NodeI
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 
-LIMIT_S = 30.0
 TOKEN = "a token of this cluster"
 NODE_PROCESS = Path(__file__).with_name("node_process.py")
 ECHO = "def handle(event, context): return event.body"
@@ -61,7 +64,7 @@ class NodeProcess:
     def __init__(self, root: Path, name: str, port: int = 0) -> None:
         self.root = root
         self.name = name
-        self.port = port
+        self.port = port or free_port()
         self.facts: list[tuple[str, Any]] = []
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -100,6 +103,11 @@ class NodeProcess:
         return [value for what, value in self.facts if what == kind]
 
     @property
+    def ends(self) -> dict[str, bool]:
+        """The calls that it has reported as finished, and whether they ended well."""
+        return {each["call"]: each["ok"] for each in self.of("Finished")}
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
@@ -130,7 +138,10 @@ class NodeProcess:
 class Rig:
     """Nodes, a gateway's end, and a hand that grants grants."""
 
-    def __init__(self, root: Path, lanes: int = LANES) -> None:
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch, lanes: int = LANES) -> None:
+        # A machine that is busy may hold up a node for longer than a gateway allows it.
+        patch.setattr(control, "SILENCE_S", LIMIT_S)
+        patch.setattr(remote_nodes, "DIAL_S", LIMIT_S)
         self.root = root
         self.me = Identity("gateway", "g1", "boot", TOKEN.encode())
         self.unreachable: list[tuple[Grant, str]] = []
@@ -200,6 +211,12 @@ class Rig:
         (self.root / name).touch()
 
 
+async def give_up(exchange: RemoteExchange) -> None:
+    """The caller goes away; return when the node knows."""
+    exchange.fail(CallCancelled("the caller went away"))
+    await eventually(lambda: exchange._over)
+
+
 async def whole(exchange: RemoteExchange) -> tuple[AnswerHead, bytes]:
     async with asyncio.timeout(LIMIT_S):
         head, first, done = await exchange.answer()
@@ -210,15 +227,19 @@ async def whole(exchange: RemoteExchange) -> tuple[AnswerHead, bytes]:
 
 
 @pytest.fixture(params=[LANES, pytest.param(0, marks=pytest.mark.long)], ids=["shared", "alone"])
-async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     """*alone*: each call has a connection to itself, as at a node of a release that shares none."""
-    rig = Rig(tmp_path, request.param)
+    rig = Rig(tmp_path, monkeypatch, request.param)
     await rig.node()
     await rig.linked()
     yield rig
     await rig.nodes.close()
     for process in rig.processes:
         await process.kill()
+
+
+in_order = pytest.mark.parametrize("rig", [pytest.param(LANES, id="shared")], indirect=True)
+"""The node gets calls in the order in which they begin: on one connection."""
 
 
 def connections(process: NodeProcess) -> int:
@@ -315,13 +336,15 @@ async def test_a_reader_who_stops_holds_the_worker_and_not_our_memory(rig: Rig) 
 
     exchange = rig.begin(function, cold=True)
     _, first, _ = await exchange.answer()
+    await eventually(lambda: exchange.unread > BUFFER)
     await rig.call(FunctionId("other.ns@1"))
-    assert rig.processes[0].memory() - before[0] < 30 * MiB
     assert psutil.Process().memory_info().rss - before[1] < 30 * MiB
-    size = len(first)
+    size, most = len(first), rig.processes[0].memory()
     while (chunk := await exchange.chunk()) is not None:
         size += len(chunk)
+        most = max(most, rig.processes[0].memory())
     assert size == 2000 * 65536
+    assert most - before[0] < 30 * MiB
 
 
 async def test_a_worker_that_does_not_read_holds_the_sender(rig: Rig) -> None:
@@ -339,16 +362,15 @@ async def test_a_worker_that_does_not_read_holds_the_sender(rig: Rig) -> None:
     given_up = False
     sending = asyncio.get_running_loop().create_task(send())
     await eventually((rig.root / "gate.reached").exists)
-    seen = -1
-    while seen != sent:  # until nothing more is taken
-        seen = sent
-        await rig.call(FunctionId("echo.ns@1"))
-    assert 0 < sent < 8 * MiB
+    await eventually(lambda: sent == WINDOW + frames.WINDOW)  # what the node and the worker take
+    await rig.call(FunctionId("echo.ns@1"))
+    assert sent == WINDOW + frames.WINDOW
 
     given_up = True
-    exchange.fail(CallCancelled("the caller went away"))  # which does not wait behind the body
-    await eventually(lambda: rig.processes[0].of("WorkerExited"))  # killed: its caller was gone
+    await give_up(exchange)  # which does not wait behind the body
     await asyncio.wait_for(sending, LIMIT_S)
+    rig.open_gate("gate")
+    await eventually(lambda: rig.processes[0].ends.get(exchange.grant.call) is False)
 
 
 async def test_a_caller_who_hangs_up_ends_his_call_and_the_connection_serves_the_next(rig: Rig) -> None:
@@ -359,10 +381,9 @@ async def test_a_caller_who_hangs_up_ends_his_call_and_the_connection_serves_the
     await exchange.chunk()
     before = connections(rig.processes[0])
 
-    exchange.fail(CallCancelled("the caller went away"))
-    await eventually(lambda: rig.processes[0].of("Finished"))
+    await give_up(exchange)
+    await eventually(lambda: rig.processes[0].ends == {exchange.grant.call: False})
 
-    assert rig.processes[0].of("Finished")[0]["ok"] is False
     again = rig.begin(function)
     await again.answer()
     assert connections(rig.processes[0]) == before
@@ -400,6 +421,7 @@ async def test_a_piece_of_a_body_is_not_lost_with_a_refused_grant(rig: Rig) -> N
         await exchange.answer()
 
 
+@in_order
 async def test_without_a_scheduler_only_a_ready_worker_is_called_and_one_call_at_a_time(rig: Rig) -> None:
     functions = [await rig.function(name, GATED_MODEL, "model", 1) for name in ("one", "two")]
 
@@ -428,6 +450,7 @@ async def test_without_a_scheduler_only_a_ready_worker_is_called_and_one_call_at
     assert not (rig.root / "third.reached").exists()
 
 
+@in_order
 async def test_without_a_scheduler_calls_run_beside_others_as_far_as_the_compute_goes(rig: Rig) -> None:
     needs = {"one": Need(40, "spatial"), "two": Need(60, "spatial"), "three": Need(1, "spatial")}
     functions = [await rig.function(name, GATED_MODEL, "model", 1, need=need) for name, need in needs.items()]
@@ -452,6 +475,7 @@ async def test_without_a_scheduler_calls_run_beside_others_as_far_as_the_compute
     assert [(await whole(each))[1] for each in (running[0], waiting, again)] == [b"done"] * 3
 
 
+@in_order
 async def test_without_a_scheduler_calls_take_the_slots_of_a_copy_that_runs(rig: Rig) -> None:
     function = await rig.function("two", GATED_MODEL, "model", 1, need=Need(slots=2))
     other = await rig.function("other", GATED_MODEL, "model", 1)
@@ -471,6 +495,7 @@ async def test_without_a_scheduler_calls_take_the_slots_of_a_copy_that_runs(rig:
     assert [(await whole(each))[1] for each in (running[1], waiting)] == [b"done"] * 2
 
 
+@in_order
 async def test_a_share_that_a_copy_holds_is_not_free_for_calls_without_a_scheduler(rig: Rig) -> None:
     held = await rig.function("held", GATED_MODEL, "model", 1, need=Need(30, "share"))
     large = await rig.function("large", GATED_MODEL, "model", 1, need=Need(71, "spatial"))
@@ -521,7 +546,7 @@ async def test_who_has_another_token_is_turned_away(rig: Rig) -> None:
     stranger = Identity("gateway", "g2", "boot", b"another token")
 
     with pytest.raises(TurnedAway, match="--token-file"):
-        await connect(f"127.0.0.1:{rig.processes[0].port}", stranger)
+        await connect(f"127.0.0.1:{rig.processes[0].port}", stranger, LIMIT_S)
 
 
 async def test_a_disk_that_is_full_is_said(rig: Rig) -> None:
@@ -558,7 +583,7 @@ async def test_a_node_that_is_killed_fails_its_calls_at_once_and_is_found_again(
     assert await rig.call(await rig.function("echo", ECHO), b"back", cold=True) == b"back"
 
 
-async def test_a_node_that_is_frozen_fails_its_calls_and_no_others(rig: Rig) -> None:
+async def test_a_node_that_is_frozen_fails_its_calls_and_no_others(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     frozen, _ = rig.processes[0], await rig.node("other")
     for name in ("n", "other"):
         await rig.linked(name)
@@ -569,20 +594,24 @@ async def test_a_node_that_is_frozen_fails_its_calls_and_no_others(rig: Rig) -> 
     await whole(await rig.gated(function, "other"))  # its connection is kept
     await rig.call(echo, cold=True, node="other")
 
+    monkeypatch.setattr(control, "SILENCE_S", SILENCE_S)
     frozen.signal(signal.SIGSTOP)
     try:
-        sent_to_frozen = rig.begin(function)
+        sent_to_frozen = rig.begin(function, str(rig.root / "other").encode())
         assert await rig.call(echo, b"on", node="other") == b"on"
         for each in (running, sent_to_frozen):
             with pytest.raises(WorkerCrashed, match=r"node n was lost.*nothing was heard"):
-                await asyncio.wait_for(each.answer(), SILENCE_S + LIMIT_S)
+                await asyncio.wait_for(each.answer(), LIMIT_S)
         with pytest.raises(GrantRefused):
             await rig.call(function)
         assert await rig.call(echo, b"on", node="other") == b"on"
     finally:
         frozen.signal(signal.SIGCONT)
-    await rig.linked()
-    await eventually(lambda: frozen.of("Finished"))  # the call that ran lost its caller
+        monkeypatch.setattr(control, "SILENCE_S", LIMIT_S)
+    await rig.linked()  # the node gave up the calls of the link before
+    rig.open_gate("gate")
+    await eventually(lambda: running.grant.call in frozen.ends)
+    assert frozen.ends[running.grant.call] is False, "it lost its caller"
     assert await rig.call(await rig.function("back", ECHO), b"back", cold=True) == b"back"
 
 
@@ -602,12 +631,19 @@ async def test_a_node_that_left_serves_what_it_has(rig: Rig) -> None:
 async def test_connections_that_are_not_needed_are_closed_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpufaas_cluster.remote_nodes._TRIM_S", 0.1)
     await rig.node("other")  # its first trim is of after the patch
-    function = await rig.function("echo", ECHO, slots=16, node="other")
-    await rig.call(function, cold=True, node="other")
-    await asyncio.gather(*(rig.call(function, node="other") for _ in range(50)))
+    function = await rig.function("gated", GATED, node="other")
+    gate = str(rig.root / "gate").encode()
+    running = []
+    for number in range(8):
+        running.append(rig.begin(function, gate, STREAM, node="other", cold=not number))
+        await running[-1].end_body()  # the node has it
+    assert connections(rig.processes[1]) > 8
+    rig.open_gate("gate")
+    for each in running:
+        await whole(each)
 
     await eventually(lambda: connections(rig.processes[1]) <= (3 if rig.nodes.lanes else 2))
-    assert await rig.call(function, b"on", node="other") == b"on"
+    assert await rig.call(function, gate, node="other") == b"done"
 
 
 # --- questions ---
@@ -635,7 +671,7 @@ async def test_use_and_logs_are_those_of_all_nodes(rig: Rig) -> None:
     assert await rig.workers.usage_of(function) is None
     for number, node in enumerate(("n", "other", "n", "other")):
         await rig.call(function, b"line %d" % number, cold=number < 2, node=node)
-    await eventually(lambda: _texts_in(rig.root) == 4)
+        await eventually(lambda: _texts_in(rig.root) == number + 1)  # noqa: B023 - now
 
     used = await rig.workers.usage_of(function)
     lines = await asyncio.to_thread(rig.logs.query, LogQuery("prints", "ns"))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.test_call_server import Rig, whole
+from tests.integration.test_call_server import Rig, give_up, whole
 from tests.waiting import eventually
 
 from gpufaas_cluster import kept_grants
@@ -15,7 +15,7 @@ from gpufaas_cluster.call_frames import NodeCallHead
 from gpufaas_cluster.kept_grants import KeptGrant, KeptGrants
 from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.remote_nodes import RemoteNodes
-from gpufaas_core.errors import CallCancelled, GrantRefused, WorkerCrashed
+from gpufaas_core.errors import GrantRefused, WorkerCrashed
 from gpufaas_core.frames import INLINE, STREAM, CallHead, Kind
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, FunctionId
@@ -45,8 +45,8 @@ LONG = 3600.0
 class Keeper:
     """A gateway's end that keeps one grant."""
 
-    def __init__(self, root: Path) -> None:
-        self.rig = Rig(root)
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.rig = Rig(root, patch)
         self.kept = KeptGrants(asyncio.get_running_loop(), lambda _: None)
         self.rig.nodes = RemoteNodes(self.rig.me, lambda *_: None, self.kept)
         self.function = FunctionId("")
@@ -54,6 +54,7 @@ class Keeper:
 
     async def start(self) -> "Keeper":
         await self.rig.node()
+        await self.rig.linked()
         self.function = await self.rig.function("said", SOURCE)
         await self.rig.call(self.function, b"warm", cold=True)
         await eventually(lambda: self.ends)
@@ -102,7 +103,7 @@ class Keeper:
 @pytest.fixture
 async def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Keeper]:
     monkeypatch.setattr(kept_grants, "_TICK_S", LONG)  # nothing is given back, however long a call takes
-    keeper = Keeper(tmp_path)
+    keeper = Keeper(tmp_path, monkeypatch)
     try:
         yield await keeper.start()
     finally:
@@ -159,7 +160,7 @@ async def test_a_caller_that_leaves_ends_the_grant(keeper: Keeper) -> None:
     exchange = keeper.begin(f"waits {gate}".encode())
     await eventually((keeper.rig.root / "gate.reached").exists)
 
-    exchange.fail(CallCancelled("the caller went away"))
+    await give_up(exchange)
     gate.touch()
 
     end = await keeper.reported()
