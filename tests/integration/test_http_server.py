@@ -1,32 +1,30 @@
 """The program that serves a handler in a container, as a process: what its image does, without the image."""
 
 import ast
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+from tests.etcd_process import free_port
+from tests.waiting import LIMIT_S, until
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_functions.http_server import ContainerSettings
 from gpufaas_templates import find_template
 
-LIMIT_S = 60.0
-
 
 class Server:
     def __init__(self, folder: Path, **env: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.log = folder.parent / "log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -42,12 +40,20 @@ class Server:
             return 0
 
     def until(self, path: str, status: int) -> "Server":
-        end = time.monotonic() + LIMIT_S
-        while self.get(path) != status:
+        def answers() -> bool:
             assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < end, self.log.read_text()
-            time.sleep(0.02)
+            return self.get(path) == status
+
+        until(answers, self.log.read_text)
         return self
+
+    def begin(self, path: str = "/") -> socket.socket:
+        """Send a call. What is sent after it, on a connection of its own, is read after it."""
+        connection = socket.create_connection(("127.0.0.1", self.port), LIMIT_S)
+        connection.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+        )
+        return connection
 
     def call(self, path: str = "/", content: bytes = b"", **headers: str) -> httpx.Response:
         return self.http.post(path, content=content, headers=headers)
@@ -55,6 +61,12 @@ class Server:
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(LIMIT_S)
+
+
+def answer_on(connection: socket.socket) -> str:
+    """Return the body of the answer to `Server.begin`."""
+    with connection:
+        return b"".join(iter(lambda: connection.recv(65_536), b"")).partition(b"\r\n\r\n")[2].decode()
 
 
 @pytest.fixture
@@ -100,13 +112,12 @@ def test_it_listens_at_once_and_is_ready_when_the_model_is_loaded(serve: Callabl
             return model
     """).until("/_/health", 200)
 
+    early = server.begin()
     assert server.get("/_/ready") == 503
-    with ThreadPoolExecutor(1) as pool:
-        early = pool.submit(server.call)
-        gate.open()
-        assert early.result().json() == {"device": "cpu"}
+    gate.open()
+    assert json.loads(answer_on(early)) == {"device": "cpu"}
     assert server.get("/_/ready") == 200
-    assert "is ready" in server.log.read_text()
+    until(lambda: "is ready" in server.log.read_text())
 
 
 def _code(path: Path) -> str:
@@ -184,33 +195,37 @@ def test_a_body_in_chunks_and_a_large_answer_arrive_whole(serve: Callable[..., S
 
 
 def test_calls_are_served_one_at_a_time_unless_there_are_slots(serve: Callable[..., Server], tmp_path: Path) -> None:
-    handler = """
+    begun, gate = Gate(tmp_path / "begun"), Gate(tmp_path / "gate")
+    one = serve(f"""
         import threading
-        running, most, lock, both = 0, 0, threading.Lock(), threading.Barrier(2)
 
         def handle(event, context):
-            global running, most
-            with lock:
-                running += 1
-                most = max(most, running)
-            try:
-                both.wait(0.2)
-            except threading.BrokenBarrierError:
-                pass
-            with lock:
-                running -= 1
-            return str(most)
-    """
+            if event.path == "/first":
+                open({str(begun.path)!r}, "w").write("begun")
+                {gate.wait}
+            return threading.current_thread().name
+    """).until("/_/ready", 200)
     (tmp_path / "two" / "function").mkdir(parents=True)
-    (tmp_path / "two" / "function" / "handler.py").write_text(textwrap.dedent(handler))
-    one = serve(handler).until("/_/ready", 200)
+    (tmp_path / "two" / "function" / "handler.py").write_text(
+        textwrap.dedent("""
+        import threading
+
+        both = threading.Barrier(2)
+
+        def handle(event, context):
+            both.wait(60)
+    """)
+    )
     two = serve(folder=tmp_path / "two" / "function", GPUFAAS_SLOTS="2").until("/_/ready", 200)
 
-    def most(server: Server) -> int:
-        with ThreadPoolExecutor(4) as pool:
-            return max(int(each.text) for each in pool.map(lambda _: server.call(), range(4)))
-
-    assert (most(one), most(two)) == (1, 2)
+    first = one.begin("/first")
+    assert begun.path.read_text() == "begun"
+    others = [one.begin() for _ in range(3)]
+    assert one.get("/_/health") == 200
+    gate.open()
+    assert {answer_on(each) for each in (first, *others)} == {"slot_0"}, "the same thread: none of them ran beside it"
+    with ThreadPoolExecutor(4) as pool:
+        assert {each.status_code for each in pool.map(lambda _: two.call(), range(4))} == {200}, "two met, twice"
 
 
 def test_a_handler_that_raises_is_500_with_its_words_and_the_next_call_is_served(serve: Callable[..., Server]) -> None:
@@ -275,7 +290,7 @@ def test_a_caller_who_leaves_closes_the_generator_and_frees_the_slot(
 
 
 ASYNC = """
-    import asyncio, threading, time
+    import asyncio, threading
 
     begun, ended = 0, []
 
@@ -294,7 +309,8 @@ ASYNC = """
             case "/seen":
                 return {"begun": begun, "ended": ended}
             case "/block":
-                time.sleep(1.0)
+                open(event.text, "w").write("begun")
+                open(event.text).read()
             case "/raise":
                 raise KeyError(event.text)
             case "/break":
@@ -315,16 +331,20 @@ ASYNC = """
 """
 
 
-def test_an_async_handler_streams_side_by_side_on_a_loop_of_its_own(serve: Callable[..., Server]) -> None:
+def test_an_async_handler_streams_side_by_side_on_a_loop_of_its_own(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "gate")
     server = serve(ASYNC, GPUFAAS_SLOTS="3").until("/_/ready", 200)
 
     with ThreadPoolExecutor(3) as pool:
         meeting = list(pool.map(lambda _: server.call("/meet", content=b"3"), range(3)))
         assert {(each.status_code, each.text) for each in meeting} == {(201, "begun handlers")}
-        blocks = pool.submit(server.call, "/block", content=b"slept")
+        blocks = pool.submit(server.call, "/block", content=str(gate.path).encode())
+        assert gate.path.read_text() == "begun"
         assert server.get("/_/health") == 200
-        assert not blocks.done()
-        assert blocks.result().text == "slept"
+        gate.open()
+        assert blocks.result().text == str(gate.path)
 
     failed = server.call("/raise", content=b"b")
     assert (failed.status_code, failed.text) == (500, "KeyError: 'b'")
@@ -335,12 +355,10 @@ def test_an_async_handler_streams_side_by_side_on_a_loop_of_its_own(serve: Calla
 
 def test_a_caller_who_leaves_cancels_the_call_of_an_async_handler(serve: Callable[..., Server]) -> None:
     server = serve(ASYNC, GPUFAAS_SLOTS="2").until("/_/ready", 200)
-    with pytest.raises(httpx.ReadTimeout):
-        server.http.post("/wait", timeout=1.0)
+    with server.begin("/wait"):
+        until(lambda: server.call("/seen").json() == {"begun": 1, "ended": []})
 
-    end = time.monotonic() + LIMIT_S
-    while server.call("/seen").json() != {"begun": 1, "ended": ["cancelled"]}:
-        assert time.monotonic() < end
+    until(lambda: server.call("/seen").json() == {"begun": 1, "ended": ["cancelled"]})
 
 
 def test_sigterm_lets_what_runs_end(serve: Callable[..., Server], tmp_path: Path) -> None:
@@ -356,9 +374,7 @@ def test_sigterm_lets_what_runs_end(serve: Callable[..., Server], tmp_path: Path
         assert begun.path.read_text() == "begun"
 
         server.process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + LIMIT_S
-        while not refuses(server.port):
-            assert time.monotonic() < end
+        until(lambda: refuses(server.port))
         gate.open()
 
         assert running.result().text == "whole"
