@@ -6,16 +6,14 @@ wrong in a bundle was an error of the platform's.
 import gzip
 import hashlib
 import json
-import os
 import re
 import tarfile
 from collections.abc import Mapping
-from pathlib import Path
 
 import httpx
 import pytest
 from tests.files import tar_of
-from tests.integration.conftest import Platform
+from tests.integration.conftest import Platform, most_bytes
 
 MiB = 1 << 20
 CODE = {
@@ -84,10 +82,7 @@ def test_one_that_grows_while_it_is_unpacked_is_refused_before_the_disk_is_full(
 
 
 def test_a_manifest_of_a_gibibyte_is_refused_and_not_read(platform: Platform) -> None:
-    peak = Path(f"/proc/{platform.pid}/clear_refs")
-    if os.access(peak, os.W_OK):
-        peak.write_text("5")  # from now on
-    before = most_bytes(platform)
+    before = most_bytes(platform.pid, from_now_on=True)
 
     refused_as_wrong(
         platform,
@@ -95,13 +90,7 @@ def test_a_manifest_of_a_gibibyte_is_refused_and_not_read(platform: Platform) ->
         r"gpufaas\.json of the bundle has more than 4 MiB",
     )
 
-    assert most_bytes(platform) - before < 200 * MiB
-
-
-def most_bytes(platform: Platform) -> int:
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{platform.pid}/status").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024
+    assert most_bytes(platform.pid) - before < 200 * MiB
 
 
 WRONG = {

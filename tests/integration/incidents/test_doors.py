@@ -7,9 +7,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
+import httpx
 import pytest
-from tests.integration.conftest import ECHO, ECHO_MODEL, HTTP, PROGRAM, Platform, free_port, until
+from tests.integration.conftest import (
+    ECHO,
+    ECHO_MODEL,
+    HTTP,
+    LIMIT_S,
+    PROGRAM,
+    Platform,
+    free_port,
+    most_bytes,
+    until,
+)
 
 from gpufaas import Refused
 
@@ -52,7 +62,7 @@ def test_strangers_cost_a_scheduler_next_to_nothing(tmp_path: Path) -> None:
         stack.callback(scheduler.kill)
 
         def opened() -> socket.socket:
-            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            return stack.enter_context(socket.create_connection(("127.0.0.1", port), LIMIT_S))
 
         def listens() -> bool:
             with contextlib.suppress(OSError):
@@ -60,12 +70,16 @@ def test_strangers_cost_a_scheduler_next_to_nothing(tmp_path: Path) -> None:
             return False
 
         until(listens)
-        before = psutil.Process(scheduler.pid).memory_info().rss
-        for _ in range(150):
-            stranger = opened()
+        before = most_bytes(scheduler.pid, from_now_on=True)
+        strangers = [opened() for _ in range(150)]
+        for each in strangers:
             with contextlib.suppress(OSError):
-                stranger.sendall((64 << 20).to_bytes(4, "little") + b"a" * (4 << 20))
-        grown = psutil.Process(scheduler.pid).memory_info().rss - before
+                each.sendall((64 << 20).to_bytes(4, "little") + b"a" * (4 << 20))
+        for each in strangers:
+            with contextlib.suppress(ConnectionError):
+                while each.recv(65_536):
+                    pass  # until it is cut off: then nothing more is read of it
+        grown = most_bytes(scheduler.pid) - before
 
         assert grown < 64 << 20, f"{grown >> 20} MiB"
         assert listens()
@@ -102,7 +116,7 @@ def test_a_preflight_loads_nothing(platform: Platform) -> None:
     assert answer.headers["access-control-allow-methods"] == "GET, HEAD, POST"
     assert answer.headers["access-control-allow-headers"] == "content-type, x-call-id"
     assert refused.status_code == 403
-    assert "crossed" not in platform.residents()
+    assert all(each["resident"] == [] for each in platform.status()["devices"]), "also none that is loading"
 
     called = platform.call(path, b"hi", headers={"Origin": "https://app.example"})
     assert (called.text, called.headers["access-control-allow-origin"]) == ("hi", "https://app.example")
@@ -122,7 +136,7 @@ def test_a_preflight_of_a_function_that_says_nothing_gives_no_leave_and_loads_no
 
     assert answer.status_code == 204
     assert not [name for name in answer.headers if name.startswith("access-control-")]
-    assert "uncrossed" not in platform.residents()
+    assert all(each["resident"] == [] for each in platform.status()["devices"]), "also none that is loading"
     plain = platform.http.request("OPTIONS", path, content=b"what may I do?")
     assert (plain.status_code, plain.text) == (200, "what may I do?"), "OPTIONS that is no preflight is a call"
 
@@ -153,14 +167,19 @@ def test_connections_leave_descriptors_for_functions(few_descriptors: Platform) 
     """The 111th function was answered `Errno 24`, as was whatever came when callers held all descriptors."""
     platform = few_descriptors
     path = platform.deploy("echo", ECHO, HTTP)
-    platform.http.get("/healthz")  # one that is idle for some seconds is closed
+    limits = httpx.Limits(keepalive_expiry=LIMIT_S)
     with contextlib.ExitStack() as stack:
+        # The connections of `platform.http` are closed when they are idle for some seconds.
+        before = stack.enter_context(
+            httpx.Client(base_url=platform.url, timeout=LIMIT_S, trust_env=False, limits=limits)
+        )
+        assert before.get("/healthz").status_code == 200
         held = [stack.enter_context(platform.socket()) for _ in range(300)]
 
         assert held[-1].recv(65_536).startswith(b"HTTP/1.1 503 ")
-        assert platform.call(path, b"hi").content == b"hi", "on a connection that is open"
+        assert before.post(path, content=b"hi").content == b"hi", "on a connection that is open"
         until(lambda: "connections are open" in platform.said())
-        assert platform.said().count("connections are open") == 1
+        assert platform.said().count("connections are open") < 10, "not for each"
 
     assert "descriptors.few limit=400" in platform.said()
     until(lambda: platform.healthy() and platform.open_files() < 200)
@@ -196,7 +215,7 @@ def test_a_worker_too_many_for_the_descriptors_is_refused_until_there_is_room(ha
         assert platform.call("/function/one-0", b"warm").content == b"warm"
         failed = [each["name"] for each in platform.http.get("/system/functions").json() if "Failed" in str(each)]
         assert failed == []
-        assert platform.said().count("descriptors.exhausted") == 1
+        assert 1 <= platform.said().count("descriptors.exhausted") < len(refused), "not for each"
         platform.remove("one-0")
         until(lambda: platform.call(paths[-1], b"hi").content == b"hi")
 
