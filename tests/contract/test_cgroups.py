@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from tests.waiting import LIMIT_S, until
 
 from gpufaas_gpu_manager import cgroup_files
 from gpufaas_gpu_manager.cgroup_ports import Cgroups, Group
@@ -157,12 +158,8 @@ def test_kill_ends_all_of_it_and_then_it_can_be_removed(made: Cgroups, run: Run,
 
     group.kill()
 
-    end = time.monotonic() + 10
-    while not group.remove():
-        assert time.monotonic() < end
-        process.poll()
-        time.sleep(0.005)
-    assert process.wait(10) == -signal.SIGKILL
+    until(lambda: [process.poll()] and group.remove(), "it can be removed")  # a zombie is in its group yet
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
     assert group.remove(), "asked again, it is gone"
 
 
@@ -177,7 +174,7 @@ def test_those_that_are_forked_while_others_are_killed_are_killed_too_and_none_i
 
     try:
         assert cgroup_files.kill_all(cast("Group", Forking()))
-        assert [each.wait(10) for each in children] == [-signal.SIGKILL] * 2
+        assert [each.wait(LIMIT_S) for each in children] == [-signal.SIGKILL] * 2
     finally:
         for each in children:
             each.kill()
@@ -199,7 +196,7 @@ def test_closing_ends_what_is_left(made: Cgroups, run: Run) -> None:
 
     made.close()
 
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
 
 
 # --- what only the kernel can show ---
@@ -238,13 +235,13 @@ except BlockingIOError:
     print(made, flush=True)
     os.close(1)
 """
-SPINS = """
-import time
-began, end = time.process_time(), time.monotonic() + 1
-while time.monotonic() < end:
-    pass
-print(time.process_time() - began)
-"""
+
+
+def used_up(directory: Path) -> int | None:
+    """Return in how many periods a group had used all of its CPU time, and was stopped; None: it has no limit."""
+    stat = directory / "cpu.stat"
+    fields = dict(line.split() for line in stat.read_text().splitlines()) if stat.exists() else {}
+    return int(fields["nr_throttled"]) if "nr_throttled" in fields else None
 
 
 @pytest.mark.parametrize("take", [PRIVATE, SHARED])
@@ -279,7 +276,7 @@ def test_what_it_holds_is_all_of_its_memory_and_no_page_cache(kernel: Cgroups, r
                 import time; time.sleep(60)""",
         ).stdout.readline()  # type: ignore[union-attr]
 
-        assert 48 * MiB <= group.held() < 75 * MiB
+        until(lambda: 48 * MiB <= group.held() < 75 * MiB, lambda: f"it holds {group.held()} bytes")
     finally:
         shared.unlink(missing_ok=True)
 
@@ -301,7 +298,7 @@ def test_files_that_do_not_fit_are_read_again(kernel: Cgroups, run: Run, tmp_pat
             print("done", flush=True)""",
     ).stdout.readline()  # type: ignore[union-attr]
 
-    assert group.read_again() > 40 * MiB
+    until(lambda: group.read_again() > 40 * MiB, "they were read again")
 
 
 def test_a_fork_too_many_fails(kernel: Cgroups, run: Run) -> None:
@@ -315,35 +312,26 @@ def test_a_fork_too_many_fails(kernel: Cgroups, run: Run) -> None:
     group.kill()
 
 
-def test_a_share_of_a_core_is_all_that_it_gets(kernel: Cgroups) -> None:
-    group = kernel.make("worker-1")
-    group.limit_cpu(0.2)
-
-    assert float(_in(group, SPINS).stdout) < 0.6
-
-
 def test_groups_within_one_share_its_cores_and_each_is_held_to_its_own(kernel: Cgroups, run: Run) -> None:
     if not kernel.limits_cpu:
         pytest.skip("no CPU controller here")
     groups = [kernel.make(f"of-a-device-{share}", "cpu-0", 0.4) for share in (25, 100)]
     groups[0].limit_cpu(0.1)
-    busy = [run(each, "print(1, flush=True)\nwhile True: pass") for each in groups]
-    for each in busy:
-        assert each.stdout is not None
-        each.stdout.readline()
+    busy = [run(each, "while True: pass") for each in groups]
     began, before = time.monotonic(), [cpu_seconds(each.pid) for each in busy]
+    first = next(each for each in (Path(entry).parent for entry in groups[0].entries) if used_up(each) is not None)
 
-    time.sleep(1.5)
-
+    until(lambda: (used_up(first) or 0) > 20, "it is stopped when its time is used up")
+    used = [cpu_seconds(each.pid) - of for each, of in zip(busy, before, strict=True)]
     took = time.monotonic() - began
-    used = [(cpu_seconds(each.pid) - of) / took for each, of in zip(busy, before, strict=True)]
-    assert used[0] <= 0.13
-    assert sum(used) <= 0.48
+
+    assert used[0] <= 0.1 * took + 0.1
+    assert sum(used) <= 0.4 * took + 0.1
     if kernel.version == "v1":  # version 2 gives what there is
         with pytest.raises(OSError, match="Invalid argument"):
             groups[0].limit_cpu(4.0)
     kernel.close()
-    assert all(each.wait(10) for each in busy), "groups within groups are ended, too"
+    assert all(each.wait(LIMIT_S) for each in busy), "groups within groups are ended, too"
 
 
 # --- what a killed platform left ---
@@ -360,12 +348,11 @@ def test_groups_of_a_platform_that_is_dead_are_ended_and_those_of_a_living_one_l
 
     CgroupsV2(directory.root, _name(os.getpid()))
 
-    assert left.wait(10) == -signal.SIGKILL
-    assert other.poll() is None
+    assert left.wait(LIMIT_S) == -signal.SIGKILL
     assert (directory.root / _name(os.getppid())).exists()
     assert not (directory.root / _name(os.getpid(), started=1)).exists()
-    other.kill()
-    other.wait()
+    other.terminate()
+    assert other.wait(LIMIT_S) == -signal.SIGTERM, "it lived until then"
 
 
 # --- version 2: what is written ---
