@@ -3,8 +3,8 @@ Hunt for tests that do not hold.
 
 Runs each integration test several times in each of four settings: on the machine as it is (quiet), pinned to one core
 (one-core), beside four busy loops (busy), and in random order (shuffled). What fails is then run 50 times by itself in
-its setting. A hunt that was stopped goes on where it was. A test that failed runs again once the sources have changed.
-Results and pytest's output are in .hunt/. Exits with 1 while anything fails.
+its setting. A hunt that was stopped goes on where it was. A test runs again once its file has changed; one that failed,
+once anything has. Results and pytest's output are in .hunt/. Exits with 1 while anything fails.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from tests.hunt.book import SETTINGS, Batch, Book, Result
+from tests.hunt.book import SETTINGS, Batch, Book, Result, file_of
 from tests.hunt.watch import ONLY, SAID
 
 HOME: Final = Path(".hunt")
@@ -49,8 +49,13 @@ def main() -> int:
     HOME.mkdir(exist_ok=True)
     if options.fresh:
         (HOME / "results.jsonl").unlink(missing_ok=True)
-    book = Book.open(HOME / "results.jsonl", tree())
-    tests = collected(options.tests)
+    try:
+        tests = collected(options.tests)
+    except NotRun as exc:
+        console.print(f"[red]{exc}", highlight=False)
+        return 2
+    digests = {each: hashlib.sha256(Path(each).read_bytes()).hexdigest()[:8] for each in {*map(file_of, tests)}}
+    book = Book.open(HOME / "results.jsonl", tree(), digests)
     hunt = Hunt(book, options.workers, console)
     try:
         batches = book.rounds(tests, options.setting, options.times)
@@ -122,6 +127,7 @@ class Hunt:
     def _run(self, batch: Batch, bar: Progress, task: TaskID) -> None:
         log = HOME / f"{batch.setting}-{batch.round}.log"
         failed = ended = 0
+        tree, digests = self._book.tree, self._book.digests
         with tempfile.NamedTemporaryFile("w") as only, log.open("a") as output, setting(batch.setting) as prefix:
             json.dump(batch.tests, only)
             only.flush()
@@ -134,7 +140,8 @@ class Hunt:
             with open(ours) as lines:
                 for line in lines:
                     test, outcome, took_s = json.loads(line)
-                    self._book.add(Result(batch.setting, batch.round, test, outcome, took_s, self._book.tree))
+                    digest = digests[file_of(test)]
+                    self._book.add(Result(batch.setting, batch.round, test, outcome, took_s, tree, digest))
                     ended += 1
                     failed += outcome == "failed"
                     bar.advance(task)
@@ -146,7 +153,7 @@ class Hunt:
             raise NotRun(f"pytest ran {ended} of {len(batch.tests)} tests, and ended with {status}: see {log}")
 
     def _command(self, batch: Batch) -> list[str]:
-        files = sorted({each.partition("::")[0] for each in batch.tests})
+        files = sorted({*map(file_of, batch.tests)})
         command = [sys.executable, "-m", "pytest", "-p", "tests.hunt.watch", "-q", *files]
         command += ["-n", str(min(self._workers, len(batch.tests))), "--dist", "loadgroup", "--no-loadscope-reorder"]
         if batch.setting == "shuffled":

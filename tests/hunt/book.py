@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -29,6 +29,8 @@ class Result:
     took_s: float
     tree: str
     """The state of the sources that it tested."""
+    file: str = ""
+    """A digest of the test's own file."""
 
     @property
     def failed(self) -> bool:
@@ -67,19 +69,23 @@ class Book:
     """
     All results of a hunt, of this tree and of earlier ones, kept in a file.
 
-    A run that passed counts whatever the tree was; one that failed does not count once the tree has changed, so that
-    the test runs again.
+    A run that passed counts until the test's own file changes; one that failed, until anything changes. Then the test
+    runs again.
     """
 
-    def __init__(self, tree: str, results: Iterable[Result] = (), file: Path | None = None) -> None:
+    def __init__(
+        self, tree: str, results: Iterable[Result] = (), file: Path | None = None, digests: Mapping[str, str] = {}
+    ) -> None:
+        """:param digests: of the files of tests, as they are now"""
         self.tree = tree
+        self.digests = digests
         self.results = list(results)
         self._file = file
 
     @classmethod
-    def open(cls, file: Path, tree: str) -> "Book":
+    def open(cls, file: Path, tree: str, digests: Mapping[str, str] = {}) -> "Book":
         lines = file.read_text().splitlines() if file.exists() else []
-        return cls(tree, (Result(**json.loads(line)) for line in lines), file)
+        return cls(tree, (Result(**json.loads(line)) for line in lines), file, digests)
 
     def add(self, result: Result) -> None:
         self.results.append(result)
@@ -134,7 +140,13 @@ class Book:
         return total
 
     def _counts(self, result: Result) -> bool:
-        return not result.failed or result.tree == self.tree
+        if result.failed:
+            return result.tree == self.tree
+        return result.file == self.digests.get(file_of(result.test), "")
+
+
+def file_of(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def _mean(results: Iterable[Result], chosen: Callable[[Result], bool]) -> float:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,17 @@ def test_what_failed_runs_again_once_the_sources_have_changed() -> None:
     assert changed.rounds([A, B], ["quiet"], 1) == [Batch("quiet", "1", (A,))]
 
 
+def test_a_test_that_passed_runs_again_once_its_file_has_changed() -> None:
+    passed = [replace(result(A, tree="before"), file="old"), replace(result(B, tree="before"), file="same")]
+    book = Book("now", passed, digests={"tests/a.py": "new", "tests/b.py": "same"})
+
+    assert book.rounds([A, B], ["quiet"], 1) == [Batch("quiet", "1", (A,))]
+
+
 def test_what_ever_failed_is_run_by_itself_in_its_setting_on_this_tree() -> None:
-    before = [
-        result(A, "failed", setting="busy", tree="before"),
-        result(A, number=AGAIN, setting="busy", tree="before"),
-    ]
-    book = Book("now", [*before, result(A, number=AGAIN, setting="busy"), result(A), result(B)])
+    now = result(A, number=AGAIN, setting="busy")
+    before = [result(A, "failed", setting="busy", tree="before"), replace(now, tree="before")]
+    book = Book("now", [*before, now, result(A), result(B)])
 
     assert book.again([A, B], ["quiet", "busy"], 3) == [Batch("busy", AGAIN, (A,))] * 2
     (suspect,) = book.suspects()
@@ -74,19 +80,19 @@ def test_a_hunt_finds_the_test_that_does_not_hold_and_goes_on_once_it_is_mended(
 
     status, said = hunt(tmp_path)
     assert status == 1
-    assert "2 tests, 1 times in each of quiet, shuffled: 4 runs are left" in said
-    assert "8 runs, 6 failed" in said  # one in each setting, and twice again
+    assert "2 tests, 1 times in each of shuffled: 2 runs are left" in said
+    assert "3 runs, 2 failed" in said
 
     tests.write_text(tests.read_text().replace("raise AssertionError", "pass"))
     commit(tmp_path)
     status, said = hunt(tmp_path)
     assert status == 0
-    assert "2 runs are left" in said
-    assert "14 runs, 6 failed" in said
+    assert "2 runs are left" in said  # their file has changed
+    assert "6 runs, 2 failed" in said
 
 
 def hunt(folder: Path) -> tuple[int, str]:
-    options = ("--times=1", "--again=2", "--setting=quiet", "--setting=shuffled", "test_it.py")
+    options = ("--times=1", "--again=1", "--setting=shuffled", "test_it.py")
     done = run(folder, sys.executable, "-m", "tests.hunt", *options, check=False)
     return done.returncode, done.stdout
 
