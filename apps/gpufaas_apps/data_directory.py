@@ -1,20 +1,16 @@
-"""The data directory of a gateway: locked by one process, with the credentials and the build key made in it."""
+"""The data directory of a gateway: locked by one process, with the credentials made in it."""
 
 import contextlib
 import fcntl
 import ipaddress
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from gpufaas_apps.docker_builder import DockerBuilder
 from gpufaas_apps.options import FrontOptions
 from gpufaas_apps.resources import keep_private
-from gpufaas_core.errors import InvalidSpec, StorageFailed
-from gpufaas_core.sealing import make_keys
+from gpufaas_core.errors import StorageFailed
 from gpufaas_gateway.auth import Credentials, make_credentials, read_credentials
-from gpufaas_gateway.builds import Builds, BuildSettings
 
 
 @contextlib.contextmanager
@@ -65,39 +61,6 @@ def credentials_of(options: FrontOptions) -> Credentials | None:
 def auth_dir_of(options: FrontOptions) -> Path:
     """Return the directory of the user and password."""
     return options.auth_dir or options.data / "auth"
-
-
-def builds_of(options: FrontOptions, spool: Path) -> Builds | None:
-    """Return what builds images of sources; None: this process builds none."""
-    if options.builder_secret is None:
-        return None
-    try:
-        secret = options.builder_secret.read_bytes()
-    except OSError as exc:
-        raise InvalidSpec(f"--builder-secret {options.builder_secret}: {exc.strerror}") from exc
-    settings = BuildSettings(secret, build_key_of(options), spool, options.max_body)
-    return Builds(DockerBuilder(pushes=options.builder_push), settings)
-
-
-def builder_dir_of(options: FrontOptions) -> Path:
-    """Return the directory of the key of build secrets."""
-    return options.builder_dir or options.data / "builder"
-
-
-def build_key_of(options: FrontOptions) -> str:
-    """Return the private key that opens build secrets, made if need be."""
-    directory = builder_dir_of(options)
-    file = directory / "key"
-    try:
-        if not file.exists():
-            directory.mkdir(mode=0o700, exist_ok=True)
-            aside = directory / ".key"
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as made:
-                made.write(make_keys().private)
-            os.replace(aside, file)
-        return file.read_text()
-    except OSError as exc:
-        raise _unusable(directory, exc) from exc
 
 
 def is_loopback(host: str) -> bool:

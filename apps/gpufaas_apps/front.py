@@ -30,7 +30,6 @@ from gpufaas_core.origin import Origins
 from gpufaas_core.revision import git_revision
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
-from gpufaas_gateway.builds import Builds, build_routes
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.function_api import UsageOf
@@ -81,7 +80,6 @@ class Parts:
     nodes: ClusterNodes
     origins: Origins
     async_queue: AsyncQueue
-    builds: Builds | None
     metrics_of_all: str = ""
     """Where several processes share the port: the URL of the metrics of all."""
     call_suffix: str = ""
@@ -162,7 +160,6 @@ class Front:
         app.include_router(
             async_routes(self.async_calls, async_invocations, lambda name: self.catalogue.find(name) is not None)
         )
-        app.include_router(build_routes(parts.builds))
         app.include_router(node_routes(parts.nodes))
         return CleanPaths(app if parts.credentials is None else Guard(app, parts.credentials))
 
@@ -216,5 +213,3 @@ class Front:
         """The port is about to close: end what would keep connections open for the whole grace."""
         self._parts.end_logs()
         self.async_calls.stop()
-        if self._parts.builds is not None:
-            await self._parts.builds.close()

@@ -21,7 +21,7 @@ from gpufaas_adapters.etcd.functions import EtcdFunctionStore
 from gpufaas_adapters.etcd.secrets import EtcdSecrets, SecretsKey, create_key_file
 from gpufaas_apps.cluster import identity, leader_addresses, opened
 from gpufaas_apps.container_listener import ContainerListener
-from gpufaas_apps.data_directory import builds_of, credentials_of, owned
+from gpufaas_apps.data_directory import credentials_of, owned
 from gpufaas_apps.feed import EtcdFeed
 from gpufaas_apps.front import Front, Parts
 from gpufaas_apps.options import GatewayOptions
@@ -159,7 +159,6 @@ class GatewayApp:
             nodes=self._scheduler,
             origins=Origins(self._me.token),
             async_queue=async_queue,
-            builds=builds_of(self._options.front, self._spool),
             call_suffix=f"@{self._scheduler.name}",
             metrics_of_all=self._options.metrics_of_all,
         )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpufaas_apps.cluster import identity
-from gpufaas_apps.data_directory import auth_dir_of, build_key_of, builder_dir_of, credentials_of, owned
+from gpufaas_apps.data_directory import auth_dir_of, credentials_of, owned
 from gpufaas_apps.gateway import key_of_secrets
 from gpufaas_apps.metrics_view import asked, joined, with_label
 from gpufaas_apps.options import GatewayOptions
@@ -49,10 +49,8 @@ def run(options: GatewayOptions) -> None:
     with owned(front.data), _reserved(front.host, front.port) as port:
         # What processes would make for themselves, and must be the same in all:
         credentials_of(front)
-        front = replace(front, port=port, auth_dir=auth_dir_of(front), builder_dir=builder_dir_of(front))
+        front = replace(front, port=port, auth_dir=auth_dir_of(front))
         key_of_secrets(options.secrets_key)
-        if front.builder_secret is not None:
-            build_key_of(front)
         processes = GatewayProcesses(replace(options, front=front))
         run_loop(processes.run(), GRACE_S + OVERDUE_S)
 

@@ -43,12 +43,6 @@ class FrontOptions:
     """Queues of asynchronous calls by name: how many run at once, and how many may not have ended."""
     allow_local_callbacks: bool = False
     """Whether X-Callback-Url may name an address of this machine or its link."""
-    builder_secret: Path | None = None
-    """File with the payload secret that builds are signed with. None: no images are built here."""
-    builder_dir: Path | None = None
-    """The directory of the key that opens build secrets. None: in *data*."""
-    builder_push: bool = False
-    """Whether built images are pushed to their registries."""
     max_body: Bytes = DEFAULT_MAX_BODY
     """Largest request body, in bytes, unless the function says otherwise."""
 

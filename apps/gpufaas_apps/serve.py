@@ -21,7 +21,7 @@ from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 from gpufaas_adapters.sqlite.functions import SqliteStore
 from gpufaas_apps.container_listener import ContainerListener
-from gpufaas_apps.data_directory import auth_dir_of, builds_of, credentials_of, is_loopback, owned
+from gpufaas_apps.data_directory import auth_dir_of, credentials_of, is_loopback, owned
 from gpufaas_apps.engines import connect, container_engine
 from gpufaas_apps.front import Front, Parts
 from gpufaas_apps.host_cache import host_budget, host_cache
@@ -107,7 +107,6 @@ class Stores:
 
 def composed(options: ServeOptions, credentials: Credentials | None, spool: Path) -> "ServeApp":
     """Open what the platform stands on, and compose it. Needs the event loop. :raises GpufaasError: as `run`"""
-    builds = builds_of(options, spool)
     origins = Origins()
     budget = host_budget(options.host_cache)
     enforcement = Enforcement(options.memory_enforcement)
@@ -147,7 +146,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
         secrets=stores.secrets, logs=stores.logs, end_logs=stores.logs.end_followers, scheduler=scheduler,
         node=node.grants, here=True, workers=node.functions, usage_of=node.host.usage_of, origins=origins,
         nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),
-        async_queue=stores.async_queue, builds=builds, gone=gone, fault=lambda: node.fault,
+        async_queue=stores.async_queue, gone=gone, fault=lambda: node.fault,
         standbys=node.host.blank,
     )  # fmt: skip
     front = Front(options, parts, listener)
@@ -303,9 +302,6 @@ def greet(options: ServeOptions, credentials: Credentials | None, node: Node) ->
         own = ", ".join(f"{key}={value}" for key, value in device.labels.items() if key not in PLATFORM_LABELS)
         lines.append(f"device     {device.id}  {format_bytes(device.memory)}  {kind}{'  ' * bool(own)}{own}")
     lines.append(f"data       {options.data}")
-    if options.builder_secret is not None:
-        pushed = "pushed to their registries" if options.builder_push else "kept in Docker's engine here"
-        lines.append(f"builder    images of sources signed with {options.builder_secret}, {pushed}")
     if credentials is not None:
         lines.append(f"auth       user {credentials.user}, password in {auth_dir_of(options) / PASSWORD_FILE}")
     for line in lines:

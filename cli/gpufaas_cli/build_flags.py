@@ -8,9 +8,6 @@ from click import option
 from gpufaas_cli import declare, flags
 from gpufaas_cli.declare import repeated
 from gpufaas_cli.pipeline import Building, Overrides
-from gpufaas_cli.remote_builder import RemoteBuilder, read_payload_secret, read_public_key
-
-_PATH = click.Path(path_type=Path)
 
 build_arg = repeated("-b", "--build-arg", "build_args", says="Argument for build.py or the Dockerfile")
 env = repeated("-e", "--env", says="Environment variable, over the stack file's")
@@ -23,7 +20,8 @@ building = declare.gathered(
     build_arg,
     repeated("-o", "--build-option", "build_options", says="Packages of the template", metavar="NAME", reads=None),
     repeated("--build-label", "build_labels", says="Label of images"),
-    option("--copy-extra", multiple=True, type=_PATH, metavar="PATH", help="Copy it beside the handler; repeatable."),
+    option("--copy-extra", multiple=True, type=click.Path(path_type=Path), metavar="PATH",
+                 help="Copy it beside the handler; repeatable."),
     flags.tag,
     option("--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Build N at once."),
     option("--no-cache", is_flag=True, help="Images: build every layer again."),
@@ -54,40 +52,3 @@ deploying = declare.options(
     ),
     flags.deploy_timeout,
 )  # fmt: skip
-
-
-def _remote(
-    remote_builder: str | None, payload_secret: Path | None, builder_public_key: str | None
-) -> tuple[str | None, Path | None, str | None]:
-    return remote_builder, payload_secret, builder_public_key
-
-
-remote = declare.gathered(
-    "remote", _remote,
-    option("--remote-builder", metavar="URL", envvar="OPENFAAS_REMOTE_BUILDER",
-                 help="Build images there: no docker is needed here. [env: OPENFAAS_REMOTE_BUILDER]"),
-    option("--payload-secret", metavar="FILE", envvar="OPENFAAS_PAYLOAD_SECRET", type=_PATH,
-                 help="Has the secret that builds are signed with. [env: OPENFAAS_PAYLOAD_SECRET]"),
-    option("--builder-public-key", metavar="FILE|KEY", envvar="OPENFAAS_BUILDER_PUBLIC_KEY",
-                 help="Key that seals build_secrets; else the builder is asked. [env: OPENFAAS_BUILDER_PUBLIC_KEY]"),
-)  # fmt: skip
-"""Who builds images where there is no docker; for `remote_builder`."""
-
-
-def remote_builder(given: tuple[str | None, Path | None, str | None], building: Building) -> RemoteBuilder | None:
-    """
-    Return the builder that the options of `remote` name, if they name one.
-
-    :raises click.UsageError: *building* asks for what no remote builder does
-    :raises InvalidSpec: a file that they name cannot be used
-    """
-    url, secret, key = given
-    if not url:
-        return None
-    if secret is None:
-        raise click.UsageError("--remote-builder needs --payload-secret FILE, with the secret that the builder knows")
-    unknown = {"--extra-tag": building.extra_tags, "--build-label": building.build_labels, "--squash": building.squash}
-    for flag, value in unknown.items():
-        if value:
-            raise click.UsageError(f"{flag} cannot be asked of a remote builder")
-    return RemoteBuilder(url, read_payload_secret(secret), read_public_key(key) if key else None, flags.verifies())

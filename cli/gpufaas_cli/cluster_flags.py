@@ -71,7 +71,7 @@ front_options = options(
            says="Address to listen on; 0.0.0.0: all addresses of this machine."),
     option("--auth", type=click.Choice(("on", "off", "auto")), default="auto",
            says="Ask for user and password; functions stay public. auto: unless only this machine reaches --host."),
-    option("--auth-dir", type=_DIRECTORY, metavar="DIR",
+    option("--auth-dir", type=_DIRECTORY, callback=parsed(Path.expanduser), metavar="DIR",
            says="Has the files basic-auth-user and basic-auth-password. [default: auth in --data, made at the first "
            "start]"),
     option("--profile", "profiles", multiple=True, metavar="NAME=CONSTRAINT[,CONSTRAINT]",
@@ -87,10 +87,6 @@ front_options = options(
            "64 at once and 16 of one function; a queue that is not given here has 16."),
     option("--allow-local-callbacks", is_flag=True,
            says="Let X-Callback-Url name addresses of this machine or its link, such as 127.0.0.1."),
-    option("--builder-secret", type=_FILE, metavar="FILE",
-           says="Build images for clients that sign their sources with the payload secret in FILE (publish "
-           "--remote-builder). Needs docker."),
-    option("--builder-push", is_flag=True, says="Push built images to the registries in their names, too."),
     option("--max-body", callback=parsed(_size), metavar="SIZE", default=format_bytes(DEFAULT_MAX_BODY),
            says="Largest request body."),
 )  # fmt: skip
@@ -198,11 +194,3 @@ def read_costs(path: Path) -> Mapping[str, Mapping[str, Cost]]:
     from gpufaas_simulator.explicit import read_costs
 
     return read_costs(path)
-
-
-def check_front(given: dict[str, Any]) -> None:
-    """:raises click.UsageError: the options of a gateway contradict each other"""
-    if given["builder_push"] and given["builder_secret"] is None:
-        raise click.UsageError("--builder-push goes with --builder-secret: without it nothing is built")
-    for name in ("auth_dir", "builder_secret"):
-        given[name] = given[name].expanduser() if given[name] else None

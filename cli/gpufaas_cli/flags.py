@@ -157,11 +157,6 @@ def connector(url: str) -> Callable[[], Client]:
     return connect
 
 
-def verifies() -> bool:
-    """Return whether certificates must be good: False with ``--tls-no-verify``."""
-    return not click.get_current_context().meta.get(_NO_VERIFY)
-
-
 def client_of(url: str, authorization: str | None = None, **more: Any) -> Client:
     """Return a client whose errors name our options. It shows each request where FAAS_DEBUG asks for it."""
     shows = os.environ.get("FAAS_DEBUG") == "1" or os.environ.get("OPENFAAS_DUMP_HTTP") == "true"

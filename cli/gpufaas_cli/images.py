@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpufaas_cli.bundles import BuildRequest, check_name
+from gpufaas_cli.docker_command import NoDocker, ask, check_engine, environment, has_buildkit
 from gpufaas_cli.source_files import NOT_HANDLER, copy_tree, find_extra, walk
 from gpufaas_cli.subprocess_lines import run_shown
-from gpufaas_core.docker_command import NoDocker, ask, check_engine, environment, has_buildkit
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_templates import Template, bounded_yaml
 
@@ -156,7 +156,7 @@ def tagged(image: str, mode: str, handler: Path | None, folder: Path) -> str:
             raise InvalidSpec(f"--tag {mode}: known are latest, sha, branch, describe and digest")
 
 
-def build_arguments(template: Template | None, options: ImageOptions) -> dict[str, str]:
+def _build_arguments(template: Template | None, options: ImageOptions) -> dict[str, str]:
     """
     Return the build args of *options*, and ``ADDITIONAL_PACKAGE`` with the packages of its build options.
 
@@ -174,7 +174,7 @@ def fprocess_of(template: Template | None) -> str | None:
 
 
 def _arguments(image: str, template: Template | None, options: ImageOptions) -> list[str]:
-    args = build_arguments(template, options)
+    args = _build_arguments(template, options)
     args = {**{name: value for name in _PROXIES if (value := os.environ.get(name))}, **args}
     tags = (image, *(f"{image.rpartition(':')[0]}:{tag}" for tag in options.extra_tags))
     given = [("--build-arg", f"{key}={value}") for key, value in sorted(args.items())]

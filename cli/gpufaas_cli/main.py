@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from gpufaas_cli import plugins
+from gpufaas_cli import plugins, removed
 from gpufaas_core.errors import GpufaasError
 
 FAILED: Final = 1
@@ -45,12 +45,10 @@ COMMANDS: Final[Mapping[str, str]] = {
     "remove": "Remove functions from the gateway.",
     "login": "Log in to a gateway.",
     "logout": "Forget the login of a gateway.",
-    "secret": "Create, update, list and remove secrets; make keys and seal files of build secrets.",
+    "secret": "Create, update, list and remove secrets.",
     "registry-login": "Write a login for a registry of images.",
     "namespace": "Create, update, list and remove namespaces.",
-    "store": "Find and deploy functions of a store.",
-    "template": "List, pull and find the templates that functions are made from.",
-    "generate": "Write functions as YAML for Kubernetes.",
+    "template": "List and pull the templates that functions are made from.",
     "top": "Watch devices, and what is resident on them.",
     "explain": "Say why a call was started where it was, or why it waits.",
     "policies": "List the policies that decide, with their options.",
@@ -118,13 +116,16 @@ class Commands(click.Group):
         try:
             if given and given[0] not in COMMANDS and given[0] not in _ALIASES and given[0] in plugins.installed():
                 plugins.run(plugins.installed()[given[0]], given[1:])
+            if told := removed.command([*(_ALIASES.get(each, each) for each in given[:1]), *given[1:]]):
+                _complain(told)
+                sys.exit(WRONG_USAGE)
             code = super().main(given, prog_name or "gpufaas", **more)
         except click.exceptions.NoArgsIsHelpError as exc:
             click.echo(exc.ctx.get_help())  # as of faas-cli
             code = 0
         except click.UsageError as exc:
             where = exc.ctx.command_path if exc.ctx else "gpufaas"
-            _complain(f"{_uncapitalised(exc.format_message())} (see '{where} --help')")
+            _complain(removed.flag(exc) or f"{_uncapitalised(exc.format_message())} (see '{where} --help')")
             code = WRONG_USAGE
         except click.ClickException as exc:
             _complain(exc.format_message())

@@ -22,11 +22,9 @@ from gpufaas import Client, GatewayUnreachable, NotAuthorised, function_path
 from gpufaas_cli import images, output
 from gpufaas_cli.build_target import BuildTargets, Connect
 from gpufaas_cli.bundles import BuildRequest, Built, build
-from gpufaas_cli.remote_builder import RemoteBuilder
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_cli.templating import template_of
 from gpufaas_core.errors import GpufaasError, InvalidSpec
-from gpufaas_core.remote_build import BuildConfig
 from gpufaas_core.units import format_bytes
 from gpufaas_templates import Template
 
@@ -167,7 +165,6 @@ def run(
     connect: Connect,
     building: Building = Building(),
     overrides: Overrides = Overrides(),
-    remote: RemoteBuilder | None = None,
     as_json: bool = False,
 ) -> None:
     """
@@ -175,10 +172,9 @@ def run(
 
     :param connect: gives the gateway that bundles are sent to, and functions deployed at; where *steps* need none, it
         is asked what its nodes provide, if it answers
-    :param remote: builds and pushes images, instead of docker here
     :raises GatewayUnreachable, NotAuthorised: at once
     """
-    pipeline = _Pipeline(stack, steps, building, overrides, remote, as_json)
+    pipeline = _Pipeline(stack, steps, building, overrides, as_json)
     if steps.deploy or (steps.push and not building.shrinkwrap and makes_bundles(stack, functions)):
         with connect() as client:
             client.info()  # a build may take minutes: say first that the gateway is not there
@@ -195,7 +191,6 @@ class _Pipeline:
     steps: Steps
     building: Building
     flags: Overrides
-    remote: RemoteBuilder | None
     as_json: bool
 
     def run(self, functions: Sequence[StackFunction], targets: BuildTargets, client: Client | None) -> None:
@@ -316,14 +311,7 @@ class _Pipeline:
         )
         context = images.make_context(request, template)
         self._say(f"Building: {name} with {function.lang} template. Please wait..")
-        if self.remote is not None:
-            platforms = tuple(each.strip() for each in (options.platforms or "linux/amd64").split(","))
-            arguments = images.build_arguments(template, options)
-            config = BuildConfig(name, arguments, platforms, not self.steps.push_images)
-            secrets = {each: Path(path) for each, path in options.secrets.items()}
-            self.remote.build(config, context, secrets, progress)
-            how = f"built by {self.remote.url}"
-        elif self.steps.buildx:
+        if self.steps.buildx:
             images.publish_image(name, context, template, options, progress)
             how = "built and pushed"
         else:

@@ -1,5 +1,5 @@
 """
-Templates from git: what ``template pull``, ``template store pull`` and a build with a missing template do.
+Templates from git: what ``template pull`` and a build with a missing template do.
 
 A repository has ``template/NAME/`` folders. They are copied to our ``template/``; each gets a ``meta.json`` that says
 where it came from. ``URL#ref`` is a branch or tag, ``URL#sha-<hex>`` a commit; then the copies are called ``NAME@ref``.

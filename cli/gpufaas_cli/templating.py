@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Callable
+from typing import Final
 
-from gpufaas_cli import repository, stores
+from gpufaas_cli import repository
 from gpufaas_cli.skeletons import DOCKERFILE
-from gpufaas_cli.stack import Stack, StackFunction, TemplateSource
+from gpufaas_cli.stack import BadStack, Stack, StackFunction, TemplateSource
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_templates import Template, find_template
+
+_STORE: Final = "OPENFAAS_TEMPLATE_STORE_URL"
 
 
 def bare(name: str) -> str:
@@ -17,15 +20,18 @@ def bare(name: str) -> str:
 
 def source_of(stack: Stack, template: TemplateSource) -> str:
     """
-    Return the repository of *template*: what the stack file says, else the store's.
+    Return the repository that the stack file gives *template*.
 
-    :raises InvalidSpec: the store has none of that name
+    :raises BadStack: it gives none; says who would look into a store
     """
     ref = template.name.partition("@")[2]
     source = template.source
     if source is None:
-        source = stores.find_template(template.name, stores.templates()).repository
-    elif "://" not in source and (stack.folder / source.partition("#")[0]).exists():
+        raise BadStack(
+            f"{stack.path}: template {template.name} has no source: pull it with 'faas-cli template store pull "
+            f"{template.name}', or add 'source: URL' to it under configuration.templates"
+        )
+    if "://" not in source and (stack.folder / source.partition("#")[0]).exists():
         source = str(stack.folder / source)
     return f"{source}#{ref}" if ref and "#" not in source else source
 
@@ -36,11 +42,11 @@ def template_of(
     """
     Return the template of *function*; None for a ``dockerfile``, which has none.
 
-    A missing one is pulled where the stack file lists it, or the user has named a store. Other names are more often
-    mistyped than meant, and no server is asked for them.
+    A missing one is pulled from the source that the stack file gives it.
 
     :param fetches: False: nothing is pulled
     :raises InvalidSpec: there is none; says which is near
+    :raises BadStack: the stack file lists it without a source
     """
     assert function.lang is not None
     if function.lang.lower() == DOCKERFILE:
@@ -55,9 +61,14 @@ def template_of(
         except InvalidSpec as exc:
             refused = refused or exc
     assert refused is not None
-    if not fetches or (source is None and not _asks_store(stack, function.lang)):
+    if not fetches:
         raise refused
-    source = source or source_of(stack, TemplateSource(function.lang))
+    if source is None:
+        if any(bare(function.lang) == bare(each.name) for each in stack.templates):
+            source_of(stack, TemplateSource(function.lang))
+        if os.environ.get(_STORE):
+            raise InvalidSpec(f"{refused}; {_STORE} is read by 'faas-cli template store pull {function.lang}' only")
+        raise refused
     progress(f"pulling template {function.lang} from {source}")
     pulled = repository.pull(source, stack.folder / "template", only=bare(function.lang))
     return find_template(pulled.written[0], stack.template_dirs())
@@ -69,9 +80,3 @@ def _listed(stack: Stack, lang: str) -> str | None:
         if each.source and bare(lang) == bare(each.name):
             return source_of(stack, TemplateSource(lang if "@" in lang else each.name, each.source))
     return None
-
-
-def _asks_store(stack: Stack, lang: str) -> bool:
-    return bool(os.environ.get("OPENFAAS_TEMPLATE_STORE_URL")) or any(
-        bare(lang) == bare(each.name) for each in stack.templates
-    )

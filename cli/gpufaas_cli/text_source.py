@@ -1,40 +1,23 @@
-"""Text from a URL or a file: stack files and the two stores."""
+"""Text from a URL: stack files."""
 
-import json
-from pathlib import Path
 from typing import Final
 
 from gpufaas_core.errors import GpufaasError
 
-_TIMEOUT_S: Final = 5.0  # as faas-cli waits for its stores
-_MOST: Final = 16 << 20  # bytes that are held in memory; stores have some 50 KB
+_TIMEOUT_S: Final = 5.0
+_MOST: Final = 16 << 20  # bytes that are held in memory
 
 
 class NotFetched(GpufaasError):
     """The text is missing, cannot be reached, or is not what was asked for."""
 
 
-def fetch_text(place: str) -> str:
-    """
-    Return the text at *place*, an http(s) URL or a file.
-
-    :raises NotFetched: says where it looked
-    """
+def fetch_text(url: str) -> str:
+    """:raises NotFetched: says where it looked"""
     try:
-        is_url = place.lower().startswith(("http://", "https://"))
-        return (_download(place) if is_url else Path(place).expanduser().read_bytes()).decode("utf-8-sig")
+        return _download(url).decode("utf-8-sig")
     except UnicodeDecodeError as exc:
-        raise NotFetched(f"{place}: it is not text in UTF-8 (byte {exc.start})") from exc
-    except OSError as exc:
-        raise NotFetched(f"{place}: {exc.strerror or exc}") from exc
-
-
-def fetch_json(place: str) -> object:
-    """:raises NotFetched: as of `fetch_text`, or it is not JSON"""
-    try:
-        return json.loads(fetch_text(place))
-    except ValueError as exc:
-        raise NotFetched(f"{place}: it is not JSON: {exc}") from exc
+        raise NotFetched(f"{url}: it is not text in UTF-8 (byte {exc.start})") from exc
 
 
 def _download(url: str) -> bytes:

@@ -32,8 +32,6 @@ PUBLIC: Final[tuple[tuple[str, str], ...]] = (
     ("GET HEAD", "/healthz"),
     ("GET HEAD", "/readyz"),
     ("GET HEAD", "/metrics"),
-    ("POST", "/build"),  # signed with the payload secret instead (`builds`)
-    ("GET", "/publickey"),
     ("GET HEAD", "/"),  # sends browsers to /ui/, which is guarded
 )
 """Methods and path. A path that ends in ``*`` is a prefix."""

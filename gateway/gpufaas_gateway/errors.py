@@ -71,10 +71,6 @@ class BadQuery(InvalidSpec):
     """A value of the query is malformed."""
 
 
-class BadSignature(GpufaasError):
-    """The signature is missing, or is not valid for this body."""
-
-
 class BodyTooSlow(GpufaasError):
     """The body did not arrive in time: send it again."""
 
@@ -96,7 +92,6 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     NoDeviceFits: 400,
     UnknownArtifact: 400,  # a deployment names it
     QuotaExceeded: 403,  # as Kubernetes answers it
-    BadSignature: 403,  # and not 401, after which browsers and scripts try a password
     UnknownFunction: 404,
     UnknownCall: 404,
     UnknownName: 404,

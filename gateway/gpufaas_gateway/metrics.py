@@ -27,8 +27,7 @@ from gpufaas_gateway.usage import BATCH_BOUNDS, BOUNDS, BUCKETS, SUM, FunctionSt
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _PATHS: Final = (
-    "/", "/async", "/async-function", "/build", "/healthz", "/metrics", "/publickey", "/readyz", "/system/alert",
-    "/system/artifacts",
+    "/", "/async", "/async-function", "/healthz", "/metrics", "/readyz", "/system/alert", "/system/artifacts",
     "/system/function", "/system/functions", "/system/info", "/system/logs", "/system/namespace", "/system/namespaces",
     "/system/scale-function", "/system/secrets", "/system/status", "/system/telemetry", "/ui",
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """The gateway's ports. `adapters/` and `cluster/` implement them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.bundle import Manifest, WorkerSpec
@@ -14,7 +14,6 @@ from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile, Seconds
-from gpufaas_core.remote_build import BuildConfig
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
 
@@ -217,20 +216,6 @@ class LogReader(Protocol):
 
     def drop(self, name: str, namespace: str) -> None:
         """Delete what a removed function printed."""
-        ...
-
-
-class ImageBuilder(Protocol):
-    """Builds container images."""
-
-    def build(self, config: BuildConfig, context: IO[bytes], secrets: Mapping[str, bytes]) -> AsyncGenerator[str]:
-        """
-        Build *context*, a tar with a Dockerfile, to the image that *config* names, and push it if that is asked for.
-        Yield the lines that the build prints. Closing the iterator ends the build.
-
-        :param secrets: secrets that the Dockerfile mounts at build time, by id; not in the lines or the image
-        :raises InvalidSpec: the build or the push failed; says why in one line
-        """
         ...
 
 

@@ -348,12 +348,6 @@ class GatewayInfo(Struct):
     arch: str
 
 
-class PublicKey(Struct):
-    key_id: str
-    algorithm: str
-    public_key: str
-
-
 def timestamp(unix_s: float) -> datetime:
     """Return a time with a zone: Go clients fail to read a list with a time that has none."""
     return datetime.fromtimestamp(unix_s, UTC)

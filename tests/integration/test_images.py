@@ -1,26 +1,20 @@
 """
 Functions that become container images, with nothing faked: docker, its engine, and a registry that asks for a password.
-What is built here is pushed, pulled by the platform, and answers; or a platform builds it for a client without docker.
+What is built here is pushed, pulled by the platform, and answers.
 """
 
 import base64
-import hashlib
-import hmac
 import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from tests.integration.conftest import LIMIT_S, Platform, free_port, until
 
@@ -100,7 +94,6 @@ class Project:
             "template/web/Dockerfile": DOCKERFILE.format(base=base, label=LABEL),
             "template/web/function/handler.txt": "skeleton\n",
             "fn/handler.txt": "mine\n",
-            "payload.txt": "payload-secret\n",
         }.items():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
             (home / path).write_text(text)
@@ -153,17 +146,13 @@ def project(test_image: str, registry: Registry, tmp_path: Path) -> Iterator[Pro
 def platform(
     registry: Registry, module_platform: Callable[..., Platform], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
-    """Knows the registry's password, and builds images of sources."""
+    """Knows the registry's password."""
     home = tmp_path_factory.mktemp("login")
     login = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
     (home / "config.json").write_text(json.dumps({"auths": {registry.host: {"auth": login}}}))
-    (home / "payload.txt").write_text("payload-secret")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_CONFIG", str(home))
-        platform = module_platform(
-            "--functions", "docker", "--device", "cpu:0=1GiB", "--auth", "on",
-            "--builder-secret", str(home / "payload.txt"), "--builder-push",
-        )  # fmt: skip
+        platform = module_platform("--functions", "docker", "--device", "cpu:0=1GiB", "--auth", "on")
         platform.start()
     platform.http.auth = ("admin", (platform.data / "auth/basic-auth-password").read_text())
     yield platform
@@ -341,117 +330,3 @@ def test_build_secrets_are_mounted_or_it_is_said_what_is_missing(project: Projec
         assert done.returncode == 0, done.stderr
     else:
         assert "need docker's BuildKit: install docker-buildx" in one_line(done)
-
-
-# --- docker elsewhere ---
-
-
-@contextmanager
-def without_docker(project: Project) -> Iterator[dict[str, str]]:
-    """An environment in which there is no docker command."""
-    (project.home / "no-bin").mkdir()
-    yield {"PATH": str(project.home / "no-bin"), "OPENFAAS_PAYLOAD_SECRET": str(project.home / "payload.txt")}
-
-
-def test_a_platform_builds_what_is_published_to_it_and_runs_it(
-    project: Project, registry: Registry, platform: Platform, gateway: str
-) -> None:
-    with without_docker(project) as env:
-        done = project.run(
-            "up", "--publish", "--remote-builder", f"{platform.url}/build", "-o", "dev", "-g", gateway, **env
-        )
-
-    assert done.returncode == 0, done.stderr
-    assert f"Image: {project.image} built by {platform.url}/build." in done.stdout
-    assert "Successfully tagged" in done.stderr or "naming to" in done.stderr  # the log, as docker printed it
-    assert registry.tags(project.name) == ["0.1"]
-    env = env_of(platform, "fn")
-    assert (env["GREETING"], env["PACKAGES"]) == ("hi", "make curl")
-
-
-def test_an_image_without_a_registry_stays_in_the_platforms_engine(
-    project: Project, platform: Platform, gateway: str
-) -> None:
-    project.stack(project.name.replace("/", "-"))
-
-    with without_docker(project) as env:
-        done = project.run("up", "--publish", "--remote-builder", platform.url, "-g", gateway, **env)
-
-    assert done.returncode == 0, done.stderr
-    assert "Not pushed: " in done.stderr
-    assert env_of(platform, "fn")["GREETING"] == "hi"
-
-
-def test_a_remote_build_that_fails_ends_as_a_local_one_does(
-    project: Project, platform: Platform, test_image: str
-) -> None:
-    project.dockerfile("RUN echo before && exit 3\n", test_image)
-
-    with without_docker(project) as env:
-        done = project.run("publish", "--remote-builder", platform.url, **env)
-
-    line = one_line(done)
-    assert f"the build of {project.image} failed: docker build of {project.image} failed: " in line
-    assert "before" in done.stderr
-    # Containers of functions may run beside this test; what a failed build leaves has exited.
-    left = docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}", "--filter", "status=exited").stdout
-    assert left == ""
-
-
-def test_a_wrong_payload_secret_is_one_line(project: Project, platform: Platform) -> None:
-    (project.home / "payload.txt").write_text("wrong")
-
-    with without_docker(project) as env:
-        line = one_line(project.run("publish", "--remote-builder", platform.url, **env))
-
-    assert f"the builder at {platform.url} answers 403: X-Build-Signature" in line
-
-
-def test_build_secrets_are_sealed_for_the_platform(project: Project, platform: Platform, test_image: str) -> None:
-    ask_for_secret(project, test_image)
-
-    with without_docker(project) as env:
-        done = project.run("publish", "--remote-builder", platform.url, **env)
-
-    if has_buildkit():
-        assert done.returncode == 0, done.stderr
-    else:
-        assert "need BuildKit, which this builder's docker lacks" in one_line(done)
-    assert "s3cret" not in done.stdout + platform.said()
-    assert all("s3cret" not in line for line in done.stderr.splitlines() if "RUN" not in line)
-
-
-def test_a_client_that_hangs_up_ends_its_build(project: Project, platform: Platform, test_image: str) -> None:
-    project.dockerfile(f'RUN ["{Path(sys.executable).resolve()}", "-c", "import time; time.sleep(600)"]\n', test_image)
-    assert project.run("build", "--shrinkwrap").returncode == 0
-    tar = project.home / "body.tar"
-    with tarfile.open(tar, "w") as made:
-        made.add(project.home / "build/fn", "context")
-        config = project.home / "config"
-        config.write_text(json.dumps({"image": project.image}))
-        made.add(config, "com.openfaas.docker.config")
-    body = tar.read_bytes()
-    signature = hmac.new(b"payload-secret", body, hashlib.sha256).hexdigest()
-
-    def building() -> list[psutil.Process]:
-        return [each for each in psutil.Process(platform.pid).children() if each.name() == "docker"]
-
-    with socket.create_connection(("127.0.0.1", platform.port)) as client:
-        client.sendall(
-            f"POST /build HTTP/1.1\r\nHost: x\r\nAccept: application/x-ndjson\r\nContent-Length: {len(body)}\r\n"
-            f"X-Build-Signature: sha256={signature}\r\n\r\n".encode()
-            + body
-        )
-        until(building, "docker builds")
-    until(lambda: not building(), "docker was ended")
-
-    project.dockerfile("ENV A=1\n", test_image)
-    again = project.run("publish", "--remote-builder", platform.url, "--payload-secret", "payload.txt")
-    assert again.returncode == 0, again.stderr  # it does not wait for the one that was ended
-    assert platform.spooled() == []
-
-
-def test_a_signed_body_is_not_needed_for_anything_else(platform: Platform) -> None:
-    assert httpx.get(f"{platform.url}/system/functions").status_code == 401
-    assert httpx.get(f"{platform.url}/publickey").json()["algorithm"] == "nacl/box"
-    assert (platform.data / "builder/key").stat().st_mode & 0o777 == 0o600

@@ -5,7 +5,6 @@ from typing import Any
 from gpufaas_apps.options import FrontOptions, GatewayOptions
 from gpufaas_cli import declare
 from gpufaas_cli.cluster_flags import (
-    check_front,
     cluster_of,
     cluster_options,
     data_folder,
@@ -50,7 +49,6 @@ def command(**given: Any) -> None:
       gpufaas gateway --id g1 --token-file token --host 0.0.0.0 --gateway-workers 4
     """
     cluster = cluster_of(given)
-    check_front(given)
     given["data"] = data_folder(given, f"gateway-{cluster.id}")
     options = GatewayOptions(cluster=cluster, front=taken(FrontOptions, given), **given)
     with needing("gateway", "gateway,cluster"):

@@ -25,8 +25,8 @@ import click
 
 from gpufaas import GatewayUnreachable, Refused
 from gpufaas_cli import build_flags, declare, flags, output, pipeline
+from gpufaas_cli.docker_command import check_engine
 from gpufaas_cli.stack import Stack, StackFunction
-from gpufaas_core.docker_command import check_engine
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import Seconds
 

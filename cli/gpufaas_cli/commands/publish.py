@@ -1,10 +1,8 @@
 """``gpufaas publish``: build and push in one go, as CI does."""
 
-from typing import Any
-
 import click
 
-from gpufaas_cli import build_flags, declare, flags, pipeline
+from gpufaas_cli import build_flags, declare, flags, pipeline, removed
 from gpufaas_cli.stack import choose_gateway
 
 
@@ -14,23 +12,19 @@ from gpufaas_cli.stack import choose_gateway
 @click.option("--extra-tag", "extra_tags", multiple=True, metavar="TAG", help="Tag images with it too; repeatable.")
 @click.option("--reset-qemu", is_flag=True, hidden=True, expose_value=False)  # faas-cli's: buildx needs nothing here
 @build_flags.shrinkwrap
-@build_flags.remote
 @build_flags.building
 @flags.gateway
 @declare.as_json
-def command(
-    selection: flags.Selection, remote: Any, building: pipeline.Building, gateway: str | None, as_json: bool
-) -> None:
+def command(selection: flags.Selection, building: pipeline.Building, gateway: str | None, as_json: bool) -> None:
     """
-    Build and push: bundles to the gateway; images to their registry, with docker's buildx or a remote builder.
+    Build and push: bundles to the gateway; images to their registry, with docker's buildx.
 
     Examples:
       gpufaas publish
       gpufaas publish resize --platforms linux/amd64,linux/arm64 --extra-tag stable
-      gpufaas publish --remote-builder http://gateway:8080 --payload-secret payload.txt
     """
+    removed.check_environment()
     stack, functions = selection.read()
-    builder = build_flags.remote_builder(remote, building)
     connect = flags.connector(choose_gateway(gateway, stack.gateway))
     steps = pipeline.Steps(push=True, buildx=True)
-    pipeline.run(stack, functions, steps, connect, building, remote=builder, as_json=as_json)
+    pipeline.run(stack, functions, steps, connect, building, as_json=as_json)

@@ -13,7 +13,6 @@ import click
 
 from gpufaas import DEFAULT_NAMESPACE, Client, Refused
 from gpufaas_cli import declare, flags, output
-from gpufaas_cli.commands.sealed import LOCAL
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 
 _NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -23,18 +22,13 @@ _CONFLICT: Final = 409
 @declare.group("secret")
 def command() -> None:
     """
-    Secrets: files that only functions can read, as /var/openfaas/secrets/NAME. Keys and sealed files for builds.
+    Secrets: files that only functions can read, as /var/openfaas/secrets/NAME.
 
     Examples:
       gpufaas secret create api-key --from-file ./key.txt
       gpufaas secret list
       gpufaas secret apply                       every file of ./.secrets
-      gpufaas secret generate -o payload.txt     a random one, on this machine
     """
-
-
-for _local in LOCAL:
-    command.add_command(_local)
 
 
 def _checked(name: str) -> str:

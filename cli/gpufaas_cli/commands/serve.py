@@ -7,7 +7,6 @@ import click
 from gpufaas_apps.options import ServeOptions
 from gpufaas_cli import declare
 from gpufaas_cli.cluster_flags import (
-    check_front,
     data_folder,
     data_option,
     device_options,
@@ -38,10 +37,8 @@ def command(**given: Any) -> None:
       gpufaas serve --device cuda:0,tier=gold --device cpu:0=4GiB --label zone=a
       gpufaas serve --device emulated:0=16GiB,kind=v100,profile=costs.json
       gpufaas serve --host 0.0.0.0 --auth-dir /run/secrets
-      gpufaas serve --host 0.0.0.0 --builder-secret payload.txt
       gpufaas serve --port 9090 --data ./.gpufaas --journal events.jsonl
     """
-    check_front(given)
     if given.pop("workers") > 1:
         raise click.UsageError(
             "serve takes calls in one process. For --gateway-workers, run a cluster on this machine: etcd, gpufaas "

@@ -1,4 +1,4 @@
-"""``gpufaas template``: lists those that are here, pulls more from git, and finds them in a store."""
+"""``gpufaas template``: lists those that are here, and pulls more from git."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,6 @@ _overwrite = declare.options(
                  help="Replace templates of the same name. [default: overwrite]"),
     click.option("--debug", is_flag=True, hidden=True, expose_value=False),  # faas-cli's
 )  # fmt: skip
-_url = click.option("-u", "--url", metavar="URL|FILE", help="Store; else OPENFAAS_TEMPLATE_STORE_URL, else OpenFaaS's.")
 
 
 @declare.group("template")
@@ -25,7 +24,6 @@ def command() -> None:
     Examples:
       gpufaas template list
       gpufaas template pull https://github.com/openfaas/python-flask-template
-      gpufaas template store pull golang-middleware
     """
 
 
@@ -79,8 +77,11 @@ def pull(source: str | None, overwrite: bool, yaml_file: Path | None) -> None:
     stack = read_stack(yaml_file)
     if not stack.templates:
         raise GpufaasError(f"{stack.path} names no templates: list them under configuration.templates")
-    for each in stack.templates:
-        _pull(templating.source_of(stack, each), stack.folder / _HERE, overwrite, only=templating.bare(each.name))
+    sources = [
+        templating.source_of(stack, each) for each in stack.templates
+    ]  # what is wrong is said before any is pulled
+    for each, source in zip(stack.templates, sources, strict=True):
+        _pull(source, stack.folder / _HERE, overwrite, only=templating.bare(each.name))
 
 
 def _pull(source: str, into: Path, overwrite: bool, only: str | None = None) -> None:
@@ -93,91 +94,3 @@ def _pull(source: str, into: Path, overwrite: bool, only: str | None = None) -> 
         kept = " ".join(pulled.kept)
         raise GpufaasError(f"there are {len(pulled.kept)} templates of that name already, and stay: {kept}")
     output.show(f"Wrote {len(pulled.written)} template(s) : [{' '.join(pulled.written)}] from {source}")
-
-
-@command.group("store")
-def store() -> None:
-    """
-    Templates of others: find and pull them by name.
-
-    Examples:
-      gpufaas template store list
-      gpufaas template store pull golang-middleware
-    """
-
-
-@store.command("list")
-@click.option("-r", "--recommended", is_flag=True, help="Only recommended ones.")
-@click.option("-o", "--official", is_flag=True, help="Only official ones.")
-@click.option("-p", "--platform", metavar="NAME", help="Only those for this platform.")
-@click.option("-v", "--verbose", is_flag=True, help="Language, platform and repository as well.")
-@declare.as_json
-@_url
-def store_list(
-    recommended: bool, official: bool, platform: str | None, verbose: bool, as_json: bool, url: str | None
-) -> None:
-    """
-    List the templates of a store.
-
-    Examples:
-      gpufaas template store list
-      gpufaas template store list --recommended -v
-      gpufaas template store list -u ./templates.json
-    """
-    from gpufaas_cli import stores
-
-    found = [
-        each
-        for each in stores.templates(url)
-        if (each.recommended or not recommended)
-        and (each.official or not official)
-        and (platform is None or each.platform.lower() == platform.lower())
-    ]
-    found.sort(key=lambda each: (not each.recommended, each.official, each.name))
-    if as_json:
-        output.show_json(found)
-        return
-    headings = ["NAME", "RECOMMENDED", "DESCRIPTION", "SOURCE"]
-    rows = [[each.name, f"[{'x' if each.recommended else ' '}]", each.description, each.source] for each in found]
-    if verbose:
-        headings += ["LANGUAGE", "PLATFORM", "REPOSITORY"]
-        for row, each in zip(rows, found, strict=True):
-            row += [each.language, each.platform, each.repository]
-    output.table(headings, rows)
-
-
-@store.command("describe")
-@click.argument("name")
-@_url
-@declare.shows(lambda found: output.aligned([(key.capitalize(), output.text(value)) for key, value in found.items()]))
-def describe(name: str, url: str | None) -> dict[str, Any]:
-    """
-    Show all about one template of a store; SOURCE/NAME where several have its name.
-
-    Examples:
-      gpufaas template store describe golang-middleware
-    """
-    import msgspec
-
-    from gpufaas_cli import stores
-
-    return msgspec.structs.asdict(stores.find_template(name, stores.templates(url)))
-
-
-@store.command("pull")
-@click.argument("name", metavar="[SOURCE/]NAME[@REF]")
-@_overwrite
-@_url
-def store_pull(name: str, overwrite: bool, url: str | None) -> None:
-    """
-    Copy the repository of a template of the store into template/.
-
-    Examples:
-      gpufaas template store pull golang-middleware
-      gpufaas template store pull openfaas/python3-http@1.0
-    """
-    from gpufaas_cli import stores
-
-    found = stores.find_template(name, stores.templates(url))
-    ref = name.partition("@")[2]
-    _pull(f"{found.repository.partition('#')[0]}#{ref}" if ref else found.repository, _HERE, overwrite)

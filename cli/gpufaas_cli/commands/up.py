@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from gpufaas_cli import build_flags, declare, flags, output, pipeline
+from gpufaas_cli import build_flags, declare, flags, output, pipeline, removed
 from gpufaas_cli.stack import Stack, StackFunction, choose_gateway
 from gpufaas_core.errors import GpufaasError
 
@@ -21,13 +19,12 @@ _Act = Callable[[Stack, list[StackFunction]], None]
 @click.option("--publish", "buildx", is_flag=True, help="Images: build for several platforms and push, with buildx.")
 @click.option("--platforms", metavar="LIST", help="With --publish, as in linux/amd64,linux/arm64.")
 @click.option("--watch", "watches", is_flag=True, help="Do it again whenever a file changes, until Ctrl-C.")
-@build_flags.remote
 @build_flags.building
 @build_flags.deploying
 @flags.gateway
 @declare.as_json
 def command(
-    selection: flags.Selection, skip_push: bool, skip_deploy: bool, buildx: bool, watches: bool, remote: Any,
+    selection: flags.Selection, skip_push: bool, skip_deploy: bool, buildx: bool, watches: bool,
     building: pipeline.Building, overrides: pipeline.Overrides, gateway: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """
@@ -38,12 +35,10 @@ def command(
       gpufaas up digits -g http://gateway:8080
       gpufaas up --filter 'cnn-*' -e LOG=debug
       gpufaas up --watch
-      gpufaas up --publish --remote-builder http://gateway:8080 --payload-secret payload.txt
       gpufaas up -f other.yaml --json
     """
-    if not buildx and click.get_current_context().get_parameter_source("remote_builder") is ParameterSource.COMMANDLINE:
-        raise click.UsageError("--remote-builder goes with --publish: 'up' alone builds with docker here")
-    builder = build_flags.remote_builder(remote, building) if buildx else None
+    if buildx:
+        removed.check_environment()
     steps = pipeline.Steps(
         push=not skip_push or not skip_deploy, deploy=not skip_deploy, buildx=buildx, push_images=not skip_push
     )
@@ -51,7 +46,7 @@ def command(
     connect = flags.connector(choose_gateway(gateway, stack.gateway))
 
     def act(stack: Stack, functions: list[StackFunction]) -> None:
-        pipeline.run(stack, functions, steps, connect, building, overrides, builder, as_json)
+        pipeline.run(stack, functions, steps, connect, building, overrides, as_json)
 
     watch(selection.read, act) if watches else act(stack, functions)
 

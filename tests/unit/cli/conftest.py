@@ -62,7 +62,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory: empty, and with nothing of the developer's environment."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in ("OPENFAAS_URL", "OPENFAAS_CONFIG", "CI", "OPENFAAS_STORE", "OPENFAAS_TEMPLATE_URL",
+    for name in ("OPENFAAS_URL", "OPENFAAS_CONFIG", "CI", "OPENFAAS_REMOTE_BUILDER", "OPENFAAS_TEMPLATE_URL",
                  "OPENFAAS_TEMPLATE_STORE_URL", "http_proxy", "https_proxy", "no_proxy"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     return tmp_path

@@ -1,4 +1,4 @@
-"""Stores, generated YAML, differences, watching, completion, and Go's way to write switches."""
+"""Differences, watching, completion, and Go's way to write switches."""
 
 import json
 import os
@@ -6,12 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import Result
 from tests.unit.cli.wire_log import Reply, WireLog
 
@@ -21,25 +20,6 @@ from gpufaas_cli.stack import BadStack, StackFunction, read_stack
 
 Run = Callable[..., Result]
 GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))
-STORE = {
-    "version": "0.2.1",
-    "functions": [
-        {
-            "title": "Node Info",
-            "name": "nodeinfo",
-            "author": "openfaas",
-            "description": "What this machine is",
-            "images": {"x86_64": "of/nodeinfo:1", "arm64": "of/nodeinfo:1-arm64"},
-            "repo_url": "https://github.com/x/y",
-            "fprocess": "node main.js",
-            "environment": {"A": "store", "B": "store"},
-            "labels": {"a": "store"},
-            "annotations": {"b": "store"},
-            "readOnlyRootFilesystem": True,
-        },
-        {"title": "Old", "name": "old", "description": "x", "images": {"armhf": "of/old"}},
-    ],
-}
 STACK = """\
 provider: {name: openfaas}
 functions:
@@ -55,104 +35,6 @@ functions:
     readonly_root_filesystem: true
   b: {image: me/b, namespace: dev}
 """
-
-
-# --- the store of functions ---
-
-
-@pytest.fixture
-def store(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WireLog]:
-    """The store at a URL, which the environment names."""
-    (here / "functions.json").write_text(json.dumps(STORE))
-    with WireLog() as log:
-        log.answer("GET", "/functions.json", STORE)
-        monkeypatch.setenv("OPENFAAS_STORE", f"{log.url}/functions.json")
-        yield log
-
-
-@pytest.mark.usefixtures("store")
-def test_the_store_is_listed_for_a_platform(run: Run) -> None:
-    shown = run("store", "list", "-p", "x86_64").stdout
-
-    assert [line.split() for line in shown.splitlines()] == [
-        [], ["FUNCTION", "AUTHOR", "DESCRIPTION"], ["nodeinfo", "openfaas", "What", "this", "machine", "is"], [],
-    ]  # fmt: skip
-    assert "of/old" in run("store", "list", "-p", "armhf", "-v").stdout
-    assert [each["name"] for each in json.loads(run("store", "list", "-p", "arm64", "--json").stdout)] == ["nodeinfo"]
-    assert "old" in run("store", "list", "-u", "functions.json", "-p", "armhf").stdout
-
-
-@pytest.mark.usefixtures("store")
-@pytest.mark.parametrize("command", ["describe", "inspect"])
-@pytest.mark.parametrize("name", ["nodeinfo", "Node Info", "NODE INFO"])
-def test_an_entry_is_described_by_name_or_title(run: Run, command: str, name: str) -> None:
-    shown = run("store", command, name, "-p", "arm64").stdout
-
-    assert "Image:       of/nodeinfo:1-arm64\n" in shown
-    assert "Process:     node main.js\n" in shown
-    assert "Labels:\n a: store\n" in shown
-
-
-@pytest.mark.usefixtures("store")
-def test_an_entry_is_deployed_with_the_flags_over_it(run: Run, wire: WireLog) -> None:
-    result = run("store", "deploy", "nodeinfo", "-p", "x86_64", "--name", "info", "-e", "A=flag", "-l", "c=flag")
-
-    assert result.exit_code == 0, result.output
-    assert wire.sent[-1].json == {
-        "service": "info", "image": "of/nodeinfo:1", "envProcess": "node main.js",
-        "envVars": {"A": "flag", "B": "store"}, "labels": {"a": "store", "c": "flag"}, "annotations": {"b": "store"},
-        "readOnlyRootFilesystem": True,
-    }  # fmt: skip
-
-
-@pytest.mark.usefixtures("store")
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["nodeinf"], "did you mean 'nodeinfo'?"),
-        (["old", "-p", "x86_64"], "old has no image for x86_64; it has some for armhf"),
-    ],
-)
-def test_what_the_store_has_not_is_said(run: Run, args: list[str], message: str) -> None:
-    result = run("store", "deploy", *args)
-
-    assert result.exit_code == 1
-    assert message in result.stderr
-
-
-def test_a_store_that_cannot_be_read_is_named(run: Run, store: WireLog, here: Path) -> None:
-    store.answer("GET", "/functions.json", 404)
-    (here / "bad.json").write_text("[]")
-
-    assert f"{store.url}/functions.json: it answers 404 Not Found" in run("store", "list").stderr
-    assert "bad.json: it is no store of functions" in run("store", "list", "-u", "bad.json").stderr
-    assert "none.json: No such file" in run("store", "list", "-u", "none.json").stderr
-    assert "cannot be reached" in run("store", "list", "-u", "http://127.0.0.1:9/x").stderr
-
-
-# --- generate ---
-
-
-def documents(result: Result) -> list[Any]:
-    assert result.exit_code == 0, result.output
-    return list(yaml.safe_load_all(result.stdout))
-
-
-def test_functions_are_written_for_openfaas_operator(run: Run, here: Path) -> None:
-    (here / "stack.yml").write_text(STACK)
-
-    first, second = documents(run("generate"))
-
-    assert first == {
-        "apiVersion": "openfaas.com/v1", "kind": "Function", "metadata": {"name": "a", "namespace": "openfaas-fn"},
-        "spec": {
-            "name": "a", "image": "me/a:1", "handler": "./a", "labels": {"team": "x"}, "annotations": {"topic": "t"},
-            "environment": {"A": "1", "B": "2"}, "limits": {"memory": "64Mi"}, "constraints": ["gpu=true"],
-            "secrets": ["api.key"], "readOnlyRootFilesystem": True,
-        },
-    }  # fmt: skip
-    assert second["metadata"] == {"name": "b", "namespace": "dev"}
-    assert documents(run("generate", "a", "-n", "flag"))[0]["metadata"]["namespace"] == "flag"
 
 
 # --- diff ---
@@ -319,6 +201,8 @@ def test_a_url_that_has_none_is_wrong_usage(run: Run, wire: WireLog) -> None:
 
     assert result.exit_code == 2
     assert f"{wire.url}/stack.yml: it answers 404" in result.stderr
+    nobody = run("deploy", "-f", "http://127.0.0.1:9/stack.yml")
+    assert (nobody.exit_code, "/stack.yml: it cannot be reached" in nobody.stderr) == (2, True)
 
 
 def test_keys_of_old_are_passed_over(here: Path) -> None:

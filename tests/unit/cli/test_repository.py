@@ -192,58 +192,6 @@ def test_a_password_in_a_url_is_not_kept_or_shown() -> None:
     assert repository._shown("https://me:secret@host/repo.git", "1.0") == "https://host/repo.git#1.0"
 
 
-# --- the store of templates ---
-
-
-@pytest.fixture
-def store(here: Path, upstream: Upstream) -> Path:
-    entries = [
-        {"template": "go", "platform": "x86_64", "language": "Go", "source": "me", "description": "Go it is",
-         "repo": upstream.url, "official": "true"},
-        {"template": "node", "platform": "x86_64", "language": "Node", "source": "me", "description": "Node",
-         "repo": upstream.url, "official": "false", "recommended": True},
-        {"template": "go", "platform": "arm64", "language": "Go", "source": "you", "description": "Other Go",
-         "repo": "https://nowhere.invalid/x", "official": "false"},
-    ]  # fmt: skip
-    file = here / "templates.json"
-    file.write_text(json.dumps(entries))
-    return file
-
-
-def test_the_store_lists_recommended_ones_first(run: Run, store: Path) -> None:
-    lines = run("template", "store", "list", "-u", str(store)).stdout.splitlines()
-    names = [each["name"] for each in json.loads(run("template", "store", "list", "-j", "-o", "-u", str(store)).stdout)]
-
-    assert [line.split()[0] for line in lines] == ["NAME", "node", "go", "go"]
-    assert lines[1].split() == ["node", "[x]", "Node", "me"]
-    assert names == ["go"]
-    assert "node" in run("template", "store", "list", "-r", "-u", str(store)).stdout
-    assert run("template", "store", "list", "-p", "ARM64", "-u", str(store)).stdout.count("\n") == 2
-
-
-def test_the_store_describes_and_pulls_by_name(
-    run: Run, store: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENFAAS_TEMPLATE_STORE_URL", str(store))
-
-    assert "Description: Other Go" in run("template", "store", "describe", "you/go").stdout
-    assert "Go it is" in run("template", "store", "describe", "go").stdout
-    assert run("template", "store", "pull", "me/go@1.0").exit_code == 0
-    assert (here / "template/go@1.0/Dockerfile").is_file()
-    missing = run("template", "store", "pull", "nodee")
-    assert (missing.exit_code, "did you mean 'node'" in missing.stderr) == (1, True)
-
-
-@pytest.mark.parametrize("content", ["{}", "[1]", "no json", '[{"a": 1}]'])
-def test_what_is_no_store_is_said(run: Run, here: Path, content: str) -> None:
-    (here / "s.json").write_text(content)
-
-    result = run("template", "store", "list", "-u", "s.json")
-
-    assert result.exit_code == 1
-    assert "s.json: it is no" in result.stderr
-
-
 # --- templates that a stack file names ---
 
 
@@ -256,10 +204,10 @@ def write_stack(here: Path, configuration: str, lang: str = "go") -> None:
     )
 
 
-def test_pull_stack_pulls_what_the_stack_file_names(run: Run, upstream: Upstream, store: Path, here: Path,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setenv("OPENFAAS_TEMPLATE_STORE_URL", str(store))
-    write_stack(here, f"    - {{name: go, source: '{upstream.url}#1.0'}}\n    - {{name: node}}\n")
+def test_pull_stack_pulls_what_the_stack_file_names(run: Run, upstream: Upstream, here: Path) -> None:
+    write_stack(
+        here, f"    - {{name: go, source: '{upstream.url}#1.0'}}\n    - {{name: node, source: '{upstream.url}'}}\n"
+    )
 
     assert run("template", "pull", "stack").exit_code == 0
     assert sorted(path.name for path in (here / "template").iterdir()) == ["go@1.0", "node"]
@@ -272,15 +220,11 @@ def test_pull_stack_pulls_what_the_stack_file_names(run: Run, upstream: Upstream
         ("go", "{name: go, source: 'URL#1.0'}", "go@1.0"),
         ("go@1.0", "{name: go, source: 'URL'}", "go@1.0"),
         ("go@1.0", "{name: go@1.0, source: 'URL'}", "go@1.0"),
-        ("go", "{name: go}", "go"),
     ],
 )
 def test_a_build_fetches_a_template_that_the_stack_file_names(
-    run: Run, upstream: Upstream, store: Path, here: Path, monkeypatch: pytest.MonkeyPatch, lang: str, entry: str,
-    folder: str,
-) -> None:  # fmt: skip
-    if "source" not in entry:
-        monkeypatch.setattr("gpufaas_cli.stores.TEMPLATES_URL", str(store))
+    run: Run, upstream: Upstream, here: Path, lang: str, entry: str, folder: str
+) -> None:
     write_stack(here, f"    - {entry.replace('URL', upstream.url)}\n", lang)
 
     first = run("build", "--shrinkwrap")
@@ -310,3 +254,36 @@ def test_a_mistyped_template_is_looked_up_nowhere(run: Run, here: Path) -> None:
 
     assert result.exit_code == 1
     assert "did you mean python3-http?" in result.stderr
+
+
+def test_an_entry_without_a_source_is_refused_and_names_the_command_that_pulls_it(
+    run: Run, upstream: Upstream, here: Path
+) -> None:
+    write_stack(here, f"    - {{name: node, source: '{upstream.url}'}}\n    - {{name: go@1.0}}\n", "go@1.0")
+
+    pulled, built = run("template", "pull", "stack"), run("build", "--shrinkwrap")
+
+    told = "stack.yaml: template go@1.0 has no source: pull it with 'faas-cli template store pull go@1.0', or add"
+    assert (pulled.exit_code, built.exit_code) == (2, 1)
+    assert told in pulled.stderr
+    assert told in built.stderr
+    assert not (here / "template").exists(), "nothing was pulled in part"
+
+
+def test_an_entry_without_a_source_is_no_matter_where_the_template_is(run: Run, upstream: Upstream, here: Path) -> None:
+    write_stack(here, "    - {name: go}\n")
+    assert run("template", "pull", upstream.url).exit_code == 0
+
+    assert run("build", "--shrinkwrap").exit_code == 0
+
+
+def test_a_store_that_the_environment_names_is_not_passed_over(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENFAAS_TEMPLATE_STORE_URL", "https://nowhere.invalid/templates.json")
+    write_stack(here, "    []\n")
+
+    result = run("build")
+
+    assert result.exit_code == 1
+    assert "OPENFAAS_TEMPLATE_STORE_URL is read by 'faas-cli template store pull go' only" in result.stderr

@@ -1,4 +1,4 @@
-"""`gpufaas secret` where it is more than one request: a folder of secrets, keys, and sealed files."""
+"""`gpufaas secret` where it is more than one request: a folder of secrets. Logins for registries."""
 
 import base64
 import json
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import Result
 from tests.unit.cli.wire_log import Reply, WireLog
 
@@ -64,88 +63,6 @@ def test_without_a_folder_or_files_it_is_said(run: Run, wire: WireLog, here: Pat
     assert (missing.exit_code, "it should have a file for each secret" in missing.stderr) == (1, True)
     assert (empty.exit_code, empty.stdout) == (0, "No secrets found in .secrets.\n")
     assert wire.sent == []
-
-
-# --- generate, keygen ---
-
-
-def test_a_random_value_is_printed_or_written_for_its_owner_only(run: Run, here: Path) -> None:
-    printed = run("secret", "generate", "--length", "64").stdout
-    written = run("secret", "generate", "-o", "keys/payload.txt")
-    again = run("secret", "generate", "-o", "keys/payload.txt")
-
-    file = here / "keys/payload.txt"
-    assert len(base64.b64decode(printed)) == 64
-    assert (written.exit_code, written.stdout) == (0, "Wrote 32-byte secret to keys/payload.txt\n")
-    assert len(base64.b64decode(file.read_text())) == 32
-    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    assert (again.exit_code, "is there already" in again.stderr) == (1, True)
-    assert run("secret", "generate", "-o", "keys/payload.txt", "--overwrite").exit_code == 0
-
-
-def test_a_pair_of_keys_is_written_and_never_over_another(run: Run, here: Path) -> None:
-    result = run("secret", "keygen", "-o", "keys/mine")
-    private, public = ((here / f"keys/{name}").read_text() for name in ("mine", "mine.pub"))
-
-    assert result.exit_code == 0, result.output
-    assert [len(base64.b64decode(each)) for each in (private, public)] == [32, 32]
-    assert (here / "keys/mine").stat().st_mode & 0o777 == 0o600
-    assert f"Key ID:            {public[:8]}" in result.stdout
-    assert private not in result.output
-    assert run("secret", "keygen", "-o", "keys/mine").exit_code == 1
-    assert (here / "keys/mine").read_text() == private
-
-
-# --- seal, unseal ---
-
-
-def test_what_is_sealed_with_the_public_key_is_unsealed_with_the_private_one(run: Run, here: Path) -> None:
-    (here / "ca.crt").write_bytes(b"\xff\x00")
-    run("secret", "keygen")
-
-    sealed = run("secret", "seal", "key.pub", "--from-literal", "tok=s3=cret", "--from-file", "ca=ca.crt")
-    shown = run("secret", "unseal", "key")
-    one = run("secret", "unseal", "key", "--key", "ca")
-
-    assert (sealed.exit_code, sealed.stdout) == (0, "Sealed 2 secret(s) to com.openfaas.secrets\n")
-    assert "s3=cret" not in (here / "com.openfaas.secrets").read_text()
-    assert shown.stdout == "ca=<2 bytes that are no text: --key ca writes them>\ntok=s3=cret\n"
-    assert one.stdout_bytes == b"\xff\x00"
-
-
-def test_the_key_may_be_named(run: Run, here: Path) -> None:
-    run("secret", "keygen")
-    run("secret", "seal", "key.pub", "--from-literal", "a=1", "--key-id", "of-2026", "-o", "build/out")
-
-    assert yaml.safe_load((here / "build/out").read_text())["key_id"] == "of-2026"
-
-
-@pytest.mark.parametrize(
-    ("args", "why"),
-    [
-        ("seal key.pub", "there is nothing to seal"),
-        ("seal nokey --from-literal a=1", "nokey: No such file or directory"),
-        ("seal stack --from-literal a=1", "it is not a public key"),
-        ("seal key.pub --from-literal s3cret", "--from-literal is NAME=VALUE"),
-        ("seal key.pub --from-file a=none", "none: No such file or directory"),
-        ("unseal key", "com.openfaas.secrets: No such file or directory"),
-        ("unseal key --in stack", "stack: these are no sealed secrets"),
-        ("unseal other --in sealed", "sealed: a cannot be unsealed with the key"),
-        ("unseal key --in sealed --key b", "sealed has no 'b'; it has a"),
-    ],
-)
-def test_mistakes_are_said_in_one_line_without_values(run: Run, here: Path, args: str, why: str) -> None:
-    (here / "stack").write_text("a: 1")
-    for name in ("key", "other"):
-        run("secret", "keygen", "-o", name)
-    run("secret", "seal", "key.pub", "--from-literal", "a=s3cret", "-o", "sealed")
-
-    result = run("secret", *args.split())
-
-    assert result.exit_code in (1, 2)
-    assert why in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-    assert "s3cret" not in result.output
 
 
 # --- logins for registries ---

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import hmac
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,16 +16,13 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
-def store(here: Path) -> None:
-    functions = [{"name": "nodeinfo", "title": "NodeInfo", "images": {"x86_64": "ghcr.io/openfaas/nodeinfo:latest"}}]
-    (here / "functions.json").write_text(json.dumps({"version": "0.2.1", "functions": functions}))
+def key_file(here: Path) -> None:
     (here / "key.txt").write_text(" abc\n")
 
 
 SECRET = {"name": "k", "value": "abc"}
 OF_FILE = {"name": "k", "value": "abc", "rawValue": base64.b64encode(b" abc\n").decode()}
 DEV = {"name": "dev", "annotations": {"openfaas": "1"}, "labels": {"openfaas": "1", "team": "a"}}
-NODEINFO = {"service": "nodeinfo", "image": "ghcr.io/openfaas/nodeinfo:latest", "labels": {}, "annotations": {}}
 HELLO = {"service": "hello", "image": "x", "labels": {}, "annotations": {}}
 
 
@@ -45,7 +41,6 @@ HELLO = {"service": "hello", "image": "x", "labels": {}, "annotations": {}}
             [("DELETE", "/system/namespace/dev")],
             {"name": "dev", "labels": {"openfaas": "1"}},
         ),
-        ("store deploy nodeinfo -u functions.json -p x86_64", [("PUT", "/system/functions")], NODEINFO),
         ("deploy --image x --name hello", [("PUT", "/system/functions")], HELLO),
         ("deploy --image x --name hello --no-update", [("POST", "/system/functions")], HELLO),
         (
@@ -313,14 +308,3 @@ def test_a_function_that_has_printed_nothing_is_told_as_that(run: Run, wire: Wir
 
     assert run("logs", "hello").stderr == "gpufaas: hello has printed nothing yet\n"
     assert run("logs", "hello", "--json").stderr == ""
-
-
-def test_generate_says_that_the_code_of_a_bundle_is_in_no_image(run: Run) -> None:
-    run("new", "hello", "--lang", "python3-http")
-    run("new", "other", "--lang", "dockerfile")
-
-    result = run("generate")
-
-    assert result.stdout.count("kind: Function") == 2
-    assert "gpufaas: hello becomes a bundle" in result.stderr
-    assert "other" not in result.stderr

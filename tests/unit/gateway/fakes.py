@@ -1,11 +1,8 @@
 """Fakes of the ports of the gateway, in memory and without processes; each passes the contract suite of its port."""
 
-import asyncio
 import hashlib
-import tarfile
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO
 
 from msgspec.structs import replace
 
@@ -32,7 +29,6 @@ from gpufaas_core.model import (
     FunctionId,
     Profile,
 )
-from gpufaas_core.remote_build import BuildConfig
 from gpufaas_core.units import Bytes, GiB
 from gpufaas_gateway.ports import ArtifactWriter
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
@@ -271,31 +267,3 @@ def idle(device: Device) -> DeviceStatus:
         evictions=0,
         estimated_finish_s=0.0,
     )
-
-
-class FakeBuilder:
-    """`ImageBuilder` that keeps what it was asked. It says `lines`, waits for `gate`, and fails with `failure`."""
-
-    def __init__(self) -> None:
-        self.built: list[tuple[BuildConfig, dict[str, bytes], dict[str, bytes]]] = []
-        """Of each build its configuration, files and secrets."""
-        self.lines = ["step 1", "step 2"]
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.failure: GpufaasError | None = None
-        self.running = self.most_at_once = 0
-
-    async def build(self, config: BuildConfig, context: IO[bytes], secrets: Mapping[str, bytes]) -> AsyncGenerator[str]:
-        with tarfile.open(fileobj=context) as tar:
-            files = {each.name: tar.extractfile(each).read() for each in tar if each.isreg()}  # type: ignore[union-attr]
-        self.built.append((config, files, dict(secrets)))
-        self.running += 1
-        self.most_at_once = max(self.most_at_once, self.running)
-        try:
-            for line in self.lines:
-                yield line
-            await self.gate.wait()
-            if self.failure is not None:
-                raise self.failure
-        finally:
-            self.running -= 1

@@ -13,7 +13,6 @@ from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_core.model import EngineStatus, NodeView
 from gpufaas_gateway.auth import is_public
-from gpufaas_gateway.builds import build_routes
 from gpufaas_gateway.errors import METHODS, QuotaExceeded
 from gpufaas_gateway.node_api import node_routes
 from gpufaas_gateway.openapi import describe
@@ -23,13 +22,11 @@ OPERATIONS = {
     "/": "get head",
     "/async-function/{name}": "delete get post",
     "/async/{call}": "get",
-    "/build": "post",
     "/docs": "get",
     "/function/{name}": " ".join(METHODS).lower(),
     "/healthz": "get head",
     "/metrics": "get head",
     "/openapi.json": "get",
-    "/publickey": "get",
     "/readyz": "get head",
     "/system/alert": "post",
     "/system/artifacts/{digest}": "head put",
@@ -65,7 +62,7 @@ def served(calls: AsyncCalls) -> AsyncInvocations:
 def whole(gateway: Gateway, tmp_path: Path) -> Gateway:
     """With the routes that the composition root adds."""
     calls = AsyncCalls(MemoryAsyncQueue(tmp_path), never, FakeCallbacks(), lambda _: RetryPolicy())
-    for each in (async_routes(calls, served(calls)), build_routes(None), node_routes(NoNodes())):
+    for each in (async_routes(calls, served(calls)), node_routes(NoNodes())):
         gateway.app.include_router(each)
     return gateway
 
