@@ -77,9 +77,8 @@ def pull(source: str | None, overwrite: bool, yaml_file: Path | None) -> None:
     stack = read_stack(yaml_file)
     if not stack.templates:
         raise GpufaasError(f"{stack.path} names no templates: list them under configuration.templates")
-    sources = [
-        templating.source_of(stack, each) for each in stack.templates
-    ]  # what is wrong is said before any is pulled
+    # What is wrong is said before any is pulled.
+    sources = [templating.source_of(stack, each) for each in stack.templates]
     for each, source in zip(stack.templates, sources, strict=True):
         _pull(source, stack.folder / _HERE, overwrite, only=templating.bare(each.name))
 
