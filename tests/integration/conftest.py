@@ -419,6 +419,23 @@ def most_bytes(pid: int, *, from_now_on: bool = False) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
+class Peak:
+    """The most memory that a process has had since then, in bytes: the kernel notes it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+        self._first = self._most()
+
+    @property
+    def growth(self) -> int:
+        return self._most() - self._first
+
+    def _most(self) -> int:
+        lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
 def _rollup(pid: str | int, names: tuple[str, ...]) -> int | None:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

@@ -1,12 +1,10 @@
 """Bodies of 100 MB go up and down without filling the memory of the serving process."""
 
 import hashlib
-import threading
 from collections.abc import Iterator
 
-import psutil
 import pytest
-from tests.integration.conftest import HTTP, TORCH, Platform
+from tests.integration.conftest import HTTP, TORCH, Peak, Platform, until
 
 MB = 1_000_000
 SIZE = 100 * MB
@@ -33,33 +31,6 @@ def as_model(source: str) -> str:
     return source.replace("handle(event", "handle(model, event") + "\n    def load(device):\n        return 1\n"
 
 
-class Peak:
-    """The resident memory of the serving process while it is watched: most minus first, in bytes."""
-
-    def __init__(self, platform: Platform) -> None:
-        self._process = psutil.Process(platform.pid)
-        self._stop = threading.Event()
-        self._first = self._most = 0
-
-    def __enter__(self) -> "Peak":
-        self._first = self._most = self._process.memory_info().rss
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.01):
-            self._most = max(self._most, self._process.memory_info().rss)
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    @property
-    def growth(self) -> int:
-        return self._most - self._first
-
-
 def pieces(size: int) -> Iterator[bytes]:
     for at in range(0, size, len(PIECE)):
         yield PIECE[: size - at]
@@ -81,13 +52,13 @@ def test_a_body_of_100_mb_goes_up(platform: Platform, lang: str, chunked: bool) 
     platform.call(path, b"warm")
     headers = {} if chunked else {"Content-Length": str(SIZE)}
 
-    with Peak(platform) as peak:
-        answer = platform.http.post(path, content=pieces(SIZE), headers=headers)
+    peak = Peak(platform.pid)
+    answer = platform.http.post(path, content=pieces(SIZE), headers=headers)
 
     size, digest = digest_of(pieces(SIZE))
     assert answer.text == f"{size} {digest}"
     assert peak.growth < MAX_GROWTH
-    assert platform.spooled() == []
+    until(lambda: platform.spooled() == [])
 
 
 @pytest.mark.parametrize("lang", [HTTP, TORCH])
@@ -96,7 +67,8 @@ def test_a_body_of_100_mb_comes_down(platform: Platform, lang: str) -> None:
     path = platform.deploy("sending", source, lang, memory="64Mi")
     platform.call(path, b"1")
 
-    with Peak(platform) as peak, platform.http.stream("POST", path, content=str(SIZE).encode()) as answer:
+    peak = Peak(platform.pid)
+    with platform.http.stream("POST", path, content=str(SIZE).encode()) as answer:
         got = digest_of(answer.iter_raw())
 
     assert got == digest_of(pieces(SIZE))
