@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.integration.conftest import HTTP, Platform, until
 
 HANDLER = """
@@ -63,9 +64,11 @@ def test_a_call_whose_time_is_up_while_its_worker_loads_says_so(platform: Platfo
     late = platform.call(path)
 
     assert late.status_code == 504
-    assert "its worker was still loading, for 0." in late.text
+    said = re.search(r"its worker was still loading, for ([0-9.]+) s", late.text)
     told = re.search(r"load;dur=([0-9.]+)", late.headers["server-timing"])
-    assert told is not None
+    assert said
+    assert told
+    assert float(told[1]) == pytest.approx(float(said[1]) * 1000, rel=0.01)
     assert float(told[1]) > 100
     gate.touch()
     until(lambda: platform.call(path).text == "loaded")
@@ -85,7 +88,7 @@ def test_a_stream_that_breaks_off_is_a_failure_of_the_function_and_points_to_its
     platform.deploy("first", HANDLER, HTTP)
 
     command = [sys.executable, "-m", "gpufaas_cli", "invoke", "first/stream", "-g", platform.url]
-    done = subprocess.run(command, check=False, capture_output=True, input=b"x", timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, input=b"x")
 
     assert (done.returncode, done.stdout) == (1, b"first")
     assert b"'gpufaas logs first' says why" in done.stderr

@@ -6,7 +6,7 @@ CPU function.
 from collections.abc import Callable
 
 import pytest
-from tests.integration.conftest import ECHO, HTTP, SLEEPER, Platform, until
+from tests.integration.conftest import ECHO, GATED_MODEL, HTTP, SLEEPER, Platform, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -16,18 +16,19 @@ def test_a_call_waits_no_longer_behind_a_long_one_than_a_load_takes_elsewhere(
     make_platform: Callable[..., Platform], policy: str
 ) -> None:
     platform = make_platform("--device", "cpu:0=100MiB", "--device", "cpu:1=100MiB", "--policy", policy).start()
-    path = platform.deploy("sleeper", SLEEPER, memory="64Mi")
-    assert platform.call(path, b"0.02").text == "slept"
-    other = platform.deploy("other", SLEEPER, memory="64Mi")
+    path = platform.deploy("gated", GATED_MODEL, memory="64Mi")
+    assert platform.call(path).status_code == 200
+    other = platform.deploy("other", GATED_MODEL, memory="64Mi")
     for _ in range(10):  # what the idle device holds is worth more than a second copy
-        assert platform.call(other, b"0").text == "slept"
-    long = platform.begin(path, b"6")
-    until(lambda: platform.running() == 1, "the long one runs")
+        assert platform.call(other).status_code == 200
+    gate = platform.gate()
+    long = platform.begin(path, gate.body)
+    until(gate.reached)
 
-    assert platform.call(path, b"0.02").text == "slept"
+    assert platform.call(path).status_code == 200, "it did not wait for the long one"
 
-    assert not long.done(), "it waited for the long one, and nothing else used the other device"
-    assert long.result().text == "slept"
+    gate.open()
+    assert long.result().status_code == 200
 
 
 def test_a_model_gets_the_room_of_an_idle_cpu_function_at_once(make_platform: Callable[..., Platform]) -> None:
@@ -37,6 +38,6 @@ def test_a_model_gets_the_room_of_an_idle_cpu_function_at_once(make_platform: Ca
     assert platform.residents() == ["echo"]
     model = platform.deploy("sleeper", SLEEPER, memory="96Mi")
 
-    assert platform.call(model, b"0", timeout=15.0).text == "slept"
+    assert platform.call(model, b"0").text == "slept"
 
     assert platform.residents() == ["sleeper"]

@@ -136,7 +136,7 @@ def test_whatever_a_worker_writes_its_call_ends_and_the_next_one_is_served(platf
 
     for seed in range(60):
         try:
-            answer = platform.call(liar, b"%d" % seed, timeout=15.0)
+            answer = platform.call(liar, b"%d" % seed)
         except httpx.RemoteProtocolError:
             continue  # half of an answer was out: it must not look whole
         assert answer.status_code in (200, 502, 504), f"seed {seed}: {answer.text}"
@@ -162,6 +162,6 @@ def test_a_function_that_closes_what_its_calls_come_over_is_ended(platform: Plat
     path = platform.deploy("closes", CLOSES, HTTP, slots="3")
     assert platform.call(path).text == "open"
 
-    assert platform.call(path, b"close it", timeout=10).status_code == 502
+    assert platform.call(path, b"close it").status_code == 502
 
-    assert {platform.begin(path, timeout=10).result().text for _ in range(3)} == {"open"}
+    assert {platform.begin(path).result().text for _ in range(3)} == {"open"}
