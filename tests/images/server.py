@@ -9,6 +9,9 @@ import sys
 PORT = int(os.environ.get("PORT", "8080"))
 calls = 0
 connections = 0
+at_once = most = 0
+"""Calls of /chunked: now, and at most."""
+gone_on = asyncio.Event()
 
 
 def answer(status: str, body: bytes = b"", headers: str = "") -> bytes:
@@ -27,7 +30,7 @@ async def body_of(reader: asyncio.StreamReader, headers: dict[str, str]) -> byte
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    global calls, connections
+    global calls, connections, at_once, most
     connections += 1
     while line := await reader.readline():
         method, target, _ = line.decode("latin-1").split(" ")
@@ -62,7 +65,8 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
                 seen = {"method": method, "target": target, "headers": pairs, "bytes": len(body)}
                 writer.write(answer("200 OK", json.dumps(seen).encode()))
             case "/count":
-                writer.write(answer("200 OK", json.dumps({"calls": calls, "connections": connections}).encode()))
+                counts = {"calls": calls, "connections": connections, "most": most}
+                writer.write(answer("200 OK", json.dumps(counts).encode()))
             case "/env":
                 writer.write(answer("200 OK", json.dumps(dict(os.environ)).encode()))
             case "/secret":
@@ -77,11 +81,14 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
                 except OSError as exc:
                     writer.write(answer("500 No", str(exc).encode()))
             case "/chunked":
+                at_once += 1
+                most = max(most, at_once)
                 writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-end\r\n\r\n")
                 for piece in (b"one,", b"two,", b"three"):
                     writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
                     await writer.drain()
                     await asyncio.sleep(0.05)
+                at_once -= 1
                 writer.write(b"0\r\nx-end: yes\r\n\r\n")
             case "/eof":
                 writer.write(b"HTTP/1.0 200 OK\r\ncontent-type: text/plain\r\n\r\nuntil the ")
@@ -104,11 +111,14 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
                 await writer.drain()
                 await asyncio.sleep(0)
                 writer.write(b"body")
-            case "/drips":
+            case "/drips":  # the second half after a call of /go-on
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\none")
                 await writer.drain()
-                await asyncio.sleep(0.5)
+                await gone_on.wait()
                 writer.write(b"two")
+            case "/go-on":
+                gone_on.set()
+                writer.write(answer("200 OK"))
             case "/longer":
                 size = int(target.partition("?")[2])
                 writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n".encode() + b"x" * (size + 1))
@@ -133,7 +143,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             case "/slow":
                 print("slow began", flush=True)
                 try:
-                    await asyncio.wait_for(reader.read(1), 20)
+                    await asyncio.wait_for(reader.read(1), 60)
                     print("slow: the caller went away", flush=True)
                 except TimeoutError:
                     pass
