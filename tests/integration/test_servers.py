@@ -1,6 +1,5 @@
 """Functions that are programs with a port of their own: OpenFaaS's templates without their containers."""
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +10,6 @@ import pytest
 from tests.integration.conftest import until
 
 from gpufaas_cli.bundles import BuildRequest, build
-
-_KEPT_S = 1.1
-"""A connection that was idle for longer is not used again: what it takes might not be sent twice."""
 
 INDEX = """
 import os
@@ -28,6 +24,8 @@ class Calls(BaseHTTPRequestHandler):
         body = handler.handle(self.rfile.read(int(self.headers.get("content-length", 0))).decode()).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
+        if "CLOSES" in os.environ:
+            self.send_header("connection", "close")
         self.end_headers()
         self.wfile.write(body)
 
@@ -72,8 +70,8 @@ def test_two_of_a_template_with_a_fixed_port_run_side_by_side(platform: Any, dep
         assert platform.call("/function/upper", b"abc").text == "ABC"
         assert platform.call("/function/turned", b"abc").text == "cba"
 
-    assert "mine is of the template" in platform.log("upper")
-    assert "mine is turned" in platform.log("turned")
+    until(lambda: "mine is of the template" in platform.log("upper"))
+    until(lambda: "mine is turned" in platform.log("turned"))
 
 
 def test_one_whose_handler_does_not_import_is_refused_when_it_is_deployed(platform: Any, deploy: Any) -> None:
@@ -86,15 +84,19 @@ def test_one_whose_handler_does_not_import_is_refused_when_it_is_deployed(platfo
 
 
 def test_a_call_that_finds_its_worker_dead_is_placed_again(platform: Any, deploy: Any) -> None:
-    """Nothing of it was taken, so its caller need not hear of it. The zygote is stopped: it would tell too soon."""
-    deploy("mortal", "import os\n\ndef handle(req):\n    return str(os.getpid())\n").raise_for_status()
+    """
+    Nothing of it was taken, so its caller need not hear of it. The zygote is stopped: it would tell too soon. No
+    connection is kept: what one that is dead has taken might not be sent twice.
+    """
+    handler = "import os\n\ndef handle(req):\n    return str(os.getpid())\n"
+    deploy("mortal", handler, envVars={"CLOSES": "1"}).raise_for_status()
     pid = int(platform.call("/function/mortal", b"").text)
     worker = psutil.Process(pid)
     zygote = worker.parent()
     assert zygote is not None
-    time.sleep(_KEPT_S)
 
     zygote.suspend()
+    until(lambda: zygote.status() == psutil.STATUS_STOPPED)
     worker.kill()
     # The first thread may be dead while others still hold the socket that is connected to.
     tasks = Path(f"/proc/{pid}/task")
