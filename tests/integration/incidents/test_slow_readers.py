@@ -19,20 +19,20 @@ LARGE = """
 
 
 def test_slow_readers_hold_no_slot(platform: Platform) -> None:
-    path = platform.deploy("large", LARGE, HTTP, slots="2", timeout="4s")
+    path = platform.deploy("large", LARGE, HTTP, slots="2", timeout="5s")
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(slow_reader(platform)) for _ in range(4)]
         for each in slow:
             each.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nlarge".encode())
             each.recv(1)
 
-        answer = platform.call(path, b"x", timeout=20)
+        answer = platform.call(path, b"x")
 
         assert answer.text == "small"
         until(platform.is_idle, "no slot is held, although nothing was read")
         assert platform.spooled() == [], "the files of answers have no names, so none is left"
 
-        time.sleep(4.5)  # longer than the function may take: it is done, and this caller has a slow line
+        time.sleep(5.5)  # longer than the function may take: it is done, and this caller has a slow line
         size = 1
         while size < 320 * 65536:
             piece = slow[0].recv(1 << 20)
