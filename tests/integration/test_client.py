@@ -122,7 +122,7 @@ def test_a_call_for_later_is_waited_for_and_another_is_taken_back(client: gpufaa
 
     call = client.invoke_async("gated", first.body)
     until(first.reached)
-    assert call.status()["state"] == "running"
+    until(lambda: call.status()["state"] == "running")
     with pytest.raises(gpufaas.NotEnded):
         call.wait(timeout_s=0.1)
     first.open()

@@ -6,10 +6,11 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.integration.conftest import HTTP, Platform
 from tests.integration.test_node import Rig
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.errors import GrantRefused, WorkerCrashed
 from gpufaas_core.frames import CallHead
@@ -81,6 +82,8 @@ async def test_what_a_worker_that_dies_has_taken_nothing_of_counts_as_refused(ri
     (worker,) = rig.node.workers()
     assert worker.pid
     os.kill(worker.pid, signal.SIGSTOP)
+    states = [psutil.Process(each.id) for each in psutil.Process(worker.pid).threads()]
+    await eventually(lambda: all(each.status() == psutil.STATUS_STOPPED for each in states), "each thread has stopped")
     calls = []
     for _ in range(2):
         grant = rig.grant(function)

@@ -90,7 +90,7 @@ def test_each_call_gets_its_own_bytes(platform: Platform, source: str, lang: str
     with ThreadPoolExecutor(4) as callers:
         assert all(callers.map(call, range(24)))
 
-    assert platform.spooled() == []
+    until(lambda: platform.spooled() == [])
     until(lambda: files_for_bodies(platform) <= before, "what calls had open is closed")
 
 

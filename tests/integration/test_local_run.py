@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import httpx
 import psutil
 import pytest
 from tests.integration.conftest import all_ended
+from tests.waiting import LIMIT_S, until
 
 GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))
 HANDLER = """\
@@ -42,26 +42,27 @@ def running(project: Path, *options: str, ended_by: signal.Signals = signal.SIGI
     out, err = project / "out", project / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
         process = subprocess.Popen(command, cwd=project, stdout=stdout, stderr=stderr)
+
+    def url() -> str:
+        return "".join(re.findall(r"^URL: (http://\S+\n)", out.read_text(), re.MULTILINE))
+
     children: list[psutil.Process] = []
     try:
-        deadline = time.monotonic() + 60
-        while not (found := re.search(r"^URL: (http://\S+)$", out.read_text(), re.MULTILINE)):
-            assert time.monotonic() < deadline, err.read_text()
-            assert process.poll() is None, err.read_text()
-            time.sleep(0.05)
+        until(lambda: process.poll() is not None or "\n" in url(), err.read_text)
+        assert process.poll() is None, err.read_text()
         children = psutil.Process(process.pid).children(recursive=True)
-        yield found[1]
+        yield url().strip()
     finally:
         process.send_signal(ended_by)
-        assert process.wait(30) == 0, err.read_text()
+        assert process.wait(LIMIT_S) == 0, err.read_text()
     all_ended(children)
     assert list((project / "tmp").iterdir()) == []
 
 
 def test_a_function_runs_here_with_its_output_and_leaves_nothing(project: Path) -> None:
     with running(project) as url:
-        assert httpx.post(url, content=b"you", timeout=30).text == "hi you v1"
-        _until(lambda: "called with you" in (project / "err").read_text())
+        assert httpx.post(url, content=b"you", timeout=LIMIT_S).text == "hi you v1"
+        until(lambda: "called with you" in (project / "err").read_text())
 
 
 def test_constraints_are_of_where_it_is_deployed_and_are_said_not_to_be_kept_to(project: Path) -> None:
@@ -69,23 +70,15 @@ def test_constraints_are_of_where_it_is_deployed_and_are_said_not_to_be_kept_to(
     (project / "stack.yaml").write_text(stack.replace("    lang:", "    constraints: [zone=b]\n    lang:"))
 
     with running(project, ended_by=signal.SIGTERM) as url:
-        assert httpx.post(url, content=b"you", timeout=30).text == "hi you v1"
+        assert httpx.post(url, content=b"you", timeout=LIMIT_S).text == "hi you v1"
 
     assert "Ignored in a local run: constraints zone=b" in (project / "err").read_text()
 
 
 def test_a_change_is_running_a_moment_later(project: Path) -> None:
     with running(project, "--watch") as url:
-        assert httpx.post(url, content=b"you", timeout=30).text == "hi you v1"
+        assert httpx.post(url, content=b"you", timeout=LIMIT_S).text == "hi you v1"
 
         (project / "hello/handler.py").write_text(HANDLER.replace("v1", "version two"))
 
-        _until(lambda: httpx.post(url, content=b"you", timeout=30).text == "hi you version two")
-
-
-def _until(claim: object) -> None:
-    assert callable(claim)
-    deadline = time.monotonic() + 30
-    while not claim():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        until(lambda: httpx.post(url, content=b"you", timeout=LIMIT_S).text == "hi you version two")
