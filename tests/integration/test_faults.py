@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import re
 import signal
@@ -9,7 +10,9 @@ import socket
 import sqlite3
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import as_completed
 from pathlib import Path
 
 import psutil
@@ -67,10 +70,11 @@ def test_a_worker_killed_in_mid_call_gives_502_with_its_last_words_and_the_next_
 
 
 def test_an_idle_worker_that_is_killed_is_missed_by_the_next_call_only(platform: Platform) -> None:
-    path = platform.deploy("killed", ECHO_MODEL)
+    path = platform.deploy("killed", GATED_MODEL)
     for _ in range(20):
-        assert platform.call(path).status_code == 200
-        platform.workers()[0].send_signal(signal.SIGKILL)
+        answer = platform.call(path)
+        assert answer.status_code == 200
+        os.kill(int(answer.text), signal.SIGKILL)
         # Whether the call meets a worker that is already known to be dead, or not yet, is a race; both are right.
         assert platform.call(path).status_code in (200, 502)
         until(lambda: platform.call(path).status_code == 200)
@@ -134,7 +138,10 @@ def test_calls_of_a_function_that_is_removed_are_told_so(platform: Platform, lan
 def test_calls_of_many_functions_while_workers_are_killed_all_end_and_all_functions_answer_afterwards(
     make_platform: Make,
 ) -> None:
-    """Seven functions on two devices that hold half of them; a worker dies at every moment of its life."""
+    """
+    Seven functions on two devices that hold half of them; a worker dies at every moment of its life. One for some
+    calls that end, not every so many milliseconds: else none might ever load on a slow machine.
+    """
     platform = make_platform("--device", "cpu:0=110MiB", "--device", "cpu:1=110MiB").start()
     # 4 ms: so many kills meet a call that runs, not only starts, which are done again without a word.
     took = "import time\n\n    def handle(%s):\n        time.sleep(0.004)"
@@ -145,23 +152,22 @@ def test_calls_of_many_functions_while_workers_are_killed_all_end_and_all_functi
     paths = [platform.deploy(f"model-{n}", model) for n in range(5)]
     paths += [platform.deploy(f"plain-{n}", plain, HTTP, memory="48Mi") for n in range(2)]
     chance = random.Random(20)
-    stop = threading.Event()
+    statuses: set[int] = set()
 
-    def kill_workers() -> None:
-        while not stop.wait(chance.uniform(0.0, 0.1)):
-            for worker in platform.workers()[:1]:
+    def calls_beside_kills() -> None:
+        calls = {platform.begin(chance.choice(paths), b"%d" % n): n for n in range(300)}
+        for call in as_completed(calls):
+            answer = call.result()
+            statuses.add(answer.status_code)
+            assert answer.status_code == 502 or (answer.status_code, answer.text) == (200, str(calls[call])), (
+                answer.text
+            )
+            if chance.random() < 0.15 and (workers := platform.workers()):
+                time.sleep(chance.uniform(0.0, 0.02))
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    worker.kill()
+                    chance.choice(workers).kill()
 
-    killer = threading.Thread(target=kill_workers)
-    killer.start()
-    answers = [platform.begin(chance.choice(paths), b"%d" % n) for n in range(300)]
-    results = [answer.result() for answer in answers]
-    stop.set()
-    killer.join()
-
-    assert {each.status_code for each in results} == {200, 502}, {each.text for each in results}
-    assert all(each.text == str(n) for n, each in enumerate(results) if each.status_code == 200)
+    until(lambda: calls_beside_kills() or statuses == {200, 502}, "some have met a call")
     until(platform.is_idle)
     for path in paths:
         # After three loads in a row that were killed, the next one waits for a second or more.
@@ -212,12 +218,15 @@ def test_a_model_whose_need_only_shows_at_load_is_refused_after_three_loads_for_
     neighbour = platform.deploy("neighbour", ECHO_MODEL)
 
     failures = [platform.call(path) for _ in range(3)]
-    refused = platform.call(path)
+    answers = [platform.call(path)]
+    # It loads again if more than a second has passed.
+    until(lambda: answers[-1].status_code != 507 or answers.append(platform.call(path)), "it is not even tried")
+    refused = answers[-1]
 
     assert [each.status_code for each in failures] == [507] * 3
     assert all("MemoryError" in each.text and re.search(r"\d MiB", each.text) for each in failures), failures[0].text
     assert refused.status_code == 502
-    assert "3 times in a row" in refused.text
+    assert re.search(r"\d+ times in a row", refused.text)
     assert "MemoryError" in refused.text
     assert platform.call(neighbour, b"x").text == "x"
     platform.deploy("giant", source.replace("1024 * 1024 * 1024", "1024"))
@@ -236,8 +245,8 @@ def test_a_load_that_raises_gives_502_with_the_reason_and_the_log_has_all_of_it(
 
     assert [each.status_code for each in answers] == [502] * 4
     assert all("RuntimeError: no such weights" in each.text for each in answers)
-    assert "Traceback" in platform.log("raises")
-    assert platform.is_empty()
+    until(lambda: "Traceback" in platform.log("raises"))
+    until(platform.is_empty)
 
 
 def test_a_load_that_hangs_is_killed_for_lack_of_progress(platform: Platform) -> None:
@@ -355,7 +364,7 @@ def test_a_thousand_callers_who_hang_up_leave_nothing_behind(platform: Platform)
     until(platform.is_idle)
     until(lambda: not platform.spooled(), "no spooled body is left")
     until(lambda: platform.open_files() <= files + 3, lambda: f"{platform.open_files()} of {files} files are open")
-    assert all(each["inflight"] == 0 for each in platform.status()["functions"].values())
+    until(lambda: all(each["inflight"] == 0 for each in platform.status()["functions"].values()))
     assert {each.pid for each in platform.workers()} <= workers
     for path in (stream, gated, upload):
         answer = platform.call(path)
@@ -423,10 +432,9 @@ def test_nothing_outlives_a_killed_platform_and_its_successor_knows_everything(m
         return len(found) == 3 and found[digest]["occupation"] < 48 * MiB
 
     until(kept, "profiles are saved every 5 s")
-    tree = platform.kill()
+    until(lambda: len(platform.tree()) == 5, "the fork server, its workers, a standby")
 
-    assert len(tree) == 5, "the fork server, its workers, a standby"
-    all_ended(tree)
+    all_ended(platform.kill())
     assert running.exception() is not None
     platform.start()
     assert platform.spooled() == []
@@ -490,7 +498,7 @@ def refuses(platform: Platform) -> bool:
 def test_sigterm_while_the_fork_server_still_starts_ends_at_once(make_platform: Make) -> None:
     platform = make_platform("--device", "cpu:0=400MiB")
     platform.launch()
-    until(platform.healthy, timeout_s=10)
+    until(platform.healthy)
 
     assert platform.stop() == 0
     assert platform.said().count("Traceback") == 0
