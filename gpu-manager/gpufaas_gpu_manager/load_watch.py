@@ -1,6 +1,9 @@
-"""Watches loads: ends one that makes no progress, or reads its files again and again."""
+"""
+Watches loads: ends one that makes no progress, or reads its files again and again.
 
-import asyncio
+Time is counted in looks, not by the clock: a node that was held up itself has looked only once meanwhile.
+"""
+
 from typing import Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
@@ -10,6 +13,8 @@ from gpufaas_gpu_manager.proc import progress_of
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import DevicePort, Running
 
+LOOKS: Final = 4
+"""At progress, within the time that a load may make none."""
 _LOOK_S: Final = 1.0
 """Time between two checks for thrashing."""
 
@@ -35,22 +40,20 @@ class LoadingWorker(Protocol):
 
 def watch_load(worker: LoadingWorker) -> None:
     """Check *worker* repeatedly, by its timers "progress" and "thrashing", until they are cancelled."""
-    loop = asyncio.get_running_loop()
     seen: tuple[int, ...] = ()
-    seen_at = loop.time()
+    idle = 0
 
     def check_progress() -> None:
         """A load may take any time as long as it uses CPU time, reads, or changes its memory."""
-        nonlocal seen, seen_at
-        now, stall_s = loop.time(), worker.spec.stall_s
-        progress = progress_of(worker.pid) if worker.pid else ()
-        if progress != seen or not worker.pid:
-            seen, seen_at = progress, now
-        elif now - seen_at >= stall_s:
+        nonlocal seen, idle
+        stall_s, before = worker.spec.stall_s, seen
+        seen = progress_of(worker.pid) if worker.pid else ()
+        idle = idle + 1 if worker.pid and seen == before else 0
+        if idle >= LOOKS:
             waits = f", and has yet {worker.run.waits_for}" if worker.run.waits_for else ""
             worker.kill(f"its load made no progress for {stall_s:g} s (no CPU time, no bytes read, no memory){waits}")
             return
-        worker.timers.later("progress", stall_s / 4, check_progress)
+        worker.timers.later("progress", stall_s / LOOKS, check_progress)
 
     def check_thrashing() -> None:
         """End a load that reads its files again and again, as out of memory: it would take minutes or hours."""
@@ -62,5 +65,5 @@ def watch_load(worker: LoadingWorker) -> None:
         else:
             worker.timers.later("thrashing", _LOOK_S, check_thrashing)
 
-    worker.timers.later("progress", worker.spec.stall_s / 4, check_progress)
+    worker.timers.later("progress", worker.spec.stall_s / LOOKS, check_progress)
     worker.timers.later("thrashing", _LOOK_S, check_thrashing)
