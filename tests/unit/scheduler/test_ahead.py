@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.scheduler.test_batching import batches, deploy
-from tests.unit.scheduler.world import World, state_of
+from tests.unit.scheduler.world import World, state_of, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
@@ -68,8 +68,7 @@ def test_a_full_batch_goes_ahead_and_begins_when_the_one_before_has_ended(policy
 def test_nothing_goes_ahead_of_a_call_alone() -> None:
     """Its answer may stream for ever, and its worker has to be told when its caller leaves."""
     world = warm()
-    for number in range(5):
-        world.call(f"c{number}", "f")
+    world.calls(5, "f")
     assert world.running.keys() == {"c0"}
 
 
@@ -86,8 +85,7 @@ def test_batches_that_are_not_full_and_those_with_company_do_not_go_ahead(need: 
     world.tell(m.FunctionDeployed(Function(FunctionId("f"), "f", need, {"*": Profile(3.0, SHORT_S, 10)})))
     world.device("a")
     world.warm("f", "a")
-    for number in range(7):
-        world.call(f"c{number}", "f")
+    world.calls(7, "f")
     world.finish("c0")
 
     world.call("another", "f")
@@ -139,8 +137,7 @@ def test_calls_that_went_ahead_are_placed_again_if_the_node_refuses_them_or_thei
         assert batches(world.refuse(call)) == []
     assert world.on("a").estimated_finish_s == pytest.approx(SHORT_S)
     assert batches(end_first(world)) == [("c0", "c1", "c2")]
-    for number in range(3, 6):
-        world.call(f"c{number}", "f")
+    world.calls(range(3, 6), "f")
     assert len(world.running) == 6
 
     world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "gone", 0))
@@ -230,8 +227,7 @@ def recalled(world: World) -> list[str]:
 @pytest.mark.parametrize("policy", ["lalb", "lalb-o3", "least-wait"])
 def test_a_call_goes_ahead_and_begins_when_the_one_before_has_ended(policy: str) -> None:
     world = one_by_one(policy)
-    for number in range(4):
-        world.call(f"c{number}", "f")
+    world.calls(4, "f")
     assert world.running.keys() == {"c0", "c1"}, "the copy has one more call than it runs"
     assert world.on("a").estimated_finish_s == pytest.approx(2 * SHORT_S)
 
@@ -250,12 +246,8 @@ def test_a_call_goes_ahead_and_begins_when_the_one_before_has_ended(policy: str)
 
 
 def test_times_of_calls_that_went_ahead_are_learnt_as_of_any_other() -> None:
-    world = World(learn=True)
-    world.deploy("f", service_s=SHORT_S)
-    world.device("a", ahead=True)
-    world.warm("f", "a")
-    for number in range(40):
-        world.call(f"c{number}", "f")
+    world = world_of("f", learn=True, ahead=True, warm="f", service_s=SHORT_S)
+    world.calls(40, "f")
     for number in range(40):
         world.now += SHORT_S
         world.finish(f"c{number}", SHORT_S / 2)
@@ -267,20 +259,15 @@ def test_times_of_calls_that_went_ahead_are_learnt_as_of_any_other() -> None:
 
 
 def test_a_node_that_cannot_give_calls_back_gets_none_ahead() -> None:
-    world = World()
-    world.deploy("f", service_s=SHORT_S)
-    world.device("a")
-    world.warm("f", "a")
-    for number in range(5):
-        world.call(f"c{number}", "f")
+    world = world_of("f", warm="f", service_s=SHORT_S)
+    world.calls(5, "f")
     assert world.running.keys() == {"c0"}
 
 
 @pytest.mark.parametrize("service_s", [1.1 * AHEAD_S, 10 * AHEAD_S])
 def test_long_calls_do_not_go_ahead(service_s: float) -> None:
     world = one_by_one(service_s=service_s)
-    for number in range(3):
-        world.call(f"c{number}", "f")
+    world.calls(3, "f")
     assert world.running.keys() == {"c0"}
 
 
@@ -300,8 +287,7 @@ def test_nothing_goes_ahead_of_a_call_that_is_late_or_has_no_end_or_that_nobody_
 def test_a_call_goes_ahead_only_if_there_is_one_for_each_device() -> None:
     """Else it would wait behind one call while another device becomes free."""
     world = one_by_one(devices="ab")
-    for call in ("c0", "c1", "c2"):
-        world.call(call, "f")
+    world.calls(3, "f")
     assert world.running.keys() == {"c0", "c1"}
 
     world.call("c3", "f")
@@ -323,13 +309,8 @@ def test_a_call_of_another_function_comes_before_one_that_could_go_ahead() -> No
 
 @pytest.mark.parametrize("policy", ["lalb", "lalb-o3"])
 def test_the_first_call_of_a_local_queue_goes_ahead_though_another_device_is_idle(policy: str) -> None:
-    world = World(policy)
-    world.deploy("f", load_s=10.0, service_s=SHORT_S)
-    world.device("a", ahead=True)
-    world.warm("f", "a")
-    world.device("b", ahead=True)
-    for number in range(3):
-        world.call(f"c{number}", "f")
+    world = world_of("f", "a b", policy=policy, ahead=True, warm="f", load_s=10.0, service_s=SHORT_S)
+    world.calls(3, "f")
 
     assert {call: grant.local for call, grant in world.running.items()} == {"c0": False, "c1": True}
     assert world.on("a").local_queue == 1
@@ -340,8 +321,7 @@ def test_the_first_call_of_a_local_queue_goes_ahead_though_another_device_is_idl
 
 def test_a_call_that_its_node_gives_back_is_placed_again_and_none_goes_ahead_for_a_while() -> None:
     world = one_by_one()
-    for number in range(3):
-        world.call(f"c{number}", "f")
+    world.calls(3, "f")
     for _ in range(5):
         world.now += SHORT_S + LATE_S
         world.refuse("c1")  # c0 is late: no refusal counts
@@ -356,8 +336,7 @@ def test_a_call_that_its_node_gives_back_is_placed_again_and_none_goes_ahead_for
         world.finish("c2", SHORT_S)
         world.finish("c0", SHORT_S)
         world.finish("c1", SHORT_S)
-        for number in range(3):
-            world.call(f"c{number}", "f")
+        world.calls(3, "f")
         assert world.running.keys() == {"c0", "c1"}, "again"
     (hits, misses) = world.on("a").hits, world.on("a").misses
     assert (hits, misses) == (25 + 2, 0), "each call is counted once, where it ran"
@@ -365,8 +344,7 @@ def test_a_call_that_its_node_gives_back_is_placed_again_and_none_goes_ahead_for
 
 def test_a_call_that_went_ahead_is_taken_back_when_another_device_with_a_copy_is_free() -> None:
     world = one_by_one(devices="ab", service_s=4 * SOON_S)
-    for number in range(4):
-        world.call(f"c{number}", "f")
+    world.calls(4, "f")
     by_device = {grant.device: call for call, grant in sorted(world.running.items(), reverse=True)}
     first, other = (by_device[DeviceId(each)] for each in "ab")
     behind = {grant.device: call for call, grant in world.running.items() if call not in (first, other)}
@@ -388,8 +366,7 @@ def test_a_call_that_went_ahead_is_taken_back_when_another_device_with_a_copy_is
 
 def test_a_call_that_began_before_it_could_be_taken_back_goes_on() -> None:
     world = one_by_one(devices="ab", service_s=4 * SOON_S)
-    for number in range(4):
-        world.call(f"c{number}", "f")
+    world.calls(4, "f")
     on_b = sorted(call for call, grant in world.running.items() if grant.device == "b")
     on_a = sorted(call for call, grant in world.running.items() if grant.device == "a")
     for call in on_b:
@@ -402,8 +379,7 @@ def test_a_call_that_began_before_it_could_be_taken_back_goes_on() -> None:
 
 def test_what_ends_soon_keeps_the_call_behind_it() -> None:
     world = one_by_one(devices="ab", service_s=0.9 * SOON_S)
-    for number in range(4):
-        world.call(f"c{number}", "f")
+    world.calls(4, "f")
     for call in sorted(call for call, grant in world.running.items() if grant.device == "b"):
         world.finish(call, SOON_S)
         assert recalled(world) == []
@@ -411,8 +387,7 @@ def test_what_ends_soon_keeps_the_call_behind_it() -> None:
 
 def test_a_call_that_went_ahead_is_placed_again_when_its_worker_ends_before_it_began() -> None:
     world = one_by_one(devices="ab")
-    for number in range(4):
-        world.call(f"c{number}", "f")
+    world.calls(4, "f")
     _, behind = sorted(call for call, grant in world.running.items() if grant.device == "a")
 
     world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "gone", world.running[behind].copy))
@@ -513,8 +488,7 @@ def comes_back(world: World, *running: str) -> list[m.Command]:
 
 def test_a_call_ahead_counts_for_the_time_of_its_device_also_once_its_node_has_come_back() -> None:
     world = one_by_one()
-    for number in range(2):
-        world.call(f"c{number}", "f")
+    world.calls(2, "f")
     assert world.engine.status(world.now).devices[0].estimated_finish_s == pytest.approx(2 * SHORT_S)
 
     assert comes_back(world, "c0", "c1") == []

@@ -1,6 +1,6 @@
 """Failed loads are tried again with growing pauses; the status says so, and it never stops."""
 
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId
@@ -14,9 +14,7 @@ EXIT = m.WorkerExited(F, A, "killed by signal 9")
 
 def failing(min_copies: int = 0) -> World:
     """Three loads have failed at 0 s."""
-    world = World()
-    world.deploy("f", min_copies=min_copies)
-    world.device("a")
+    world = world_of("f", min_copies=min_copies)
     for number in range(3):
         if not min_copies:
             world.call(f"c{number}", "f")
@@ -29,11 +27,8 @@ def retries(world: World) -> float:
 
 
 def test_two_failures_are_tried_again_at_once_and_the_third_rejects_all_that_wait() -> None:
-    world = World()
-    world.deploy("f")
-    world.device("a")
-    for number in range(4):
-        world.call(f"c{number}", "f")
+    world = world_of("f")
+    world.calls(4, "f")
 
     world.tell(NO_FILE)
     assert world.started == [("c1", "a")]
@@ -126,9 +121,7 @@ def test_a_minimum_of_copies_is_loaded_again_when_the_time_is_over_and_not_befor
 
 
 def test_a_minimum_whose_worker_ends_right_after_each_start_backs_off_likewise() -> None:
-    world = World()
-    world.deploy("f", min_copies=1)
-    world.device("a")
+    world = world_of("f", min_copies=1)
     for _ in range(3):
         world.loaded("f", "a")
         world.now += 1.0
@@ -145,9 +138,7 @@ def test_a_minimum_whose_worker_ends_right_after_each_start_backs_off_likewise()
 
 
 def test_a_worker_that_ends_after_a_while_or_in_a_call_is_no_failed_start() -> None:
-    world = World()
-    world.deploy("f", min_copies=1)
-    world.device("a")
+    world = world_of("f", min_copies=1)
     for number in range(5):
         world.loaded("f", "a")
         world.now += 11.0
@@ -161,9 +152,7 @@ def test_a_worker_that_ends_after_a_while_or_in_a_call_is_no_failed_start() -> N
 
 
 def test_a_copy_more_that_does_not_load_leaves_the_others_serving_and_is_tried_again() -> None:
-    world = World()
-    world.deploy("f", slots=1, min_copies=2)
-    world.device("a", 10)
+    world = world_of("f", memory=10, slots=1, min_copies=2)
     world.loaded("f", "a")
     world.device("b", 10)
     for _ in range(3):
@@ -182,9 +171,7 @@ def test_a_copy_more_that_does_not_load_leaves_the_others_serving_and_is_tried_a
 
 def test_a_node_that_can_start_no_worker_says_nothing_of_the_function() -> None:
     """Its calls are placed again, and refused when no node takes them."""
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     world.call("c", "f")
     for _ in range(MAX_REFUSALS):
         world.engine.handle(m.CopyFailed(F, A, "no descriptors", blameless=True), world.now)
@@ -197,9 +184,7 @@ def test_a_node_that_can_start_no_worker_says_nothing_of_the_function() -> None:
 
 
 def test_a_minimum_that_no_worker_can_be_started_for_is_tried_again_later() -> None:
-    world = World()
-    world.deploy("f", min_copies=1)
-    world.device("a")
+    world = world_of("f", min_copies=1)
     for _ in range(3):
         world.tell(m.CopyFailed(F, A, "no descriptors", blameless=True))
 

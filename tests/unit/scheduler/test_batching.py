@@ -53,8 +53,7 @@ def warm(policy: str = "lalb-o3", *, learn: bool = False, **need: object) -> Wor
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_waits_starts_together_by_every_policy(policy: str) -> None:
     world = warm(policy, batch_max=3)
-    for number in range(5):
-        world.call(f"c{number}", "f")
+    world.calls(5, "f")
     assert world.running.keys() == {"c0"}, "nothing is waited for unless the function says so"
 
     assert batches(world.finish("c0")) == [("c1", "c2", "c3")]
@@ -69,8 +68,7 @@ def test_all_calls_of_a_batch_count_for_the_place_of_their_device_among_those_wi
     world.tell(m.FunctionDeployed(Function(FunctionId("f"), "f", need, {"*": Profile(3.0, 1.0, 10)})))
     world.device("a")
     world.warm("f", "a")
-    for call in ("c0", "c1", "c2"):
-        world.call(call, "f")
+    world.calls(3, "f")
     assert world.running.keys() == {"c0", "c1", "c2"}
 
     (key,) = state_of(world.engine).cluster.idle_devices
@@ -80,8 +78,7 @@ def test_all_calls_of_a_batch_count_for_the_place_of_their_device_among_those_wi
 def test_each_call_of_a_batch_is_a_hit_or_a_miss_of_its_device_unless_it_is_refused() -> None:
     world = warm(batch_max=3, batch_wait_s=0.5)
     hits, misses = world.on("a").hits, world.on("a").misses
-    for call in ("c0", "c1", "c2"):
-        world.call(call, "f")
+    world.calls(3, "f")
     assert (world.on("a").hits, world.on("a").misses) == (hits + 3, misses)
 
     for call in ("c0", "c1", "c2"):
@@ -98,8 +95,7 @@ def test_the_calls_of_a_local_queue_start_together_with_those_that_wait_for_any_
     world.warm("f", "a")
     world.device("b")
     world.call("runs", "f")
-    for number in range(5):
-        world.call(f"c{number}", "f")  # b is idle, and a is free sooner than a load ends
+    world.calls(5, "f")  # b is idle, and a is free sooner than a load ends
     assert world.on("a").local_queue == 5
 
     assert batches(world.finish("runs")) == [("c0", "c1", "c2", "c3")]
@@ -166,8 +162,7 @@ def test_a_batch_after_one_that_was_held_back_does_not_say_so() -> None:
 
 def test_the_time_in_the_queue_counts_as_waiting_for_others() -> None:
     world = warm(batch_max=3, batch_wait_s=0.5)
-    for number in range(3):
-        world.call(f"c{number}", "f")
+    world.calls(3, "f")
     world.call("late", "f")
     world.now = 12.0
     world.finish("c0")
@@ -229,8 +224,7 @@ def test_a_copy_may_be_limited_to_smaller_batches() -> None:
     world = warm("lb", batch_max=4)
     (copy,) = state_of(world.engine).devices[DeviceId("a")].residency.copies.values()
     copy.batch = 2  # as `Limit` sets it
-    for number in range(4):
-        world.call(f"c{number}", "f")
+    world.calls(4, "f")
 
     assert batches(world.finish("c0")) == [("c1", "c2")]
 
@@ -278,8 +272,7 @@ def test_least_wait_expects_batches_before_a_call_and_not_its_own(waiting: int, 
     world.warm("f", "a")
     learnt(world, 4, 1.6)
     world.call("runs", "f")
-    for number in range(waiting):
-        world.call(f"c{number}", "f")
+    world.calls(waiting, "f")
     view = state_of(world.engine).view
 
     found_s = Estimates(view).wait_s(view.queue.first())

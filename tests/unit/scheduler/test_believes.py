@@ -3,7 +3,7 @@
 from math import inf, nan
 
 import pytest
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId
@@ -12,9 +12,7 @@ from gpufaas_scheduler.world.costs import Costs
 
 @pytest.mark.parametrize("wrong", [nan, inf, -1.0, 1e300])
 def test_times_that_are_none_are_not_learnt_and_the_call_is_over(wrong: float) -> None:
-    world = World(learn=True)
-    world.device("g")
-    world.deploy("f", load_s=3.0, service_s=1.0)
+    world = world_of("f", "g", learn=True, load_s=3.0, service_s=1.0)
     world.call("a", "f")
 
     world.loaded("f", "g", load_s=wrong)
@@ -28,10 +26,7 @@ def test_times_that_are_none_are_not_learnt_and_the_call_is_over(wrong: float) -
 
 @pytest.mark.parametrize("wrong", [-1, 1 << 62])
 def test_sizes_that_are_none_are_not_learnt(wrong: int) -> None:
-    world = World(learn=True)
-    world.device("g")
-    world.deploy("f", size=10)
-    world.warm("f", "g")
+    world = world_of("f", "g", learn=True, warm="f", size=10)
     world.engine.take_learnt()
 
     assert world.tell(m.Measured(FunctionId("f"), DeviceId("g"), wrong)) == []
@@ -40,9 +35,7 @@ def test_sizes_that_are_none_are_not_learnt(wrong: int) -> None:
 
 
 def test_a_profile_says_what_of_it_was_measured() -> None:
-    world = World(learn=True)
-    world.device("g")
-    world.deploy("f", load_s=3.0, service_s=1.0)
+    world = world_of("f", "g", learn=True, load_s=3.0, service_s=1.0)
     world.call("a", "f")
 
     world.loaded("f", "g", load_s=2.0)

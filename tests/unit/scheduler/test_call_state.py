@@ -1,7 +1,7 @@
 """The states of a call: a step that the table does not allow changes nothing."""
 
 import pytest
-from tests.unit.scheduler.world import World, state_of
+from tests.unit.scheduler.world import state_of, world_of
 
 from gpufaas_cache_manager.residency import Copy
 from gpufaas_core import messages as m
@@ -112,8 +112,6 @@ def test_a_call_that_runs_twice_is_known_by_its_id_and_by_where_it_is_to_stop() 
 
 
 def with_a_call_on_a() -> Engine:
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     world.call("c", "f")
     return world.engine

@@ -1,6 +1,6 @@
 """Copies that are loaded without a call, and several copies of one function on a device."""
 
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId, Part
@@ -22,9 +22,7 @@ def test_a_minimum_of_copies_is_loaded_one_at_a_time() -> None:
 
 
 def test_a_call_joins_a_copy_that_is_loading_without_one() -> None:
-    world = World()
-    world.device("a")
-    world.deploy("f", load_s=3.0, service_s=1.0, min_copies=1)
+    world = world_of("f", load_s=3.0, service_s=1.0, min_copies=1)
 
     world.call("c", "f")
 
@@ -34,9 +32,7 @@ def test_a_call_joins_a_copy_that_is_loading_without_one() -> None:
 
 
 def test_a_copy_within_its_minimum_is_not_evicted() -> None:
-    world = World()
-    world.device("a")
-    world.deploy("kept", size=60, min_copies=1)
+    world = world_of("kept", size=60, min_copies=1)
     world.loaded("kept", "a")
     world.deploy("f", size=60)
 
@@ -52,9 +48,7 @@ def test_a_copy_within_its_minimum_is_not_evicted() -> None:
 
 
 def test_a_copy_that_has_no_room_is_loaded_when_there_is() -> None:
-    world = World()
-    world.deploy("f", size=90)
-    world.device("a")
+    world = world_of("f", size=90)
     world.call("pins", "f")
     world.deploy("kept", size=60, min_copies=1)
     assert world.out == []
@@ -67,9 +61,7 @@ def test_a_copy_that_has_no_room_is_loaded_when_there_is() -> None:
 
 def test_who_waits_for_a_slot_gets_one_of_the_next_copy_as_soon_as_it_is_loaded() -> None:
     """Not before: a slot of the first copy may be free sooner."""
-    world = World()
-    world.device("a")
-    world.deploy("echo", slots=1)
+    world = world_of("echo", slots=1)
     world.call("runs", "echo")
     world.loaded("echo", "a")
     world.device("b")
@@ -125,10 +117,7 @@ def test_the_minimum_is_loaded_beyond_the_number_of_devices() -> None:
 
 
 def test_a_model_function_has_one_copy_per_device_whatever_is_asked_for() -> None:
-    world = World()
-    world.device("a")
-    world.device("b")
-    world.deploy("f")
+    world = world_of("f", "a b")
 
     world.scale("f", 5)
     load_all(world)
@@ -150,11 +139,7 @@ def test_copies_are_spread_over_the_devices_before_one_has_two() -> None:
 
 
 def test_a_second_copy_beside_the_first_comes_before_an_eviction_elsewhere() -> None:
-    world = World()
-    world.device("a")
-    world.deploy("f", size=95)
-    world.warm("f", "a")
-    world.device("b")
+    world = world_of("f", "a b", warm="f", size=95)
     world.deploy("echo", slots=1)
 
     world.scale("echo", 3)
@@ -165,9 +150,7 @@ def test_a_second_copy_beside_the_first_comes_before_an_eviction_elsewhere() -> 
 
 
 def test_the_first_copy_shows_that_it_loads_before_several_load_at_once() -> None:
-    world = World()
-    world.device("a", 1000)
-    world.deploy("echo", slots=1)
+    world = world_of("echo", memory=1000, slots=1)
 
     world.scale("echo", 20)
     assert len(world.loading()) == 1
@@ -191,8 +174,7 @@ def test_copies_are_loaded_only_as_far_as_the_memory_goes() -> None:
 def test_calls_are_spread_over_the_copies_of_a_device() -> None:
     world = one_device(3, slots=2)
 
-    for number in range(6):
-        world.call(f"c{number}", "echo")
+    world.calls(6, "echo")
 
     assert [world.running[f"c{number}"].copy for number in range(6)] == [0, 1, 2, 0, 1, 2]
     world.call("waits", "echo")
@@ -216,8 +198,7 @@ def test_calls_that_come_one_at_a_time_go_round_the_copies() -> None:
 
 def test_a_copy_that_dies_is_replaced_under_a_new_number_and_the_others_serve_on() -> None:
     world = one_device(3)
-    for number in range(3):
-        world.call(f"c{number}", "echo")
+    world.calls(3, "echo")
 
     world.tell(m.WorkerExited(FunctionId("echo"), DeviceId("a"), "killed", 1))
 
@@ -267,8 +248,7 @@ def test_idle_copies_of_a_device_are_victims_one_by_one_and_come_back_when_calls
     assert world.copies == {"echo": 5, "f": 1}
     world.finish("c")
     assert world.out == []
-    for number in range(6):
-        world.call(f"c{number}", "echo")
+    world.calls(6, "echo")
     assert [each.victims for each in world.out] == [("f#0",), (), (), ()]
     assert [each.copy for each in world.out] == [9, 10, 11, 12]
 
@@ -286,9 +266,7 @@ def test_a_refused_miss_ends_the_copies_that_were_to_make_room_for_it() -> None:
 
 
 def test_what_one_copy_was_measured_to_need_is_what_it_is_charged() -> None:
-    world = World(learn=True)
-    world.device("a", 1000 * MiB)
-    world.deploy("echo", slots=1, size=100 * MiB)
+    world = world_of("echo", learn=True, memory=1000 * MiB, slots=1, size=100 * MiB)
     world.scale("echo", 2)
     load_all(world)
 

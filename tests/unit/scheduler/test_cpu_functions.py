@@ -1,15 +1,12 @@
 """CPU functions share a device: slots, free memory first, the copy with the fewest calls."""
 
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import World, world_of
 
 
 def test_a_cpu_function_runs_as_many_calls_as_it_has_slots_and_queues_the_rest() -> None:
-    world = World()
-    world.deploy("echo", slots=2)
-    world.device("a")
+    world = world_of("echo", slots=2)
 
-    for number in range(3):
-        world.call(f"c{number}", "echo")
+    world.calls(3, "echo")
 
     assert list(world.running) == ["c0", "c1"]
     assert [grant.cold for grant in world.running.values()] == [True, False]
@@ -19,10 +16,8 @@ def test_a_cpu_function_runs_as_many_calls_as_it_has_slots_and_queues_the_rest()
 
 def test_a_function_may_call_another_on_its_own_device() -> None:
     """The model function is busy until its inner call ends: the inner one must not wait for the device."""
-    world = World()
-    world.deploy("outer")
+    world = world_of("outer")
     world.deploy("inner", slots=1)
-    world.device("a")
     world.call("o", "outer")
 
     world.call("i", "inner")
@@ -46,10 +41,8 @@ def test_a_cpu_function_takes_free_memory_before_it_evicts() -> None:
 
 
 def test_a_cpu_function_evicts_what_is_cheapest_to_load_again() -> None:
-    world = World()
-    world.deploy("dear", size=90, load_s=9.0)
+    world = world_of("dear", size=90, load_s=9.0)
     world.deploy("cheap", size=90, load_s=1.0)
-    world.device("a")
     world.warm("dear", "a")
     world.device("b")
     world.call("occupy", "dear")
@@ -63,10 +56,8 @@ def test_a_cpu_function_evicts_what_is_cheapest_to_load_again() -> None:
 
 
 def test_a_cpu_function_that_does_not_fit_now_is_placed_when_a_pin_ends() -> None:
-    world = World()
-    world.deploy("f", size=90)
+    world = world_of("f", size=90)
     world.deploy("echo", slots=1, size=20)
-    world.device("a")
     world.call("pins", "f")
     world.call("c", "echo")
     assert world.started == []
@@ -77,14 +68,10 @@ def test_a_cpu_function_that_does_not_fit_now_is_placed_when_a_pin_ends() -> Non
 
 
 def test_the_worker_with_the_fewest_calls_is_taken() -> None:
-    world = World()
-    world.deploy("echo", slots=3, min_copies=2)
-    world.device("a")
-    world.device("b")
+    world = world_of("echo", "a b", slots=3, min_copies=2)
     world.loaded("echo", "a")
     world.loaded("echo", "b")
 
-    for number in range(4):
-        world.call(f"c{number}", "echo")
+    world.calls(4, "echo")
 
     assert [grant.device for grant in world.running.values()] == ["a", "b", "a", "b"]

@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.scheduler.world import World, two_devices
+from tests.unit.scheduler.world import World, two_devices, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.messages import Event
@@ -14,9 +14,7 @@ from gpufaas_scheduler.world.memory import reservation
 
 
 def test_a_load_that_ran_out_of_memory_is_tried_again_with_more_in_the_same_call() -> None:
-    world = World(learn=True)
-    world.deploy("f", size=30 * MiB)
-    world.device("a", 100 * MiB)
+    world = world_of("f", learn=True, memory=100 * MiB, size=30 * MiB)
     world.call("c1", "f", deadline=60.0)
     assert world.running["c1"].memory == 30 * MiB
 
@@ -34,9 +32,7 @@ def test_a_load_that_ran_out_of_memory_is_tried_again_with_more_in_the_same_call
 
 
 def test_a_load_for_which_the_largest_device_is_too_small_says_so_with_numbers() -> None:
-    world = World(learn=True)
-    world.deploy("f", size=100 * MiB)
-    world.device("a", 100 * MiB)
+    world = world_of("f", learn=True, memory=100 * MiB, size=100 * MiB)
     world.call("c1", "f")
 
     out_of_memory(world, "c1")
@@ -46,9 +42,7 @@ def test_a_load_for_which_the_largest_device_is_too_small_says_so_with_numbers()
 
 
 def test_a_minimum_of_copies_is_widened_without_a_call_too() -> None:
-    world = World(learn=True)
-    world.device("a", 100 * MiB)
-    world.deploy("f", size=30 * MiB, min_copies=1)
+    world = world_of("f", learn=True, memory=100 * MiB, size=30 * MiB, min_copies=1)
 
     world.tell(m.CopyFailed(FunctionId("f"), DeviceId("a"), "out of memory", True))
 
@@ -65,9 +59,7 @@ def out_of_memory(world: World, call: str) -> None:
 
 
 def test_a_load_that_ran_out_of_memory_has_the_whole_device_at_last() -> None:
-    world = World(learn=True)
-    world.deploy("f", size=30)
-    world.device("a", 50)
+    world = world_of("f", learn=True, memory=50, size=30)
     world.call("c1", "f")
     assert world.running["c1"].memory == 30
 
@@ -92,10 +84,7 @@ def test_calls_that_waited_for_a_worker_that_exits_are_placed_again() -> None:
 
 def test_a_call_whose_grant_comes_to_the_node_after_its_worker_died_is_placed_again() -> None:
     """The node did not know of it when it answered the worker's calls: it refuses it, although the engine let it go."""
-    world = World()
-    world.deploy("f")
-    world.device("a")
-    world.warm("f", "a")
+    world = world_of("f", warm="f")
     world.call("hit", "f")
     world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "killed"))
 
@@ -110,9 +99,7 @@ def test_a_call_whose_grant_comes_to_the_node_after_its_worker_died_is_placed_ag
 
 @pytest.mark.parametrize("blameless", [True, False])
 def test_a_call_whose_workers_die_of_other_calls_is_not_refused_for_that(blameless: bool) -> None:
-    world = World()
-    world.deploy("f", slots=2)
-    world.device("a")
+    world = world_of("f", slots=2)
     world.call("waits", "f")
     for number in range(1, 2 * MAX_REFUSALS):
         grant = world.running["waits"]
@@ -138,9 +125,7 @@ def refusal(world: World, start: m.StartCall, *, epoch: int = 1) -> list[m.Comma
 
 def test_a_second_refusal_of_a_grant_leaves_the_next_grant_of_its_call_alone() -> None:
     """A node may refuse a miss when the command comes, and once more when the call does."""
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     (first,) = world.call("c", "f")
     assert isinstance(first, m.StartCall)
 
@@ -157,9 +142,7 @@ def test_a_second_refusal_of_a_grant_leaves_the_next_grant_of_its_call_alone() -
 
 def test_the_refusal_of_a_grant_of_an_older_scheduler_leaves_a_grant_of_this_one_alone() -> None:
     """Numbers of grants may begin again, if the older scheduler's state was not written at once."""
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     (start,) = world.call("c", "f")
     assert isinstance(start, m.StartCall)
 
@@ -171,9 +154,7 @@ def test_the_refusal_of_a_grant_of_an_older_scheduler_leaves_a_grant_of_this_one
 
 def test_the_refusal_of_a_grant_that_was_said_again_counts_whatever_its_number() -> None:
     """The node has opened it by the number that came first, the gateway calls by the second one."""
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     (first,) = world.call("c", "f")
     (again,) = world.engine.handle(m.Arrived(CallId("c"), FunctionId("f"), age_s=1.0), world.now)
     assert isinstance(first, m.StartCall)
@@ -186,9 +167,7 @@ def test_the_refusal_of_a_grant_that_was_said_again_counts_whatever_its_number()
 
 
 def test_a_call_that_its_worker_took_with_it_is_not_placed_again() -> None:
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     world.call("runs", "f")
     world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "killed"))
 
@@ -198,9 +177,7 @@ def test_a_call_that_its_worker_took_with_it_is_not_placed_again() -> None:
 
 
 def test_facts_that_do_not_fit_are_counted_and_change_nothing() -> None:
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     world.call("c", "f")
     before = world.status
 

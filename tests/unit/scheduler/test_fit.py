@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import world_of
 
 from gpufaas_cache_manager.eviction import evictable
 from gpufaas_cache_manager.replacement import CostAware, Lru, Replacement
@@ -104,9 +104,7 @@ def test_a_policy_that_names_no_victims_gets_none() -> None:
             for each in list(view.idle()):
                 yield Start((view.queue.first().id,), None, each.part, ())
 
-    world = World(Names())
-    world.device("d0", 10)
-    world.deploy("x", size=10)
+    world = world_of("x", "d0", policy=Names(), memory=10, size=10)
     world.deploy("y", size=10)
     world.call("a", "x")
     world.now += 5

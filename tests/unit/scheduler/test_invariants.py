@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
@@ -325,9 +325,7 @@ def test_a_policy_that_never_stops_proposing_is_stopped() -> None:
             while True:
                 yield Start((CallId("nobody"),), parts=(Part(DeviceId("nowhere"), 0),))
 
-    world = World(Stubborn())
-    world.device("a")
-    world.deploy("f")
+    world = world_of("f", policy=Stubborn())
 
     world.call("c", "f")
 
@@ -345,9 +343,7 @@ def test_what_a_policy_raises_is_passed_on() -> None:
             raise ZeroDivisionError
             yield
 
-    world = World(Broken())
-    world.device("a")
-    world.deploy("f")
+    world = world_of("f", policy=Broken())
 
     with pytest.raises(ZeroDivisionError):
         world.call("c", "f")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.scheduler.world import World, state_of
+from tests.unit.scheduler.world import World, state_of, world_of
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
@@ -18,11 +18,7 @@ ECHO = FunctionId("echo")
 
 def warm(slots: int = 4) -> World:
     """Return a world where `echo`, a CPU function, has a copy that is loaded."""
-    world = World()
-    world.deploy("echo", slots=slots)
-    world.device("a")
-    world.warm("echo", "a")
-    return world
+    return world_of("echo", warm="echo", slots=slots)
 
 
 def kept(world: World, call: str) -> float:
@@ -54,10 +50,7 @@ def test_a_copy_with_one_slot_is_not_kept() -> None:
 
 
 def test_a_call_that_reserves_compute_is_placed_each_time() -> None:
-    world = World()
-    world.deploy("f")
-    world.device("a")
-    world.warm("f", "a")
+    world = world_of("f", warm="f")
     world.call("c", "f")
 
     assert not world.running["c"].cold

@@ -1,7 +1,7 @@
 """The effects of measured memory and times."""
 
 from msgspec.structs import replace
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId, Profile
@@ -9,10 +9,7 @@ from gpufaas_core.units import MiB
 
 
 def test_a_measured_peak_becomes_the_reservation_with_headroom() -> None:
-    world = World(learn=True)
-    world.deploy("f", size=1000 * MiB)
-    world.device("a", 1500 * MiB)
-    world.warm("f", "a")
+    world = world_of("f", learn=True, memory=1500 * MiB, warm="f", size=1000 * MiB)
 
     world.tell(m.Measured(FunctionId("f"), DeviceId("a"), 500 * MiB))
 
@@ -27,11 +24,7 @@ def test_a_measured_peak_becomes_the_reservation_with_headroom() -> None:
 
 
 def test_what_a_copy_needed_is_learnt_though_it_was_evicted_while_it_measured() -> None:
-    world = World(learn=True)
-    world.deploy("f", size=1000 * MiB)
-    world.deploy("g", size=1000 * MiB)
-    world.device("a", 1500 * MiB)
-    world.warm("f", "a")
+    world = world_of("f g", learn=True, memory=1500 * MiB, warm="f", size=1000 * MiB)
     world.call("c", "g")
     assert world.models("a") == ["g"]
     world.engine.take_learnt()
@@ -48,12 +41,7 @@ def test_what_a_copy_needed_is_learnt_though_it_was_evicted_while_it_measured() 
 
 
 def test_a_reservation_grows_only_into_free_memory_but_the_profile_knows_the_need() -> None:
-    world = World(learn=True)
-    world.deploy("f", size=100 * MiB)
-    world.deploy("g", size=100 * MiB)
-    world.device("a", 210 * MiB)
-    world.warm("f", "a")
-    world.warm("g", "a")
+    world = world_of("f g", learn=True, memory=210 * MiB, warm="f g", size=100 * MiB)
     world.engine.take_learnt()
 
     world.tell(m.Measured(FunctionId("f"), DeviceId("a"), 140 * MiB))
@@ -64,10 +52,8 @@ def test_a_reservation_grows_only_into_free_memory_but_the_profile_knows_the_nee
 
 
 def test_memory_that_a_measurement_frees_is_given_to_who_waits() -> None:
-    world = World(learn=True)
-    world.deploy("f", size=90 * MiB)
+    world = world_of("f", learn=True, memory=100 * MiB, size=90 * MiB)
     world.deploy("echo", slots=1, size=40 * MiB)
-    world.device("a", 100 * MiB)
     world.call("runs", "f")
     world.call("c", "echo")
     assert world.started == []
@@ -83,9 +69,7 @@ def test_memory_that_a_measurement_frees_is_given_to_who_waits() -> None:
 
 
 def test_times_are_learnt_from_calls_that_went_well() -> None:
-    world = World(learn=True)
-    world.deploy("f", load_s=4.0, service_s=1.0)
-    world.device("a")
+    world = world_of("f", learn=True, load_s=4.0, service_s=1.0)
     world.call("c", "f")
     world.loaded("f", "a", load_s=2.0)
     world.finish("c", service_s=2.0)
@@ -104,10 +88,7 @@ def test_times_are_learnt_from_calls_that_went_well() -> None:
 
 def test_an_occupation_is_corrected_once_and_then_only_grows() -> None:
     """A worker that was started after small calls must have room for the large one that was seen before."""
-    world = World(learn=True)
-    world.deploy("f", size=500 * MiB)
-    world.device("a", 1000 * MiB)
-    world.warm("f", "a")
+    world = world_of("f", learn=True, memory=1000 * MiB, warm="f", size=500 * MiB)
 
     reserved = []
     for peak in (30 * MiB, 200 * MiB, 40 * MiB):
@@ -118,9 +99,7 @@ def test_an_occupation_is_corrected_once_and_then_only_grows() -> None:
 
 
 def test_without_learning_profiles_stay() -> None:
-    world = World(learn=False)
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     world.call("c", "f")
     world.loaded("f", "a", load_s=9.0)
     world.finish("c", service_s=9.0)
@@ -129,10 +108,8 @@ def test_without_learning_profiles_stay() -> None:
 
 
 def test_a_device_counts_how_long_it_was_busy_with_model_functions() -> None:
-    world = World()
-    world.deploy("f")
+    world = world_of("f")
     world.deploy("echo", slots=1)
-    world.device("a")
     world.now = 10.0
     world.call("c", "f")
     world.call("i", "echo")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, FunctionId
@@ -264,9 +264,7 @@ def test_explanations_say_what_was_weighed_and_who_was_passed_over() -> None:
 
 @pytest.mark.parametrize("policy", ["lb", "lalb", "lalb-o3", "least-wait"])
 def test_every_policy_says_why(policy: str) -> None:
-    world = World(policy)
-    world.device("d0", 10)
-    world.deploy("f", size=10)
+    world = world_of("f", "d0", policy=policy, memory=10, size=10)
     world.call("cold", "f")
     world.finish("cold")
     world.call("warm#1", "f")
@@ -401,9 +399,7 @@ class Prefetching:
 
 def test_a_load_that_failed_is_not_asked_for_again_by_the_policy() -> None:
     policy = Prefetching("f")
-    world = World(policy)
-    world.device("d0", 10)
-    world.deploy("f", size=10)
+    world = world_of("f", "d0", policy=policy, memory=10, size=10)
     world.call("a", "f")
     assert [each.function for each in world.out if isinstance(each, m.LoadCopy)] == ["f"]
 
@@ -415,9 +411,7 @@ def test_a_load_that_failed_is_not_asked_for_again_by_the_policy() -> None:
 
 def test_victims_of_a_policy_are_checked() -> None:
     policy = Prefetching("f", (FunctionId("nobody"),))
-    world = World(policy)
-    world.device("d0", 10)
-    world.deploy("f", size=10)
+    world = world_of("f", "d0", policy=policy, memory=10, size=10)
     world.call("a", "f")
 
     assert policy.refusal.reason == "nobody cannot be evicted: d0 does not hold it"

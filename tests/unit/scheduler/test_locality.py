@@ -1,6 +1,6 @@
 """Which device a call goes to: GPU-FaaS's algorithm by example."""
 
-from tests.unit.scheduler.world import World, two_devices
+from tests.unit.scheduler.world import World, two_devices, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId
@@ -26,10 +26,7 @@ def test_a_model_that_nobody_holds_is_loaded_on_the_device_with_most_starts() ->
 
 
 def test_devices_with_equally_many_starts_are_taken_in_the_order_in_which_they_joined() -> None:
-    world = World()
-    world.deploy("f")
-    for name in ("z", "b", "a"):
-        world.device(name)
+    world = world_of("f", "z b a")
 
     world.call("c", "f")
 
@@ -84,10 +81,8 @@ def test_of_several_busy_holders_the_one_that_finishes_earliest_is_waited_for() 
 
 
 def test_a_device_that_is_still_loading_a_model_holds_it() -> None:
-    world = World("lalb-o3")
-    world.deploy("f", load_s=3.0, service_s=1.0)
+    world = world_of("f", policy="lalb-o3", memory=20, load_s=3.0, service_s=1.0)
     world.deploy("g", load_s=10.0)
-    world.device("a", 20)
     world.call("loads", "f")
     world.device("b", 20)
     world.now = 2.5
@@ -99,9 +94,7 @@ def test_a_device_that_is_still_loading_a_model_holds_it() -> None:
 
 
 def test_the_time_left_of_a_load_counts_when_waiting_is_weighed() -> None:
-    world = World()
-    world.deploy("f", load_s=3.0, service_s=1.0)
-    world.device("a")
+    world = world_of("f", load_s=3.0, service_s=1.0)
     world.call("loads", "f")
     world.device("b")
 
@@ -112,10 +105,8 @@ def test_the_time_left_of_a_load_counts_when_waiting_is_weighed() -> None:
 
 
 def test_a_pinned_model_is_no_victim_and_its_device_no_candidate() -> None:
-    world = World()
-    world.deploy("cpu", size=60, slots=4)
+    world = world_of("cpu", size=60, slots=4)
     world.deploy("f", size=60)
-    world.device("a")
     world.call("pins", "cpu")
 
     world.call("c", "f")
@@ -127,10 +118,8 @@ def test_a_pinned_model_is_no_victim_and_its_device_no_candidate() -> None:
 
 
 def test_a_model_larger_than_a_device_goes_to_the_larger_one_and_blocks_nobody() -> None:
-    world = World()
-    world.deploy("large", size=90)
+    world = world_of("large", memory=50, size=90)
     world.deploy("small", size=20)
-    world.device("a", 50)
     world.device("b", 100)
     world.call("occupies", "large")
     world.call("waits", "large", deadline=50.0)
@@ -184,11 +173,7 @@ def test_a_hit_overtakes_up_to_the_limit_and_not_further() -> None:
 
 
 def test_limit_0_serves_in_order() -> None:
-    world = World("lalb")
-    for name in "fg":
-        world.deploy(name, size=60)
-    world.device("a")
-    world.warm("f", "a")
+    world = world_of("f g", policy="lalb", warm="f", size=60)
     world.call("f0", "f")
     world.call("g", "g")
     world.call("f1", "f")
@@ -221,11 +206,7 @@ def test_the_local_queue_of_a_device_goes_before_the_global_queue() -> None:
 
 def test_a_local_queue_goes_back_once_its_device_is_late_by_a_load() -> None:
     """Nothing else happens meanwhile: it is time alone that makes the wait longer than a load."""
-    world = World("lalb-o3")
-    world.deploy("f", load_s=3.0, service_s=1.0)
-    world.device("a")
-    world.warm("f", "a")
-    world.device("b")
+    world = world_of("f", "a b", policy="lalb-o3", warm="f", load_s=3.0, service_s=1.0)
     world.call("long", "f")
     world.call("c1", "f")
     world.call("c2", "f")
@@ -242,10 +223,7 @@ def test_a_local_queue_goes_back_once_its_device_is_late_by_a_load() -> None:
 
 
 def test_a_holder_that_is_late_by_a_load_is_not_waited_for() -> None:
-    world = World("lalb")
-    world.deploy("f", load_s=3.0, service_s=1.0)
-    world.device("a")
-    world.warm("f", "a")
+    world = world_of("f", policy="lalb", warm="f", load_s=3.0, service_s=1.0)
     world.call("long", "f")
     world.now = 4.0
     world.device("b")

@@ -4,7 +4,7 @@ from inspect import signature
 
 import pytest
 from tests.compiled import python_only
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.errors import InvalidSpec
@@ -37,9 +37,7 @@ def test_a_policy_says_when_it_looks_again_and_is_asked_then() -> None:
             yield Wake(view.now + 2.0) if self.looks < 3 else start_on(device, call)
 
     policy = Patient()
-    world = World(policy)
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f", policy=policy)
     world.call("c", "f")
     assert world.engine.wake_at == 2.0
 

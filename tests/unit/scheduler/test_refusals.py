@@ -1,6 +1,6 @@
 """Calls that a node refuses, or whose device leaves, are placed again."""
 
-from tests.unit.scheduler.world import World, two_devices
+from tests.unit.scheduler.world import World, two_devices, world_of
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
@@ -12,11 +12,7 @@ from gpufaas_scheduler.policies import make_policy
 
 def loading_in_place_of_another() -> World:
     """The call ``c`` loads ``f`` on the only device, and ``g`` had to leave for it."""
-    world = World()
-    world.deploy("f", size=60)
-    world.deploy("g", size=60)
-    world.device("a")
-    world.warm("g", "a")
+    world = world_of("f g", warm="g", size=60)
     world.call("c", "f")
     return world
 
@@ -67,10 +63,7 @@ def test_a_node_that_comes_back_without_having_heard_of_an_abort_is_told_again()
 
 
 def test_a_refused_call_keeps_its_place_in_the_queue() -> None:
-    world = World("lalb")
-    for name in "fgh":
-        world.deploy(name, size=60)
-    world.device("a")
+    world = world_of("f g h", policy="lalb", size=60)
     world.call("first", "f")
     world.call("second", "g")
 
@@ -80,9 +73,7 @@ def test_a_refused_call_keeps_its_place_in_the_queue() -> None:
 
 
 def test_three_refusals_are_enough() -> None:
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     world.call("c", "f")
 
     world.refuse("c")
@@ -106,9 +97,7 @@ def test_the_local_queue_of_a_device_that_leaves_is_placed_elsewhere() -> None:
 
 def test_calls_beside_one_that_was_refused_cold_are_over_when_their_device_leaves() -> None:
     """Their copy is taken for gone by then; their node was not."""
-    world = World()
-    world.deploy("cpu", size=10, slots=3)
-    world.device("a")
+    world = world_of("cpu", size=10, slots=3)
     for name in ("loads it", "waits for the load", "too"):
         world.call(name, "cpu")
     world.refuse("loads it")

@@ -2,16 +2,14 @@
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need
 
 
 def test_a_function_that_is_removed_serves_who_waits_and_is_then_evicted() -> None:
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     world.call("runs", "f")
     world.call("waits", "f")
 
@@ -29,9 +27,7 @@ def test_a_function_that_is_removed_serves_who_waits_and_is_then_evicted() -> No
 
 
 def test_a_function_that_is_removed_at_once_rejects_who_waits_and_aborts_who_runs() -> None:
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     world.call("runs", "f")
     world.call("waits", "f")
 
@@ -47,18 +43,14 @@ def test_a_function_that_is_removed_at_once_rejects_who_waits_and_aborts_who_run
 @pytest.mark.parametrize("need", [Need(0, slots=4), Need(30, "spatial"), Need(100, slots=2)])
 def test_a_function_that_is_deployed_again_keeps_its_need(policy: str, need: Need) -> None:
     """Two gateways of different versions may read two needs from one record."""
-    world = World(policy)
-    world.device("a")
-    world.deploy("f")
-    for number in range(4):
-        world.call(f"c{number}", "f")
+    world = world_of("f", policy=policy)
+    world.calls(4, "f")
     function = world.functions[FunctionId("f")]
 
     world.tell(m.FunctionDeployed(replace(function, need=need, max_queue=6)))
 
     assert world.engine.ignored["FunctionDeployed"] == 1
-    for number in range(4, 8):
-        world.call(f"c{number}", "f")
+    world.calls(range(4, 8), "f")
     assert world.rejected == [("c7", "overloaded")], "all else is taken over"
     for _ in range(7):
         assert len(world.running) == 1
@@ -67,9 +59,7 @@ def test_a_function_that_is_deployed_again_keeps_its_need(policy: str, need: Nee
 
 
 def test_no_replica_is_asked_for_of_a_function_that_was_removed() -> None:
-    world = World("least-wait")
-    world.deploy("f", load_s=1.0, service_s=0.2)
-    world.device("a")
+    world = world_of("f", policy="least-wait", load_s=1.0, service_s=0.2)
     for number in range(5):
         world.now += 0.2
         world.call(f"c{number}", "f")

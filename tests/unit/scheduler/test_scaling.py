@@ -1,6 +1,6 @@
 """The effects of a changed number of copies."""
 
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId, Part
@@ -19,10 +19,7 @@ def warm_copies(copies: int, *, slots: int = 1, devices: str = "abc", **options)
 
 
 def test_a_function_that_is_scaled_up_gets_its_copies_one_after_the_other() -> None:
-    world = World()
-    world.device("a")
-    world.device("b")
-    world.deploy("echo", slots=1)
+    world = world_of("echo", "a b", slots=1)
 
     world.scale("echo", 2)
 
@@ -36,8 +33,7 @@ def test_calls_that_waited_are_spread_over_the_copies_that_run_the_fewest() -> N
     world = warm_copies(2, slots=2)
     world.scale("echo", 0)
     assert world.copies == {}
-    for number in range(4):
-        world.call(f"c{number}", "echo")  # the first loads it on a
+    world.calls(4, "echo")  # the first loads it on a
     assert world.status.queued == {"echo": 2}
 
     world.scale("echo", 2)
@@ -62,8 +58,7 @@ def test_a_call_does_not_wait_for_a_load_while_a_ready_copy_has_a_free_slot() ->
 
 def test_a_surplus_copy_takes_no_new_call_and_goes_when_its_last_one_ends() -> None:
     world = warm_copies(2, slots=2)
-    for number in range(3):
-        world.call(f"c{number}", "echo")  # two on a, one on b
+    world.calls(3, "echo")  # two on a, one on b
 
     world.scale("echo", 1)
 
@@ -165,10 +160,7 @@ def test_bounds_hold_against_scaling() -> None:
 
 
 def test_scaling_up_takes_the_memory_of_idle_copies_and_of_nobody_else() -> None:
-    world = World()
-    world.device("a")
-    world.device("b")
-    world.deploy("pinned", size=60, min_copies=1)
+    world = world_of("pinned", "a b", size=60, min_copies=1)
     world.loaded("pinned", "a")
     world.deploy("idle", size=60)
     world.call("c", "idle")
@@ -186,9 +178,7 @@ def test_scaling_up_takes_the_memory_of_idle_copies_and_of_nobody_else() -> None
 
 
 def test_copies_beyond_the_minimum_give_way_and_come_back_when_there_is_room() -> None:
-    world = World()
-    world.device("a")
-    world.deploy("echo", size=60, slots=1)
+    world = world_of("echo", size=60, slots=1)
     world.scale("echo", 1)
     world.loaded("echo", "a")
     world.deploy("f", size=60)
@@ -233,12 +223,8 @@ def test_two_functions_that_do_not_fit_together_do_not_evict_each_other_in_turns
 
 
 def test_replicas_that_the_policy_made_stay_when_a_model_is_scaled() -> None:
-    world = World()
-    world.deploy("f", load_s=0.5)
-    for name in "abc":
-        world.device(name)
-    for number in range(3):
-        world.call(f"c{number}", "f")
+    world = world_of("f", "a b c", load_s=0.5)
+    world.calls(3, "f")
     for number in range(3):
         world.finish(f"c{number}")
     assert world.copies == {"f": 3}
@@ -250,15 +236,11 @@ def test_replicas_that_the_policy_made_stay_when_a_model_is_scaled() -> None:
 
 
 def test_a_model_gives_up_the_copies_that_it_was_asked_to_have_and_no_others() -> None:
-    world = World()
-    world.deploy("f", load_s=0.5)
-    for name in "abcd":
-        world.device(name)
+    world = world_of("f", "a b c d", load_s=0.5)
     world.scale("f", 3)
     for name in "abc":
         world.loaded("f", name)
-    for number in range(4):
-        world.call(f"c{number}", "f")
+    world.calls(4, "f")
     assert world.copies == {"f": 4}
 
     world.scale("f", 1)
@@ -270,16 +252,12 @@ def test_a_model_gives_up_the_copies_that_it_was_asked_to_have_and_no_others() -
 
 
 def test_a_model_that_drains_serves_its_local_queue_and_gets_no_more_into_it() -> None:
-    world = World("lalb-o3")
-    world.deploy("f", load_s=9.0)
-    for name in "ab":
-        world.device(name)
+    world = world_of("f", "a b", policy="lalb-o3", load_s=9.0)
     world.scale("f", 2)
     for name in "ab":
         world.loaded("f", name)
     world.device("idle", 5)  # too small for f; the policy runs because of it
-    for number in range(4):
-        world.call(f"c{number}", "f")
+    world.calls(4, "f")
     assert (world.on("a").local_queue, world.on("b").local_queue) == (1, 1)
 
     world.scale("f", 1)

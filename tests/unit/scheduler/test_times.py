@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.compiled import python_only
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Function, FunctionId, Profile, SizesDoc, TimesDoc
@@ -261,9 +261,7 @@ def test_of_calls_that_all_took_as_long_what_is_left_is_what_is_missing() -> Non
 
 
 def test_a_load_that_takes_longer_than_estimated_is_not_about_to_end() -> None:
-    world = World()
-    world.device("a")
-    world.deploy("f", load_s=3.0, service_s=1.0)
+    world = world_of("f", load_s=3.0, service_s=1.0)
     world.call("c", "f")
     assert world.on("a").estimated_finish_s == 4.0
     world.now = 63.0

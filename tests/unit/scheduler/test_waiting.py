@@ -1,7 +1,7 @@
 """Waiting that ends without a start: deadlines, cancellations, full queues, functions that fit nowhere."""
 
 import pytest
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId
@@ -9,9 +9,7 @@ from gpufaas_core.units import MiB
 
 
 def test_a_call_whose_deadline_comes_while_it_waits_is_rejected_with_the_time_it_waited() -> None:
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     world.call("runs", "f")
     world.now = 1.0
     world.call("local", "f", deadline=5.0)
@@ -28,9 +26,7 @@ def test_a_call_whose_deadline_comes_while_it_waits_is_rejected_with_the_time_it
 
 
 def test_a_deadline_no_longer_matters_once_the_call_runs() -> None:
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
 
     world.call("c", "f", deadline=1.0)
 
@@ -38,9 +34,7 @@ def test_a_deadline_no_longer_matters_once_the_call_runs() -> None:
 
 
 def test_a_waiting_call_that_is_cancelled_gives_its_place_up() -> None:
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     world.call("runs", "f")
     world.call("c", "f")
 
@@ -52,9 +46,7 @@ def test_a_waiting_call_that_is_cancelled_gives_its_place_up() -> None:
 
 
 def test_a_running_call_that_is_cancelled_is_aborted_and_still_finishes() -> None:
-    world = World()
-    world.deploy("f")
-    world.device("a")
+    world = world_of("f")
     world.call("c", "f")
 
     world.tell(m.CallerLeft(CallId("c")))
@@ -66,11 +58,8 @@ def test_a_running_call_that_is_cancelled_is_aborted_and_still_finishes() -> Non
 
 
 def test_a_full_queue_turns_calls_away_and_says_when_to_come_back() -> None:
-    world = World()
-    world.deploy("f", service_s=2.0, max_queue=2)
-    world.device("a")
-    for number in range(3):
-        world.call(f"c{number}", "f")
+    world = world_of("f", service_s=2.0, max_queue=2)
+    world.calls(3, "f")
 
     world.call("late", "f")
 
@@ -103,9 +92,7 @@ def test_a_call_for_no_known_function_is_rejected() -> None:
 
 
 def test_a_function_that_fits_no_device_is_rejected_with_the_sizes() -> None:
-    world = World()
-    world.deploy("f", size=200 * MiB)
-    world.device("a", 100 * MiB)
+    world = world_of("f", memory=100 * MiB, size=200 * MiB)
 
     world.call("c", "f")
 
@@ -116,9 +103,7 @@ def test_a_function_that_fits_no_device_is_rejected_with_the_sizes() -> None:
 
 
 def test_a_function_without_a_profile_for_any_kind_of_device_is_rejected() -> None:
-    world = World()
-    world.deploy("f", kind="tpu")
-    world.device("a")
+    world = world_of("f", kind="tpu")
 
     world.call("c", "f")
 
@@ -127,10 +112,7 @@ def test_a_function_without_a_profile_for_any_kind_of_device_is_rejected() -> No
 
 @pytest.mark.parametrize("slots", [None, 2], ids=["model", "cpu"])
 def test_a_call_whose_room_others_always_keep_is_refused_with_their_names(slots: int | None) -> None:
-    world = World()
-    world.device("a", 100 * MiB)
-    world.device("b", 100 * MiB)
-    world.deploy("kept", size=60 * MiB, min_copies=2, slots=slots)
+    world = world_of("kept", "a b", memory=100 * MiB, size=60 * MiB, min_copies=2, slots=slots)
     world.loaded("kept", "a")
     world.loaded("kept", "b")
     world.deploy("f", size=50 * MiB, slots=slots)

@@ -109,6 +109,11 @@ class World:
     def call(self, name: str, function: str, deadline: float | None = None) -> list[m.Command]:
         return self.tell(m.Arrived(CallId(name), FunctionId(function), deadline))
 
+    def calls(self, numbers: int | range, function: str) -> None:
+        """Calls c0, c1 and so on arrive, one after the other."""
+        for number in range(numbers) if isinstance(numbers, int) else numbers:
+            self.call(f"c{number}", function)
+
     def scale(self, function: str, copies: int) -> list[m.Command]:
         return self.tell(m.Scaled(FunctionId(function), copies))
 
@@ -294,6 +299,30 @@ class World:
     def rejected(self) -> list[tuple[str, str]]:
         """(call, code) of the last event."""
         return [(each.call, each.code) for each in self.out if isinstance(each, m.Reject)]
+
+
+def world_of(
+    functions: str,
+    devices: str = "a",
+    *,
+    policy: str | SchedulingPolicy = DEFAULT_POLICY,
+    learn: bool = False,
+    memory: int = 100,
+    ahead: bool = False,
+    warm: str = "",
+    **declared: object,
+) -> World:
+    """Return a world with these functions, all *declared* alike; the first device holds those of *warm*, idle."""
+    world = World(policy, learn=learn)
+    for name in functions.split():
+        world.deploy(name, **declared)
+    first, *others = devices.split()
+    world.device(first, memory, ahead=ahead)
+    for name in warm.split():
+        world.warm(name, first)
+    for name in others:
+        world.device(name, memory, ahead=ahead)
+    return world
 
 
 def two_devices(policy: str = "lalb-o3", **options: object) -> World:
