@@ -17,7 +17,7 @@ from typing import Final, Self
 
 from gpufaas_core.units import Seconds
 
-_READY_S: Final[Seconds] = 20.0
+_READY_S: Final[Seconds] = 60.0
 _ASK_S: Final[Seconds] = 0.02
 _AT, _OF = (int(os.environ.get(f"PYTEST_XDIST_WORKER{each}", "").removeprefix("gw") or 0) for each in ("", "_COUNT"))
 _PORTS: Final = range(12_000, 20_000)[_AT :: _OF or 1]
@@ -108,7 +108,10 @@ class EtcdProcess:
         self._end(signal.SIGTERM)
 
     def pause(self) -> None:
+        """SIGSTOP, and wait until all of its threads stand still: one could answer until then."""
         os.kill(self.pid, signal.SIGSTOP)
+        while not all(map(_is_stopped, Path(f"/proc/{self.pid}/task").iterdir())):
+            time.sleep(_ASK_S)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -159,6 +162,10 @@ def etcd_cluster(members: int = 3) -> Iterator[list[EtcdProcess]]:
     finally:
         for each in made:
             each.close()
+
+
+def _is_stopped(thread: Path) -> bool:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,13 +8,17 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from tests.etcd_process import EtcdProcess
+from tests.waiting import LIMIT_S, eventually
 
-from gpufaas_adapters.etcd.client import DoPut, Etcd, EtcdSettings, EtcdUnreachable
+from gpufaas_adapters.etcd.client import Change, DoPut, Etcd, EtcdSettings, EtcdUnreachable
 from gpufaas_adapters.etcd.election import LEADER, KnownLeader, Leadership, NameInUse, campaign, register, watch_leader
 
+LONG_S = 600
+"""The time of a lease that does not end while a test waits."""
 MakeEtcd = Callable[..., EtcdProcess]
 
 CANDIDATE = """
@@ -27,7 +31,7 @@ async def main():
     asked = asyncio.Queue()
     asyncio.get_running_loop().add_reader(0, lambda: asked.put_nowait(sys.stdin.readline()))
     async with Etcd(EtcdSettings((endpoint,), prefix=prefix)) as etcd:
-        leadership = await campaign(etcd, name, name + ":7070", ttl_s=2)
+        leadership = await campaign(etcd, name, name + ":7070", ttl_s=4)
         print("leads", leadership.epoch, flush=True)
         while await asked.get():
             print("mine" if leadership.still_mine(etcd.clock()) else "doubtful", flush=True)
@@ -43,7 +47,7 @@ class Candidate:
 
     async def line(self) -> str:
         assert self.process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             return (await self.process.stdout.readline()).decode().strip()
 
     async def ask(self) -> None:
@@ -78,7 +82,7 @@ class Onlooker:
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def until(self, name: str | None) -> KnownLeader | None:
-        async with asyncio.timeout(30), self.news:
+        async with asyncio.timeout(LIMIT_S), self.news:
             await self.news.wait_for(lambda: self.seen and (self.seen[-1].id if self.seen[-1] else None) == name)
             return self.seen[-1]
 
@@ -103,7 +107,7 @@ async def onlooking(etcd: Etcd) -> AsyncIterator[Onlooker]:
 
 
 async def elected(campaigning: "asyncio.Task[Leadership]") -> Leadership:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         return await campaigning
 
 
@@ -123,16 +127,14 @@ async def test_the_first_who_asks_leads_and_everybody_sees_it(etcd: Etcd) -> Non
 
 async def test_who_resigns_is_followed_at_once_by_one_that_waits(etcd: Etcd, settings: EtcdSettings) -> None:
     async with Etcd(settings) as other, onlooking(etcd) as onlooker:
-        first = await campaign(etcd, "s1", "a:1")
-        waiting = asyncio.create_task(campaign(other, "s2", "b:1"))
+        first = await campaign(etcd, "s1", "a:1", ttl_s=LONG_S)
+        waiting = asyncio.create_task(campaign(other, "s2", "b:1", ttl_s=LONG_S))
         await onlooker.until("s1")
         assert not waiting.done()
 
-        resigned_at = etcd.clock()
         await first.resign()
         second = await elected(waiting)
 
-        assert etcd.clock() - resigned_at < 4.0  # not after the lease's time
         assert second.epoch > first.epoch
         assert (first.lost.is_set(), first.still_mine(etcd.clock())) == (True, False)
         await onlooker.until("s2")
@@ -141,10 +143,12 @@ async def test_who_resigns_is_followed_at_once_by_one_that_waits(etcd: Etcd, set
 
 async def test_of_many_candidates_one_leads_and_then_another(settings: EtcdSettings) -> None:
     clients = [Etcd(settings) for _ in range(8)]
-    waiting = {asyncio.create_task(campaign(each, f"s{n}", f"a:{n + 1}")) for n, each in enumerate(clients)}
+    waiting = {
+        asyncio.create_task(campaign(each, f"s{n}", f"a:{n + 1}", ttl_s=LONG_S)) for n, each in enumerate(clients)
+    }
     epochs = []
     while waiting:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         (leadership,) = (task.result() for task in done)  # never two
         epochs.append(leadership.epoch)
@@ -159,7 +163,7 @@ async def test_of_many_candidates_one_leads_and_then_another(settings: EtcdSetti
 async def test_a_leader_that_is_killed_is_followed_when_its_lease_ends(etcd: Etcd, settings: EtcdSettings) -> None:
     async with candidate(settings, "s1") as first, onlooking(etcd) as onlooker:
         assert (await first.line()).startswith("leads")
-        waiting = asyncio.create_task(campaign(etcd, "s2", "b:1"))
+        waiting = asyncio.create_task(campaign(etcd, "s2", "b:1", ttl_s=LONG_S))
 
         first.send(signal.SIGKILL)
         second = await elected(waiting)
@@ -190,21 +194,21 @@ async def test_a_leader_stays_while_etcd_is_down_and_after(make_etcd: MakeEtcd) 
     server = make_etcd()
     settings = EtcdSettings((server.endpoint,))
     async with Etcd(settings) as etcd, Etcd(settings) as other, onlooking(other) as onlooker:
-        leadership = await campaign(etcd, "s1", "a:1", ttl_s=2)
-        waiting = asyncio.create_task(campaign(other, "s2", "b:1", ttl_s=2))
+        leadership = await campaign(etcd, "s1", "a:1", ttl_s=4)
+        waiting = asyncio.create_task(campaign(other, "s2", "b:1", ttl_s=4))
         await onlooker.until("s1")
         server.kill()
 
         # Longer than its lease: what passes is counted by what the leader itself hears of etcd.
         down_at = etcd.clock()
-        while etcd.clock() < down_at + 3.0:
+        while etcd.clock() < down_at + 5.0:
             with pytest.raises(EtcdUnreachable):
                 await leadership.confirm()
             assert leadership.still_mine(etcd.clock())
             await asyncio.sleep(0.1)
         server.start()
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             while True:
                 try:
                     assert await leadership.confirm()
@@ -224,7 +228,6 @@ async def test_a_leader_steps_down_when_etcd_comes_back_with_another(make_etcd: 
         server.pause()
         with pytest.raises(EtcdUnreachable):
             await leadership.confirm()
-        assert leadership.still_mine(etcd.clock())
 
         # As somebody does who reaches etcd while this one does not.
         server.resume()
@@ -232,8 +235,7 @@ async def test_a_leader_steps_down_when_etcd_comes_back_with_another(make_etcd: 
         server.ctl("del", "/gpufaas/v1/scheduler/leader")
         server.ctl("put", "/gpufaas/v1/scheduler/leader", '{"id":"s2","address":"b:1"}')
 
-        async with asyncio.timeout(30):
-            await leadership.lost.wait()
+        await eventually(leadership.lost.is_set)
         assert not leadership.still_mine(etcd.clock())
         assert not await leadership.confirm()
         await leadership.abandon()
@@ -244,15 +246,13 @@ async def test_a_leader_whose_key_is_deleted_by_hand_leads_no_more(etcd: Etcd, e
     key = f"{etcd.settings.prefix}/{LEADER}"
     first = await campaign(etcd, "s1", "a:1")
     etcd_server.ctl("del", key)  # blocks the loop: before anything of the leader's has run
-    async with asyncio.timeout(30):
-        await first.lost.wait()
+    await eventually(first.lost.is_set)
     second = await campaign(etcd, "s1", "a:1")
     assert await second.confirm()
 
     etcd_server.ctl("del", key)
 
-    async with asyncio.timeout(30):
-        await second.lost.wait()
+    await eventually(second.lost.is_set)
     assert second.epoch > first.epoch
     await first.abandon()
     await second.abandon()
@@ -272,8 +272,17 @@ async def test_what_an_earlier_leader_writes_is_refused(etcd: Etcd) -> None:
 
 async def test_who_gives_up_waiting_leaves_nothing_behind(etcd: Etcd) -> None:
     leadership = await campaign(etcd, "s1", "a:1")
+    watch, sees = etcd.watch, asyncio.Event()
+
+    async def seen(*args: Any, **kwargs: Any) -> AsyncIterator[Change]:
+        async with aclosing(watch(*args, **kwargs)) as changes:
+            async for change in changes:
+                sees.set()
+                yield change
+
+    etcd.watch = seen  # type: ignore[method-assign, assignment]
     waiting = asyncio.create_task(campaign(etcd, "s2", "b:1"))
-    await asyncio.sleep(0)
+    await sees.wait()
 
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -310,17 +319,13 @@ async def test_what_is_registered_is_there_until_it_is_closed(etcd: Etcd) -> Non
 
 
 async def test_what_is_registered_is_put_again_when_its_lease_was_lost(etcd: Etcd, etcd_server: EtcdProcess) -> None:
-    registration = await register(etcd, "v1/nodes/n1", b"1", ttl_s=2)
+    registration = await register(etcd, "v1/nodes/n1", b"1", ttl_s=LONG_S)
     await registration.put("v1/artifacts/abc/n1", b"2")
     lease = registration.lease.id
 
     etcd_server.ctl("lease", "revoke", f"{lease:x}")
-    async with asyncio.timeout(30):
-        await registration.lost.wait()
-        while registration.lost.is_set():
-            await asyncio.sleep(0.01)
+    await eventually(lambda: registration.lease.id != lease and not registration.lost.is_set())
 
-    assert registration.lease.id != lease
     assert await etcd.keys("v1/") == ["v1/artifacts/abc/n1", "v1/nodes/n1"]
     await registration.close()
 
@@ -328,22 +333,20 @@ async def test_what_is_registered_is_put_again_when_its_lease_was_lost(etcd: Etc
 async def test_what_is_put_while_etcd_is_away_is_there_when_it_is_back(make_etcd: MakeEtcd) -> None:
     server = make_etcd()
     async with Etcd(EtcdSettings((server.endpoint,))) as etcd:
-        registration = await register(etcd, "v1/nodes/n1", b"1", ttl_s=2)
+        registration = await register(etcd, "v1/nodes/n1", b"1", ttl_s=LONG_S)
         server.kill()
 
         await registration.put("v1/artifacts/abc/n1", b"late")
         server.start()
 
-        async with asyncio.timeout(30):
-            while registration.lost.is_set() or registration.lease.lost.is_set():
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not registration.lost.is_set() and not registration.lease.lost.is_set())
         assert await etcd.keys("v1/") == ["v1/artifacts/abc/n1", "v1/nodes/n1"]
         await registration.close()
 
 
 async def test_a_name_that_is_in_use_is_refused(etcd: Etcd, settings: EtcdSettings) -> None:
     async with Etcd(settings) as other:
-        registration = await register(etcd, "v1/nodes/n1", b'{"address":"a:1"}', ttl_s=2)
+        registration = await register(etcd, "v1/nodes/n1", b'{"address":"a:1"}', ttl_s=LONG_S)
 
         with pytest.raises(NameInUse, match=r"v1/nodes/n1 is in use .*a:1.*give this one another id"):
             await register(other, "v1/nodes/n1", b'{"address":"b:1"}', ttl_s=2)
@@ -357,12 +360,13 @@ async def test_a_name_that_is_in_use_is_refused(etcd: Etcd, settings: EtcdSettin
 async def test_a_process_takes_its_name_from_its_predecessor(etcd: Etcd, settings: EtcdSettings) -> None:
     """At once if the value tells that this is who it was, else when the lease has ended."""
     async with Etcd(settings) as dead:
-        await register(dead, "v1/nodes/n1", b'{"address":"a:1"}', ttl_s=30)
+        await register(dead, "v1/nodes/n1", b'{"address":"a:1"}', ttl_s=LONG_S)
     async with Etcd(settings) as dead:
         await register(dead, "v1/nodes/n2", b'{"address":"a:1"}', ttl_s=2)
 
-    same = await register(etcd, "v1/nodes/n1", b'{"address":"a:1"}', same=lambda value: b"a:1" in value)
-    later = await register(etcd, "v1/nodes/n2", b'{"address":"b:1"}', ttl_s=2)
+    is_same = lambda value: b"a:1" in value  # noqa: E731
+    same = await register(etcd, "v1/nodes/n1", b'{"address":"a:1"}', same=is_same, ttl_s=LONG_S)
+    later = await register(etcd, "v1/nodes/n2", b'{"address":"b:1"}', ttl_s=LONG_S)
 
     assert [item.lease for item in (await etcd.range("v1/nodes/")).items] == [same.lease.id, later.lease.id]
     await same.close()
