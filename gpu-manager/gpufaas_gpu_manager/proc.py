@@ -98,8 +98,8 @@ def usage_of(pids: Sequence[int]) -> tuple[float, Bytes]:
     Memory is what would become free if they ended: pages that they share, such as the zygote's torch, do not count.
     """
     family = [each for pid in pids for each in descendants_of(pid)]
+    began = time.monotonic()  # before all that is counted: who stood still meanwhile has not used more than there is
     before = {pid: _ran_s(pid) for pid in family}
-    began = time.monotonic()
     time.sleep(WINDOW_S)
     ran_s = sum(max(0.0, _ran_s(pid) - before[pid]) for pid in family)
     return 1000.0 * ran_s / (time.monotonic() - began), sum(map(private_of, family))
