@@ -319,7 +319,7 @@ async def test_what_is_registered_is_there_until_it_is_closed(etcd: Etcd) -> Non
 
 
 async def test_what_is_registered_is_put_again_when_its_lease_was_lost(etcd: Etcd, etcd_server: EtcdProcess) -> None:
-    registration = await register(etcd, "v1/nodes/n1", b"1", ttl_s=LONG_S)
+    registration = await register(etcd, "v1/nodes/n1", b"1", ttl_s=2)
     await registration.put("v1/artifacts/abc/n1", b"2")
     lease = registration.lease.id
 
@@ -333,7 +333,7 @@ async def test_what_is_registered_is_put_again_when_its_lease_was_lost(etcd: Etc
 async def test_what_is_put_while_etcd_is_away_is_there_when_it_is_back(make_etcd: MakeEtcd) -> None:
     server = make_etcd()
     async with Etcd(EtcdSettings((server.endpoint,))) as etcd:
-        registration = await register(etcd, "v1/nodes/n1", b"1", ttl_s=LONG_S)
+        registration = await register(etcd, "v1/nodes/n1", b"1", ttl_s=2)
         server.kill()
 
         await registration.put("v1/artifacts/abc/n1", b"late")
