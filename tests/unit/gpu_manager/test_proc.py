@@ -2,7 +2,11 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+import pytest
+
+from gpufaas_gpu_manager import proc
 from gpufaas_gpu_manager.proc import cpu_seconds
 
 
@@ -24,3 +28,25 @@ def test_a_process_that_is_gone_used_nothing() -> None:
     ended.wait()
 
     assert cpu_seconds(ended.pid) == 0.0
+
+
+def test_a_pause_while_usage_is_read_does_not_count_as_more_than_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that never rests, seen by one that stands still for 3 s after each look."""
+    now = 0.0
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def ran_s(_: int) -> float:
+        seen = now
+        pause(3.0)
+        return seen
+
+    monkeypatch.setattr(proc, "descendants_of", lambda pid: [pid])
+    monkeypatch.setattr(proc, "_ran_s", ran_s)
+    monkeypatch.setattr(proc, "time", SimpleNamespace(monotonic=lambda: now, sleep=pause))
+
+    millicores, _ = proc.usage_of([os.getpid()])
+
+    assert 0 < millicores <= 1000
