@@ -31,8 +31,8 @@ def test_a_process_that_is_gone_used_nothing() -> None:
 
 
 def test_a_pause_while_usage_is_read_does_not_count_as_more_than_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that never rests, seen by one that stands still for 3 s after each look."""
-    now = 0.0
+    """A thread that never rests, seen by one that stands still for 3 s after the first look."""
+    now, pauses_s = 0.0, [3.0, 0.0]
 
     def pause(seconds: float) -> None:
         nonlocal now
@@ -40,7 +40,7 @@ def test_a_pause_while_usage_is_read_does_not_count_as_more_than_one_core(monkey
 
     def ran_s(_: int) -> float:
         seen = now
-        pause(3.0)
+        pause(pauses_s.pop(0))
         return seen
 
     monkeypatch.setattr(proc, "descendants_of", lambda pid: [pid])
