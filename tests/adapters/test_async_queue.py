@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.async_calls.fakes import MemoryAsyncQueue
+from tests.waiting import LIMIT_S
 
 from gpufaas_adapters.etcd.async_queue import EtcdAsyncQueue
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
@@ -390,7 +391,7 @@ queue.write([AcceptedCall("1", {F!r}, "f", b"", b"", (), None, 100_000_000_000, 
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
-    killed = subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
+    killed = subprocess.run([sys.executable, "-c", program], check=False, timeout=LIMIT_S)
 
     assert killed.returncode == -9
     queue = SqliteAsyncQueue(tmp_path)

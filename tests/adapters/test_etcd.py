@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.etcd_process import EtcdProcess, etcd_cluster
+from tests.waiting import LIMIT_S
 
 from gpufaas_adapters.etcd.client import (
     META,
@@ -66,7 +67,7 @@ class Watcher:
         self.trouble.append(exc)
 
     async def until(self, done: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30), self._news:
+        async with asyncio.timeout(LIMIT_S), self._news:
             await self._news.wait_for(done)
 
     @property
@@ -100,7 +101,7 @@ async def watching(etcd: Etcd, prefix: str, *, exact: bool = False) -> AsyncIter
 
 async def eventually(attempt: Callable[[], Awaitable[object]]) -> None:
     """Until etcd answers again."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         while True:
             try:
                 await attempt()
@@ -210,7 +211,7 @@ async def test_what_is_under_a_lease_goes_with_it(etcd: Etcd) -> None:
 
 async def test_a_lease_is_kept_until_its_process_stops_doing_so(etcd: Etcd) -> None:
     """The other one is of the same age: when it has ended, the kept one would have too."""
-    kept, left = await etcd.grant(2), await etcd.grant(2)
+    kept, left = await etcd.grant(4), await etcd.grant(4)
     await etcd.put("v1/kept", b"", kept.id)
     await etcd.put("v1/left", b"", left.id)
     async with watching(etcd, "v1/") as watcher:
@@ -422,7 +423,7 @@ async def test_an_etcd_that_is_not_there_is_named_with_what_to_do() -> None:
 async def test_an_etcd_that_stands_still_is_waited_for_until_the_time_limit(make_etcd: MakeEtcd) -> None:
     server = make_etcd()
     async with Etcd(EtcdSettings((server.endpoint,), timeout_s=0.3)) as etcd:
-        await etcd.put("v1/a", b"1")
+        await eventually(lambda: etcd.put("v1/a", b"1"))
         server.pause()
 
         with pytest.raises(EtcdUnreachable, match="no answer in time") as failed:
@@ -455,7 +456,7 @@ async def test_with_three_members_one_may_be_lost_and_two_may_not() -> None:
     with etcd_cluster(3) as members:
         several = EtcdSettings(tuple(each.endpoint for each in members), timeout_s=3.0)
         async with Etcd(several) as etcd, watching(etcd, "v1/") as watcher:
-            lease = await etcd.grant(5)
+            lease = await etcd.grant(30)
             await etcd.put("v1/a", b"1", lease.id)
             used = next(each for each in members if each.endpoint == etcd.endpoint)
             other, last = (each for each in members if each is not used)
@@ -509,9 +510,8 @@ async def test_whoever_waits_when_a_client_is_closed_is_told(make_etcd: MakeEtcd
     await etcd.put("v1/a", b"1")
     async with watching(etcd, "v1/") as watcher:
         server.pause()
-        await asyncio.sleep(0.2)  # all of its threads stand still
         waiting = asyncio.create_task(etcd.get("v1/a"))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # gRPC has begun it: else it hears of `close` at its time limit only, 5 s later
 
         await etcd.close()
 
@@ -588,7 +588,7 @@ async def test_over_tls_with_a_client_certificate(make_etcd: MakeEtcd, certifica
     )  # fmt: skip
     right = EtcdSettings(
         (server.endpoint,), ca=certificates / "ca.pem",
-        cert=certificates / "client.pem", key=certificates / "client.key", timeout_s=2.0,
+        cert=certificates / "client.pem", key=certificates / "client.key",
     )  # fmt: skip
     async with Etcd(right) as etcd:
         await open_store(etcd, pytest.fail)
@@ -602,10 +602,10 @@ async def test_over_tls_with_a_client_certificate(make_etcd: MakeEtcd, certifica
             await eventually(lambda: etcd.put("v1/x", b"2"))
             await watcher.until(lambda: watcher.state == {"v1/x": b"2"})
 
-    async with Etcd(replace(right, ca=certificates / "stranger.pem")) as etcd:
+    async with Etcd(replace(right, ca=certificates / "stranger.pem", timeout_s=2.0)) as etcd:
         with pytest.raises(EtcdUnreachable, match=rf"{server.endpoint}: no TLS connection .*certificate"):
             await etcd.get("v1/x")
-    async with Etcd(replace(right, cert=None, key=None)) as etcd:
+    async with Etcd(replace(right, cert=None, key=None, timeout_s=2.0)) as etcd:
         with pytest.raises(EtcdUnreachable, match=server.endpoint):
             await etcd.get("v1/x")
     async with Etcd(EtcdSettings((server.endpoint,), timeout_s=2.0)) as etcd:
@@ -640,7 +640,7 @@ def locked(make_etcd: MakeEtcd) -> EtcdProcess:
 
 
 async def test_with_a_user_who_may_use_our_prefix(locked: EtcdProcess) -> None:
-    settings = EtcdSettings((locked.endpoint,), user="gpufaas", password="right", timeout_s=3.0)
+    settings = EtcdSettings((locked.endpoint,), user="gpufaas", password="right")
     async with Etcd(settings) as etcd:
         await open_store(etcd, pytest.fail)
         async with watching(etcd, "v1/x") as watcher:
@@ -735,6 +735,7 @@ async def test_the_start_waits_for_an_etcd_that_is_not_there_yet_and_says_so(mak
     async with Etcd(EtcdSettings((server.endpoint,))) as etcd:
         opening = asyncio.create_task(open_store(etcd, on_wait, retry_s=(0.01, 0.05)))
         await asked.wait()
+        await asyncio.sleep(0.01)
         server.start()
         async with asyncio.timeout(30):
             await opening

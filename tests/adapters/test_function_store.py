@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from math import nan
 from pathlib import Path
 from typing import TypeAlias
@@ -18,6 +18,7 @@ from typing import TypeAlias
 import pytest
 from tests.etcd_process import EtcdProcess
 from tests.unit.gateway.fakes import MemoryStore
+from tests.waiting import LIMIT_S, until
 
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, Listed
 from gpufaas_adapters.etcd.deployed import (
@@ -249,7 +250,7 @@ store.put(FunctionRecord("echo", "openfaas-fn", FunctionSpec("echo", "echo:1"), 
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
-    killed = subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
+    killed = subprocess.run([sys.executable, "-c", program], check=False, timeout=LIMIT_S)
 
     assert killed.returncode == -9
     store = SqliteStore(tmp_path / "functions.db")
@@ -443,12 +444,12 @@ def test_etcd_has_what_it_acknowledged_after_a_kill(
         store.all()
     server.start()
 
-    for attempt in range(100):  # until the connection is there again
-        try:
-            assert store.all() == [record(invocations=2)]
-            break
-        except StorageAway:
-            assert attempt < 99
+    def answers() -> bool:
+        with suppress(StorageAway):
+            return store.all() == [record(invocations=2)]
+        return False
+
+    until(answers, "the connection is there again")
     store.put(record(revision="r2"))
     assert store.all() == [record(revision="r2", invocations=2)]
 
