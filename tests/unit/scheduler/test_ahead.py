@@ -52,8 +52,7 @@ def test_a_full_batch_goes_ahead_and_begins_when_the_one_before_has_ended(policy
     (on_a,) = world.status.devices
     assert (on_a.resident[0].running, on_a.busy) == (6, True)
     assert on_a.estimated_finish_s == pytest.approx(2 * SHORT_S)
-    explained = world.engine.explain(CallId("c2"), world.now)
-    assert explained is not None
+    explained = world.explain("c2")
     assert explained.rule.startswith("a full batch for the copy that runs now")
 
     world.now = 10.01
@@ -125,8 +124,7 @@ def test_times_of_a_batch_that_went_ahead_are_those_of_a_batch_without_neighbour
     for call in ("c0", "c1", "c2"):
         world.finish(call, SHORT_S)
 
-    costs = state_of(world.engine).functions[FunctionId("f")].costs["gpu"]
-    assert costs is not None
+    costs = world.costs("f")
     assert [(each.batch, each.neighbours, each.grants) for each in costs.conditions.docs()] == [(3, 0, 2)]
 
 
@@ -252,8 +250,7 @@ def test_times_of_calls_that_went_ahead_are_learnt_as_of_any_other() -> None:
         world.now += SHORT_S
         world.finish(f"c{number}", SHORT_S / 2)
 
-    costs = state_of(world.engine).functions[FunctionId("f")].costs["gpu"]
-    assert costs is not None
+    costs = world.costs("f")
     assert costs.service_s == pytest.approx(SHORT_S / 2, rel=0.03)
     assert not costs.conditions.docs()
 

@@ -117,8 +117,7 @@ def test_a_call_waits_for_others_and_an_idle_device_with_it() -> None:
     assert world.engine.wake_at == 10.5
     world.now = 10.2
     assert world.call("c1", "f") == []
-    explained = world.engine.explain(CallId("c1"), world.now)
-    assert explained is not None
+    explained = world.explain("c1")
     assert explained.rule == "an idle device waits up to 0.300 s for more calls of its batch"
 
     world.now = 10.5
@@ -126,8 +125,7 @@ def test_a_call_waits_for_others_and_an_idle_device_with_it() -> None:
     assert batches(commands) == [("c0", "c1")]
     assert held(commands) == [0.5]
     assert world.engine.wake_at is None
-    explained = world.engine.explain(CallId("c1"), world.now)
-    assert explained is not None
+    explained = world.explain("c1")
     assert explained.batch == ("c0",)
     assert explained.rule.endswith("; its batch was held back 0.500 s for more calls")
 
@@ -234,8 +232,7 @@ def test_a_copy_may_be_limited_to_smaller_batches() -> None:
 
 def learnt(world: World, size: int, took_s: float) -> None:
     """A batch of *size* takes *took_s*; one call takes 1 s."""
-    costs = state_of(world.engine).functions[FunctionId("f")].costs["gpu"]
-    assert costs is not None
+    costs = world.costs("f")
     costs.learn_beside(took_s, 0.0, Condition(size), 1.0)
 
 
@@ -417,8 +414,7 @@ def test_a_successor_knows_how_many_fit() -> None:
     run_batches(world, 1)
     ran_out(world)
     run_batches(world, 3)
-    costs = state_of(world.engine).functions[FunctionId("f")].costs["gpu"]
-    assert costs is not None
+    costs = world.costs("f")
 
     successor = Costs(Profile(3.0, 1.0, 10))
     restore_costs(successor, costs_doc(costs))

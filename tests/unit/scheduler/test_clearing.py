@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 from tests.unit.scheduler.test_takeover import left
+from tests.unit.scheduler.world import explanation
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
@@ -79,9 +80,7 @@ class Site:
         self.tell(m.Woken())
 
     def explain(self, call: str) -> Explanation:
-        found = self.engine.explain(CallId(call), self.now)
-        assert found is not None
-        return found
+        return explanation(self.engine, call, self.now)
 
 
 @pytest.fixture(params=POLICIES)
@@ -216,9 +215,7 @@ def test_a_copy_within_its_minimum_keeps_its_share_and_its_device_is_not_cleared
     make: Callable[..., Site],
 ) -> None:
     site = make("d")
-    site.call("a", "half")
-    site.call("b", "other")
-    assert not site.call("large", "whole")
+    take_turns(site)
     site.deploy("kept", SHARE, min_copies=1)
     site.finish("a")
     site.tell(m.Loaded(FunctionId("kept"), DeviceId("d"), 3.0, 10, 0))
@@ -260,9 +257,7 @@ def test_the_calls_of_calls_that_run_there_start_all_the_same(make: Callable[...
 
 def test_the_calls_of_calls_wait_for_others_there_to_end_and_go_first(make: Callable[..., Site]) -> None:
     site = make("d")
-    site.call("a", "half")
-    site.call("b", "other")
-    assert not site.call("large", "whole")
+    take_turns(site)
     site.late()
     assert not site.inner("a1", "third", "a")
     assert not site.call("c", "small")

@@ -59,9 +59,7 @@ def made(**roles: object) -> World:
 
 def test_admission_is_asked_once_about_each_call_before_it_is_placed() -> None:
     admission = Admitting({"no": Reject("no", "not today")})  # type: ignore[arg-type]
-    world = made(admission=admission)
-    world.deploy("f")
-    world.device("a")
+    world = made(admission=admission).set_up("f", "a")
 
     world.call("no", "f")
     assert [(each.call, each.message) for each in world.out if isinstance(each, m.Reject)] == [("no", "not today")]
@@ -89,9 +87,7 @@ def test_admission_gives_a_call_to_another_variant() -> None:
 def test_scaling_runs_after_its_causes_only_and_after_the_order() -> None:
     seen: list[int] = []
     scaling = Scaled(FINISH, lambda view: seen.append(len(view.queue)) or [])  # type: ignore[func-returns-value]
-    world = made(scaling=scaling)
-    world.deploy("f")
-    world.device("a")
+    world = made(scaling=scaling).set_up("f", "a")
     world.call("c1", "f")
     world.call("c2", "f")
     world.call("c3", "f")
@@ -107,9 +103,7 @@ def test_a_batch_that_the_engine_refuses_starts_as_the_one_call() -> None:
         def extend(self, view: View, start: Start, call: WaitingCall) -> Start:  # noqa: ARG002
             return Start((*start.calls, "another"), start.copy, start.parts)  # type: ignore[arg-type]
 
-    world = made(batching=TooMany())
-    world.deploy("f")
-    world.device("a")
+    world = made(batching=TooMany()).set_up("f", "a")
 
     world.call("c1", "f")
 
@@ -175,9 +169,7 @@ def test_scaling_gives_way_to_waiting_calls(action: Callable[[CopyId], Action], 
     copies: list[CopyId] = []
     scaling = Scaled(ARRIVAL, lambda view: [action(copies[0])] if copies and view.queue else [])
     world = made(scaling=scaling)
-    world.deploy("f", size=60)
-    world.deploy("g", size=60)
-    world.device("n1/a")
+    world.set_up("f g", "n1/a", size=60)
     world.call("running", "f")
     copies.append(world.engine._world.devices[DeviceId("n1/a")].copies[FunctionId("f")])
 
@@ -192,10 +184,7 @@ def test_what_nobody_waits_for_may_go() -> None:
     world_copies: list[CopyId] = []
     scaling = Scaled(ARRIVAL, lambda view: [Evict(each) for each in world_copies])  # noqa: ARG005
     world = made(scaling=scaling)
-    world.deploy("f")
-    world.deploy("g")
-    world.device("a")
-    world.device("b")
+    world.set_up("f g", "a b")
     world.call("c", "f")
     world.finish("c")
     world_copies.append(next(iter(world.engine._world.cluster.copies)))
@@ -210,8 +199,7 @@ def test_what_is_in_use_and_what_was_declared_stay_whatever_a_role_proposes() ->
     copies: list[CopyId] = []
     scaling = Scaled(ARRIVAL, lambda view: [Evict(each) for each in copies])  # noqa: ARG005
     world = made(scaling=scaling)
-    world.deploy("f", min_copies=1)
-    world.device("a")
+    world.set_up("f", "a", min_copies=1)
     world.loaded("f", "a")
     copies.append(next(iter(world.engine._world.cluster.copies)))
 

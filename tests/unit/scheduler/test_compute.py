@@ -1,6 +1,7 @@
 """The compute of devices: grants hold it while they run, copies hold shares, and several run beside each other."""
 
 import pytest
+from tests.unit.scheduler.world import explanation
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
@@ -312,22 +313,18 @@ def test_it_is_said_why_copies_are_missing_and_calls_that_start_without_a_policy
 
     assert started(arrive(engine, "2", "f", 3.0)) == ["2"]
     assert arrive(engine, "3", "f", 3.0) == []
-    explained = engine.explain(CallId("3"), 4.0)
-    assert explained is not None
+    explained = explanation(engine, "3", 4.0)
     assert (explained.state, explained.waited_s) == ("waiting", 1.0)
     assert explained.rule == "it starts without the policy, once a copy has a free slot"
-    explained = engine.explain(CallId("2"), 4.0)
-    assert explained is not None
+    explained = explanation(engine, "2", 4.0)
     assert (explained.state, explained.hit, explained.device, explained.at) == ("running", True, A, 3.0)
     assert explained.rule == "it started without the policy, on the copy with the fewest calls"
     engine.handle(m.Finished(CallId("2"), A, 1.0, True), 4.0)
-    assert engine.explain(CallId("2"), 4.0).state == "ended"  # type: ignore[union-attr]
-    explained = engine.explain(CallId("3"), 4.0)
-    assert explained is not None
+    assert explanation(engine, "2", 4.0).state == "ended"
+    explained = explanation(engine, "3", 4.0)
     assert (explained.waited_s, explained.rule[-35:]) == (1.0, "the first copy that had a free slot")
 
     engine.handle(m.FunctionDeployed(Function(FunctionId("g"), "d", Need(60, "share"), kept.profiles)), 4.0)
     assert arrive(engine, "4", "g", 4.0) == []
-    explained = engine.explain(CallId("4"), 4.0)
-    assert explained is not None
+    explained = explanation(engine, "4", 4.0)
     assert "no device has room: g needs 60 % of the compute of a, which has 20 % spare" in explained.rule

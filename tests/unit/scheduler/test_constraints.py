@@ -141,9 +141,7 @@ def test_a_cpu_function_is_loaded_where_it_may_be_and_waits_for_room_there() -> 
 
 
 def test_copies_without_calls_are_made_only_where_they_may_be() -> None:
-    world = Labelled(constraints={"f": "zone=b"})
-    world.device("a")
-    world.deploy("f", min_copies=2)
+    world = Labelled(constraints={"f": "zone=b"}).set_up("f", "a", min_copies=2)
     assert world.models("a") == []
 
     world.device("b")
@@ -157,7 +155,7 @@ def test_a_call_that_may_run_nowhere_is_told_what_was_asked() -> None:
     world.call("c1", "f")
 
     assert world.rejected == [("c1", "no_device")]
-    assert "none satisfies its constraints zone=c" in world.out[0].message
+    assert "none satisfies its constraints zone=c" in world.message
 
 
 def test_a_function_too_large_for_the_devices_that_it_may_use_is_told_their_sizes() -> None:
@@ -169,8 +167,8 @@ def test_a_function_too_large_for_the_devices_that_it_may_use_is_told_their_size
     world.call("c1", "f")
 
     assert world.rejected == [("c1", "no_device")]
-    assert "fits no device that it may run on" in world.out[0].message
-    assert "the largest device is b with 1 MiB" in world.out[0].message
+    assert "fits no device that it may run on" in world.message
+    assert "the largest device is b with 1 MiB" in world.message
 
 
 def test_a_load_that_ran_out_of_memory_is_widened_to_the_largest_device_that_it_may_use() -> None:
@@ -194,10 +192,7 @@ def test_a_policy_that_proposes_a_device_that_is_not_allowed_is_refused() -> Non
         def plan(self, _view: View) -> Plan:
             yield Start((CallId("c1"),), parts=(Part(DeviceId("a"), 0),))
 
-    world = Labelled(Stubborn(), constraints={"f": "zone=b"})
-    world.device("a")
-    world.device("b")
-    world.deploy("f")
+    world = Labelled(Stubborn(), constraints={"f": "zone=b"}).set_up("f", "a b")
 
     world.call("c1", "f")
 

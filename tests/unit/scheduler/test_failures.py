@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.scheduler.world import World, two_devices, world_of
+from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.messages import Event
@@ -38,7 +38,7 @@ def test_a_load_for_which_the_largest_device_is_too_small_says_so_with_numbers()
     out_of_memory(world, "c1")
 
     assert world.rejected == [("c1", "out_of_memory")]
-    assert "it had 100 MiB, which is all that the largest gpu device for it has" in world.out[0].message
+    assert "it had 100 MiB, which is all that the largest gpu device for it has" in world.message
 
 
 def test_a_minimum_of_copies_is_widened_without_a_call_too() -> None:
@@ -56,30 +56,6 @@ def out_of_memory(world: World, call: str) -> None:
     world.ended.discard(call)
     world.running[call] = grant
     world.tell(m.NodeRefused(grant.call, grant.device, "out of memory"))
-
-
-def test_a_load_that_ran_out_of_memory_has_the_whole_device_at_last() -> None:
-    world = world_of("f", learn=True, memory=50, size=30)
-    world.call("c1", "f")
-    assert world.running["c1"].memory == 30
-
-    world.tell(m.CopyFailed(FunctionId("f"), DeviceId("a"), "out of memory", True))
-    world.call("c2", "f")
-
-    assert world.running["c2"].memory == 50  # twice, but no more than the device
-    assert world.on("a").misses == 2
-
-
-def test_calls_that_waited_for_a_worker_that_exits_are_placed_again() -> None:
-    world = two_devices()
-    world.call("runs", "g")
-    world.call("local", "g")
-
-    world.tell(m.WorkerExited(FunctionId("g"), DeviceId("b"), "killed"))
-
-    assert world.started == [("local", "a")]
-    assert "runs" not in world.running
-    assert not world.on("b").busy
 
 
 def test_a_call_whose_grant_comes_to_the_node_after_its_worker_died_is_placed_again() -> None:

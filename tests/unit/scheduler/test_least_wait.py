@@ -31,11 +31,7 @@ def grants(world) -> list[m.Grant]:  # type: ignore[no-untyped-def]
 
 
 def test_calls_one_at_a_time_fill_the_empty_device_before_anything_is_evicted() -> None:
-    world = least_wait()
-    world.device("d0", 25)
-    world.device("d1", 25)
-    for function in ("f0", "f1", "f2", "f3"):
-        world.deploy(function, size=10)
+    world = least_wait().set_up("f0 f1 f2 f3", "d0 d1", memory=25, size=10)
 
     for number in range(12):
         world.now += 10
@@ -48,11 +44,7 @@ def test_calls_one_at_a_time_fill_the_empty_device_before_anything_is_evicted() 
 
 
 def test_a_duplicate_is_evicted_before_the_last_copy_of_a_function_that_is_called() -> None:
-    world = least_wait()
-    world.device("d0", 20)
-    world.device("d1", 20)
-    for function in ("twice", "once", "new"):
-        world.deploy(function, size=10)
+    world = least_wait().set_up("twice once new", "d0 d1", memory=20, size=10)
     world.call("a", "twice")
     world.call("b", "once")
     world.now += 4
@@ -75,10 +67,7 @@ def test_a_duplicate_is_evicted_before_the_last_copy_of_a_function_that_is_calle
 
 
 def test_a_call_waits_for_its_holder_when_that_is_sooner_than_a_load() -> None:
-    world = least_wait()
-    world.device("d0", 10)
-    world.device("d1", 10)
-    world.deploy("f", size=10, load_s=30.0, service_s=1.0)
+    world = least_wait().set_up("f", "d0 d1", memory=10, size=10, load_s=30.0, service_s=1.0)
     world.deploy("other", size=10, load_s=30.0, service_s=1.0)
     world.call("a", "f")
     world.call("b", "other")
@@ -99,10 +88,7 @@ def test_a_call_waits_for_its_holder_when_that_is_sooner_than_a_load() -> None:
 
 def test_a_call_behind_a_long_one_is_loaded_on_the_idle_device_once_that_is_late() -> None:
     """A call of 40 s of a function whose calls take one: it waited 39 s, since nothing else happened."""
-    world = least_wait()
-    world.device("d0", 10)
-    world.device("d1", 10)
-    world.deploy("f", size=10, load_s=2.0, service_s=1.0)
+    world = least_wait().set_up("f", "d0 d1", memory=10, size=10, load_s=2.0, service_s=1.0)
     world.call("first", "f")
     for number in range(30):  # all of them take a second: that is known well
         world.now += 20.0
@@ -210,10 +196,7 @@ def test_the_oldest_hit_is_the_same_as_if_all_that_waits_and_all_that_is_idle_we
 
 def test_a_replica_is_loaded_beside_a_call_that_waits_and_keeps_its_device_busy() -> None:
     """Two holders' worth of demand, and an empty device."""
-    world = least_wait()
-    world.device("d0", 10)
-    world.device("d1", 10)
-    world.deploy("f", size=10, load_s=2.0, service_s=1.0)
+    world = least_wait().set_up("f", "d0 d1", memory=10, size=10, load_s=2.0, service_s=1.0)
     world.call("c0", "f")
     world.now += 3
     world.finish("c0")
@@ -242,10 +225,7 @@ def test_a_replica_is_loaded_beside_a_call_that_waits_and_keeps_its_device_busy(
 
 
 def test_explanations_say_what_was_weighed_and_who_was_passed_over() -> None:
-    world = least_wait()
-    world.device("d0", 10)
-    world.deploy("held", size=10)
-    world.deploy("new", size=10)
+    world = least_wait().set_up("held new", "d0", memory=10, size=10)
     world.call("a", "held")
     world.now += 4
     world.call("b", "new")

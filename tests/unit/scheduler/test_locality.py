@@ -152,11 +152,7 @@ def test_victims_are_the_least_recently_used_until_it_fits() -> None:
 
 def test_a_hit_overtakes_up_to_the_limit_and_not_further() -> None:
     """Two calls of f arrive for each that ends, so that f could go on forever; g waits its turn twice."""
-    world = World("lalb-o3", limit=2)
-    for name in "fg":
-        world.deploy(name, size=60)
-    world.device("a")
-    world.warm("f", "a")
+    world = World("lalb-o3", limit=2).set_up("f g", "a", warm="f", size=60)
     world.call("f0", "f")
     world.call("g", "g")
     for number in range(1, 5):

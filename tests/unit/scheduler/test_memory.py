@@ -1,10 +1,14 @@
 """The memory of a worker: reservations that hold, and free memory that is lent until another worker needs it."""
 
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, FunctionId
 from gpufaas_core.units import MiB
+
+
+def a_world(functions: str, **more: object) -> World:
+    return world_of(functions, learn=True, memory=400 * MiB, device_kind="cpu", **more)
 
 
 def resizes(world: World) -> list[tuple[str, int]]:
@@ -18,9 +22,7 @@ def measured(world: World, function: str, peak: int, *, out_of_memory: bool = Fa
 
 def one_that_runs_with_lent_memory() -> World:
     """Call "o" runs on a worker of "outer", which was lent what "inner" would need."""
-    world = World(learn=True)
-    world.device("a", 400 * MiB, "cpu")
-    world.deploy("outer", slots=1, size=100 * MiB, elastic=True)
+    world = a_world("outer", slots=1, size=100 * MiB, elastic=True)
     world.deploy("inner", size=250 * MiB)
     world.call("o", "outer")
     world.loaded("outer", "a")
@@ -73,11 +75,7 @@ def test_what_a_worker_did_not_give_back_is_promised_to_nobody_else() -> None:
 
 def test_what_is_declared_is_reserved_whatever_is_measured() -> None:
     """Three small calls, then a batch that needs what was declared; also after an eviction, and beside others."""
-    world = World(learn=True)
-    world.device("a", 400 * MiB, "cpu")
-    world.deploy("f", size=200 * MiB, floor=200 * MiB)
-    world.deploy("g", size=200 * MiB, floor=200 * MiB)
-    world.warm("f", "a")
+    world = a_world("f g", warm="f", size=200 * MiB, floor=200 * MiB)
 
     measured(world, "f", 20)
     world.warm("g", "a")
@@ -89,9 +87,7 @@ def test_what_is_declared_is_reserved_whatever_is_measured() -> None:
 
 
 def test_a_declaration_holds_over_what_an_earlier_deployment_learnt() -> None:
-    world = World(learn=True)
-    world.device("a", 400 * MiB, "cpu")
-    world.deploy("f", size=36 * MiB, floor=200 * MiB)
+    world = a_world("f", size=36 * MiB, floor=200 * MiB)
 
     world.call("c", "f")
 
@@ -99,9 +95,7 @@ def test_a_declaration_holds_over_what_an_earlier_deployment_learnt() -> None:
 
 
 def test_who_declares_nothing_may_use_what_is_free() -> None:
-    world = World(learn=True)
-    world.device("a", 400 * MiB, "cpu")
-    world.deploy("f", size=100 * MiB, elastic=True)
+    world = a_world("f", size=100 * MiB, elastic=True)
     world.call("c", "f")
     assert world.running["c"].memory == 100 * MiB
 
@@ -116,9 +110,7 @@ def test_who_declares_nothing_may_use_what_is_free() -> None:
 
 
 def test_what_is_lent_goes_to_whoever_needs_it_before_anybody_is_evicted() -> None:
-    world = World(learn=True)
-    world.device("a", 400 * MiB, "cpu")
-    world.deploy("f", size=100 * MiB, elastic=True)
+    world = a_world("f", size=100 * MiB, elastic=True)
     world.deploy("g", size=250 * MiB)
     world.warm("f", "a")
     assert world.model("f", "a").limit == 400 * MiB
@@ -159,10 +151,7 @@ def test_a_worker_that_uses_all_that_it_was_lent_keeps_it_until_its_call_is_over
 
 
 def test_a_call_that_runs_out_is_followed_by_one_with_more_room() -> None:
-    world = World(learn=True)
-    world.device("a", 400 * MiB, "cpu")
-    world.deploy("f", size=100 * MiB, floor=100 * MiB)
-    world.warm("f", "a")
+    world = a_world("f", warm="f", size=100 * MiB, floor=100 * MiB)
     world.engine.take_learnt()
 
     world.tell(m.Measured(FunctionId("f"), DeviceId("a"), 0, 0, out_of_memory=True))
@@ -174,10 +163,7 @@ def test_a_call_that_runs_out_is_followed_by_one_with_more_room() -> None:
 
 def test_one_that_asks_for_more_than_the_device_has_teaches_nothing() -> None:
     """Else one senseless request would make its function evict everybody for ever."""
-    world = World(learn=True)
-    world.device("a", 400 * MiB, "cpu")
-    world.deploy("f", size=100 * MiB, elastic=True)
-    world.warm("f", "a")
+    world = a_world("f", warm="f", size=100 * MiB, elastic=True)
     world.engine.take_learnt()
 
     world.tell(m.Measured(FunctionId("f"), DeviceId("a"), 0, 0, out_of_memory=True))
@@ -188,10 +174,7 @@ def test_one_that_asks_for_more_than_the_device_has_teaches_nothing() -> None:
 
 def test_idle_ones_leave_for_one_that_declares_nothing_and_ran_out() -> None:
     """A device that has served for a while is full of them. What it does not use is only lent to it."""
-    world = World(learn=True)
-    world.device("a", 400 * MiB, "cpu")
-    world.deploy("f", size=30 * MiB, elastic=True)
-    world.warm("f", "a")
+    world = a_world("f", warm="f", size=30 * MiB, elastic=True)
     for name in ("g", "h", "i"):
         world.deploy(name, size=120 * MiB)
         world.warm(name, "a")
@@ -209,9 +192,7 @@ def test_idle_ones_leave_for_one_that_declares_nothing_and_ran_out() -> None:
 
 def test_what_was_lent_to_a_copy_that_is_gone_is_given_back_once() -> None:
     """The call that it was loaded for is refused, and another call on it ends later."""
-    world = World(learn=True)
-    world.device("a", 400 * MiB, "cpu")
-    world.deploy("f", size=100 * MiB, slots=2, elastic=True)
+    world = a_world("f", size=100 * MiB, slots=2, elastic=True)
     world.call("first", "f")
     world.call("second", "f")
     measured(world, "f", 100)
@@ -226,9 +207,7 @@ def test_what_was_lent_to_a_copy_that_is_gone_is_given_back_once() -> None:
 
 
 def test_nobody_leaves_for_one_that_declares_a_size() -> None:
-    world = World(learn=True)
-    world.device("a", 400 * MiB, "cpu")
-    world.deploy("f", size=200 * MiB, floor=200 * MiB)
+    world = a_world("f", size=200 * MiB, floor=200 * MiB)
     world.deploy("g", size=200 * MiB)
     world.warm("f", "a")
     world.warm("g", "a")

@@ -34,9 +34,7 @@ def nest(request: pytest.FixtureRequest) -> Nest:
 
 
 def test_on_one_device_the_inner_call_is_refused_at_once_and_the_outer_goes_on(nest: Nest) -> None:
-    nest.device("d1")
-    nest.deploy("f")
-    nest.deploy("g")
+    nest.set_up("f g", "d1")
     nest.call("outer", "f")
 
     nest.inner("c", "g", "outer")
@@ -47,8 +45,7 @@ def test_on_one_device_the_inner_call_is_refused_at_once_and_the_outer_goes_on(n
 
 
 def test_a_model_that_calls_itself_is_refused(nest: Nest) -> None:
-    nest.device("d1")
-    nest.deploy("f")
+    nest.set_up("f", "d1")
     nest.call("outer", "f")
 
     nest.inner("c", "f", "outer")
@@ -57,8 +54,7 @@ def test_a_model_that_calls_itself_is_refused(nest: Nest) -> None:
 
 
 def test_a_call_of_nobody_waits_for_the_same_device(nest: Nest) -> None:
-    nest.device("d1")
-    nest.deploy("f")
+    nest.set_up("f", "d1")
     nest.call("outer", "f")
 
     nest.call("c", "f")
@@ -69,8 +65,7 @@ def test_a_call_of_nobody_waits_for_the_same_device(nest: Nest) -> None:
 @pytest.mark.parametrize("warm", [False, True])
 def test_where_another_device_is_idle_the_inner_call_loads_there(nest: Nest, warm: bool) -> None:
     """Also if its model is on its outer's device: what is there cannot serve it."""
-    nest.device("d1", 30)
-    nest.deploy("f")
+    nest.set_up("f", "d1", memory=30)
     nest.deploy("g", load_s=1000.0)
     if warm:
         nest.warm("g", "d1")
@@ -83,9 +78,7 @@ def test_where_another_device_is_idle_the_inner_call_loads_there(nest: Nest, war
 
 
 def test_it_goes_before_other_calls_to_the_holder_that_becomes_idle(nest: Nest) -> None:
-    for each in ("d1", "d2"):
-        nest.device(each, 10)
-    nest.deploy("f")
+    nest.set_up("f", "d1 d2", memory=10)
     nest.deploy("g")
     nest.call("outer", "f")
     nest.call("busy", "g")
@@ -98,10 +91,7 @@ def test_it_goes_before_other_calls_to_the_holder_that_becomes_idle(nest: Nest) 
 
 
 def test_of_two_that_wait_for_each_other_only_the_last_is_refused(nest: Nest) -> None:
-    for each in ("d1", "d2"):
-        nest.device(each)
-    for each in ("f", "g", "h"):
-        nest.deploy(each)
+    nest.set_up("f g h", "d1 d2")
     nest.call("a", "f")
     nest.call("b", "g")
     assert {nest.runs_on("a"), nest.runs_on("b")} == {"d1", "d2"}
@@ -117,9 +107,7 @@ def test_of_two_that_wait_for_each_other_only_the_last_is_refused(nest: Nest) ->
 
 
 def test_a_device_that_leaves_takes_the_last_place_with_it(nest: Nest) -> None:
-    for each in ("d1", "d2"):
-        nest.device(each)
-    nest.deploy("f")
+    nest.set_up("f", "d1 d2")
     nest.deploy("g")
     nest.call("a", "f")
     nest.call("busy", "f" if nest.runs_on("a") == "d1" else "g")
@@ -133,8 +121,7 @@ def test_a_device_that_leaves_takes_the_last_place_with_it(nest: Nest) -> None:
 
 
 def test_a_cpu_function_calls_a_model_on_its_device_but_not_one_that_does_not_fit_beside_it(nest: Nest) -> None:
-    nest.device("d1", 100)
-    nest.deploy("cpu", 50, slots=4)
+    nest.set_up("cpu", "d1", memory=100, size=50, slots=4)
     nest.deploy("small", 50)
     nest.deploy("large", 60)
     nest.call("a", "cpu")
@@ -147,8 +134,7 @@ def test_a_cpu_function_calls_a_model_on_its_device_but_not_one_that_does_not_fi
 
 
 def test_a_cpu_function_that_calls_itself_has_its_slots_then_a_copy_then_a_refusal(nest: Nest) -> None:
-    nest.device("d1", 20)
-    nest.deploy("cpu", 10, slots=2)
+    nest.set_up("cpu", "d1", memory=20, size=10, slots=2)
     nest.call("1", "cpu")
     nest.loaded("cpu", "d1")
     for number in (2, 3, 4):
@@ -165,9 +151,7 @@ def test_a_cpu_function_that_calls_itself_has_its_slots_then_a_copy_then_a_refus
 @pytest.mark.parametrize("again", [False, True])
 def test_a_cpu_function_that_is_scaled_down_while_it_calls_itself_has_no_more_copies_than_before(again: bool) -> None:
     """Its copies were to go since there were too many, did not count any more, and for each another one was started."""
-    nest = Nest()
-    nest.device("d1", 100)
-    nest.deploy("cpu", 10, slots=2, max_copies=2)
+    nest = Nest().set_up("cpu", "d1", memory=100, size=10, slots=2, max_copies=2)
     nest.call("1", "cpu")
     nest.loaded("cpu", "d1")
     nest.inner("2", "cpu", "1")
@@ -213,8 +197,7 @@ def test_a_cpu_function_that_calls_itself_has_back_what_its_worker_was_lent(copi
 
 def test_a_cpu_function_that_uses_what_its_worker_was_lent_is_refused_the_inner_call() -> None:
     nest = Nest(learn=True)
-    nest.device("d1", 400 * MiB, "cpu")
-    nest.deploy("cpu", 100 * MiB, slots=1, elastic=True)
+    nest.set_up("cpu", "d1", memory=400 * MiB, device_kind="cpu", size=100 * MiB, slots=1, elastic=True)
     nest.call("1", "cpu")
     nest.loaded("cpu", "d1")
     nest.inner("2", "cpu", "1")
@@ -228,8 +211,7 @@ def test_a_cpu_function_that_uses_what_its_worker_was_lent_is_refused_the_inner_
 
 def test_of_two_calls_of_a_worker_the_one_that_ends_has_not_made_what_is_waited_for(nest: Nest) -> None:
     """The engine took x for the maker of g1. It was y: so what y holds does not become free."""
-    nest.device("d1", 20)
-    nest.deploy("f", 10, slots=2)
+    nest.set_up("f", "d1", memory=20, size=10, slots=2)
     nest.deploy("g", 10, slots=1)
     nest.call("x", "f")
     nest.call("y", "f")
@@ -244,8 +226,7 @@ def test_of_two_calls_of_a_worker_the_one_that_ends_has_not_made_what_is_waited_
 
 
 def test_calls_of_a_cpu_function_that_only_compute_are_waited_for(nest: Nest) -> None:
-    nest.device("d1", 10)
-    nest.deploy("cpu", 10, slots=3)
+    nest.set_up("cpu", "d1", memory=10, size=10, slots=3)
     for each in "abc":
         nest.call(each, "cpu")
 
@@ -299,10 +280,7 @@ def test_an_inner_call_joins_its_outer_one_though_others_wait_for_the_device(nes
 
 
 def test_it_ends_with_its_outer_call() -> None:
-    nest = Nest()
-    for each in ("d1", "d2"):
-        nest.device(each)
-    nest.deploy("f")
+    nest = Nest().set_up("f", "d1 d2")
     nest.call("a", "f", 10.0)
     nest.now = 4.0
 
@@ -315,9 +293,7 @@ def test_it_ends_with_its_outer_call() -> None:
 
 
 def test_what_is_said_of_a_worker_that_runs_nothing_counts_for_nothing(nest: Nest) -> None:
-    nest.device("d1")
-    nest.deploy("f")
-    nest.warm("f", "d1")
+    nest.set_up("f", "d1", warm="f")
     nest.call("a", "f")
     nobody = m.Outer(DeviceId("d9"), FunctionId("f"))
 
@@ -376,8 +352,7 @@ def test_nests_of_any_shape_drain(seed: int, told: bool) -> None:
 def test_a_call_that_uses_all_that_it_was_lent_does_not_keep_its_own_inner_call_waiting() -> None:
     """It cannot give that back before it ends, and it ends after the inner call: that is refused once it is known."""
     nest = Nest(learn=True)
-    nest.device("d1", 400 * MiB, "cpu")
-    nest.deploy("f", slots=1, size=100 * MiB, elastic=True)
+    nest.set_up("f", "d1", memory=400 * MiB, device_kind="cpu", slots=1, size=100 * MiB, elastic=True)
     nest.deploy("g", size=250 * MiB)
     nest.call("outer", "f")
     nest.loaded("f", "d1")

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.scheduler.conformance import Rig
 from tests.unit.scheduler.test_actions import Scripted, Site
-from tests.unit.scheduler.world import state_of
+from tests.unit.scheduler.world import explanation, state_of
 
 from gpufaas_cache_manager.replacement import Lru, ReplacementOptions
 from gpufaas_core import messages as m
@@ -19,9 +19,9 @@ LOADS = Profile(3.0, 1.0, 60, loads={"host": 2.0})
 
 
 class Parking(Site):
-    """A device of 100 bytes on a node that parks, and functions of 60."""
+    """A device of 100 bytes on a node that parks, and functions of 60; those *missed* were loaded there in turn."""
 
-    def __init__(self, *, parks: bool = True, asks: bool = True) -> None:
+    def __init__(self, *missed: FunctionId, parks: bool = True, asks: bool = True) -> None:
         self.policy = Scripted()
         replacement = Lru(ReplacementOptions(park=asks))
         self.engine = Engine(policy=self.policy, replacement=replacement, learn=True)
@@ -29,6 +29,8 @@ class Parking(Site):
         self.tell(m.DeviceJoined(Device(D, "gpu", 100, parks=parks)))
         for name in (A, B, FunctionId("other")):
             self.deploy_with(name, LOADS)
+        for name in missed:
+            self.miss(name)
 
     def miss(self, function: FunctionId, load_s: float = 3.0, tier: str = "disk") -> m.Grant:
         """A call of *function* loads it on the device, and ends."""
@@ -65,24 +67,18 @@ def test_a_victim_is_parked_and_the_next_miss_wakes_it() -> None:
 
 
 def test_an_explanation_lists_what_was_parked_apart_from_what_was_evicted() -> None:
-    site = Parking()
-    site.miss(A)
+    site = Parking(A)
     assert site.miss(B).victims == ("a#0",)
-    found = site.engine.explain(CallId("b 1.0"), site.now)
-    assert found is not None
+    found = explanation(site.engine, "b 1.0", site.now)
     assert (found.victims, found.parked) == ((), ("a#0",))
 
-    site = Parking(parks=False)
-    site.miss(A)
-    site.miss(B)
-    found = site.engine.explain(CallId("b 1.0"), site.now)
-    assert found is not None
+    site = Parking(A, B, parks=False)
+    found = explanation(site.engine, "b 1.0", site.now)
     assert (found.victims, found.parked) == (("a#0",), ())
 
 
 def test_a_wake_is_expected_to_take_as_long_as_wakes_took() -> None:
-    site = Parking()
-    site.miss(A)
+    site = Parking(A)
     assert site.load_s(A) == 3.0
     site.miss(B)
     assert site.load_s(A) == 2.0, "as a load from host memory, until one was measured"
@@ -96,17 +92,13 @@ def test_a_wake_is_expected_to_take_as_long_as_wakes_took() -> None:
 
 
 def test_what_wakes_no_sooner_than_it_loads_is_not_parked() -> None:
-    site = Parking()
-    site.miss(A)
-    site.miss(B)
+    site = Parking(A, B)
     site.miss(A, 4.0, "parked")
     assert site.miss(B).parked == ()
 
 
 def test_a_copy_that_could_not_be_parked_is_loaded_anew() -> None:
-    site = Parking()
-    site.miss(A)
-    site.miss(B)
+    site = Parking(A, B)
     site.tell(m.Unparked(A, D, 0, "it has no room"))
     assert site.parked() == []
     assert site.miss(A).copy == 1
@@ -120,9 +112,7 @@ def test_nothing_is_parked_unless_node_and_policy_park() -> None:
 
 
 def test_a_late_word_about_a_copy_that_wakes_already_changes_nothing() -> None:
-    site = Parking()
-    site.miss(A)
-    site.miss(B)
+    site = Parking(A, B)
     site.call("x", A)
     site.do(c.Start((CallId("x"),), None, (Part(D, 0),)))
 
@@ -131,9 +121,7 @@ def test_a_late_word_about_a_copy_that_wakes_already_changes_nothing() -> None:
 
 
 def test_what_parked_copies_hold_of_the_device_is_given_to_a_copy_that_needs_it() -> None:
-    site = Parking()
-    site.miss(A)
-    site.miss(B)
+    site = Parking(A, B)
     assert site.tell(m.Parked(A, D, 0, 30)) == []
     assert state_of(site.engine).devices[D].residency.unpromised == 10
     site.deploy_with(FunctionId("large"), Profile(3.0, 1.0, 90))
@@ -144,9 +132,7 @@ def test_what_parked_copies_hold_of_the_device_is_given_to_a_copy_that_needs_it(
 
 
 def test_a_parked_copy_that_holds_more_than_is_free_ends() -> None:
-    site = Parking()
-    site.miss(A)
-    site.miss(B)
+    site = Parking(A, B)
     assert site.tell(m.Parked(A, D, 0, 50)) == [m.Evict(A, D, 0)]
     assert site.parked() == []
     site.miss(A)
@@ -154,16 +140,12 @@ def test_a_parked_copy_that_holds_more_than_is_free_ends() -> None:
 
 
 def test_parked_copies_of_a_function_that_is_removed_end() -> None:
-    site = Parking()
-    site.miss(A)
-    site.miss(B)
+    site = Parking(A, B)
     assert site.tell(m.FunctionRemoved(A)) == [m.Evict(A, D, 0)]
 
 
 def test_a_parked_worker_that_the_engine_does_not_know_is_found_by_the_check_of_its_node() -> None:
-    site = Parking()
-    site.miss(A)
-    site.miss(B)
+    site = Parking(A, B)
     held = site.engine.holdings([D])[D]
     told = DeviceSnapshot(Device(D, "gpu", 100), parked=(ParkedSnapshot(A, "a", 0), ParkedSnapshot(A, "a", 7)))
 
@@ -171,8 +153,7 @@ def test_a_parked_worker_that_the_engine_does_not_know_is_found_by_the_check_of_
 
 
 def test_a_policy_parks_a_copy_by_an_eviction_to_host() -> None:
-    site = Parking()
-    site.miss(A)
+    site = Parking(A)
     site.tell(m.DeviceJoined(Device(D, "gpu", 100, host_memory=100, parks=True)))
     site.miss(B)
     assert site.do(c.Evict("b#0", c.HOST)) == [m.Evict(B, D, 0, "host")]
@@ -180,8 +161,7 @@ def test_a_policy_parks_a_copy_by_an_eviction_to_host() -> None:
 
 
 def test_a_node_that_comes_back_says_what_it_has_parked() -> None:
-    site = Parking()
-    site.miss(A)
+    site = Parking(A)
     device = Device(D, "gpu", 100, parks=True)
     told = (ParkedSnapshot(A, "a", 3, 5), ParkedSnapshot(B, "older", 1), ParkedSnapshot(FunctionId("gone"), "", 0))
 

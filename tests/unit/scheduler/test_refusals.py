@@ -1,5 +1,6 @@
 """Calls that a node refuses, or whose device leaves, are placed again."""
 
+import pytest
 from tests.unit.scheduler.world import World, two_devices, world_of
 
 from gpufaas_cache_manager.replacement import make_replacement
@@ -84,15 +85,21 @@ def test_three_refusals_are_enough() -> None:
     assert world.on("a").busy is False
 
 
-def test_the_local_queue_of_a_device_that_leaves_is_placed_elsewhere() -> None:
+@pytest.mark.parametrize(
+    "goes",
+    [m.DeviceLeft(DeviceId("b"), "its node is silent"), m.WorkerExited(FunctionId("g"), DeviceId("b"), "killed")],
+    ids=["device", "worker"],
+)
+def test_the_local_queue_of_a_device_that_leaves_or_whose_worker_exits_is_placed_elsewhere(goes: m.Event) -> None:
     world = two_devices()
     world.call("runs", "g")
     world.call("local", "g")
 
-    world.tell(m.DeviceLeft(DeviceId("b"), "its node is silent"))
+    world.tell(goes)
 
     assert world.started == [("local", "a")]
     assert "runs" not in world.running
+    assert not [each for each in world.status.devices if each.device.id == "b" and each.busy]
 
 
 def test_calls_beside_one_that_was_refused_cold_are_over_when_their_device_leaves() -> None:

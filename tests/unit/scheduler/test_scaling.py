@@ -271,22 +271,6 @@ def test_a_model_that_drains_serves_its_local_queue_and_gets_no_more_into_it() -
     assert "late" in world.running
 
 
-def test_copies_that_cannot_be_loaded_do_not_fail_a_function_that_serves() -> None:
-    world = warm_copies(1, devices="ab")
-    world.scale("echo", 2)
-    for _ in range(3):
-        world.tell(m.CopyFailed(FunctionId("echo"), DeviceId("b"), "broken"))
-
-    world.call("c", "echo")
-
-    assert world.started == [("c", "a")]
-    world.finish("c")
-    assert world.out == []  # nor is it tried before its time: test_backoff.py
-    world.now += 1.0
-    world.scale("echo", 2)
-    assert isinstance(world.out[0], m.LoadCopy)
-
-
 def test_scaling_what_is_not_there_changes_nothing() -> None:
     world = World()
 

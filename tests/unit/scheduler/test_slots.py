@@ -125,8 +125,7 @@ def test_times_of_calls_beside_others_of_their_copy_are_learnt_apart_from_those_
     world.call("first", "f")
     world.loaded("f", "a")
     world.finish("first", 1.0)
-    costs = state_of(world.engine).functions[FunctionId("f")].costs["gpu"]
-    assert costs is not None
+    costs = world.costs("f")
 
     for number in range(5):
         world.call(f"a{number}", "f")

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.unit.scheduler.test_actions import Site
-from tests.unit.scheduler.world import state_of
+from tests.unit.scheduler.world import explanation, state_of
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
@@ -194,9 +194,7 @@ def test_a_miss_says_where_its_weights_came_from_once_they_are_there() -> None:
                 if isinstance(each, m.StartCall))  # fmt: skip
     before = site.engine.explain(CallId("x"), site.now)
     site.tell(m.Loaded(BIG, DeviceId("n2/c"), 0.5, 10, start.grant.copy, "host"))
-    after = site.engine.explain(CallId("x"), site.now)
-    assert before is not None
-    assert after is not None
+    after = explanation(site.engine, "x", site.now)
     assert (before.tier, after.tier, after.hit) == ("", "host", False)
     (resident,) = next(each for each in site.engine.status(site.now).devices if each.device.id == "n2/c").resident
     assert resident.tier == "host"

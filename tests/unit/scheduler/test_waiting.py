@@ -20,8 +20,7 @@ def test_a_call_whose_deadline_comes_while_it_waits_is_rejected_with_the_time_it
     world.tell(m.Woken())
 
     assert world.rejected == [("other", "deadline"), ("local", "deadline")]
-    assert isinstance(world.out[0], m.Reject)
-    assert "4.500 s" in world.out[0].message
+    assert "4.500 s" in world.message
     assert world.engine.wake_at is None
 
 
@@ -67,14 +66,11 @@ def test_a_full_queue_turns_calls_away_and_says_when_to_come_back() -> None:
     assert isinstance(world.out[0], m.Reject)
     # Three calls of 2 s each, and as much more as is enough in three of four cases: their variation is not known yet.
     assert world.out[0].retry_after_s == pytest.approx(6.0 * 1.243, rel=1e-3)
-    assert "2 calls waiting" in world.out[0].message
+    assert "2 calls waiting" in world.message
 
 
 def test_the_queue_of_all_functions_together_is_bounded_too() -> None:
-    world = World(max_queue=1)
-    world.deploy("f")
-    world.deploy("g")
-    world.device("a")
+    world = World(max_queue=1).set_up("f g", "a")
     world.call("runs", "f")
     world.call("waits", "g")
 
@@ -97,9 +93,8 @@ def test_a_function_that_fits_no_device_is_rejected_with_the_sizes() -> None:
     world.call("c", "f")
 
     assert world.rejected == [("c", "no_device")]
-    assert isinstance(world.out[0], m.Reject)
-    assert "200 MiB" in world.out[0].message
-    assert "100 MiB" in world.out[0].message
+    assert "200 MiB" in world.message
+    assert "100 MiB" in world.message
 
 
 def test_a_function_without_a_profile_for_any_kind_of_device_is_rejected() -> None:
@@ -120,9 +115,8 @@ def test_a_call_whose_room_others_always_keep_is_refused_with_their_names(slots:
     world.call("c", "f")
 
     assert world.rejected == [("c", "no_room")]
-    assert isinstance(world.out[-1], m.Reject)
-    assert "50 MiB on a (60 MiB of 100 MiB are held) or 50 MiB on b" in world.out[-1].message
-    assert "those of kept." in world.out[-1].message
+    assert "50 MiB on a (60 MiB of 100 MiB are held) or 50 MiB on b" in world.message
+    assert "those of kept." in world.message
     world.call("again", "f")
     assert world.rejected == [("again", "no_room")], "nothing is left behind of the first"
 

@@ -1,6 +1,7 @@
 """Builder for tests of the engine: a `World` checks after every event that nothing impossible happened."""
 
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 from msgspec.structs import replace
 
@@ -11,6 +12,7 @@ from gpufaas_core.model import (
     Device,
     DeviceId,
     EngineStatus,
+    Explanation,
     Function,
     FunctionId,
     Need,
@@ -19,6 +21,7 @@ from gpufaas_core.model import (
 )
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import DEFAULT_POLICY, SchedulingPolicy, make_policy
+from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.world import World as State
 
 
@@ -105,6 +108,29 @@ class World:
                 )
             )
         )  # fmt: skip
+
+    def set_up(
+        self,
+        functions: str,
+        devices: str,
+        *,
+        memory: int = 100,
+        device_kind: str = "gpu",
+        ahead: bool = False,
+        warm: str = "",
+        **declared: object,
+    ) -> Self:
+        """Add devices, and functions that are all *declared* alike; the first device holds those of *warm*, idle."""
+        for name in functions.split():
+            self.deploy(name, **declared)
+        place = {"memory": memory, "kind": device_kind, **({"ahead": True} if ahead else {})}
+        first, *others = devices.split()
+        self.device(first, **place)
+        for name in warm.split():
+            self.warm(name, first)
+        for name in others:
+            self.device(name, **place)
+        return self
 
     def call(self, name: str, function: str, deadline: float | None = None) -> list[m.Command]:
         return self.tell(m.Arrived(CallId(name), FunctionId(function), deadline))
@@ -290,6 +316,21 @@ class World:
             each for each in self.on(device).resident if each.function == function and copy in (None, each.copy)
         )
 
+    def explain(self, call: str) -> Explanation:
+        return explanation(self.engine, call, self.now)
+
+    def costs(self, function: str) -> Costs:
+        """What is known of it on GPUs."""
+        found = state_of(self.engine).functions[FunctionId(function)].costs["gpu"]
+        assert found is not None
+        return found
+
+    @property
+    def message(self) -> str:
+        """The words of the rejection that the last event ended with."""
+        assert isinstance(self.out[-1], m.Reject)
+        return self.out[-1].message
+
     @property
     def started(self) -> list[tuple[str, str]]:
         """(call, device) of the last event."""
@@ -307,22 +348,10 @@ def world_of(
     *,
     policy: str | SchedulingPolicy = DEFAULT_POLICY,
     learn: bool = False,
-    memory: int = 100,
-    ahead: bool = False,
-    warm: str = "",
-    **declared: object,
+    **more: object,
 ) -> World:
-    """Return a world with these functions, all *declared* alike; the first device holds those of *warm*, idle."""
-    world = World(policy, learn=learn)
-    for name in functions.split():
-        world.deploy(name, **declared)
-    first, *others = devices.split()
-    world.device(first, memory, ahead=ahead)
-    for name in warm.split():
-        world.warm(name, first)
-    for name in others:
-        world.device(name, memory, ahead=ahead)
-    return world
+    """Return a world that is `set_up` so."""
+    return World(policy, learn=learn).set_up(functions, devices, **more)
 
 
 def two_devices(policy: str = "lalb-o3", **options: object) -> World:
@@ -342,6 +371,12 @@ def two_devices(policy: str = "lalb-o3", **options: object) -> World:
 def state_of(engine: Engine) -> State:
     """Return what *engine* decides from, for tests of its parts. All others ask the engine itself."""
     return engine._world
+
+
+def explanation(engine: Engine, call: str, now: float) -> Explanation:
+    found = engine.explain(CallId(call), now)
+    assert found is not None
+    return found
 
 
 def where(what) -> tuple[str, str, int]:  # type: ignore[no-untyped-def]
