@@ -2,7 +2,8 @@
 Processes for `test_fetch`: a peer that serves a directory of artifacts, and a node that fetches.
 
 ``python peer.py serve ROOT PORT [CUT]`` sends at most CUT bytes of each answer, then keeps the connection open and
-says nothing. ``python peer.py fetch ROOT URL DIGEST`` fetches, and prints each progress.
+says nothing. ``python peer.py fetch ROOT URL DIGEST`` fetches, and prints each progress; at last, by how many bytes
+its memory has grown at most.
 """
 
 import asyncio
@@ -16,21 +17,28 @@ import uvicorn
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cache_manager.fetcher import Fetcher
+from gpufaas_cache_manager.filling import FetchSettings
 from gpufaas_cache_manager.peers import PeerArtifacts, PeerClient
 
 TOKEN = "the cluster's token"
 
 
 def counted(app: PeerArtifacts, cut: int | None) -> Callable[..., Awaitable[None]]:
-    """`app`, with what it has sent so far at /sent, and a limit on what it sends in an answer."""
+    """
+    `app`, with what it has sent so far at /sent, the bytes from which it was asked to send at /asked, and a limit on
+    what it sends in an answer.
+    """
+    asked: list[str] = []
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             return
-        if scope["path"] == "/sent":
+        if scope["path"] in ("/sent", "/asked"):
+            said = str(app.sent) if scope["path"] == "/sent" else " ".join(asked)
             await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": str(app.sent).encode()})
+            await send({"type": "http.response.body", "body": said.encode()})
             return
+        asked.append(dict(scope["headers"]).get(b"range", b"bytes=0-").decode()[6:-1])
         left = cut
 
         async def limited(message: Any) -> None:
@@ -50,15 +58,23 @@ def counted(app: PeerArtifacts, cut: int | None) -> Callable[..., Awaitable[None
     return serve
 
 
+def peak() -> int:
+    """Return the most memory that this process has had, by the kernel's count."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
 async def fetch(root: Path, url: str, digest: str) -> None:
     artifacts = ArtifactStore(root / "artifacts")
 
     async def holders(_: str) -> list[str]:
         return [url]
 
-    fetcher = Fetcher(artifacts, BundleStore(root / "bundles", artifacts), holders, PeerClient(TOKEN))
+    client, patient = PeerClient(TOKEN, patience_s=60.0), FetchSettings(patience_s=60.0)
+    fetcher = Fetcher(artifacts, BundleStore(root / "bundles", artifacts), holders, client, settings=patient)
+    before = peak()
     await fetcher.ensure(digest, progress=lambda done, size: print(done, size, flush=True))
-    print("here", flush=True)
+    print(peak() - before, flush=True)
 
 
 def main() -> None:
