@@ -32,7 +32,7 @@ def test_the_next_worker_of_a_function_finds_what_was_compiled_and_no_other_func
     first = platform.call(path, b"kernel").json()
     (worker,) = platform.workers()
     worker.kill()
-    until(lambda: worker not in platform.workers(), "it is gone")
+    until(lambda: "one" not in platform.residents(), "it is gone")
 
     assert first["before"] == []
     assert platform.call(path, b"more").json() == {"folder": first["folder"], "before": ["kernel"]}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 HANDLER = """
     import os
@@ -87,7 +88,7 @@ def test_a_function_of_the_template_is_built_deployed_called_and_asks_for_a_gpu(
     assert done.returncode == 0, done.stdout + done.stderr
     http, name = project.platform.http, project.name
 
-    first = http.post(f"/function/{name}/path", content=b"hello", timeout=60)
+    first = http.post(f"/function/{name}/path", content=b"hello")
 
     assert first.status_code == 200, first.text
     assert first.json() == {
@@ -99,8 +100,13 @@ def test_a_function_of_the_template_is_built_deployed_called_and_asks_for_a_gpu(
     assert http.post(f"/function/{name}/secret").content == b"s3cret"
     assert http.post(f"/function/{name}/stream").text == "0,1,2,"
     params = {"name": name, "callId": first.headers["x-call-id"]}
-    of_first = [json.loads(line) for line in http.get("/system/logs", params=params).text.splitlines()]
-    assert [(line["stream"], line["text"]) for line in of_first] == [("stdout", "answers hello")]
+
+    def of_first() -> list[tuple[str, str]]:
+        lines = map(json.loads, http.get("/system/logs", params=params).text.splitlines())
+        return [(line["stream"], line["text"]) for line in lines]
+
+    until(of_first, "its output is in the log")
+    assert of_first() == [("stdout", "answers hello")]
     assert "loading on cpu" in project.platform.log(name)
 
     project.stack.write_text(project.stack.read_text().replace("memory: 128Mi", "memory: 128Mi, nvidia.com/gpu: 1"))
