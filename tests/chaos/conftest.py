@@ -1,6 +1,7 @@
 """Faults in a cluster of real processes, under load. Each test is a row of the table that is printed at the end."""
 
 import json
+import math
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from tests.etcd_process import etcd_missing
 from tests.integration.cluster import Cluster, Network, Service
 from tests.integration.conftest import HTTP, LIMIT_S, TORCH, until
 
-DRAIN_S = 60.0
+DRAIN_S = 90.0
 DISK_MB = 64
 _rows = pytest.StashKey[list["Row"]]()
 
@@ -246,8 +247,8 @@ class Chaos:
 
 @pytest.fixture
 def chaos(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Callable[..., Chaos]]:
-    def begin(fault: str, traffic: tuple[Traffic, ...] = TRAFFIC) -> Chaos:
-        made = Chaos(cluster, fault, request.config.getoption("--chaos-rate"), traffic)
+    def begin(fault: str, traffic: tuple[Traffic, ...] = TRAFFIC, most: float = math.inf) -> Chaos:
+        made = Chaos(cluster, fault, min(most, request.config.getoption("--chaos-rate")), traffic)
         request.config.stash[_rows].append(made.row)
         return made
 

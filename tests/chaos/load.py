@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tests.waiting import LIMIT_S
+
 RECORDING_MODEL: Final = """
     import os
 
@@ -33,7 +35,7 @@ RECORDING: Final = RECORDING_MODEL.replace("def load(device):\n        return No
     "model, event", "event"
 )
 
-HUNG_S: Final = 30.0
+HUNG_S: Final = LIMIT_S
 """A caller waits so long for an answer."""
 _TICK_S: Final = 0.01
 CUT: Final = 0
@@ -95,7 +97,7 @@ class Load:
 
     def __enter__(self) -> "Load":
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(LIMIT_S)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.conftest import Chaos
 from tests.etcd_process import etcd_missing
 from tests.integration.cluster import Cluster, Network, Service, filled
-from tests.integration.conftest import all_ended, until
+from tests.integration.conftest import LIMIT_S, all_ended, until
 
 pytestmark = [
     pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),
@@ -26,7 +26,7 @@ NO_LEADER_S = 30.0
 FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
 
 
-def seconds_until(claim: Callable[[], bool], since: float, what: str, timeout_s: float = 30.0) -> float:
+def seconds_until(claim: Callable[[], bool], since: float, what: str, timeout_s: float = LIMIT_S) -> float:
     until(claim, what, timeout_s)
     return time.monotonic() - since
 

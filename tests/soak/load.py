@@ -15,6 +15,7 @@ from typing import Final
 
 from tests.chaos.load import read_message
 from tests.soak.functions import FUNCTIONS, Function
+from tests.waiting import LIMIT_S
 
 CUT: Final = 0
 """The status of a call whose connection broke."""
@@ -73,7 +74,7 @@ class Load:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(LIMIT_S)
 
     def stop(self, drain_s: float) -> None:
         """Send nothing more; return when all is answered and called back, or after *drain_s*."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import httpx
 import psutil
-from tests.integration.conftest import TORCH, Platform, private_bytes, until
+from tests.integration.conftest import LIMIT_S, TORCH, Platform, private_bytes, until
 from tests.soak.functions import FUNCTIONS
 from tests.soak.judge import Fault, Verdict, judge
 from tests.soak.load import Load, is_open
@@ -30,7 +30,6 @@ DEVICE_MIB: Final = 320
 RATE: Final = 12.0
 """Calls per second: about half of what the devices could take."""
 DRAIN_S: Final = 120.0
-_IDLE_S: Final = 20.0
 _FAULT_EVERY_S: Final = 12.0
 _UPDATE_EVERY_S: Final = 7.0
 _MORE_FILES: Final = 24
@@ -173,7 +172,8 @@ class Soak:
     def _repeat(self, work: Callable[[], None], every_s: float) -> None:
         while not self._stop.wait(every_s):
             try:
-                work()
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ended while it was looked at: next time
+                    work()
             except (psutil.Error, httpx.TransportError, OSError) as exc:
                 self.report.violations.append(f"{work.__name__}: {exc!r}")
 
@@ -225,7 +225,9 @@ class Soak:
             for worker in server.children()
             if worker.name() != "standby"
         ]  # fmt: skip
-        held = [private_bytes(pid) or 0 for pid in workers]
+        sizes = {pid: private_bytes(pid) or 0 for pid in workers}
+        # One by one, and each takes a while: what ended since then was not there together with the last.
+        held = [size for pid, size in sizes.items() if private_bytes(pid) is not None]
         self.report.samples.append(
             Sample(
                 time.monotonic() - self._began,
@@ -240,11 +242,11 @@ class Soak:
         """The load has ended: nothing is stuck, and every function answers."""
         ended = time.monotonic()
         try:
-            until(self.platform.is_idle, "it is idle", timeout_s=_IDLE_S)
+            until(self.platform.is_idle, "it is idle", timeout_s=LIMIT_S)
             self.report.idle_s = time.monotonic() - ended
         except AssertionError:
             status = self.platform.status()
-            self.report.violations.append(f"{_IDLE_S:g} s after the last call something runs yet: {str(status)[:2000]}")
+            self.report.violations.append(f"{LIMIT_S:g} s after the last call something runs yet: {str(status)[:2000]}")
         for each in FUNCTIONS:
             try:
                 self._probe(each.name, "afterwards")
