@@ -86,9 +86,9 @@ class Service:
             return 0, str(exc)
         return answer.status_code, answer.text.strip()
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, timeout_s: float = LIMIT_S) -> dict[str, float]:
         """Return its metrics by name and labels, as they are written."""
-        lines = self.http.get("/metrics").text.splitlines()
+        lines = self.http.get("/metrics", timeout=timeout_s).text.splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
     def said(self) -> str:
@@ -137,7 +137,9 @@ class Service:
 
     def held_bytes(self) -> int:
         """Return the workers' private memory, as it is seen from outside."""
-        return sum(private_bytes(each.pid) or 0 for each in self.workers())
+        sizes = {each.pid: private_bytes(each.pid) or 0 for each in self.workers()}
+        # One by one, and each takes a while: what ended since then was not there together with the last.
+        return sum(size for pid, size in sizes.items() if private_bytes(pid) is not None)
 
     def close(self) -> None:
         self.http.close()
@@ -308,7 +310,7 @@ class Cluster:
         """Return the scheduler that says that it leads; *but* these, which may not answer."""
         for each in self.schedulers:
             with contextlib.suppress(httpx.TransportError):
-                if each not in but and each.runs and each.metrics().get("gpufaas_scheduler_leads"):
+                if each not in but and each.runs and each.metrics(5.0).get("gpufaas_scheduler_leads"):
                     return each
         return None
 
