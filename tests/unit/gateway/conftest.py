@@ -19,6 +19,8 @@ from gpufaas_core.origin import Origins
 from gpufaas_core.units import GiB
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
+from gpufaas_gateway.calls import Calls
+from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.function_http import FunctionHttp
 from gpufaas_gateway.invoke import FunctionFront
@@ -34,6 +36,7 @@ class Gateway:
     """The app among fakes; `client` meets it as on loopback, `stranger` and `admin` where passwords are asked for."""
 
     def __init__(self, root: Path) -> None:
+        self.root = root
         self.store = MemoryStore()
         self.artifacts = MemoryArtifacts()
         self.secrets = MemorySecrets()
@@ -68,9 +71,18 @@ class Gateway:
     async def deployed(self, name: str = "echo", **fields: object) -> FunctionId:
         answer = await self.client.post("/system/functions", json=self.body(name, **fields))
         assert answer.status_code == 202, answer.text
-        found = self.catalogue.find(f"{name}.{fields.get('namespace', 'openfaas-fn')}")
+        return self.found(f"{name}.{fields.get('namespace', 'openfaas-fn')}").function_id
+
+    def found(self, name: str = "echo") -> Deployed:
+        found = self.catalogue.find(name)
         assert found is not None
-        return found.function_id
+        return found
+
+    async def calls(self, functions: Any, **annotations: str) -> Calls:
+        """Deploy echo, with annotations of ours, and return what runs its calls: *functions* place and run them."""
+        ours = {f"gpufaas.{name.replace('_', '-')}": value for name, value in annotations.items()}
+        await self.deployed(annotations={"gpufaas.bundle": self.bundle, **ours})
+        return Calls(self.catalogue, functions, functions, self.root)
 
     async def delete(self, body: object) -> httpx.Response:
         return await self.client.request("DELETE", "/system/functions", json=body)

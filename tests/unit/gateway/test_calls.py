@@ -4,20 +4,19 @@ import asyncio
 import gc
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from tests.unit.gateway.conftest import DEVICE, Gateway
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
+from tests.waiting import eventually
 
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, GrantRefused, Overloaded, WorkerCrashed
 from gpufaas_core.frames import STREAM, AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId
 from gpufaas_gateway.call_body import Body
-from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.request import BrokenAnswer, Request
 
 
@@ -106,11 +105,10 @@ class Crashing(Functions):
         return exchange
 
 
-async def test_a_call_that_fails_says_how_its_worker_was_started(gateway: Gateway, tmp_path: Path) -> None:
-    await gateway.deployed()
+async def test_a_call_that_fails_says_how_its_worker_was_started(gateway: Gateway) -> None:
     functions = Crashing()
 
-    answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo"))
+    answer = await (await gateway.calls(functions)).run(Request("echo"))
 
     headers = dict(answer.headers)
     assert answer.status == 502
@@ -118,29 +116,27 @@ async def test_a_call_that_fails_says_how_its_worker_was_started(gateway: Gatewa
     assert b"load;dur=500.000, run;dur=0.000, load-read;dur=400.000" in headers[b"server-timing"]
 
 
-async def test_a_call_is_a_request_and_an_answer(gateway: Gateway, tmp_path: Path) -> None:
-    await gateway.deployed()
+async def test_a_call_is_a_request_and_an_answer(gateway: Gateway) -> None:
     functions = Functions()
 
-    answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo", body=b"hello"))
+    answer = await (await gateway.calls(functions)).run(Request("echo", body=b"hello"))
 
     assert (answer.status, answer.body, answer.error) == (200, b"hello", None)
     assert (b"x-gpufaas-device", DEVICE.id.encode()) in answer.headers
 
 
-async def test_what_cannot_be_called_is_an_answer_too(gateway: Gateway, tmp_path: Path) -> None:
-    answer = await Calls(gateway.catalogue, Functions(), Functions(), tmp_path).run(Request("nobody"))
+async def test_what_cannot_be_called_is_an_answer_too(gateway: Gateway) -> None:
+    answer = await (await gateway.calls(Functions())).run(Request("nobody"))
 
     assert answer.status == 404
     assert b"there is no function 'nobody'" in answer.body
     assert (b"x-openfaas-internal", b"gateway") in answer.headers
 
 
-async def test_a_body_in_hand_is_held_to_the_functions_limit(gateway: Gateway, tmp_path: Path) -> None:
-    await gateway.deployed(annotations={"gpufaas.bundle": gateway.bundle, "gpufaas.max-body": "1Ki"})
+async def test_a_body_in_hand_is_held_to_the_functions_limit(gateway: Gateway) -> None:
     functions = Functions()
 
-    answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo", body=b"x" * 1025))
+    answer = await (await gateway.calls(functions, max_body="1Ki")).run(Request("echo", body=b"x" * 1025))
 
     assert answer.status == 413
     assert not functions.called
@@ -158,13 +154,11 @@ class Telling(Leaving):
         return True
 
 
-async def test_a_call_that_waits_begins_with_its_grant_before_any_task_runs(gateway: Gateway, tmp_path: Path) -> None:
-    await gateway.deployed()
+async def test_a_call_that_waits_begins_with_its_grant_before_any_task_runs(gateway: Gateway) -> None:
     functions = Waiting()
-    calls = Calls(gateway.catalogue, functions, functions, tmp_path)
+    calls = await gateway.calls(functions)
     running = asyncio.create_task(calls.run(Request("echo", body=b"hello")))
-    while not functions.begins:
-        await asyncio.sleep(0)
+    await eventually(lambda: functions.begins)
 
     ((call, begin),) = functions.begins.items()
     grant = Functions.place(functions, call, gateway.catalogue.find("echo").function_id, 1.0)  # type: ignore[union-attr]
@@ -176,9 +170,7 @@ async def test_a_call_that_waits_begins_with_its_grant_before_any_task_runs(gate
     assert len(functions.called) == 1
 
 
-async def test_a_call_that_its_node_refuses_at_its_grant_is_placed_again(gateway: Gateway, tmp_path: Path) -> None:
-    await gateway.deployed()
-
+async def test_a_call_that_its_node_refuses_at_its_grant_is_placed_again(gateway: Gateway) -> None:
     class Refusing(Waiting):
         def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
             if grant.number == 1:
@@ -189,32 +181,28 @@ async def test_a_call_that_its_node_refuses_at_its_grant_is_placed_again(gateway
             return self.place()
 
     functions = Refusing()
-    calls = Calls(gateway.catalogue, functions, functions, tmp_path)
+    calls = await gateway.calls(functions)
     running = asyncio.create_task(calls.run(Request("echo", body=b"hello")))
-    while not functions.begins:
-        await asyncio.sleep(0)
+    await eventually(lambda: functions.begins)
     ((call, begin),) = functions.begins.items()
     grant = Functions.place(functions, call, gateway.catalogue.find("echo").function_id, 1.0)  # type: ignore[union-attr]
     begin(grant)
     functions.waiting[0].set_result(grant)
-    while len(functions.waiting) < 2:
-        await asyncio.sleep(0)
+    await eventually(lambda: len(functions.waiting) == 2)
     assert not functions.called
     functions.waiting[1].set_result(replace(grant, number=2))  # this one is not told before its future
 
     assert (await running).body == b"hello"
 
 
-async def test_a_caller_who_tells_that_he_goes_needs_no_task_to_listen_to_him(gateway: Gateway, tmp_path: Path) -> None:
-    await gateway.deployed()
+async def test_a_caller_who_tells_that_he_goes_needs_no_task_to_listen_to_him(gateway: Gateway) -> None:
     functions, gone, stays = Waiting(), Telling(), Telling()
-    calls = Calls(gateway.catalogue, functions, functions, tmp_path)
+    calls = await gateway.calls(functions)
     before = len(asyncio.all_tasks())
     leaves, waits = (
         asyncio.create_task(calls.run(Request("echo", body=b"hello", caller=each))) for each in (gone, stays)
     )
-    while gone.tell is None or stays.tell is None:
-        await asyncio.sleep(0)
+    await eventually(lambda: gone.tell and stays.tell)
     assert len(asyncio.all_tasks()) == before + 2
 
     gone.tell()
@@ -228,14 +216,12 @@ async def test_a_caller_who_tells_that_he_goes_needs_no_task_to_listen_to_him(ga
     assert (len(functions.cancelled), stays.tell) == (1, None)
 
 
-async def test_a_caller_who_leaves_while_his_call_waits_gives_its_place_up(gateway: Gateway, tmp_path: Path) -> None:
-    await gateway.deployed()
+async def test_a_caller_who_leaves_while_his_call_waits_gives_its_place_up(gateway: Gateway) -> None:
     functions, caller = Waiting(), Leaving(b"hello")
-    calls = Calls(gateway.catalogue, functions, functions, tmp_path)
+    calls = await gateway.calls(functions)
 
     running = asyncio.create_task(calls.run(Request("echo", body=None, caller=caller)))
-    while not functions.waiting:
-        await asyncio.sleep(0)
+    await eventually(lambda: functions.waiting)
     caller.gone.set()
 
     with pytest.raises(CallCancelled):
@@ -282,31 +268,28 @@ class Working(Functions):
 
 
 async def test_a_caller_with_a_slow_body_who_leaves_while_his_call_runs_is_heard(
-    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call is watched before it is placed, and then placed at once: nothing else listens to its caller."""
-    await gateway.deployed()
     functions, caller = Working(), Slow()
-    calls = Calls(gateway.catalogue, functions, functions, tmp_path)
+    calls = await gateway.calls(functions)
     monkeypatch.setattr("gpufaas_gateway.watching.WATCH_AFTER_S", 0.0)
 
     running = asyncio.create_task(calls.run(Request("echo", body=None, caller=caller)))
     for _ in range(10):  # more than two sweeps
         await asyncio.sleep(0)
     caller.sends.set()
-    while not functions.called:
-        await asyncio.sleep(0)
+    await eventually(lambda: functions.called)
     caller.gone.set()
 
     with pytest.raises(CallCancelled):
         await asyncio.wait_for(running, 5)
 
 
-async def test_a_call_that_waits_too_long_is_answered_504(gateway: Gateway, tmp_path: Path) -> None:
-    await gateway.deployed(annotations={"gpufaas.bundle": gateway.bundle, "gpufaas.timeout": "50ms"})
+async def test_a_call_that_waits_too_long_is_answered_504(gateway: Gateway) -> None:
     functions = Waiting()
 
-    answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo"))
+    answer = await (await gateway.calls(functions, timeout="50ms")).run(Request("echo"))
 
     assert answer.status == 504
     assert isinstance(answer.error, DeadlineExceeded)
@@ -316,25 +299,22 @@ async def test_a_call_that_waits_too_long_is_answered_504(gateway: Gateway, tmp_
 
 @pytest.mark.parametrize("far_s", [0.02, 100.0])
 async def test_a_time_limit_that_is_far_away_is_counted_when_it_is_near(
-    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, far_s: float
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, far_s: float
 ) -> None:
-    await gateway.deployed(annotations={"gpufaas.bundle": gateway.bundle, "gpufaas.timeout": "60ms"})
     for name, value in (("watching.WATCH_AFTER_S", 0.001), ("watching.FAR_S", far_s), ("calls.SHORT_S", 0.0)):
         monkeypatch.setattr(f"gpufaas_gateway.{name}", value)
     functions = Waiting()
 
-    answer = await asyncio.wait_for(Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo")), 60)
+    answer = await asyncio.wait_for((await gateway.calls(functions, timeout="60ms")).run(Request("echo")), 60)
 
     assert answer.status == 504
     assert functions.cancelled
 
 
-async def test_what_the_scheduler_refuses_is_said_as_it_says_it(gateway: Gateway, tmp_path: Path) -> None:
-    await gateway.deployed()
+async def test_what_the_scheduler_refuses_is_said_as_it_says_it(gateway: Gateway) -> None:
     functions = Waiting()
-    running = asyncio.create_task(Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo")))
-    while not functions.waiting:
-        await asyncio.sleep(0)
+    running = asyncio.create_task((await gateway.calls(functions)).run(Request("echo")))
+    await eventually(lambda: functions.waiting)
 
     functions.waiting[0].set_exception(Overloaded("the queue is full", 7.0))
 
@@ -343,10 +323,9 @@ async def test_what_the_scheduler_refuses_is_said_as_it_says_it(gateway: Gateway
     assert (b"retry-after", b"7") in answer.headers
 
 
-async def test_what_is_not_read_of_an_answer_is_given_up(gateway: Gateway, tmp_path: Path) -> None:
-    await gateway.deployed()
+async def test_what_is_not_read_of_an_answer_is_given_up(gateway: Gateway) -> None:
     functions = Streaming()
-    answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo"))
+    answer = await (await gateway.calls(functions)).run(Request("echo"))
     stats = gateway.metrics.functions["echo.openfaas-fn"]
 
     assert answer.stream is not None
@@ -358,22 +337,17 @@ async def test_what_is_not_read_of_an_answer_is_given_up(gateway: Gateway, tmp_p
     assert stats.inflight == 0
 
 
-async def test_a_call_that_is_over_keeps_no_body(
-    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_that_is_over_keeps_no_body(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     async def streams(first: bytes, *_: object) -> Body:
         return first, STREAM, "", 0
 
     monkeypatch.setattr("gpufaas_gateway.calls.read_rest", streams)
-    await gateway.deployed()
     functions, piece = Streaming(), bytes(100_000)
     gc.collect()
     gc.disable()
     try:
         caller = Leaving(piece, b"rest")
-        answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(
-            Request("echo", body=None, caller=caller)
-        )
+        answer = await (await gateway.calls(functions)).run(Request("echo", body=None, caller=caller))
         assert answer.stream is not None
         with answer.stream:
             assert sys.getrefcount(piece) > 2, "the call has it"
@@ -385,11 +359,10 @@ async def test_a_call_that_is_over_keeps_no_body(
         gc.enable()
 
 
-async def test_an_answer_that_breaks_off_is_told_from_one_that_ends(gateway: Gateway, tmp_path: Path) -> None:
-    await gateway.deployed()
+async def test_an_answer_that_breaks_off_is_told_from_one_that_ends(gateway: Gateway) -> None:
     functions = Streaming()
     functions.error = GpufaasError("the function's answer broke off: it raised")
-    answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo"))
+    answer = await (await gateway.calls(functions)).run(Request("echo"))
 
     async def read_all() -> None:
         assert answer.stream is not None
@@ -402,10 +375,9 @@ async def test_an_answer_that_breaks_off_is_told_from_one_that_ends(gateway: Gat
     assert gateway.metrics.functions["echo.openfaas-fn"].by_code.keys() == {500}
 
 
-async def test_a_quick_call_costs_no_task_and_no_timer_of_its_own(gateway: Gateway, tmp_path: Path) -> None:
-    await gateway.deployed()
+async def test_a_quick_call_costs_no_task_and_no_timer_of_its_own(gateway: Gateway) -> None:
     functions = Functions()
-    calls = Calls(gateway.catalogue, functions, functions, tmp_path)
+    calls = await gateway.calls(functions)
     loop = asyncio.get_running_loop()
     before, timers = len(asyncio.all_tasks()), len(loop._scheduled)  # type: ignore[attr-defined]
 

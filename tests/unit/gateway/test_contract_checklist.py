@@ -6,7 +6,6 @@ here as what a server can do about them.
 """
 
 import asyncio
-import base64
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.unit.gateway.conftest import DEVICE, Gateway, calling
+from tests.unit.gateway.conftest import DEVICE, Gateway, calling, is_platform_error
 
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import GpufaasError
@@ -130,10 +129,16 @@ async def test_01_put_of_a_function_that_does_not_exist_is_404(gateway: Gateway)
 
 
 async def test_02_deploy_and_update_answer_200_or_202(gateway: Gateway) -> None:
+    """faas-cli tries PUT, wants 404 for a new function, then POST; 201 and 204 it takes for errors (§1 items 1-3)."""
+    first = await gateway.admin.put("/system/functions", json=gateway.body())
     created = await gateway.admin.post("/system/functions", json=gateway.body())
+    again = await gateway.admin.post("/system/functions", json=gateway.body())
     updated = await gateway.admin.put("/system/functions", json=gateway.body())
 
-    assert {created.status_code, updated.status_code} <= {200, 202}
+    assert (first.status_code, created.status_code, again.status_code, updated.status_code) == (404, 202, 409, 200)
+    assert created.content == b""
+    assert is_platform_error(first)
+    assert is_platform_error(again)
 
 
 async def test_03_nothing_is_answered_204(gateway: Gateway) -> None:
@@ -157,16 +162,21 @@ async def test_03_nothing_is_answered_204(gateway: Gateway) -> None:
 
 
 async def test_04_secrets_answer_what_the_cli_takes(gateway: Gateway) -> None:
-    body = {"name": "key", "value": "a"}
+    """The dance of ``secret create --replace`` is POST, 409, PUT; 204 would be an error to it (§1 items 3 and 4)."""
+    body = {"name": "api-key", "value": "a"}
     created = await gateway.admin.post("/system/secrets", json=body)
-    exists = await gateway.admin.post("/system/secrets", json=body)
-    updated = await gateway.admin.put("/system/secrets", json=body)
-    removed = await gateway.admin.request("DELETE", "/system/secrets", json=body)
+    again = await gateway.admin.post("/system/secrets", json=body)
+    updated = await gateway.admin.put("/system/secrets", json={**body, "value": "new"})
+    listed = await gateway.admin.get("/system/secrets")
+    removed = await gateway.admin.request("DELETE", "/system/secrets", json={"name": "api-key"})
+    gone = await gateway.admin.request("DELETE", "/system/secrets", json={"name": "api-key"})
+    late = await gateway.admin.put("/system/secrets", json=body)
 
-    assert created.status_code in (200, 201, 202)
-    assert exists.status_code == 409
-    assert updated.status_code in (200, 202)
-    assert removed.status_code in (200, 202)
+    assert [each.status_code for each in (created, again, updated, removed, gone, late)] == [
+        201, 409, 202, 202, 404, 404,
+    ]  # fmt: skip
+    assert listed.json() == [{"name": "api-key", "namespace": "openfaas-fn"}]
+    assert (await gateway.admin.get("/system/secrets")).text == "[]"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +231,10 @@ async def test_08_an_empty_bearer_token_is_401(gateway: Gateway, method: str) ->
 async def test_09_401_names_the_realm_that_clients_know(gateway: Gateway) -> None:
     answer = await gateway.stranger.get("/system/functions")
 
+    assert (answer.status_code, answer.content) == (401, b"invalid credentials")
     assert answer.headers["www-authenticate"] == 'Basic realm="Restricted"'
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.headers["content-length"] == "19"
 
 
 async def test_10_info_has_no_null_and_nothing_empty(gateway: Gateway) -> None:
@@ -231,7 +244,7 @@ async def test_10_info_has_no_null_and_nothing_empty(gateway: Gateway) -> None:
     assert info["provider"]["provider"] not in ("", "faasd")
     for release in (info["provider"]["version"], info["version"]):
         assert release["sha"]
-        assert release["release"]
+        assert release["release"] == "0.1.0"
         assert isinstance(release["commit_message"], str)
     assert info["provider"]["orchestration"]
     assert info["arch"]
@@ -270,26 +283,29 @@ async def test_13_values_of_maps_are_strings(gateway: Gateway) -> None:
 
     assert [each.status_code for each in refused] == [400, 400, 400]
     assert taken.status_code == 202
+    assert "new" not in listed, "what is not known is ignored"
     for name in ("labels", "annotations"):
         assert all(isinstance(value, str) for value in listed[name].values())
 
 
 async def test_14_an_empty_list_is_an_array(gateway: Gateway) -> None:
     for path in ("/system/functions", "/system/functions?namespace=none", "/system/secrets"):
-        assert (await gateway.admin.get(path)).text == "[]"
+        answer = await gateway.admin.get(path)
+        assert (answer.status_code, answer.text) == (200, "[]")
+        assert answer.headers["content-type"] == "application/json"
 
 
 async def test_15_logs_are_lines_of_json(gateway: Gateway) -> None:
     await gateway.deployed()
-    for text in ("one", "two"):
+    for text in ("one", "two", "three"):
         gateway.logs.append("echo.openfaas-fn", "w1", text)
 
-    answer = await gateway.admin.get(
-        "/system/logs?follow=0&name=echo&tail=-1&since=2020-01-01T00%3A00%3A00.5%2B00%3A00"
-    )
+    answer = await gateway.admin.get("/system/logs?follow=0&name=echo&tail=2&since=2020-01-01T00%3A00%3A00.5%2B00%3A00")
 
+    assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (200, "application/x-ndjson")
     lines = [json.loads(line) for line in answer.text.splitlines()]
-    assert [line["text"].rstrip("\n") for line in lines] == ["one", "two"]
+    assert [line["text"].rstrip("\n") for line in lines] == ["two", "three"]
+    assert lines[0].keys() == {"name", "namespace", "instance", "timestamp", "text"}
     assert {(line["name"], line["namespace"], line["instance"]) for line in lines} == {("echo", "openfaas-fn", "w1")}
 
 
@@ -424,12 +440,17 @@ async def test_23_a_gpu_that_is_not_there_is_not_ignored(gateway: Gateway, resou
     assert f"limits {resource}" in answer.text
 
 
-async def test_24_absent_is_the_default_and_stays_absent(gateway: Gateway) -> None:
-    await gateway.deployed()
+ABSENT = ("envProcess", "envVars", "constraints", "secrets", "limits", "requests", "readOnlyRootFilesystem")
+
+
+@pytest.mark.parametrize("fields", [{}, dict.fromkeys((*ABSENT, "labels"))], ids=["absent", "null"])
+async def test_24_absent_is_the_default_and_stays_absent(gateway: Gateway, fields: dict[str, Any]) -> None:
+    await gateway.deployed(**fields)
 
     status = (await gateway.admin.get("/system/function/echo")).json()
 
-    assert {"readOnlyRootFilesystem", "envProcess", "envVars", "limits", "secrets"}.isdisjoint(status)
+    assert {*ABSENT, "usage"}.isdisjoint(status)
+    assert status["labels"] == {"faas_function": "echo"}
 
 
 async def test_25_labels_and_annotations_may_be_empty_and_the_rest_absent(gateway: Gateway) -> None:
@@ -452,7 +473,7 @@ async def test_root_sends_browsers_to_the_guarded_page(gateway: Gateway) -> None
     assert "<title>gpufaas</title>" in (await gateway.admin.get("/ui/")).text
 
 
-@pytest.mark.parametrize("path", ["/system/telemetry", "/system/nothing", "/nothing"])
+@pytest.mark.parametrize("path", ["/system/telemetry", "/system/nothing", "/nothing", "/redoc"])
 async def test_unknown_paths_are_404(gateway: Gateway, path: str) -> None:
     answer = await gateway.admin.get(path)
 
@@ -464,6 +485,7 @@ async def test_a_wrong_method_is_405_and_empty(gateway: Gateway) -> None:
 
     assert (answer.status_code, answer.content) == (405, b"")
     assert answer.headers["allow"] == "DELETE, GET, POST, PUT"
+    assert (await gateway.admin.post("/system/info")).status_code == 405
 
 
 async def test_readiness_needs_a_device(gateway: Gateway) -> None:
@@ -540,12 +562,3 @@ async def test_alerts_can_be_turned_off_and_say_what_failed(gateway: Gateway) ->
     assert (answer.status_code, answer.text.count("is not deployed\n")) == (500, 2)
     assert malformed.status_code == 400
     assert gateway.scheduler.scaled == []
-
-
-async def test_a_secret_of_a_file_is_sent_twice_and_kept_once(gateway: Gateway) -> None:
-    """``secret create --from-file``: the text trimmed, and the bytes as they are (§3.9)."""
-    body = {"name": "key", "value": "text", "rawValue": base64.b64encode(b"text\n").decode()}
-
-    await gateway.admin.post("/system/secrets", json=body)
-
-    assert gateway.secrets.values == {("openfaas-fn", "key"): b"text"}

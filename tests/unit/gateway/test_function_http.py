@@ -7,7 +7,6 @@ import asyncio
 import gc
 import random
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import uvicorn
 from tests.unit.gateway.conftest import DEVICE, Gateway, config_of, listening, nothing_else, serving
 from tests.unit.gateway.test_calls import Endless, Streaming, Waiting
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
+from tests.waiting import eventually
 
 from gpufaas_core.errors import CallCancelled, GpufaasError
 from gpufaas_core.frames import AnswerHead, CallHead, EndHead
@@ -23,7 +23,6 @@ from gpufaas_core.model import FunctionId
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.asgi import AsgiCaller
 from gpufaas_gateway.call_headers import MAX_TEMPLATES
-from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.function_http import FunctionHttp
 from gpufaas_gateway.invoke import PREFIX, FunctionFront
 from gpufaas_gateway.protocol import MAX_PIPELINED, BoundedHttp, BoundedWebSocket
@@ -98,9 +97,12 @@ async def compared(run: Run, *sent: bytes) -> bytes:
     return answer
 
 
-async def calls_of(gateway: Gateway, functions: Functions, spool: Path) -> Calls:
-    await gateway.deployed()
-    return Calls(gateway.catalogue, functions, functions, spool)
+def connected(run: Run) -> tuple[FunctionHttp, "Wire", uvicorn.server.ServerState]:
+    """Return a connection without a socket, and where it writes to."""
+    config, state, wire = config_of(FunctionHttp, nothing_else), uvicorn.server.ServerState(), Wire()
+    connection = FunctionHttp(config=config, server_state=state, app_state={}, front=FunctionFront(run, Origins()))
+    connection.connection_made(wire)
+    return connection, wire, state
 
 
 @pytest.mark.parametrize(
@@ -143,9 +145,9 @@ async def calls_of(gateway: Gateway, functions: Functions, spool: Path) -> Calls
     ],
 )  # fmt: skip
 async def test_an_answer_has_the_bytes_that_it_has_through_asgi(
-    gateway: Gateway, tmp_path: Path, sent: bytes, answer: AnswerHead | None
+    gateway: Gateway, sent: bytes, answer: AnswerHead | None
 ) -> None:
-    calls = await calls_of(gateway, Functions() if answer is None else Functions(answer), tmp_path)
+    calls = await gateway.calls(Functions() if answer is None else Functions(answer))
 
     whole = await compared(calls.run, sent)
     assert whole.startswith(b"HTTP/1.1 ")
@@ -223,12 +225,10 @@ REPEATED = (
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_whatever_a_connection_repeats_is_read_as_by_a_parser(
-    gateway: Gateway, tmp_path: Path, seed: int
-) -> None:
+async def test_whatever_a_connection_repeats_is_read_as_by_a_parser(gateway: Gateway, seed: int) -> None:
     """A head that came before is known by its bytes, and not parsed again."""
     functions, rng = Functions(), random.Random(seed)
-    calls = await calls_of(gateway, functions, tmp_path)
+    calls = await gateway.calls(functions)
 
     def called() -> list[object]:
         seen = [
@@ -250,11 +250,9 @@ async def test_whatever_a_connection_repeats_is_read_as_by_a_parser(
         assert given == called()
 
 
-async def test_a_head_that_is_repeated_is_parsed_once(
-    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_head_that_is_repeated_is_parsed_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     functions, parsed = Functions(), []
-    calls = await calls_of(gateway, functions, tmp_path)
+    calls = await gateway.calls(functions)
     parse = BoundedHttp.data_received
     monkeypatch.setattr(BoundedHttp, "data_received", lambda self, data: parsed.append(data) or parse(self, data))
     front = FunctionFront(calls.run, Origins())
@@ -273,9 +271,9 @@ async def test_a_head_that_is_repeated_is_parsed_once(
     assert [dict(head.headers)[b"content-length"] for _, head in functions.called] == [b"4", b"4", b"11", b"0"]
 
 
-async def test_a_header_that_is_another_one_each_time_is_kept_for_few(gateway: Gateway, tmp_path: Path) -> None:
+async def test_a_header_that_is_another_one_each_time_is_kept_for_few(gateway: Gateway) -> None:
     functions = Functions(AnswerHead(200, [(b"content-type", b"a"), (b"x-number", b"")]))
-    calls = await calls_of(gateway, functions, tmp_path)
+    calls = await gateway.calls(functions)
     front = FunctionFront(calls.run, Origins())
 
     for number in range(2 * MAX_TEMPLATES):
@@ -328,10 +326,8 @@ class Pieces(Streaming):
     Pieces(AnswerHead(200, []), b"one", error=GpufaasError("it broke")),
     Pieces(AnswerHead(204, [])),
 ], ids=["chunked", "large", "length", "too-long", "too-short", "broken", "bodiless"])  # fmt: skip
-async def test_an_answer_that_streams_has_them_too(
-    gateway: Gateway, tmp_path: Path, functions: Pieces, method: bytes
-) -> None:
-    calls = await calls_of(gateway, functions, tmp_path)
+async def test_an_answer_that_streams_has_them_too(gateway: Gateway, functions: Pieces, method: bytes) -> None:
+    calls = await gateway.calls(functions)
     sent = method + b" /function/echo HTTP/1.1\r\n" + HOST
 
     assert (await compared(calls.run, sent + LAST)).startswith(b"HTTP/1.1 20")
@@ -354,16 +350,13 @@ class Buffered(Functions):
 
 @pytest.mark.parametrize("slow", [False, True])
 async def test_a_whole_answer_is_sent_before_its_call_is_counted_if_its_reader_is_not_slow(
-    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, slow: bool
 ) -> None:
-    functions, wire = Buffered(), Wire()
-    front = FunctionFront((await calls_of(gateway, functions, tmp_path)).run, Origins())
-    config = config_of(FunctionHttp, nothing_else)
-    connection = FunctionHttp(config=config, server_state=uvicorn.server.ServerState(), app_state={}, front=front)
+    functions = Buffered()
+    connection, wire, _ = connected((await gateway.calls(functions)).run)
     counted: list[bytes] = []
     monkeypatch.setattr(FunctionStats, "observe", lambda *_: counted.append(wire.written))
 
-    connection.connection_made(wire)
     connection.data_received(GET + b"\r\n")
     if slow:
         connection.pause_writing()
@@ -378,16 +371,13 @@ async def test_a_whole_answer_is_sent_before_its_call_is_counted_if_its_reader_i
 
 
 async def test_a_piece_goes_on_as_it_comes_and_those_of_one_turn_together(
-    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     functions, now = Buffered(), [0.0]
-    calls = await calls_of(gateway, functions, tmp_path)
+    calls = await gateway.calls(functions)
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "time", lambda: now[0])
-    config = config_of(FunctionHttp, nothing_else)
-    front = FunctionFront(calls.run, Origins())
-    connection = FunctionHttp(config=config, server_state=uvicorn.server.ServerState(), app_state={}, front=front)
-    wire = Wire()
+    connection, wire, _ = connected(calls.run)
 
     def came() -> bytes:
         said, wire.written = wire.written, b""
@@ -398,7 +388,6 @@ async def test_a_piece_goes_on_as_it_comes_and_those_of_one_turn_together(
             await asyncio.sleep(0)
         return came()
 
-    connection.connection_made(wire)
     connection.data_received(GET + b"\r\n")
     (exchange,) = functions.exchanges
     exchange.on_head(AnswerHead(200, []))
@@ -433,10 +422,10 @@ async def test_a_piece_goes_on_as_it_comes_and_those_of_one_turn_together(
     connection.connection_lost(None)
 
 
-async def test_a_worker_is_known_by_the_token_in_its_address(gateway: Gateway, tmp_path: Path) -> None:
+async def test_a_worker_is_known_by_the_token_in_its_address(gateway: Gateway) -> None:
     origins, worker = Origins(), Outer(DEVICE.id, FunctionId("outer.openfaas-fn@1"))
     asked: list[Request] = []
-    calls = await calls_of(gateway, Functions(), tmp_path)
+    calls = await gateway.calls(Functions())
 
     def run(request: Request) -> Any:
         asked.append(request)
@@ -478,14 +467,12 @@ def holding() -> Holding:
 
 
 async def begun(functions: Holding, calls: int = 1) -> None:
-    async with asyncio.timeout(5):
-        while len(functions.held) < calls:
-            await asyncio.sleep(0.001)
+    await eventually(lambda: len(functions.held) >= calls)
 
 
-async def test_a_caller_who_hangs_up_ends_his_call(gateway: Gateway, tmp_path: Path, holding: Holding) -> None:
+async def test_a_caller_who_hangs_up_ends_his_call(gateway: Gateway, holding: Holding) -> None:
     """Also if another request of his waits behind it."""
-    calls = await calls_of(gateway, holding, tmp_path)
+    calls = await gateway.calls(holding)
     async with serving(calls.run) as port:
         for more in (b"", GET + b"\r\n"):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -494,17 +481,15 @@ async def test_a_caller_who_hangs_up_ends_his_call(gateway: Gateway, tmp_path: P
             await begun(holding)
             before = holding.cancelled
             writer.close()
-            async with asyncio.timeout(5):
-                while holding.cancelled == before:
-                    await asyncio.sleep(0.001)
+            await eventually(lambda before=before: holding.cancelled > before)
 
     assert gateway.metrics.functions["echo.openfaas-fn"].by_code.keys() == {499}
 
 
 async def test_a_websocket_behind_a_call_that_runs_is_refused(
-    gateway: Gateway, tmp_path: Path, holding: Holding, caplog: pytest.LogCaptureFixture
+    gateway: Gateway, holding: Holding, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls = await calls_of(gateway, holding, tmp_path)
+    calls = await gateway.calls(holding)
     config = config_of(FunctionHttp, nothing_else)
     config.ws_protocol_class = BoundedWebSocket
     front, state = FunctionFront(calls.run, Origins()), uvicorn.server.ServerState()
@@ -520,9 +505,7 @@ async def test_a_websocket_behind_a_call_that_runs_is_refused(
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
         assert await asyncio.wait_for(reader.read(-1), 10) == b"", "what it said would be taken for the call's answer"
-        async with asyncio.timeout(5):
-            while not holding.cancelled:
-                await asyncio.sleep(0.001)
+        await eventually(lambda: holding.cancelled)
         writer.close()
     assert "a WebSocket was asked for behind" in caplog.text
     assert "Traceback" not in caplog.text
@@ -565,11 +548,9 @@ async def test_a_caller_who_sends_on_and_on_has_few_requests_read(request_of: by
     assert most < MAX_PIPELINED + 2 * 256 * 1024 // 8000
 
 
-async def test_a_server_that_stops_ends_calls_after_its_grace(
-    gateway: Gateway, tmp_path: Path, holding: Holding
-) -> None:
+async def test_a_server_that_stops_ends_calls_after_its_grace(gateway: Gateway, holding: Holding) -> None:
     """It cancels what is in its set of tasks; nobody gets an answer that looks like one of the function."""
-    calls = await calls_of(gateway, holding, tmp_path)
+    calls = await gateway.calls(holding)
     made: list[Any] = []
 
     def http(**kwargs: Any) -> FunctionHttp:
@@ -586,10 +567,8 @@ async def test_a_server_that_stops_ends_calls_after_its_grace(
         assert not made[0].tasks
 
 
-async def test_an_idle_connection_is_closed_and_one_in_use_is_not(
-    gateway: Gateway, tmp_path: Path, holding: Holding
-) -> None:
-    calls = await calls_of(gateway, holding, tmp_path)
+async def test_an_idle_connection_is_closed_and_one_in_use_is_not(gateway: Gateway, holding: Holding) -> None:
+    calls = await gateway.calls(holding)
     async with serving(calls.run) as port:
         loop = asyncio.get_running_loop()
         timers = len(loop._scheduled)  # type: ignore[attr-defined]
@@ -601,8 +580,8 @@ async def test_an_idle_connection_is_closed_and_one_in_use_is_not(
         writer.close()
 
 
-async def test_a_thousand_answers_at_once_are_not_a_thousand_calls_deep(gateway: Gateway, tmp_path: Path) -> None:
-    calls = await calls_of(gateway, Functions(), tmp_path)
+async def test_a_thousand_answers_at_once_are_not_a_thousand_calls_deep(gateway: Gateway) -> None:
+    calls = await gateway.calls(Functions())
     unknown = b"GET /function/nobody HTTP/1.1\r\n" + HOST
 
     async with serving(calls.run) as port:
@@ -613,7 +592,7 @@ async def test_a_thousand_answers_at_once_are_not_a_thousand_calls_deep(gateway:
 
 @pytest.mark.parametrize("kind", ["whole", "in pieces", "unknown", "waits", "fails", "breaks off", "hangs up"])
 async def test_calls_leave_no_task_and_nothing_for_the_garbage_collector(
-    gateway: Gateway, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A collection stops all calls: with a circle of references in each call there would be many."""
 
@@ -627,14 +606,11 @@ async def test_calls_leave_no_task_and_nothing_for_the_garbage_collector(
             return self.grants[0] if kind == "waits" else granted
 
     functions = Placing()
-    calls = await calls_of(gateway, functions, tmp_path)
-    config = config_of(FunctionHttp, nothing_else)
-    front, state = FunctionFront(calls.run, Origins()), uvicorn.server.ServerState()
+    calls = await gateway.calls(functions)
     sent = POST.replace(b"echo", b"nobody" if kind == "unknown" else b"echo") + b"Content-Length: 4\r\n\r\nfour"
 
     monkeypatch.setattr("gpufaas_gateway.watching.WATCH_AFTER_S", 0.0)
-    connection, wire = FunctionHttp(config=config, server_state=state, app_state={}, front=front), Wire()
-    connection.connection_made(wire)
+    connection, wire, state = connected(calls.run)
 
     async def call() -> None:
         connection.data_received(sent)
@@ -681,14 +657,12 @@ async def test_calls_leave_no_task_and_nothing_for_the_garbage_collector(
         connection.connection_lost(None)
 
 
-async def test_a_bug_is_a_500_and_in_the_log(
-    gateway: Gateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_bug_is_a_500_and_in_the_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Functions):
         def place(self, *_: object, **__: object) -> Grant:
             raise AssertionError("a bug")
 
-    calls = await calls_of(gateway, Broken(), tmp_path)
+    calls = await gateway.calls(Broken())
 
     async with serving(calls.run) as port:
         answer = await said(port, GET + b"\r\n")
@@ -698,8 +672,8 @@ async def test_a_bug_is_a_500_and_in_the_log(
     assert "a request failed in the platform itself: /function/echo" in caplog.text
 
 
-async def test_a_header_with_a_line_break_is_not_sent(gateway: Gateway, tmp_path: Path) -> None:
-    calls = await calls_of(gateway, Functions(AnswerHead(200, [(b"x-split", b"a\r\nb: c")])), tmp_path)
+async def test_a_header_with_a_line_break_is_not_sent(gateway: Gateway) -> None:
+    calls = await gateway.calls(Functions(AnswerHead(200, [(b"x-split", b"a\r\nb: c")])))
 
     async with serving(calls.run) as port:
         answer = await said(port, GET + LAST)
@@ -708,20 +682,17 @@ async def test_a_header_with_a_line_break_is_not_sent(gateway: Gateway, tmp_path
     assert b"b: c" not in answer
 
 
-async def test_a_body_that_never_comes_whole_ends_with_its_caller(gateway: Gateway, tmp_path: Path) -> None:
+async def test_a_body_that_never_comes_whole_ends_with_its_caller(gateway: Gateway) -> None:
     functions = Waiting()
-    calls = await calls_of(gateway, functions, tmp_path)
+    calls = await gateway.calls(functions)
 
     async with serving(calls.run) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(POST + b"Content-Length: 4\r\n\r\nfo")
         stats = gateway.metrics.functions["echo.openfaas-fn"]
-        async with asyncio.timeout(5):
-            while not stats.inflight:
-                await asyncio.sleep(0.001)
-            writer.close()
-            while stats.inflight:
-                await asyncio.sleep(0.001)
+        await eventually(lambda: stats.inflight)
+        writer.close()
+        await eventually(lambda: not stats.inflight)
 
     assert stats.by_code.keys() == {499}
     assert not functions.waiting

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 from tests.unit.gateway.conftest import serving
+from tests.waiting import eventually
 
 from gpufaas_core.errors import CallCancelled
 from gpufaas_core.frames import FILE, INLINE, STREAM
@@ -189,10 +190,8 @@ def test_a_caller_who_leaves_meanwhile_gives_the_memory_back(on_loop: OnLoop, tm
         async with connected(front) as (_, writer):
             writer.write(request_of(BODY)[: 1 * MiB])
             await front.began.wait()
-            while not front.memory.held:
-                await asyncio.sleep(0.001)
-        while not front.ended:
-            await asyncio.sleep(0.001)
+            await eventually(lambda: front.memory.held)
+        await eventually(lambda: front.ended)
         gc.collect()
         assert front.ended == ["CallCancelled"]
         assert [len(each) for _, each in front.memory._free] == [2 * MiB]
@@ -223,8 +222,7 @@ def test_a_call_that_ends_meanwhile_is_answered_and_the_rest_is_no_request(on_lo
         async with connected(front) as (reader, writer):
             sent = request_of(BODY, "/refused")
             writer.write(sent[: 1 * MiB])
-            while not front.memory.held:
-                await asyncio.sleep(0.001)
+            await eventually(lambda: front.memory.held)
             driven = front.calls[0].driven
             assert driven is not None
             driven.cancel()

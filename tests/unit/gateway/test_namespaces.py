@@ -155,10 +155,8 @@ async def test_functions_of_one_name_live_in_two_namespaces(dev: Gateway) -> Non
     await dev.deployed()
     await dev.deployed(namespace="dev")
 
-    here, there = dev.catalogue.find("echo"), dev.catalogue.find("echo.dev")
+    here, there = dev.found(), dev.found("echo.dev")
 
-    assert here is not None
-    assert there is not None
     assert (here.full_name, there.full_name) == ("echo.openfaas-fn", "echo.dev")
     assert [each["namespace"] for each in (await dev.client.get("/system/functions")).json()] == ["openfaas-fn"]
     assert [each["namespace"] for each in (await dev.client.get("/system/functions?namespace=dev")).json()] == ["dev"]
@@ -183,8 +181,9 @@ async def test_a_name_without_namespace_never_means_another_ones_function(dev: G
 
 
 async def test_a_namespace_that_does_not_exist_takes_no_function(gateway: Gateway) -> None:
-    answer = await gateway.client.post("/system/functions", json=gateway.body(namespace="dev"))
+    for query, body in (("", gateway.body(namespace="dev")), ("?namespace=dev", gateway.body())):
+        answer = await gateway.client.post(f"/system/functions{query}", json=body)
 
-    assert answer.status_code == 400
-    assert "namespace: 'dev' does not exist: create it first" in answer.text
+        assert answer.status_code == 400
+        assert "namespace: 'dev' does not exist: create it first" in answer.text
     assert (await gateway.client.get("/system/functions?namespace=dev")).json() == []

@@ -1,7 +1,5 @@
 """A call that ran out of memory and may run twice: the second run is placed as the first was."""
 
-from pathlib import Path
-
 import pytest
 from tests.unit.gateway.conftest import DEVICE, Gateway, calling
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
@@ -11,7 +9,6 @@ from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.origin import Origins
-from gpufaas_gateway.calls import Calls
 
 OUTER = Outer(DEVICE.id, FunctionId("outer.openfaas-fn@1"))
 
@@ -46,13 +43,11 @@ class Starving(Functions):
     [("true", 1, 200, 2), ("true", 2, 507, 2), ("false", 1, 507, 1)],
 )
 async def test_it_runs_once_more_with_its_size_and_as_a_call_of_its_outer_call(
-    gateway: Gateway, tmp_path: Path, idempotent: str, runs: int, status: int, placed: int
+    gateway: Gateway, idempotent: str, runs: int, status: int, placed: int
 ) -> None:
-    annotations = {"gpufaas.bundle": gateway.bundle, "gpufaas.idempotent": idempotent}
-    await gateway.deployed(annotations=annotations)
     functions, origins = Starving(runs), Origins()
 
-    async with calling(Calls(gateway.catalogue, functions, functions, tmp_path).run, origins) as client:
+    async with calling((await gateway.calls(functions, idempotent=idempotent)).run, origins) as client:
         url = origins.address("http://gateway/", OUTER).removeprefix("http://gateway")
         answer = await client.post(f"{url}/function/echo", content=b"x", headers={"X-Gpufaas-Size": "7"})
 

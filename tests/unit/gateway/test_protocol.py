@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import uvicorn
+from tests.unit.gateway.conftest import listening
 
 from gpufaas_gateway import protocol
 from gpufaas_gateway.protocol import MAX_HEAD, BoundedHttp
@@ -22,7 +22,6 @@ class Served:
     port: int = 0
     heads: list[Any] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
-    server: Any = None
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         self.heads.append(scope["headers"])
@@ -59,25 +58,8 @@ class Served:
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
     served = Served()
-    config = uvicorn.Config(
-        served.app,
-        interface="asgi3",
-        http=BoundedHttp,
-        ws="none",
-        lifespan="off",
-        port=0,
-        log_config=None,
-        server_header=False,
-    )
-    server = served.server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    config.load()
-    server.lifespan = config.lifespan_class(config)
-    await server.startup()
-    served.port = server.servers[0].sockets[0].getsockname()[1]
-    yield served
-    server.should_exit = True
-    await server.shutdown()
+    async with listening(BoundedHttp, served.app) as served.port:
+        yield served
 
 
 async def test_a_request_is_answered_and_the_next_one_too(served: Served) -> None:
@@ -136,15 +118,20 @@ async def test_the_rest_of_a_body_that_was_answered_is_not_waited_for(
 @pytest.mark.parametrize("more", [b"b", b"\r\n"])
 async def test_a_connection_that_nothing_follows_on_is_closed(served: Served, more: bytes) -> None:
     """Also when the last thing on it was no request: the rest of one, or an empty line."""
-    served.server.config.timeout_keep_alive = 0.05  # type: ignore[assignment]
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(more.strip()))
-    answer = await reader.readuntil(b"ok")
-    writer.write(more)
 
-    assert b" 200 " in answer
-    assert await asyncio.wait_for(reader.read(), 5) == b""
-    writer.close()
+    def impatient(config: Any, **given: Any) -> BoundedHttp:
+        config.timeout_keep_alive = 0.05
+        return BoundedHttp(config=config, **given)
+
+    async with listening(impatient, served.app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(more.strip()))
+        answer = await reader.readuntil(b"ok")
+        writer.write(more)
+
+        assert b" 200 " in answer
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
 
 
 async def test_the_rest_of_a_body_is_taken_and_the_next_request_answered(served: Served) -> None:

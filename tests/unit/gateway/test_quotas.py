@@ -8,6 +8,7 @@ import httpx
 import pytest
 from tests.unit.gateway.conftest import Gateway, calling, is_platform_error
 from tests.unit.gateway.test_contract_checklist import Functions
+from tests.waiting import eventually
 
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, FunctionId, Seconds
@@ -243,9 +244,7 @@ class Callers:
         """Return once so many calls wait for their grant."""
         waiting = len(self.functions.places) + count
         begun = [asyncio.create_task(self.call()) for _ in range(count)]
-        async with asyncio.timeout(5):
-            while len(self.functions.places) < waiting:
-                await asyncio.sleep(0)
+        await eventually(lambda: len(self.functions.places) == waiting)
         return begun
 
     async def used(self) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from tests.unit.gateway.conftest import Gateway, calling
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
@@ -11,7 +10,6 @@ from gpufaas_core.errors import GpufaasError, GrantRefused
 from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, FunctionId
-from gpufaas_gateway.calls import Calls
 
 
 class Refusing(Exchange):
@@ -51,16 +49,15 @@ class RefusingFirst(Functions):
         return super().call(grant, head, body)
 
 
-async def test_the_body_is_whole_under_the_next_grant(gateway: Gateway, tmp_path: Path) -> None:
+async def test_the_body_is_whole_under_the_next_grant(gateway: Gateway) -> None:
     gateway.workers.bundle(gateway.bundle, kind="http")
-    await gateway.deployed()
     functions = RefusingFirst()
 
     async def pieces() -> AsyncIterator[bytes]:
         for number in range(4):
             yield b"piece %d;" % number
 
-    async with calling(Calls(gateway.catalogue, functions, functions, tmp_path).run) as client:
+    async with calling((await gateway.calls(functions)).run) as client:
         answer = await client.post("/function/echo", content=pieces())
 
     assert functions.refused == 1

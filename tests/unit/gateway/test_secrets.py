@@ -23,24 +23,6 @@ def raw(value: bytes) -> str:
 # --- the routes ---
 
 
-async def test_the_clients_life_of_a_secret(gateway: Gateway) -> None:
-    """The dance of ``secret create --replace`` is POST, 409, PUT; 204 would be an error to it (§1 items 3 and 4)."""
-    body = {"name": "api-key", "value": VALUE}
-    created = await gateway.client.post("/system/secrets", json=body)
-    again = await gateway.client.post("/system/secrets", json=body)
-    updated = await gateway.client.put("/system/secrets", json={**body, "value": "new"})
-    listed = await gateway.client.get("/system/secrets")
-    removed = await gateway.client.request("DELETE", "/system/secrets", json={"name": "api-key"})
-    gone = await gateway.client.request("DELETE", "/system/secrets", json={"name": "api-key"})
-    late = await gateway.client.put("/system/secrets", json=body)
-
-    assert [each.status_code for each in (created, again, updated, removed, gone, late)] == [
-        201, 409, 202, 202, 404, 404,
-    ]  # fmt: skip
-    assert listed.json() == [{"name": "api-key", "namespace": "openfaas-fn"}]
-    assert (await gateway.client.get("/system/secrets")).text == "[]"
-
-
 @pytest.mark.parametrize(
     ("fields", "stored"),
     [
