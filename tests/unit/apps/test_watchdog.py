@@ -26,8 +26,8 @@ def in_python():
 def in_c():
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour; heeds no signal
 
-def for_a_while():
-    time.sleep(1.0)
+def until_a_line_comes():
+    sys.stdin.readline()
 
 async def main(block, stall_s, grace_s, overdue_s):
     loop = asyncio.get_running_loop()
@@ -59,7 +59,7 @@ def start() -> Iterator[Start]:
     ) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, block, str(stall_s), str(grace_s), str(overdue_s)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env},
         )  # fmt: skip
         made.append(process)
         assert process.stdout is not None
@@ -116,9 +116,12 @@ def test_one_that_was_asked_and_does_not_end_is_ended(start: Start) -> None:
 
 @pytest.mark.slow
 def test_a_loop_that_turns_again_says_how_long_it_stood(start: Start) -> None:
-    process = start("for_a_while")
+    process = start("until_a_line_comes")
     said = stand(process)
+    assert process.stdin is not None
     assert process.stderr is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
     while "loop.turns again after" not in said:
         said += os.read(process.stderr.fileno(), 65536).decode()
     process.terminate()

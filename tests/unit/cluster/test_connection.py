@@ -121,13 +121,13 @@ def test_a_large_message_costs_little_more_than_its_bytes() -> None:
     size = 16 << 20
     whole = control.encode(control.QueryReply(1, b"x" * size))
     pieces = [whole[at : at + 4096] for at in range(0, len(whole), 4096)]
-    began, joined = time.perf_counter(), bytearray()
+    began, joined = time.thread_time(), bytearray()
     for piece in pieces:
         joined += piece
-    least_s = time.perf_counter() - began
+    least_s = time.thread_time() - began
 
-    began, reader = time.perf_counter(), control.MessageReader()
+    began, reader = time.thread_time(), control.MessageReader()
     found = [each for piece in pieces for each in reader.feed(piece)]
 
     assert [len(each.value) for each in found] == [size]
-    assert time.perf_counter() - began < 50 * max(least_s, 0.005)
+    assert time.thread_time() - began < 50 * max(least_s, 0.005)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.waiting import LIMIT_S
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_cluster import control, deployed
@@ -36,7 +37,7 @@ class Party:
 
     async def hears(self, kind: type[Any]) -> Any:
         """Return the next message of *kind*; others are passed over."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while type(message := await self.said.get()) is not kind:
                 pass
         return message
@@ -194,7 +195,7 @@ async def connected_gateway(rig: Rig) -> tuple[RemoteScheduler, "asyncio.Task[No
     gateway = RemoteScheduler(Identity("gateway", "g1", "boot", TOKEN, "1"))
     gateway.leaders.leader = rig.address
     keeping = asyncio.create_task(gateway.leaders.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while gateway.view is None or not gateway.view.nodes:
             await asyncio.sleep(0.005)
     return gateway, keeping
@@ -217,7 +218,7 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
     node = await rig.node("n1", "f")
     gateway, keeping = await connected_gateway(rig)
     first, second = CallId("1@g1.boot"), CallId("2@g1.boot")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         placed = gateway.place(first, F, 60.0)
         running = placed if isinstance(placed, Grant) else await placed
         waiting = gateway.place(second, F, 60.0, 512.0, goal_s=0.5)
@@ -256,13 +257,13 @@ async def test_a_new_leader_ends_no_call_of_a_gateway_before_that_has_said_what_
     assert engine.runs(call)
     gateway.link.send(control.RunningCalls([call] if runs else []))
     gateway.link.send(control.CancelCall(CallId("2@g1.boot")))  # which it does not know
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while not engine.ignored["Cancelled"]:
             await asyncio.sleep(0.005)
 
     rig.leader._check()
     told = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while type(message := await node.said.get()) is not control.CheckNode:
             told += [message.command.call] if type(message) is control.ExecuteCommand else []
     assert told == ([] if runs else [call])
@@ -360,7 +361,7 @@ async def test_a_call_that_is_not_there_twice_is_doubted_and_the_node_ends_it(ri
     engine = rig.leader.service.engine
 
     async def answered() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while rig.leader.nodes.by_id[NodeId("n1")].check.asked:
                 await asyncio.sleep(0.005)
 
@@ -385,7 +386,7 @@ async def test_a_scheduler_that_stood_still_misses_nothing_that_it_is_told_meanw
     node = await rig.node("n1", "f")
     gateway, keeping = await connected_gateway(rig)
     engine = rig.leader.service.engine
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         placed = gateway.place(CallId("1@g1.boot"), F, 60.0)
         running = placed if isinstance(placed, Grant) else await placed
 

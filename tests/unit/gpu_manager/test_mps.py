@@ -6,12 +6,12 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.unit.gpu_manager.test_devices import FAKE_NVML
+from tests.waiting import until
 
 from gpufaas_core.model import Need
 from gpufaas_core.units import MiB
@@ -101,9 +101,7 @@ def test_a_daemon_that_has_ended_is_started_again_for_the_next_client(daemon: Mp
     control = Path(str(told.started()[0]["pipe"])) / "control"
     pid = int(control.read_text())
     control.unlink()
-    until = time.monotonic() + 10
-    while state(pid) not in "ZX" and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: state(pid) in "ZX", "it has ended")
 
     daemon.env(Need(50, "spatial"), 0, MiB)
 
