@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.unit.async_calls.fakes import FakeCallbacks, MemoryAsyncQueue
+from tests.waiting import LIMIT_S
 
 from gpufaas_async_calls.api import AsyncInvocations
 from gpufaas_async_calls.call import INLINE_BODY
@@ -79,7 +80,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     running = asyncio.create_task(made.calls.run())
     yield made
     made.calls.finish()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         await running
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.unit.async_calls.fakes import FakeCallbacks, MemoryAsyncQueue
+from tests.waiting import LIMIT_S
 
 from gpufaas_async_calls.call import INLINE_ANSWER, AcceptedCall, Body, CallStatus
 from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused
@@ -101,13 +102,13 @@ class Rig:
         return found
 
     async def becomes(self, state: str, *names: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while any(self.seen(name).state != state for name in names or ("1",)):
                 await asyncio.sleep(0)
 
     async def ends(self) -> None:
         """Wait until nothing is left to be done: what is written is counted a moment later."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while self.calls.backlog.counts() or any(each.running for each in self.calls.queues().values()):
                 await asyncio.sleep(0)
 
@@ -125,7 +126,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     made.calls.begin()
     yield made
     made.calls.finish()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         await running
 
 
@@ -138,7 +139,7 @@ async def test_an_accepted_call_is_in_the_queue_and_then_executed_as_it_came(rig
     assert request.headers == [(b"x-mine", b"1"), (b"x-call-id", b"1"), (b"content-length", b"5")]
     assert rig.functions.bodies == [b"hello"]
     assert (rig.seen().attempts, rig.seen().status) == (1, 200)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while rig.calls.backlog.counts():
             await asyncio.sleep(0)
 
@@ -245,7 +246,7 @@ async def test_a_call_that_is_lost_is_aborted_and_counted_no_more(rig: Rig) -> N
     rig.calls.lose(cancelled.key, F, is_claimed=True)
 
     assert rig.calls.backlog.counts() == {}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while rig.functions.at_once:
             await asyncio.sleep(0)
     await rig.send("2")
@@ -478,7 +479,7 @@ async def test_a_call_that_waits_for_a_retry_is_cancelled(rig: Rig) -> None:
     rig.policies[F] = RetryPolicy(attempts=3, min_wait_s=3600.0, max_wait_s=3600.0)
     rig.functions.statuses = [500]
     await rig.send()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while rig.seen().attempts != 1:
             await asyncio.sleep(0)
 
@@ -496,7 +497,7 @@ async def test_a_callback_that_is_due_again_is_not_made_once_its_call_is_cancell
 
     assert await rig.calls.cancel("1") == "cancelled"
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while list(tmp_path.iterdir()):
             await asyncio.sleep(0)
     assert rig.callbacks.delivered == []

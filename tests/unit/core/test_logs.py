@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from gpufaas_core import logs as module
 from gpufaas_core.logs import FunctionLogs, LogLine, LogQuery, Printed
@@ -198,7 +199,7 @@ def test_dropped_logs_are_gone_and_may_begin_again(logs: FunctionLogs, tmp_path:
 
 
 async def take(lines: AsyncIterator[LogLine], count: int) -> list[str]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         return [(await anext(lines)).text for _ in range(count)]
 
 
@@ -259,7 +260,7 @@ async def test_closing_ends_the_followers(logs: FunctionLogs) -> None:
     logs.close()
 
     with pytest.raises(StopAsyncIteration):
-        await asyncio.wait_for(rest, 10)
+        await asyncio.wait_for(rest, LIMIT_S)
 
 
 async def test_a_reader_that_is_too_slow_is_told_what_it_missed(

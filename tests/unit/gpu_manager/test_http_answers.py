@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from tests.unit.gpu_manager.world import exchange_of
+from tests.waiting import LIMIT_S
 
 from gpufaas_core.errors import BadAnswer
 from gpufaas_core.frames import CallHead
-from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_gpu_manager import http_messages
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.http_messages import AnswerParser, BadHttp
@@ -52,11 +52,10 @@ async def answered(said: bytes, *, again: bytes = b"") -> tuple[Owner, Exchange]
     loop = asyncio.get_running_loop()
     owner = Owner()
     slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], loop)
-    grant = Grant(1, 1, (CallId("c"),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
-    exchange = Exchange(grant, owner, loop, 0.0)
+    exchange = exchange_of("c", owner)
     exchange.arrive(CallHead("c", "GET", "/", b"", []), b"")
     exchange.bind(slot, 0.0, False)
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(LIMIT_S):
         answer = asyncio.ensure_future(exchange.answer())
         await asyncio.wait([answer, owner.lost], return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
