@@ -10,11 +10,10 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from tests.unit.gpu_manager.world import Owner, Transport, exchange_of
 from tests.waiting import eventually
 
 from gpufaas_core.frames import AnswerHead, AreaHead, CallHead, EndHead, FrameReader, Kind, LaidHead, encode_frame
-from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_core.units import MiB
 from gpufaas_functions.areas import Area as WorkersArea
 from gpufaas_functions.areas import _Used, keep_bodies, leave_areas
@@ -32,44 +31,6 @@ OK = AnswerHead(200, [])
 RAW = msgspec.Raw(msgspec.msgpack.encode(OK))
 
 
-class Transport:
-    def __init__(self) -> None:
-        self.written = bytearray()
-        self.closed = False
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def abort(self) -> None:
-        self.closed = True
-
-
-class Owner:
-    """The node's worker."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.caller_first = False
-        self.done = 0
-        self.broken = ""
-
-    def on_done(self, *_: Any) -> None:
-        self.done += 1
-
-    def on_broken(self, reason: str) -> None:
-        self.broken = reason
-
-    def ran_out(self, said: bytes) -> Exception:
-        return MemoryError(said)
-
-    def on_slot_lost(self) -> None: ...
-
-    def on_slot_closed(self) -> None: ...
-
-
 class Rig:
     """A node, and a worker that says what the test has it say. Both have the memory mapped."""
 
@@ -85,15 +46,14 @@ class Rig:
         self.connection.connection_made(cast(Any, self.transport))
 
     def call(self, body: bytes | memoryview = b"", method: str = "POST", slot: int = 0) -> Exchange:
-        grant = Grant(1, 1, (CallId("c"),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
-        exchange = Exchange(grant, self.owner, asyncio.get_running_loop(), 0.0)
+        exchange = exchange_of("c", self.owner)
         exchange.arrive(CallHead("c", method, "/", b"", []), body)
         exchange.bind(self.connection.slots[slot], 0.0, 1)
         return exchange
 
     def frames(self) -> list[tuple[int, bytes, bytes]]:
         self.connection.flush()
-        written, self.transport.written = bytes(self.transport.written), bytearray()
+        written, self.transport.written = self.transport.written, b""
         return [(kind & 0xFF, header, body) for kind, header, body in FrameReader(slots=2).feed(written)]
 
     def received(self) -> tuple[WorkersArea | None, bytes]:
@@ -106,6 +66,12 @@ class Rig:
         assert kind == Kind.AREA
         return WorkersArea(self.workers, msgspec.msgpack.decode(header, type=AreaHead)), body
 
+    def area(self) -> WorkersArea:
+        """That of the call, at its worker."""
+        area, _ = self.received()
+        assert area is not None
+        return area
+
     def say(self, kind: int, head: Any = None, body: bytes = b"") -> None:
         self.connection.data_received(encode_frame(kind, head, body))
 
@@ -115,8 +81,7 @@ class Rig:
 
     async def made(self, areas: int = 1) -> None:
         """Wait until so many areas are free."""
-        while len(self.areas._free) < areas:
-            await asyncio.sleep(0.002)
+        await eventually(lambda: len(self.areas._free) >= areas)
 
     async def with_answers_of(self, size: int) -> None:
         """Its answers are so large, and there is an area for one."""
@@ -195,12 +160,12 @@ async def test_an_answer_that_cannot_lie_there_ends_the_worker(
     if lent:
         await rig.with_answers_of(len(LARGE))
     exchange = rig.call()
-    done = rig.owner.done
+    done = len(rig.owner.done)
 
     rig.say(Kind.LAID, laid, body)
 
     assert rig.owner.broken.startswith("it sent what it must not: an answer of ")
-    assert (rig.transport.closed, rig.owner.done, exchange.take()) == (True, done, None)
+    assert (rig.transport.closed, len(rig.owner.done), exchange.take()) == (True, done, None)
 
 
 async def test_an_answer_in_memory_that_was_not_lent_ends_the_worker(rig: Rig) -> None:
@@ -249,8 +214,7 @@ async def test_a_worker_that_dies_gives_back_what_its_calls_had(rig: Rig) -> Non
 async def test_an_answer_outlives_its_worker(rig: Rig) -> None:
     await rig.with_answers_of(len(LARGE))
     exchange = rig.call()
-    area, _ = rig.received()
-    assert area is not None
+    area = rig.area()
     rig.lay(area, LARGE)
 
     rig.connection.connection_lost(None)
@@ -305,8 +269,7 @@ async def test_after_a_hundred_calls_there_is_one_area(rig: Rig) -> None:
     held = module._Held.bytes
     for _ in range(100):
         exchange = rig.call(body)
-        area, _ = rig.received()
-        assert area is not None
+        area = rig.area()
         rig.lay(area, area.read(0, len(area))[::-1])
         _, said, _ = cast("tuple[AnswerHead, memoryview, bool]", exchange.take())
         assert said[:10].tobytes() == body[::-1][:10]
@@ -354,8 +317,7 @@ async def test_an_area_that_is_too_small_makes_room_for_a_larger_one(rig: Rig, m
     await rig.made()
     rig.areas.take(3 * MiB)
     assert rig.areas._making
-    while rig.areas._making:
-        await asyncio.sleep(0.002)
+    await eventually(lambda: not rig.areas._making)
     assert [each.size for each in rig.areas._free] == [4 * MiB]
 
 
@@ -365,8 +327,7 @@ async def test_a_body_can_be_read_until_its_call_has_ended(rig: Rig) -> None:
     rig.say(Kind.ANSWER, OK)
     await rig.made()
     rig.call(LARGE)
-    area, _ = rig.received()
-    assert area is not None
+    area = rig.area()
     assert area.body is area
     whole, piecewise, late = (Event("POST", "/", b"", [], None, area=area) for _ in range(3))
 
@@ -388,9 +349,7 @@ async def mapped(rig: Rig) -> WorkersArea:
     rig.say(Kind.ANSWER, OK)
     await rig.made()
     rig.call(LARGE)
-    area, _ = rig.received()
-    assert area is not None
-    return area
+    return rig.area()
 
 
 async def test_a_body_whose_call_ends_while_a_thread_reads_it_is_gone(

@@ -1,7 +1,6 @@
 """An author's code has the connection of its worker, and may write any bytes: only its own calls fail."""
 
 import asyncio
-from collections.abc import Iterator
 from math import isfinite, nan
 from typing import Any, cast
 
@@ -9,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.gpu_manager.world import Owner, Transport, exchange_of
 
 from gpufaas_core.errors import BadAnswer, OutOfMemory
 from gpufaas_core.frames import (
@@ -35,8 +35,6 @@ from gpufaas_core.frames import (
     RoomHead,
     encode_frame,
 )
-from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_functions.begun import UNKNOWN, no_counts
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange
@@ -50,84 +48,11 @@ FIVE = encode_frame(Kind.HEAD, AnswerHead(200, [], length=5))
 END = encode_frame(Kind.END, EndHead(0.5))
 
 
-class Transport:
-    def __init__(self) -> None:
-        self.written = b""
-        self.writes = 0
-        self.closed = False
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-        self.writes += 1
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def abort(self) -> None:
-        self.closed = True
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-
-class Owner:
-    """The worker: keeps what it was told."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.done: list[tuple[float, int, bool]] = []
-        self.measured: list[int] = []
-        self.on_measured = lambda *sizes: self.measured.append(sizes[0])
-        self.broken = ""
-        self.spoken: list[ReadyHead | FailedHead] = []
-        self.watched = self.pongs = self.dropped = 0
-        self.closed = 0
-        self.on_ready = self.on_failed = self.spoken.append
-        self.caller_first = False
-
-    def on_done(self, _: Any, __: Any, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:  # noqa: ARG002
-        self.done.append((run_s, peak, ok))
-
-    def ran_out(self, said: bytes) -> OutOfMemory:
-        return OutOfMemory(said.decode())
-
-    def on_broken(self, reason: str) -> None:
-        assert not self.broken, "told once"
-        self.broken = reason
-
-    def on_slot_lost(self) -> None: ...
-
-    def on_pong(self) -> None:
-        self.pongs += 1
-
-    def on_dropped(self, _: Any) -> None:
-        self.dropped += 1
-
-    def on_slot_closed(self) -> None:
-        self.closed += 1
-
-    def watch_abandoned(self) -> None:
-        self.watched += 1
-
-
-def grant(call: str) -> Grant:
-    return Grant(1, 1, (CallId(call),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
-
-
 class Rig:
     """A worker that is ready, with one call in its first slot."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        slots: int = 1,
-        ready: bool = True,
-        method: str = "POST",
-        body_mode: int = INLINE,
-    ) -> None:
-        self.owner, self.transport = Owner(loop), Transport()
+    def __init__(self, *, slots: int = 1, ready: bool = True, method: str = "POST", body_mode: int = INLINE) -> None:
+        self.owner, self.transport = Owner(), Transport()
         self.counts = no_counts(slots)
         self.begun = self.counts.begun
         """What the worker has begun in each slot."""
@@ -136,7 +61,7 @@ class Rig:
         self.slot = self.connection.slots[0]
         if ready:
             self.connection.data_received(READY)
-        self.exchange = Exchange(grant("c"), self.owner, loop, 0.0)
+        self.exchange = exchange_of("c", self.owner)
         self.exchange.arrive(CallHead("c", method, "/", b"", [], body_mode), b"")
         if ready:
             self.exchange.bind(self.slot, 0.0, True)
@@ -154,7 +79,7 @@ class Rig:
 
     def bind(self, slot: int, name: str, body_mode: int = INLINE, buffer: int = 1, *, sent: bool = True) -> Exchange:
         """Give another call to *slot*. :param sent: this turn of the loop ends"""
-        exchange = Exchange(grant(name), self.owner, asyncio.get_event_loop_policy().new_event_loop(), 0.0)
+        exchange = exchange_of(name, self.owner)
         exchange.arrive(CallHead(name, "POST", "/", b"", [], body_mode), b"")
         exchange.bind(self.connection.slots[slot], 0.0, buffer)
         if sent:
@@ -162,25 +87,16 @@ class Rig:
         return exchange
 
 
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    made = asyncio.new_event_loop()
-    yield made
-    made.close()
-
-
-def test_an_honest_answer_goes_through(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Rig(loop).say(encode_frame(Kind.ANSWER, OK, b"hello"))
+async def test_an_honest_answer_goes_through() -> None:
+    rig = Rig().say(encode_frame(Kind.ANSWER, OK, b"hello"))
 
     assert rig.exchange.take() == (OK, b"hello", True)
     assert (rig.owner.done, rig.owner.broken) == ([(0.1, 0, True)], "")
 
 
 @pytest.mark.parametrize("caller_first", [True, False])
-def test_the_engine_learns_of_an_answer_first_where_others_may_wait_for_the_device(
-    loop: asyncio.AbstractEventLoop, caller_first: bool
-) -> None:
-    rig = Rig(loop)
+async def test_the_engine_learns_of_an_answer_first_where_others_may_wait_for_the_device(caller_first: bool) -> None:
+    rig = Rig()
     rig.owner.caller_first = caller_first
     told: list[int] = []
     rig.exchange.resume = lambda: told.append(len(rig.owner.done))
@@ -198,30 +114,27 @@ def slots_sent(transport: Transport) -> list[int]:
     return [kind >> SLOT for kind, _, _ in FrameReader(slots=16).feed(sent)]
 
 
-def test_calls_for_a_busy_worker_go_out_together_at_the_end_of_the_turn() -> None:
-    async def turn() -> None:
-        rig = Rig(asyncio.get_running_loop(), slots=3)
-        assert slots_sent(rig.transport) == [0], "it waited for this one"
+async def test_calls_for_a_busy_worker_go_out_together_at_the_end_of_the_turn() -> None:
+    rig = Rig(slots=3)
+    assert slots_sent(rig.transport) == [0], "it waited for this one"
 
-        for slot in (1, 2):
-            rig.bind(slot, f"c{slot}", sent=False)
-        assert rig.transport.writes == 0
-        await asyncio.sleep(0)
-        assert rig.transport.writes == 1
-        assert slots_sent(rig.transport) == [1, 2]
+    for slot in (1, 2):
+        rig.bind(slot, f"c{slot}", sent=False)
+    assert rig.transport.writes == 0
+    await asyncio.sleep(0)
+    assert rig.transport.writes == 1
+    assert slots_sent(rig.transport) == [1, 2]
 
-        rig.say(*(encode_frame(Kind.ANSWER, OK, b"", slot) for slot in range(3)))
-        rig.bind(1, "alone", sent=False)
-        assert slots_sent(rig.transport) == [1]
-
-    asyncio.run(turn())
+    rig.say(*(encode_frame(Kind.ANSWER, OK, b"", slot) for slot in range(3)))
+    rig.bind(1, "alone", sent=False)
+    assert slots_sent(rig.transport) == [1]
 
 
-def test_a_call_for_a_worker_with_one_slot_goes_out_at_once(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Rig(loop)
+async def test_a_call_for_a_worker_with_one_slot_goes_out_at_once() -> None:
+    rig = Rig()
     rig.begun[0] = 1
     rig.transport.written = b""
-    behind = Exchange(grant("behind"), rig.owner, loop, 0.0)
+    behind = exchange_of("behind", rig.owner)
     behind.arrive(CallHead("behind", "POST", "/", b"", []), b"")
 
     behind.send_ahead(rig.slot, 0.0, 1)
@@ -229,24 +142,24 @@ def test_a_call_for_a_worker_with_one_slot_goes_out_at_once(loop: asyncio.Abstra
     assert rig.transport.written, "no other call could go with it"
 
 
-def test_no_more_than_some_calls_wait_for_the_end_of_a_turn(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Rig(loop, slots=12)
+async def test_no_more_than_some_calls_wait_for_the_end_of_a_turn() -> None:
+    rig = Rig(slots=12)
     for slot in range(1, 12):
         rig.bind(slot, f"c{slot}", sent=False)
 
     assert slots_sent(rig.transport) == list(range(9))
 
 
-def test_a_frame_that_is_sent_at_once_overtakes_no_call(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Rig(loop, slots=2)
+async def test_a_frame_that_is_sent_at_once_overtakes_no_call() -> None:
+    rig = Rig(slots=2)
     held = rig.bind(1, "held", sent=False)
     rig.connection.slots[1].cancel(held)
 
     assert slots_sent(rig.transport) == [0, 1, 1]
 
 
-def test_a_call_that_was_held_when_its_worker_died_is_placed_again(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Rig(loop, slots=2)
+async def test_a_call_that_was_held_when_its_worker_died_is_placed_again() -> None:
+    rig = Rig(slots=2)
     held = rig.bind(1, "held", sent=False)
     rig.die(begun=1)
 
@@ -254,8 +167,8 @@ def test_a_call_that_was_held_when_its_worker_died_is_placed_again(loop: asyncio
     assert not rig.exchange.untouched
 
 
-def test_a_caller_who_cannot_be_told_keeps_no_slot(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Rig(loop)
+async def test_a_caller_who_cannot_be_told_keeps_no_slot() -> None:
+    rig = Rig()
     rig.owner.caller_first = True
 
     def broken() -> None:
@@ -268,9 +181,9 @@ def test_a_caller_who_cannot_be_told_keeps_no_slot(loop: asyncio.AbstractEventLo
     assert rig.owner.done == [(0.1, 0, True)]
 
 
-def test_pieces_that_come_at_once_go_on_as_one(loop: asyncio.AbstractEventLoop) -> None:
+async def test_pieces_that_come_at_once_go_on_as_one() -> None:
     pieces = [encode_frame(Kind.CHUNK, None, b"%d" % (number % 10)) for number in range(1000)]
-    rig = Rig(loop).say(encode_frame(Kind.HEAD, OK), *pieces, encode_frame(Kind.END, EndHead(0.5)))
+    rig = Rig().say(encode_frame(Kind.HEAD, OK), *pieces, encode_frame(Kind.END, EndHead(0.5)))
 
     rig.exchange.take()
     assert rig.exchange.take() == b"0123456789" * 100
@@ -288,10 +201,8 @@ def test_pieces_that_come_at_once_go_on_as_one(loop: asyncio.AbstractEventLoop) 
     ],
 )
 @pytest.mark.parametrize("kind", [Kind.ANSWER, Kind.HEAD])
-def test_a_head_that_no_client_can_be_given_costs_that_call_and_no_worker(
-    loop: asyncio.AbstractEventLoop, head: AnswerHead, kind: int
-) -> None:
-    rig = Rig(loop).say(encode_frame(kind, head, b""))
+async def test_a_head_that_no_client_can_be_given_costs_that_call_and_no_worker(head: AnswerHead, kind: int) -> None:
+    rig = Rig().say(encode_frame(kind, head, b""))
     if kind == Kind.HEAD:
         rig.say(encode_frame(Kind.CHUNK, None, b"more"), encode_frame(Kind.END, EndHead(0.1)))
 
@@ -325,10 +236,8 @@ def test_a_head_that_no_client_can_be_given_costs_that_call_and_no_worker(
         [b"GET / HTTP/1.1\r\n\r\n"],
     ],
 )
-def test_frames_that_our_runner_never_sends_end_the_worker(
-    loop: asyncio.AbstractEventLoop, frames: list[bytes]
-) -> None:
-    rig = Rig(loop).say(*frames)
+async def test_frames_that_our_runner_never_sends_end_the_worker(frames: list[bytes]) -> None:
+    rig = Rig().say(*frames)
 
     assert rig.owner.broken.startswith("it sent what it must not: ")
     assert rig.transport.closed
@@ -337,9 +246,9 @@ def test_frames_that_our_runner_never_sends_end_the_worker(
     assert rig.owner.done == []
 
 
-def test_what_a_call_needed_comes_once_and_after_its_answer(loop: asyncio.AbstractEventLoop) -> None:
-    whole = Rig(loop).say(encode_frame(Kind.ANSWER, OK), MEASURED)
-    streamed = Rig(loop).say(encode_frame(Kind.HEAD, OK), encode_frame(Kind.END, EndHead(0.1)), MEASURED)
+async def test_what_a_call_needed_comes_once_and_after_its_answer() -> None:
+    whole = Rig().say(encode_frame(Kind.ANSWER, OK), MEASURED)
+    streamed = Rig().say(encode_frame(Kind.HEAD, OK), encode_frame(Kind.END, EndHead(0.1)), MEASURED)
 
     for rig in (whole, streamed):
         assert len(rig.owner.done) == 1
@@ -349,38 +258,36 @@ def test_what_a_call_needed_comes_once_and_after_its_answer(loop: asyncio.Abstra
 
 
 @pytest.mark.parametrize("before", [(), (encode_frame(Kind.HEAD, OK),)])
-def test_what_a_call_needed_does_not_come_before_its_end(
-    loop: asyncio.AbstractEventLoop, before: tuple[bytes, ...]
-) -> None:
-    rig = Rig(loop).say(*before, MEASURED)
+async def test_what_a_call_needed_does_not_come_before_its_end(before: tuple[bytes, ...]) -> None:
+    rig = Rig().say(*before, MEASURED)
 
     assert rig.owner.broken
     assert rig.owner.measured == []
 
 
 @pytest.mark.parametrize("peak", [-1, 1 << 62, None])
-def test_an_impossible_need_ends_the_worker(loop: asyncio.AbstractEventLoop, peak: int | None) -> None:
+async def test_an_impossible_need_ends_the_worker(peak: int | None) -> None:
     head = None if peak is None else MeasuredHead(peak)
-    rig = Rig(loop).say(encode_frame(Kind.ANSWER, OK), encode_frame(Kind.MEASURED, head))
+    rig = Rig().say(encode_frame(Kind.ANSWER, OK), encode_frame(Kind.MEASURED, head))
 
     assert rig.owner.broken
     assert rig.owner.measured == []
 
 
-def test_a_load_is_told_before_all_else_and_as_it_can_have_been(loop: asyncio.AbstractEventLoop) -> None:
-    assert Rig(loop, ready=False).say(encode_frame(Kind.ANSWER, OK)).owner.broken
-    assert Rig(loop, ready=False).say(encode_frame(Kind.READY, ReadyHead(-1, []))).owner.spoken == []
+async def test_a_load_is_told_before_all_else_and_as_it_can_have_been() -> None:
+    assert Rig(ready=False).say(encode_frame(Kind.ANSWER, OK)).owner.broken
+    assert Rig(ready=False).say(encode_frame(Kind.READY, ReadyHead(-1, []))).owner.spoken == []
 
 
 class Batch(Rig):
     """A slot with a batch of three calls."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *methods: str) -> None:
-        super().__init__(loop)
+    def __init__(self, *methods: str) -> None:
+        super().__init__()
         self.say(encode_frame(Kind.ANSWER, OK))
         self.owner.done.clear()
         self.transport.written, self.transport.writes = b"", 0
-        self.calls = [Exchange(grant(f"c{place}"), self.owner, loop, 0.0) for place in range(3)]
+        self.calls = [exchange_of(f"c{place}", self.owner) for place in range(3)]
         self.slot.begin_batch(3)
         for place, each in enumerate(self.calls):
             each.arrive(CallHead(f"c{place}", (*methods, "", "", "")[place] or "POST", "/", b"", []), b"%d" % place)
@@ -391,8 +298,8 @@ def answers(*given: tuple[int, int, AnswerHead], body: bytes = b"") -> bytes:
     return encode_frame(Kind.ANSWERS, AnswersHead(list(given)), body)
 
 
-def test_a_batch_goes_out_in_the_order_of_its_calls(loop: asyncio.AbstractEventLoop) -> None:
-    transport = Batch(loop).transport
+async def test_a_batch_goes_out_in_the_order_of_its_calls() -> None:
+    transport = Batch().transport
     sent = list(FrameReader().feed(transport.written))
 
     assert transport.writes == 1
@@ -400,8 +307,8 @@ def test_a_batch_goes_out_in_the_order_of_its_calls(loop: asyncio.AbstractEventL
     assert [body for _, _, body in sent[1:]] == [b"0", b"1", b"2"]
 
 
-def test_each_call_of_a_batch_gets_its_answer_after_all_are_reported(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Batch(loop)
+async def test_each_call_of_a_batch_gets_its_answer_after_all_are_reported() -> None:
+    rig = Batch()
     heads = [AnswerHead(200 + place, [], 0.1, failed=place == 1) for place in range(3)]
     reported: list[int] = []
     for each in rig.calls:
@@ -416,8 +323,8 @@ def test_each_call_of_a_batch_gets_its_answer_after_all_are_reported(loop: async
     assert rig.owner.broken == ""
 
 
-def test_large_answers_of_a_batch_stream_after_the_small_ones(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Batch(loop, "", "HEAD")
+async def test_large_answers_of_a_batch_stream_after_the_small_ones() -> None:
+    rig = Batch("", "HEAD")
     head = AnswerHead(200, [], length=5)
 
     rig.say(answers((0, 1, OK), body=b"x"), encode_frame(Kind.HEAD, head), encode_frame(Kind.END, EndHead(0.1)))
@@ -431,8 +338,8 @@ def test_large_answers_of_a_batch_stream_after_the_small_ones(loop: asyncio.Abst
     assert rig.calls[2].take() == b"hello"
 
 
-def test_a_worker_that_cancels_a_call_by_itself_has_broken_its_answer_off(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Batch(loop)
+async def test_a_worker_that_cancels_a_call_by_itself_has_broken_its_answer_off() -> None:
+    rig = Batch()
     rig.calls[1].state = states.ABANDON[rig.calls[1].state]
     for _ in range(2):
         rig.say(encode_frame(Kind.HEAD, OK), encode_frame(Kind.END, EndHead(0.1, error="cancelled")))
@@ -441,8 +348,8 @@ def test_a_worker_that_cancels_a_call_by_itself_has_broken_its_answer_off(loop: 
     assert rig.calls[1].error is None
 
 
-def test_of_a_batch_only_an_answer_that_streams_is_cancelled(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Batch(loop)
+async def test_of_a_batch_only_an_answer_that_streams_is_cancelled() -> None:
+    rig = Batch()
     rig.transport.written = b""
     for each in (rig.calls[0], rig.calls[2]):
         each.state = states.ABANDON[each.state]
@@ -455,8 +362,8 @@ def test_of_a_batch_only_an_answer_that_streams_is_cancelled(loop: asyncio.Abstr
     assert [each.take() for each in rig.calls] == [None, (OK, b"y", True), None]
 
 
-def test_a_batch_whose_worker_died_before_it_had_begun_it_can_be_placed_again(loop: asyncio.AbstractEventLoop) -> None:
-    waits, runs, answered = Batch(loop), Batch(loop), Batch(loop).say(answers((0, 1, OK), body=b"x"))
+async def test_a_batch_whose_worker_died_before_it_had_begun_it_can_be_placed_again() -> None:
+    waits, runs, answered = Batch(), Batch(), Batch().say(answers((0, 1, OK), body=b"x"))
 
     waits.die(begun=1)
     runs.die(begun=2)
@@ -466,9 +373,9 @@ def test_a_batch_whose_worker_died_before_it_had_begun_it_can_be_placed_again(lo
     assert not any(each.untouched for each in (*runs.calls, *answered.calls))
 
 
-def ahead_of(rig: Batch, loop: asyncio.AbstractEventLoop) -> list[Exchange]:
+def ahead_of(rig: Batch) -> list[Exchange]:
     """Send two calls ahead."""
-    calls = [Exchange(grant(f"n{place}"), rig.owner, loop, 0.0) for place in range(2)]
+    calls = [exchange_of(f"n{place}", rig.owner) for place in range(2)]
     rig.slot.begin_batch(2)
     for each in calls:
         each.arrive(CallHead(each.grant.call, "POST", "/", b"", []), b"")
@@ -476,9 +383,9 @@ def ahead_of(rig: Batch, loop: asyncio.AbstractEventLoop) -> list[Exchange]:
     return calls
 
 
-def test_answers_are_those_of_the_batch_before_until_all_of_it_are_there(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Batch(loop)
-    following = ahead_of(rig, loop)
+async def test_answers_are_those_of_the_batch_before_until_all_of_it_are_there() -> None:
+    rig = Batch()
+    following = ahead_of(rig)
     assert [kind for kind, _, _ in FrameReader().feed(rig.transport.written)][4:] == [Kind.BATCH, Kind.CALL, Kind.CALL]
 
     rig.say(answers((0, 1, OK), (2, 1, OK), body=b"ac"))
@@ -492,11 +399,9 @@ def test_answers_are_those_of_the_batch_before_until_all_of_it_are_there(loop: a
 
 
 @pytest.mark.parametrize(("begun", "runs", "follows"), [(1, True, True), (2, False, True), (3, False, False)])
-def test_what_a_dead_worker_had_not_begun_can_be_placed_again(
-    loop: asyncio.AbstractEventLoop, begun: int, runs: bool, follows: bool
-) -> None:
-    rig = Batch(loop)
-    following = ahead_of(rig, loop)
+async def test_what_a_dead_worker_had_not_begun_can_be_placed_again(begun: int, runs: bool, follows: bool) -> None:
+    rig = Batch()
+    following = ahead_of(rig)
 
     rig.die(begun=begun)
 
@@ -505,11 +410,9 @@ def test_what_a_dead_worker_had_not_begun_can_be_placed_again(
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_batch_that_followed_can_be_placed_again_until_it_is_begun(
-    loop: asyncio.AbstractEventLoop, begun: bool
-) -> None:
-    rig = Batch(loop)
-    following = ahead_of(rig, loop)
+async def test_a_batch_that_followed_can_be_placed_again_until_it_is_begun(begun: bool) -> None:
+    rig = Batch()
+    following = ahead_of(rig)
     rig.say(answers(*((place, 0, OK) for place in range(3))))
     for each in following:
         each.follow(1.0)
@@ -519,9 +422,9 @@ def test_a_batch_that_followed_can_be_placed_again_until_it_is_begun(
     assert {each.untouched for each in following} == {not begun}
 
 
-def test_behind_a_batch_that_went_ahead_cancel_says_which_it_means(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Batch(loop)
-    ahead_of(rig, loop)
+async def test_behind_a_batch_that_went_ahead_cancel_says_which_it_means() -> None:
+    rig = Batch()
+    ahead_of(rig)
     rig.say(answers((0, 1, OK), (1, 1, OK), body=b"xy"), FIVE)
     rig.transport.written = b""
 
@@ -531,10 +434,8 @@ def test_behind_a_batch_that_went_ahead_cancel_says_which_it_means(loop: asyncio
     assert rig.transport.written == encode_frame(Kind.CANCEL, CancelHead(2, 2))
 
 
-def test_what_is_no_answer_costs_its_call_and_not_the_batch(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Batch(loop).say(
-        answers((0, 0, AnswerHead(99, [])), (1, 0, AnswerHead(500, [], 0.1, 0, True, True)), (2, 0, OK))
-    )
+async def test_what_is_no_answer_costs_its_call_and_not_the_batch() -> None:
+    rig = Batch().say(answers((0, 0, AnswerHead(99, [])), (1, 0, AnswerHead(500, [], 0.1, 0, True, True)), (2, 0, OK)))
 
     assert isinstance(rig.calls[0].error, BadAnswer)
     assert isinstance(rig.calls[1].error, OutOfMemory)
@@ -560,18 +461,16 @@ def test_what_is_no_answer_costs_its_call_and_not_the_batch(loop: asyncio.Abstra
         [answers(*((place, 0, OK) for place in range(3))), encode_frame(Kind.HEAD, OK)],
     ],
 )
-def test_answers_that_are_not_those_of_the_batch_end_the_worker(
-    loop: asyncio.AbstractEventLoop, frames: list[bytes]
-) -> None:
-    rig = Batch(loop).say(*frames)
+async def test_answers_that_are_not_those_of_the_batch_end_the_worker(frames: list[bytes]) -> None:
+    rig = Batch().say(*frames)
 
     assert rig.owner.broken.startswith("it sent what it must not: ")
     assert rig.transport.closed
     assert len(rig.owner.done) in (0, 1, 3)
 
 
-def test_a_call_alone_has_no_answers_of_a_batch(loop: asyncio.AbstractEventLoop) -> None:
-    assert Rig(loop).say(answers((0, 0, OK))).owner.broken
+async def test_a_call_alone_has_no_answers_of_a_batch() -> None:
+    assert Rig().say(answers((0, 0, OK))).owner.broken
 
 
 @pytest.mark.parametrize(
@@ -582,24 +481,22 @@ def test_a_call_alone_has_no_answers_of_a_batch(loop: asyncio.AbstractEventLoop)
         ([encode_frame(Kind.HEAD, OK), encode_frame(Kind.CHUNK)], "an empty piece"),
     ],
 )
-def test_a_body_that_is_not_what_its_head_says_ends_its_worker(
-    loop: asyncio.AbstractEventLoop, frames: list[bytes], said: str
-) -> None:
-    rig = Rig(loop).say(*frames)
+async def test_a_body_that_is_not_what_its_head_says_ends_its_worker(frames: list[bytes], said: str) -> None:
+    rig = Rig().say(*frames)
 
     assert said in rig.owner.broken
     assert rig.exchange.end is None
 
 
-def test_an_answer_that_broke_off_and_one_to_head_may_be_shorter(loop: asyncio.AbstractEventLoop) -> None:
-    broke_off = Rig(loop).say(FIVE, encode_frame(Kind.END, EndHead(0.5, error="ValueError")))
-    to_head = Rig(loop, method="HEAD").say(FIVE, END)
+async def test_an_answer_that_broke_off_and_one_to_head_may_be_shorter() -> None:
+    broke_off = Rig().say(FIVE, encode_frame(Kind.END, EndHead(0.5, error="ValueError")))
+    to_head = Rig(method="HEAD").say(FIVE, END)
 
     assert (broke_off.owner.broken, to_head.owner.broken) == ("", "")
 
 
-def test_a_slot_says_that_its_other_end_is_closed_but_not_when_we_closed_it(loop: asyncio.AbstractEventLoop) -> None:
-    theirs, ours = Rig(loop), Rig(loop)
+async def test_a_slot_says_that_its_other_end_is_closed_but_not_when_we_closed_it() -> None:
+    theirs, ours = Rig(), Rig()
     ours.connection.close()
 
     for each in (theirs, ours):
@@ -609,10 +506,8 @@ def test_a_slot_says_that_its_other_end_is_closed_but_not_when_we_closed_it(loop
 
 
 @pytest.mark.parametrize("body_mode", [INLINE, FILE])
-def test_a_call_whose_worker_died_before_it_had_begun_it_can_be_placed_again(
-    loop: asyncio.AbstractEventLoop, body_mode: int
-) -> None:
-    waits, runs, answering = (Rig(loop, body_mode=body_mode) for _ in range(3))
+async def test_a_call_whose_worker_died_before_it_had_begun_it_can_be_placed_again(body_mode: int) -> None:
+    waits, runs, answering = (Rig(body_mode=body_mode) for _ in range(3))
     answering.say(encode_frame(Kind.HEAD, OK))
 
     waits.die(begun=0)
@@ -622,8 +517,8 @@ def test_a_call_whose_worker_died_before_it_had_begun_it_can_be_placed_again(
     assert (waits.exchange.untouched, runs.exchange.untouched, answering.exchange.untouched) == (True, False, False)
 
 
-def test_a_call_with_a_body_that_streams_cannot_be_placed_again(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Rig(loop, body_mode=STREAM)
+async def test_a_call_with_a_body_that_streams_cannot_be_placed_again() -> None:
+    rig = Rig(body_mode=STREAM)
 
     rig.die(begun=0)
 
@@ -631,10 +526,8 @@ def test_a_call_with_a_body_that_streams_cannot_be_placed_again(loop: asyncio.Ab
 
 
 @pytest.mark.parametrize("begun", [5, 0xFFFFFFFF, 1 << 63, UNKNOWN])
-def test_a_count_that_cannot_be_or_is_not_there_is_taken_for_one_of_calls_that_were_begun(
-    loop: asyncio.AbstractEventLoop, begun: int
-) -> None:
-    rig = Rig(loop)
+async def test_a_count_that_cannot_be_or_is_not_there_is_taken_for_one_of_calls_that_were_begun(begun: int) -> None:
+    rig = Rig()
     rig.say(encode_frame(Kind.ANSWER, OK))
     later = rig.bind(0, "later")
 
@@ -643,8 +536,8 @@ def test_a_count_that_cannot_be_or_is_not_there_is_taken_for_one_of_calls_that_w
     assert not later.untouched
 
 
-def test_of_many_calls_those_are_placed_again_that_a_dead_worker_had_not_begun(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Rig(loop, slots=6)
+async def test_of_many_calls_those_are_placed_again_that_a_dead_worker_had_not_begun() -> None:
+    rig = Rig(slots=6)
     calls = [rig.exchange, *(rig.bind(slot, f"c{slot}") for slot in range(1, 6))]
     rig.begun[:] = [1, 0, 1, 0, 0, 1]
 
@@ -656,13 +549,13 @@ def test_of_many_calls_those_are_placed_again_that_a_dead_worker_had_not_begun(l
 # --- many calls on one connection ---
 
 
-def test_a_frame_of_a_slot_that_is_not_there_ends_the_worker(loop: asyncio.AbstractEventLoop) -> None:
-    assert Rig(loop, slots=2).say(encode_frame(Kind.ANSWER, OK, b"", 2)).owner.broken
-    assert Rig(loop, slots=2).say(encode_frame(Kind.ANSWER, OK, b"", 1)).owner.broken, "it has no call"
+async def test_a_frame_of_a_slot_that_is_not_there_ends_the_worker() -> None:
+    assert Rig(slots=2).say(encode_frame(Kind.ANSWER, OK, b"", 2)).owner.broken
+    assert Rig(slots=2).say(encode_frame(Kind.ANSWER, OK, b"", 1)).owner.broken, "it has no call"
 
 
-def test_each_answer_is_that_of_the_call_in_its_slot(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Rig(loop, slots=3)
+async def test_each_answer_is_that_of_the_call_in_its_slot() -> None:
+    rig = Rig(slots=3)
     others = [rig.bind(slot, f"c{slot}") for slot in (1, 2)]
 
     rig.say(
@@ -686,8 +579,8 @@ def chunks_until_no_room(rig: Rig, slot: int) -> int:
     return sent
 
 
-def test_a_slow_reader_stops_its_own_answer_and_no_other(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Rig(loop, slots=2)
+async def test_a_slow_reader_stops_its_own_answer_and_no_other() -> None:
+    rig = Rig(slots=2)
     slow = rig.bind(1, "slow", buffer=CHUNK_BYTES)
     rig.say(encode_frame(Kind.HEAD, OK, b"", 1))
     rig.transport.written = b""
@@ -703,8 +596,8 @@ def test_a_slow_reader_stops_its_own_answer_and_no_other(loop: asyncio.AbstractE
     assert msgspec.msgpack.decode(header, type=RoomHead).room == sent, "all of it was read"
 
 
-def test_a_worker_that_sends_more_than_there_is_room_for_is_ended(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Rig(loop, slots=2)
+async def test_a_worker_that_sends_more_than_there_is_room_for_is_ended() -> None:
+    rig = Rig(slots=2)
     rig.bind(1, "slow", buffer=CHUNK_BYTES)
     rig.say(encode_frame(Kind.HEAD, OK, b"", 1))
     chunks_until_no_room(rig, 1)
@@ -716,7 +609,7 @@ def test_a_worker_that_sends_more_than_there_is_room_for_is_ended(loop: asyncio.
 
 
 async def test_a_body_is_sent_as_far_as_its_call_has_room_for_it() -> None:
-    rig = Rig(asyncio.get_running_loop(), body_mode=STREAM)
+    rig = Rig(body_mode=STREAM)
     sending = asyncio.ensure_future(_send_pieces(rig.exchange, 4))
     await asyncio.sleep(0.01)
     sent = sum(kind == Kind.BODY for kind, _, _ in FrameReader().feed(rig.transport.written))
@@ -731,7 +624,7 @@ async def test_a_body_is_sent_as_far_as_its_call_has_room_for_it() -> None:
 
 @pytest.mark.parametrize("end", ["answer", "cancel", "die"])
 async def test_who_waits_to_send_a_body_goes_on_when_the_call_ends(end: str) -> None:
-    rig = Rig(asyncio.get_running_loop(), body_mode=STREAM)
+    rig = Rig(body_mode=STREAM)
     sending = asyncio.ensure_future(_send_pieces(rig.exchange, 4))
     await asyncio.sleep(0.01)
     assert not sending.done()
@@ -753,8 +646,8 @@ async def _send_pieces(exchange: Exchange, count: int) -> None:
         await exchange.send_body(b"x" * CHUNK_BYTES)
 
 
-def test_a_sign_of_life_comes_only_when_it_is_asked_for(loop: asyncio.AbstractEventLoop) -> None:
-    asked, unasked = Rig(loop), Rig(loop)
+async def test_a_sign_of_life_comes_only_when_it_is_asked_for() -> None:
+    asked, unasked = Rig(), Rig()
     asked.slot.ping()
     assert asked.transport.written.endswith(encode_frame(Kind.PING))
 
@@ -801,14 +694,15 @@ def test_no_bytes_raise_or_are_believed(
     for at, byte in flips:
         if stream:
             stream[at % len(stream)] = byte
-    loop = asyncio.new_event_loop()
-    try:
-        rig = Rig(loop, ready=ready)
+
+    async def receive() -> Rig:
+        rig = Rig(ready=ready)
         for at in range(0, len(stream), cut):
             rig.connection.data_received(bytes(stream[at : at + cut]))
         rig.die()
-    finally:
-        loop.close()
+        return rig
+
+    rig = asyncio.run(receive())
 
     assert len(rig.owner.done) <= 1
     for run_s, peak, _ in rig.owner.done:
@@ -834,10 +728,10 @@ def dropped(number: int) -> bytes:
 class Ahead(Rig):
     """A worker that runs a call, and has another one behind it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
+    def __init__(self) -> None:
+        super().__init__()
         self.begun[0] = 1
-        self.behind = Exchange(grant("behind"), self.owner, loop, 0.0)
+        self.behind = exchange_of("behind", self.owner)
         self.behind.arrive(CallHead("behind", "POST", "/", b"", []), b"")
         assert self.slot.can_wait(self.behind)
         self.behind.send_ahead(self.slot, 0.0, 1)
@@ -845,8 +739,8 @@ class Ahead(Rig):
         self.transport.written = b""
 
 
-def test_a_call_that_went_ahead_gets_the_answer_after_that_of_the_one_before(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Ahead(loop)
+async def test_a_call_that_went_ahead_gets_the_answer_after_that_of_the_one_before() -> None:
+    rig = Ahead()
 
     rig.say(encode_frame(Kind.HEAD, OK), encode_frame(Kind.CHUNK, None, b"first"), END)
     rig.behind.follow(1.0)
@@ -858,10 +752,8 @@ def test_a_call_that_went_ahead_gets_the_answer_after_that_of_the_one_before(loo
     assert rig.say(encode_frame(Kind.ANSWER, OK)).owner.broken, "it has no call any more"
 
 
-def test_the_caller_has_an_answer_first_where_the_device_runs_the_next_call_already(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    rig = Ahead(loop)
+async def test_the_caller_has_an_answer_first_where_the_device_runs_the_next_call_already() -> None:
+    rig = Ahead()
     told: list[int] = []
     rig.exchange.resume = rig.behind.resume = lambda: told.append(len(rig.owner.done))
 
@@ -874,8 +766,8 @@ def test_the_caller_has_an_answer_first_where_the_device_runs_the_next_call_alre
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_cancel_names_the_call_that_runs(loop: asyncio.AbstractEventLoop, runs: bool) -> None:
-    rig = Ahead(loop)
+async def test_cancel_names_the_call_that_runs(runs: bool) -> None:
+    rig = Ahead()
     if not runs:
         rig.say(encode_frame(Kind.ANSWER, OK))
         rig.behind.follow(1.0)
@@ -886,8 +778,8 @@ def test_cancel_names_the_call_that_runs(loop: asyncio.AbstractEventLoop, runs: 
     assert rig.transport.written == encode_frame(Kind.CANCEL, CancelHead(0, 1 if runs else 2))
 
 
-def test_a_call_that_begins_after_its_caller_has_left_is_cancelled(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Ahead(loop)
+async def test_a_call_that_begins_after_its_caller_has_left_is_cancelled() -> None:
+    rig = Ahead()
     rig.behind.state = states.ABANDON[rig.behind.state]
 
     rig.say(encode_frame(Kind.ANSWER, OK))
@@ -895,8 +787,8 @@ def test_a_call_that_begins_after_its_caller_has_left_is_cancelled(loop: asyncio
     assert rig.transport.written == encode_frame(Kind.CANCEL, CancelHead(0, 2))
 
 
-def test_what_the_worker_had_not_begun_when_it_was_marked_is_the_node_s_again(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Ahead(loop)
+async def test_what_the_worker_had_not_begun_when_it_was_marked_is_the_node_s_again() -> None:
+    rig = Ahead()
     assert rig.slot.mark()
     assert rig.counts.taken == [2]
 
@@ -911,8 +803,8 @@ def test_what_the_worker_had_not_begun_when_it_was_marked_is_the_node_s_again(lo
     assert not rig.slot.marked
 
 
-def test_what_the_worker_had_begun_when_it_was_marked_runs(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Ahead(loop)
+async def test_what_the_worker_had_begun_when_it_was_marked_runs() -> None:
+    rig = Ahead()
     rig.slot.mark()
     rig.begun[0] = 2
 
@@ -927,8 +819,8 @@ def test_what_the_worker_had_begun_when_it_was_marked_runs(loop: asyncio.Abstrac
     assert rig.say(dropped(2)).owner.broken
 
 
-def test_what_the_worker_says_it_has_dropped_is_no_call_of_the_slot_any_more(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Ahead(loop)
+async def test_what_the_worker_says_it_has_dropped_is_no_call_of_the_slot_any_more() -> None:
+    rig = Ahead()
     rig.slot.mark()
     rig.begun[0] = 2  # that it begins is counted before it finds the mark
 
@@ -941,10 +833,8 @@ def test_what_the_worker_says_it_has_dropped_is_no_call_of_the_slot_any_more(loo
 
 @pytest.mark.parametrize("number", [0, 1, 3])
 @pytest.mark.parametrize("marked", [False, True])
-def test_a_worker_that_drops_what_was_not_marked_is_ended(
-    loop: asyncio.AbstractEventLoop, number: int, marked: bool
-) -> None:
-    rig = Ahead(loop)
+async def test_a_worker_that_drops_what_was_not_marked_is_ended(number: int, marked: bool) -> None:
+    rig = Ahead()
     if marked:
         rig.slot.mark()
 
@@ -952,8 +842,8 @@ def test_a_worker_that_drops_what_was_not_marked_is_ended(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_worker_cannot_mark_a_call_itself(loop: asyncio.AbstractEventLoop, number: int) -> None:
-    rig = Ahead(loop)
+async def test_a_worker_cannot_mark_a_call_itself(number: int) -> None:
+    rig = Ahead()
     rig.slot.mark()
     rig.counts.taken[0] = number  # the worker can write there
 
@@ -961,18 +851,16 @@ def test_a_worker_cannot_mark_a_call_itself(loop: asyncio.AbstractEventLoop, num
     assert rig.owner.dropped == 0, "what runs is not let go"
 
 
-def test_a_worker_that_drops_a_call_before_it_has_answered_the_one_that_runs_is_ended(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    rig = Ahead(loop)
+async def test_a_worker_that_drops_a_call_before_it_has_answered_the_one_that_runs_is_ended() -> None:
+    rig = Ahead()
     rig.slot.mark()
 
     assert rig.say(dropped(2)).owner.broken
     assert rig.owner.dropped == 0
 
 
-def test_a_worker_that_drops_what_it_has_answered_in_part_is_ended(loop: asyncio.AbstractEventLoop) -> None:
-    rig = Ahead(loop)
+async def test_a_worker_that_drops_what_it_has_answered_in_part_is_ended() -> None:
+    rig = Ahead()
     rig.slot.mark()
     rig.say(encode_frame(Kind.ANSWER, OK), encode_frame(Kind.HEAD, OK))
 
@@ -981,10 +869,10 @@ def test_a_worker_that_drops_what_it_has_answered_in_part_is_ended(loop: asyncio
 
 @pytest.mark.parametrize(("begun", "untouched"), [(0, (True, True)), (1, (False, True)), (2, (False, False))])
 @pytest.mark.parametrize("marked", [False, True])
-def test_a_call_behind_that_of_a_dead_worker_can_be_placed_again_unless_it_was_begun(
-    loop: asyncio.AbstractEventLoop, begun: int, untouched: tuple[bool, bool], marked: bool
+async def test_a_call_behind_that_of_a_dead_worker_can_be_placed_again_unless_it_was_begun(
+    begun: int, untouched: tuple[bool, bool], marked: bool
 ) -> None:
-    rig = Ahead(loop)
+    rig = Ahead()
     if marked:
         rig.slot.mark()
 
@@ -994,10 +882,8 @@ def test_a_call_behind_that_of_a_dead_worker_can_be_placed_again_unless_it_was_b
 
 
 @pytest.mark.parametrize("begun", [1, 2])
-def test_what_was_taken_back_does_not_change_what_a_dead_worker_had_begun(
-    loop: asyncio.AbstractEventLoop, begun: int
-) -> None:
-    runs, later = Ahead(loop), Ahead(loop)
+async def test_what_was_taken_back_does_not_change_what_a_dead_worker_had_begun(begun: int) -> None:
+    runs, later = Ahead(), Ahead()
     for rig in (runs, later):
         rig.slot.mark()
         assert rig.slot.take_back()
@@ -1011,13 +897,13 @@ def test_what_was_taken_back_does_not_change_what_a_dead_worker_had_begun(
     assert following.untouched
 
 
-def test_calls_that_could_not_be_taken_back_do_not_wait_at_the_worker(loop: asyncio.AbstractEventLoop) -> None:
-    large, streams = (Exchange(grant(name), Owner(loop), loop, 0.0) for name in ("large", "streams"))
+async def test_calls_that_could_not_be_taken_back_do_not_wait_at_the_worker() -> None:
+    large, streams = (exchange_of(name, Owner()) for name in ("large", "streams"))
     large.arrive(CallHead("large", "POST", "/", b"", []), b"x" * 2**21)
     streams.arrive(CallHead("streams", "POST", "/", b"", [], STREAM), b"")
-    small = Exchange(grant("small"), Owner(loop), loop, 0.0)
+    small = exchange_of("small", Owner())
     small.arrive(CallHead("small", "POST", "/", b"", []), b"")
-    rig, streaming, unknown = Rig(loop), Rig(loop, body_mode=STREAM), Rig(loop)
+    rig, streaming, unknown = Rig(), Rig(body_mode=STREAM), Rig()
     unknown.begun[0] = UNKNOWN
 
     assert [rig.slot.can_wait(each) for each in (small, large, streams)] == [True, False, False]

@@ -1,0 +1,79 @@
+"""What stands around an exchange in tests: the transport of its worker's connection, and the worker itself."""
+
+import asyncio
+from typing import Any
+
+from gpufaas_core.errors import OutOfMemory
+from gpufaas_core.frames import FailedHead, ReadyHead
+from gpufaas_core.messages import Grant
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
+from gpufaas_gpu_manager.exchange import Exchange
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.written = b""
+        self.writes = 0
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+        self.writes += 1
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Owner:
+    """The worker: keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.done: list[tuple[float, int, bool]] = []
+        self.measured: list[int] = []
+        self.on_measured = lambda *sizes: self.measured.append(sizes[0])
+        self.broken = ""
+        self.spoken: list[ReadyHead | FailedHead] = []
+        self.watched = self.pongs = self.dropped = 0
+        self.closed = 0
+        self.on_ready = self.on_failed = self.spoken.append
+        self.caller_first = False
+
+    def on_done(self, _: Any, __: Any, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:  # noqa: ARG002
+        self.done.append((run_s, peak, ok))
+
+    def ran_out(self, said: bytes) -> OutOfMemory:
+        return OutOfMemory(said.decode())
+
+    def on_broken(self, reason: str) -> None:
+        assert not self.broken, "told once"
+        self.broken = reason
+
+    def on_slot_lost(self) -> None: ...
+
+    def on_pong(self) -> None:
+        self.pongs += 1
+
+    def on_dropped(self, _: Any) -> None:
+        self.dropped += 1
+
+    def on_slot_closed(self) -> None:
+        self.closed += 1
+
+    def watch_abandoned(self) -> None:
+        self.watched += 1
+
+
+def grant(call: str) -> Grant:
+    return Grant(1, 1, (CallId(call),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
+
+
+def exchange_of(call: str, owner: Any) -> Exchange:
+    return Exchange(grant(call), owner, asyncio.get_running_loop(), 0.0)
