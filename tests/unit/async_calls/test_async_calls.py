@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.unit.async_calls.fakes import FakeCallbacks, MemoryAsyncQueue
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_async_calls.call import INLINE_ANSWER, AcceptedCall, Body, CallStatus
 from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused
@@ -139,9 +139,7 @@ async def test_an_accepted_call_is_in_the_queue_and_then_executed_as_it_came(rig
     assert request.headers == [(b"x-mine", b"1"), (b"x-call-id", b"1"), (b"content-length", b"5")]
     assert rig.functions.bodies == [b"hello"]
     assert (rig.seen().attempts, rig.seen().status) == (1, 200)
-    async with asyncio.timeout(LIMIT_S):
-        while rig.calls.backlog.counts():
-            await asyncio.sleep(0)
+    await eventually(lambda: not rig.calls.backlog.counts())
 
 
 async def test_calls_that_come_together_share_a_write(rig: Rig) -> None:
@@ -246,9 +244,7 @@ async def test_a_call_that_is_lost_is_aborted_and_counted_no_more(rig: Rig) -> N
     rig.calls.lose(cancelled.key, F, is_claimed=True)
 
     assert rig.calls.backlog.counts() == {}
-    async with asyncio.timeout(LIMIT_S):
-        while rig.functions.at_once:
-            await asyncio.sleep(0)
+    await eventually(lambda: not rig.functions.at_once)
     await rig.send("2")
     rig.functions.gate.set()
     await rig.becomes("done", "2")
@@ -497,9 +493,7 @@ async def test_a_callback_that_is_due_again_is_not_made_once_its_call_is_cancell
 
     assert await rig.calls.cancel("1") == "cancelled"
 
-    async with asyncio.timeout(LIMIT_S):
-        while list(tmp_path.iterdir()):
-            await asyncio.sleep(0)
+    await eventually(lambda: not list(tmp_path.iterdir()))
     assert rig.callbacks.delivered == []
     assert rig.seen().state == "cancelled"
 

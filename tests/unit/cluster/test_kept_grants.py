@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 from gpufaas_cluster import control, kept_grants
 from gpufaas_cluster.connection import Identity
@@ -105,9 +106,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def given_back(side: Side) -> control.ReturnGrant:
-    async with asyncio.timeout(60):
-        while not side.link.of(control.ReturnGrant):
-            await asyncio.sleep(0.001)
+    await eventually(lambda: side.link.of(control.ReturnGrant))
     (message,) = side.link.of(control.ReturnGrant)
     assert isinstance(message, control.ReturnGrant)
     return message

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_cluster import control, deployed
@@ -104,6 +104,15 @@ async def rig() -> AsyncIterator[Rig]:
     await server.close()
 
 
+async def led(rig: Rig, *resident: str) -> tuple[Party, Party]:
+    """Let the scheduler lead; return a gateway that sees a node, and that node."""
+    rig.lead()
+    gateway = await rig.gateway("g1")
+    node = await rig.node("n1", *resident)
+    await gateway.sees("n1")
+    return gateway, node
+
+
 async def granted(gateway: Party, number: int) -> Grant:
     gateway.link.send(control.PlaceCall(CallId(f"{number}@g1.boot"), F, 60.0))
     grant: Grant = (await gateway.hears(control.Granted)).grant
@@ -180,10 +189,7 @@ async def test_a_node_that_no_gateway_reaches_gets_no_calls_until_one_does(rig: 
 
 
 async def test_that_no_node_can_be_reached_closes_none(rig: Rig) -> None:
-    rig.lead()
-    gateway = await rig.gateway("g1")
-    await rig.node("n1", "f")
-    await gateway.sees("n1")
+    gateway, _ = await led(rig, "f")
 
     gateway.link.send(control.UnreachedNodes([NodeId("n1")]))
 
@@ -195,9 +201,7 @@ async def connected_gateway(rig: Rig) -> tuple[RemoteScheduler, "asyncio.Task[No
     gateway = RemoteScheduler(Identity("gateway", "g1", "boot", TOKEN, "1"))
     gateway.leaders.leader = rig.address
     keeping = asyncio.create_task(gateway.leaders.run())
-    async with asyncio.timeout(LIMIT_S):
-        while gateway.view is None or not gateway.view.nodes:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: gateway.view is not None and gateway.view.nodes)
     return gateway, keeping
 
 
@@ -224,22 +228,19 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
         waiting = gateway.place(second, F, 60.0, 512.0, goal_s=0.5)
         assert isinstance(waiting, asyncio.Future)
         engine = rig.leader.service.engine
-        while not engine.knows(second):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: engine.knows(second))
         assert [(each.size, each.goal_s) for each in arrived] == [(0.0, None), (512.0, 0.5)]
 
         gateway._link.abort("lost")  # type: ignore[union-attr]
         grant = await waiting
 
         assert (grant.number, grant.call != second) == (WITHOUT_LEADER, True)
-        while not gateway.connected:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: gateway.connected)
         gateway.over(second)
         gateway.over(first)
         node.link.send(control.NodeEvent(Finished(grant.call, grant.device, 1.0)))
         node.link.send(control.NodeEvent(Finished(running.call, running.device, 1.0)))
-        while engine.calls():
-            await asyncio.sleep(0.01)
+        await eventually(lambda: not engine.calls())
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
 
@@ -257,9 +258,7 @@ async def test_a_new_leader_ends_no_call_of_a_gateway_before_that_has_said_what_
     assert engine.runs(call)
     gateway.link.send(control.RunningCalls([call] if runs else []))
     gateway.link.send(control.CancelCall(CallId("2@g1.boot")))  # which it does not know
-    async with asyncio.timeout(LIMIT_S):
-        while not engine.ignored["Cancelled"]:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: engine.ignored["Cancelled"])
 
     rig.leader._check()
     told = []
@@ -279,10 +278,7 @@ def known(rig: Rig, name: str, **limits: int) -> None:
 
 
 async def test_a_call_that_comes_before_its_function_waits_for_it(rig: Rig) -> None:
-    rig.lead()
-    gateway = await rig.gateway("g1")
-    node = await rig.node("n1", "f")
-    await gateway.sees("n1")
+    gateway, node = await led(rig, "f")
     gateway.link.send(control.PlaceCall(CallId("1@g1.boot"), FunctionId("new"), 60.0))
     grant = await granted(gateway, 2)
     assert grant.function == F, "others do not wait with it"
@@ -294,10 +290,7 @@ async def test_a_call_that_comes_before_its_function_waits_for_it(rig: Rig) -> N
 
 
 async def test_a_scale_that_comes_before_its_function_is_not_lost(rig: Rig) -> None:
-    rig.lead()
-    gateway = await rig.gateway("g1")
-    await rig.node("n1")
-    await gateway.sees("n1")
+    gateway, _ = await led(rig)
     gateway.link.send(control.ScaleFunction(FunctionId("new"), 1))
     await place(gateway, 1)
 
@@ -326,10 +319,7 @@ async def test_a_call_of_a_function_that_is_not_there_is_rejected(
 
 
 async def test_a_worker_that_a_node_does_not_have_is_loaded_again(rig: Rig) -> None:
-    rig.lead()
-    gateway = await rig.gateway("g1")
-    node = await rig.node("n1", "f")
-    await gateway.sees("n1")
+    gateway, node = await led(rig, "f")
     grant = await granted(gateway, 1)
     assert not grant.cold
     node.link.send(control.NodeEvent(Finished(grant.call, grant.device, 1.0)))
@@ -342,10 +332,7 @@ async def test_a_worker_that_a_node_does_not_have_is_loaded_again(rig: Rig) -> N
 
 
 async def test_a_worker_that_nobody_knows_of_is_evicted_unless_it_serves(rig: Rig) -> None:
-    rig.lead()
-    gateway = await rig.gateway("g1")
-    node = await rig.node("n1", "f")
-    await gateway.sees("n1")
+    _, node = await led(rig, "f")
 
     await rig.check(node, "f", "g")
 
@@ -353,17 +340,12 @@ async def test_a_worker_that_nobody_knows_of_is_evicted_unless_it_serves(rig: Ri
 
 
 async def test_a_call_that_is_not_there_twice_is_doubted_and_the_node_ends_it(rig: Rig) -> None:
-    rig.lead()
-    gateway = await rig.gateway("g1")
-    node = await rig.node("n1", "f")
-    await gateway.sees("n1")
+    gateway, node = await led(rig, "f")
     grant = await granted(gateway, 1)
     engine = rig.leader.service.engine
 
     async def answered() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while rig.leader.nodes.by_id[NodeId("n1")].check.asked:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: not rig.leader.nodes.by_id[NodeId("n1")].check.asked)
 
     first = await rig.check(node, "f")
     await answered()
@@ -393,8 +375,7 @@ async def test_a_scheduler_that_stood_still_misses_nothing_that_it_is_told_meanw
         rig.leader.may_act = lambda: False
         node.link.send(control.NodeEvent(Finished(running.call, running.device, 1.0)))
         gateway.over(running.call)
-        while not node.link.closed:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: node.link.closed)
         late = gateway.place(CallId("2@g1.boot"), F, 60.0)
         await asyncio.sleep(0.3)
         rig.leader.may_act = lambda: True
@@ -402,6 +383,5 @@ async def test_a_scheduler_that_stood_still_misses_nothing_that_it_is_told_meanw
         grant = late if isinstance(late, Grant) else await late
 
         assert not grant.cold
-        while engine.runs(running.call):
-            await asyncio.sleep(0.005)
+        await eventually(lambda: not engine.runs(running.call))
     keeping.cancel()

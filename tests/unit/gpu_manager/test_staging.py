@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.bundle import Manifest, WeightsFile, WorkerSpec
@@ -57,8 +58,7 @@ class Rig:
 
     async def idle(self) -> None:
         """Return when nothing is filled any more."""
-        while self.cache._filling or self.staging._tasks:
-            await asyncio.sleep(0.002)
+        await eventually(lambda: not self.cache._filling and not self.staging._tasks)
 
     @property
     def staged(self) -> list[str]:
