@@ -76,17 +76,17 @@ def wire(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WireLog]:
         yield log
 
 
+def invoke(*args: str, data: str | bytes = b"") -> Result:
+    result = CliRunner().invoke(cli, args, input=data)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
 @pytest.fixture
 def run(here: Path) -> Run:
     del here
-
-    def run(*args: str, data: str | bytes = b"") -> Result:
-        result = CliRunner().invoke(cli, args, input=data)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return run
+    return invoke
 
 
 @pytest.fixture

@@ -172,6 +172,7 @@ def test_no_gateway_is_one_line_and_exit_code_3(run: Run, path: tuple[str, ...])
 
     assert result.exit_code == 3
     assert result.stderr.startswith(f"gpufaas: no gateway answers at {url}: ")
+    assert "gpufaas serve" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

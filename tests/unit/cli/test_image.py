@@ -4,17 +4,14 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from tests.unit.cli.conftest import Run
 from tests.unit.cli.wire_log import WireLog
 
 from gpufaas_cli.images import tagged
 from gpufaas_core.errors import InvalidSpec
-
-Run = Callable[..., Result]
 
 STACK = """\
 version: 1.0

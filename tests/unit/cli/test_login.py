@@ -2,17 +2,15 @@
 
 import base64
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import Result
+from tests.unit.cli.conftest import Run
 from tests.unit.cli.wire_log import Reply, WireLog
 
 from gpufaas_cli import config
 
-Run = Callable[..., Result]
 BASIC = "Basic " + base64.b64encode(b"admin:secret").decode()
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from tests.unit.cli.conftest import Run
 from tests.unit.cli.wire_log import Reply, WireLog
 
 from gpufaas_cli.commands.up import concerned
 from gpufaas_cli.file_changes import changes
 from gpufaas_cli.stack import BadStack, StackFunction, read_stack
 
-Run = Callable[..., Result]
 GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))
 STACK = """\
 provider: {name: openfaas}

@@ -3,17 +3,14 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from tests.unit.cli.conftest import Run
 
 from gpufaas_cli import repository
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_templates import find_template
-
-Run = Callable[..., Result]
 
 DOCKERFILE = "FROM scratch\nCOPY function /f\n"
 TEMPLATE = """\

@@ -2,14 +2,11 @@
 
 import base64
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from tests.unit.cli.conftest import Run
 from tests.unit.cli.wire_log import Reply, WireLog
-
-Run = Callable[..., Result]
 
 
 def write(folder: Path, **files: bytes) -> None:

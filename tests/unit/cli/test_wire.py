@@ -4,15 +4,12 @@ import base64
 import hashlib
 import hmac
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from tests.unit.cli.conftest import Run
 from tests.unit.cli.wire_log import Reply, WireLog
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
