@@ -21,7 +21,7 @@ def test_the_floor_is_never_above_what_the_victims_for_a_load_are_worth(
 ) -> None:
     rng = random.Random(seed)
     workload = make_workload(
-        "poisson", working_set=rng.choice([60, 90]), rpm=DEVICES * rng.uniform(25.0, 32.0), minutes=3, seed=seed,
+        "poisson", working_set=rng.choice([60, 90]), rpm=DEVICES * rng.uniform(25.0, 32.0), minutes=2, seed=seed,
         on=devices(DEVICES),
     )  # fmt: skip
     below, asked, shares = Floor.below, [], []
