@@ -257,6 +257,18 @@ async def test_what_a_call_needed_comes_once_and_after_its_answer() -> None:
         assert rig.owner.measured == [7]
 
 
+async def test_each_thread_of_a_worker_of_two_slots_may_say_late_what_a_call_needed() -> None:
+    """There are three: one serves a slot again while the one that served it before measures yet."""
+    rig = Rig(slots=2)
+    for number in range(5):
+        rig.say(encode_frame(Kind.ANSWER, OK))
+        rig.bind(0, f"c{number}")
+
+    assert rig.say(MEASURED, MEASURED, MEASURED).owner.broken == ""
+    assert rig.owner.measured == [7, 7, 7]
+    assert rig.say(MEASURED).owner.broken
+
+
 @pytest.mark.parametrize("before", [(), (encode_frame(Kind.HEAD, OK),)])
 async def test_what_a_call_needed_does_not_come_before_its_end(before: tuple[bytes, ...]) -> None:
     rig = Rig().say(*before, MEASURED)
