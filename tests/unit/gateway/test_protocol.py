@@ -184,7 +184,7 @@ async def test_a_reader_who_does_not_read_is_cut_off(served: Served, monkeypatch
 
 @pytest.mark.slow
 async def test_a_reader_who_reads_slowly_is_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "READER_S", 3.0)
+    monkeypatch.setattr(protocol, "READER_S", 2.0)
 
     assert await read_large(served, pause_s=0.02) >= LARGE
 
