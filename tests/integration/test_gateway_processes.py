@@ -45,6 +45,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def gateway(cluster: Cluster) -> Gateway:
     """All its processes serve."""
     gateway = cluster.gateways[0]
+    if not gateway.runs:
+        gateway.start()
     until(lambda: _listening(gateway) == PROCESSES, lambda: f"all processes listen; it says: {gateway.said()[-2000:]}")
     return gateway
 
@@ -212,7 +214,6 @@ def test_ctrl_c_reaches_the_processes_once_however_slow_their_parent_is(gateway:
 
         assert [each.result() for each in calls] == [200] * CALLS
     assert gateway.end() == 0, gateway.said()[-2000:]
-    gateway.start()
 
 
 def test_a_stop_lets_the_calls_of_all_processes_end(gateway: Gateway, tmp_path: Path) -> None:
