@@ -96,6 +96,12 @@ class Rig:
             AcceptedCall(name, function, "f", b"/p", b"q=1", ((b"x-mine", b"1"),), callback, 1_000_000_000_000, body)
         )
 
+    async def send_held(self, *names: str, **how: Any) -> None:
+        """Send calls that run until the gate opens."""
+        self.functions.gate = asyncio.Event()
+        for name in names or ("1",):
+            await self.send(name, **how)
+
     def seen(self, name: str = "1") -> CallStatus:
         found = self.queue.get(name)
         assert found is not None
@@ -149,9 +155,7 @@ async def test_calls_that_come_together_share_a_write(rig: Rig) -> None:
 
 
 async def test_no_more_calls_run_at_once_than_the_bounds_say_and_one_function_leaves_room_for_another(rig: Rig) -> None:
-    rig.functions.gate = asyncio.Event()
-    for number in range(4):
-        await rig.send(f"f{number}")
+    await rig.send_held("f0", "f1", "f2", "f3")
     await rig.send("g", G)
 
     await rig.becomes("running", "f0", "f1", "f2", "g")
@@ -163,9 +167,7 @@ async def test_no_more_calls_run_at_once_than_the_bounds_say_and_one_function_le
 
 
 async def test_a_full_queue_refuses_until_a_call_has_ended(rig: Rig) -> None:
-    rig.functions.gate = asyncio.Event()
-    for number in range(5):
-        await rig.send(str(number))
+    await rig.send_held(*"01234")
 
     with pytest.raises(Overloaded, match=r"f\.openfaas-fn is full: 5"):
         rig.calls.backlog.reserve(F)
@@ -193,8 +195,7 @@ async def test_what_is_not_written_is_not_accepted_and_holds_no_place(rig: Rig) 
 
 
 async def test_an_outcome_that_cannot_be_written_is_written_later(rig: Rig) -> None:
-    rig.functions.gate = asyncio.Event()
-    await rig.send()
+    await rig.send_held()
     await rig.becomes("running")
     rig.queue.failure = "the disk is full"
     rig.functions.gate.set()
@@ -236,8 +237,7 @@ async def test_calls_that_are_found_are_executed_and_counted(rig: Rig) -> None:
 
 
 async def test_a_call_that_is_lost_is_aborted_and_counted_no_more(rig: Rig) -> None:
-    rig.functions.gate = asyncio.Event()
-    await rig.send()
+    await rig.send_held()
     await rig.becomes("running")
     ((cancelled,),) = rig.queue.cancel(["1"], 300.0)
 
@@ -406,11 +406,9 @@ async def test_what_the_queue_has_at_the_start_is_executed(tmp_path: Path) -> No
 
 async def test_a_stop_lets_what_runs_end_and_leaves_the_rest(tmp_path: Path) -> None:
     rig = Rig(tmp_path, AsyncSettings(at_once=1))
-    rig.functions.gate = asyncio.Event()
     running = asyncio.create_task(rig.calls.run())
     rig.calls.begin()
-    await rig.send("1")
-    await rig.send("2")
+    await rig.send_held("1", "2")
     await rig.becomes("running", "1")
 
     rig.calls.stop()
@@ -424,10 +422,9 @@ async def test_a_stop_lets_what_runs_end_and_leaves_the_rest(tmp_path: Path) -> 
 
 async def test_what_does_not_end_within_the_grace_stays_queued(tmp_path: Path) -> None:
     rig = Rig(tmp_path, SETTINGS)
-    rig.functions.gate = asyncio.Event()
     running = asyncio.create_task(rig.calls.run())
     rig.calls.begin()
-    await rig.send()
+    await rig.send_held()
     await rig.becomes("running")
 
     rig.calls.finish()
@@ -441,9 +438,7 @@ async def test_what_does_not_end_within_the_grace_stays_queued(tmp_path: Path) -
 
 
 async def test_a_call_that_waits_is_cancelled_and_never_executed(rig: Rig) -> None:
-    rig.functions.gate = asyncio.Event()
-    for number in range(4):
-        await rig.send(str(number))
+    await rig.send_held(*"0123")
     await rig.becomes("running", "0", "1", "2")
 
     assert await rig.calls.cancel("3") == "cancelled"
@@ -456,9 +451,7 @@ async def test_a_call_that_waits_is_cancelled_and_never_executed(rig: Rig) -> No
 
 
 async def test_a_call_that_runs_is_aborted_and_its_place_is_free(rig: Rig) -> None:
-    rig.functions.gate = asyncio.Event()
-    for number in range(4):
-        await rig.send(str(number), callback="http://receiver/")
+    await rig.send_held(*"0123", callback="http://receiver/")
     await rig.becomes("running", "0", "1", "2")
 
     assert await rig.calls.cancel("1") == "cancelled"
@@ -504,8 +497,7 @@ async def test_what_has_ended_is_not_cancelled_but_may_be_twice(rig: Rig) -> Non
     await rig.becomes("done", "done")
     await rig.send("dead")
     await rig.becomes("dead", "dead")
-    rig.functions.gate = asyncio.Event()
-    await rig.send("live")
+    await rig.send_held("live")
 
     states = [await rig.calls.cancel(name) for name in ("done", "dead", "live", "live", "nobody")]
 
@@ -513,8 +505,7 @@ async def test_what_has_ended_is_not_cancelled_but_may_be_twice(rig: Rig) -> Non
 
 
 async def test_calls_that_share_an_id_are_cancelled_together(rig: Rig) -> None:
-    rig.functions.gate = asyncio.Event()
-    await rig.send("one", F)
+    await rig.send_held("one")
     await rig.send("one", G)
 
     assert await rig.calls.cancel("one") == "cancelled"
@@ -524,8 +515,7 @@ async def test_calls_that_share_an_id_are_cancelled_together(rig: Rig) -> None:
 
 
 async def test_what_cannot_be_written_is_not_cancelled(rig: Rig) -> None:
-    rig.functions.gate = asyncio.Event()
-    await rig.send()
+    await rig.send_held()
     await rig.becomes("running")
     rig.queue.failure = "the disk is full"
 
@@ -542,9 +532,7 @@ async def test_what_cannot_be_written_is_not_cancelled(rig: Rig) -> None:
 
 async def test_a_queue_has_a_concurrency_of_its_own_and_a_flooded_one_holds_no_other_up(rig: Rig) -> None:
     rig.queues = {F: "slow", G: "other"}
-    rig.functions.gate = asyncio.Event()
-    for number in range(2):
-        await rig.send(f"f{number}", F)
+    await rig.send_held("f0", "f1")
     for number in range(3):
         await rig.send(f"g{number}", G)
     await rig.send("h", H)
@@ -575,8 +563,7 @@ async def test_a_full_queue_refuses_its_own_functions_only(rig: Rig) -> None:
 
 async def test_a_function_that_goes_over_to_another_queue_takes_its_backlog_along(rig: Rig) -> None:
     rig.queues = {F: "slow", G: "slow"}
-    rig.functions.gate = asyncio.Event()
-    await rig.send("f", F)
+    await rig.send_held("f")
     await rig.becomes("running", "f")
     await rig.send("g", G)
     assert rig.seen("g").state == "queued"

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.slow  # torch is imported
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SECTIONS = ("transfers", "starts", "storm", "together", "profiles", "tests")
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
 def test_a_section_that_fails_is_marked_and_the_others_are_in_the_bundle(

@@ -5,13 +5,6 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
 
 def row(rps: float, *, p50: float = 1.0, p99: float = 1.1, cpu: float = 50.0, first: float = 30.0) -> dict[str, float]:
     return {

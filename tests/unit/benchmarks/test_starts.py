@@ -6,12 +6,6 @@ import httpx
 import pytest
 
 pytestmark = pytest.mark.slow  # torch is imported
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.files import put, sha256, small_disk
+from tests.waiting import LIMIT_S
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed, UnknownArtifact
@@ -173,22 +174,11 @@ def test_a_store_that_starts_leaves_living_writers_alone(store: ArtifactStore, t
 
 def test_many_writers_of_one_artifact_at_once_all_succeed(store: ArtifactStore, tmp_path: Path) -> None:
     content = os.urandom(300_000)
-    failures: list[BaseException] = []
 
-    def write() -> None:
-        try:
-            put(store, content)
-            store.path(sha256(content))
-        except BaseException as exc:
-            failures.append(exc)
+    with ThreadPoolExecutor(8) as pool:
+        for path in pool.map(lambda _: store.path(put(store, content)), range(8), timeout=LIMIT_S):
+            assert path == store.path(sha256(content))
 
-    threads = [threading.Thread(target=write) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-
-    assert failures == []
     assert store.path(sha256(content)).read_bytes() == content
     assert list((tmp_path / "incoming").iterdir()) == []
 

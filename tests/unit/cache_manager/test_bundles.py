@@ -5,12 +5,13 @@ import gzip
 import lzma
 import os
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.files import sha256, tar_of
+from tests.waiting import LIMIT_S
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleLimits, BundleStore
@@ -98,19 +99,9 @@ def test_a_bundle_outlives_its_store(stores: Stores) -> None:
 
 def test_many_installations_at_once_agree(stores: Stores) -> None:
     digest = stores.put_all()
-    results: list[object] = []
 
-    def install() -> None:
-        try:
-            results.append(stores.bundles.install(digest))
-        except BaseException as exc:
-            results.append(exc)
-
-    threads = [threading.Thread(target=install) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: stores.bundles.install(digest), range(8), timeout=LIMIT_S))
 
     assert results == [stores.root / "bundles" / digest] * 8
     assert [each.name for each in (stores.root / "bundles").iterdir()] == [digest]

@@ -43,8 +43,7 @@ def test_work_on_a_cluster_that_breaks_is_answered_once_and_replays_equally(
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_everything_is_served_where_one_device_is_just_large_enough(spec: str) -> None:
-    rig = Rig(spec, 5, functions=0, devices=0, breaks=False)
-    rig.join(0)
+    rig = Rig(spec, 5, functions=0, devices=1, breaks=False)
     for number, size in enumerate((60, 35, 60, 5)):
         rig.deploy(f"f{number}", Need(), Profile(2.0, 1.0, size))
     rig.deploy("cpu", Need(0, slots=2), Profile(1.0, 1.0, 60))
@@ -56,8 +55,7 @@ def test_everything_is_served_where_one_device_is_just_large_enough(spec: str) -
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_idle_shares_give_way_to_a_call_that_takes_the_whole_device_though_memory_is_free(spec: str) -> None:
-    rig = Rig(spec, 5, functions=0, devices=0, breaks=False)
-    rig.join(0)
+    rig = Rig(spec, 5, functions=0, devices=1, breaks=False)
     for name, need in (("share", Need(30, "share")), ("other", Need(30, "share")), ("whole", Need())):
         rig.deploy(name, need, Profile(2.0, 1.0, 5))
     for at, name in ((0.0, "share"), (0.0, "other"), (30.0, "whole"), (60.0, "share"), (90.0, "whole")):
@@ -70,8 +68,7 @@ def test_idle_shares_give_way_to_a_call_that_takes_the_whole_device_though_memor
 @pytest.mark.parametrize("spec", SPECS)
 def test_hits_that_keep_coming_do_not_starve_a_call_of_another_function(spec: str) -> None:
     """On one device, which is busy for nine tenths of the time and holds one model."""
-    rig = Rig(spec, 7, functions=0, devices=0, breaks=False)
-    rig.join(0)
+    rig = Rig(spec, 7, functions=0, devices=1, breaks=False)
     rig.deploy("hot", Need(), Profile(2.0, 0.45, 60))
     rig.deploy("cold", Need(), Profile(2.0, 0.45, 60))
     waits: list[float] = []
@@ -104,9 +101,7 @@ def test_calls_that_take_turns_on_a_part_of_a_device_do_not_starve_one_that_need
     for a whole device waits for `WAIT_S`, then one clearing for each older one: a pause, the rest of a call that runs,
     with its load, and the older call. Those that take turns wait for as many at most.
     """
-    rig = Rig(spec, 7, functions=0, devices=0, breaks=False)
-    for number in range(devices):
-        rig.join(number)
+    rig = Rig(spec, 7, functions=0, devices=devices, breaks=False)
     profile = Profile(2.0, 0.45, 20)
     longest_s = 1.3 * profile.load_s + 4 * profile.service_s
     for name in needs.split():

@@ -775,8 +775,7 @@ def test_functions_whose_pauses_end_together_are_loaded_by_name() -> None:
 
 
 def test_a_call_of_a_cpu_function_that_waited_elsewhere_takes_a_free_slot_at_once() -> None:
-    f = Function(FunctionId("f"), "d", profiles={"*": Profile(3.0, 1.0, 10)})
-    engine = make_engine(f)
+    engine = make_engine(msgspec.structs.replace(model("f"), need=Need(0, slots=1)))
     engine.handle(joined(holds("f")), 0.0)
 
     first = engine.handle(m.Arrived(CallId("c1"), FunctionId("f"), age_s=2.0), 1.0)
