@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,17 @@ int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *h, unsigned *n, process_t *
     *n = 1; p->pid = 4243; p->used = 2ull << 30; p->gi = p->ci = 0; return 0; }
 int nvmlDeviceGetComputeRunningProcesses_v2(void *h, unsigned *n, process_t *p) { return running(h, n, p); }
 """
+
+
+def through_nvml(folder: Path, script: str, *flags: str) -> dict[str, Any]:
+    """Run *script* where our library answers as NVML does; return the JSON that it prints."""
+    source = folder / "nvml.c"
+    source.write_text(FAKE_NVML)
+    subprocess.run(["gcc", "-shared", "-fPIC", *flags, "-o", folder / "libnvidia-ml.so.1", source], check=True)
+    env = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    found: dict[str, Any] = json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
+    return found
 
 
 def test_a_cpu_device_is_a_number_and_a_budget() -> None:
@@ -139,10 +151,8 @@ def test_a_gpu_that_is_not_there_is_said_in_one_line() -> None:
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is needed to build a library that answers as NVML does")
 def test_gpus_are_found_and_measured_through_nvml(tmp_path: Path) -> None:
-    source = tmp_path / "nvml.c"
-    source.write_text(FAKE_NVML)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
-    script = textwrap.dedent(
+    told = through_nvml(
+        tmp_path,
         """
         import json
         from gpufaas_core.errors import InvalidSpec
@@ -164,18 +174,9 @@ def test_gpus_are_found_and_measured_through_nvml(tmp_path: Path) -> None:
             "labels": found[0].device.labels,
             "compiles_for": found[0].compiles_for,
         }))
-        """
+        """,
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    told = json.loads(done.stdout)
     assert told["found"] == [
         ["n/cuda:0", "Test GPU", 8 * GiB - 512 * MiB, "GPU-one"],
         ["n/cuda:1", "Test GPU", 16 * GiB - 512 * MiB, "GPU-two"],
@@ -191,11 +192,8 @@ def test_gpus_are_found_and_measured_through_nvml(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is needed to build a library that answers as NVML does")
 def test_a_gpu_that_is_split_stands_for_its_mig_devices(tmp_path: Path) -> None:
-    source = tmp_path / "nvml.c"
-    source.write_text(FAKE_NVML)
-    library = tmp_path / "libnvidia-ml.so.1"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-DMIG", "-o", library, source], check=True)
-    script = textwrap.dedent(
+    told = through_nvml(
+        tmp_path,
         """
         import json
         from gpufaas_gpu_manager.devices import open_devices
@@ -207,15 +205,10 @@ def test_a_gpu_that_is_split_stands_for_its_mig_devices(tmp_path: Path) -> None:
             "own": [own.device.id, own.uuid, own.total],
             "used": [each.used_bytes([4244]) for each in found],
         }))
-        """
+        """,
+        "-DMIG",
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-
-    told = json.loads(done.stdout)
     assert told["found"] == [
         ["n/cuda:0", "Test GPU", 8 * GiB - 512 * MiB, "GPU-one"],
         ["n/cuda:1", "Test GPU MIG 1g.4gb", 4 * GiB - 512 * MiB, "MIG-one"],

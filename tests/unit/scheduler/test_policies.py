@@ -7,7 +7,6 @@ from tests.compiled import python_only
 from tests.unit.scheduler.world import world_of
 
 from gpufaas_core import messages as m
-from gpufaas_core.errors import InvalidSpec
 from gpufaas_scheduler import view_contract
 from gpufaas_scheduler.policies import POLICIES, Plan, View, Wake, make_policy, start_on
 from gpufaas_scheduler.view import ClusterView
@@ -16,11 +15,6 @@ from gpufaas_scheduler.view import ClusterView
 @pytest.mark.parametrize("name", POLICIES)
 def test_policies_are_made_by_name(name: str) -> None:
     assert make_policy(name).name == name
-
-
-def test_an_unknown_policy_is_refused_with_the_known_names() -> None:
-    with pytest.raises(InvalidSpec, match="lb, lalb, lalb-o3"):
-        make_policy("random")
 
 
 def test_a_policy_says_when_it_looks_again_and_is_asked_then() -> None:

@@ -45,18 +45,19 @@ def stage(function: str, node: str = "n1") -> m.Stage:
     return m.Stage(FunctionId(function), NodeId(node))
 
 
-def full(policy: str = "least-wait", **options: object) -> Site:
-    """All devices load and serve for 14 s from now on."""
+def full(policy: str = "least-wait", functions: str = "", **options: object) -> Site:
+    """All devices load and serve for 14 s from now on; each of *functions* is deployed."""
     site = Site(policy, **options)  # type: ignore[arg-type]
     for each in range(len(site.engine.status(0.0).devices)):
         site.deploy(f"busy{each}")
         assert site.call(f"busy{each}") == []
+    for name in functions:
+        site.deploy(name)
     return site
 
 
 def test_a_call_that_no_device_holds_the_model_for_has_its_weights_staged() -> None:
-    site = full()
-    site.deploy("f")
+    site = full(functions="f")
 
     assert site.call("f") == [stage("f")]
     assert site.call("f") == [], "once is enough"
@@ -81,15 +82,13 @@ def test_nothing_is_staged(policy: str, options: dict[str, object], profile: Pro
 
 
 def test_other_policies_can_have_it() -> None:
-    site = full("lalb-o3+prefetch=next-misses")
-    site.deploy("f")
+    site = full("lalb-o3+prefetch=next-misses", "f")
 
     assert site.call("f") == [stage("f")]
 
 
 def test_they_are_staged_on_the_node_whose_device_is_free_first() -> None:
-    site = full(devices=("n2/b", "n1/a"))
-    site.deploy("f")
+    site = full(functions="f", devices=("n2/b", "n1/a"))
     site.now = 3.0
     (busy,) = (each.resident[0].function for each in site.engine.status(3.0).devices if each.device.id == "n1/a")
     site.tell(m.Loaded(busy, DeviceId("n1/a"), 3.0, 10))
@@ -114,17 +113,14 @@ def test_a_call_that_starts_gives_time_to_stage_for_another_one() -> None:
 
 
 def test_it_tries_again_when_a_node_can_bring_more() -> None:
-    site = full()
-    for name in "fgh":
-        site.deploy(name)
+    site = full(functions="fgh")
 
     assert [site.call(name) for name in "fgh"] == [[stage("f")], [stage("g")], []]
     assert staged(site.tell(m.Staged(NodeId("n1"), FunctionId("f"), 50))) == [stage("h")]
 
 
 def test_a_node_that_has_no_room_is_not_asked_at_each_event() -> None:
-    site = full()
-    site.deploy("f")
+    site = full(functions="f")
     assert site.call("f") == [stage("f")]
     site.tell(m.Unstaged(NodeId("n1"), FunctionId("f"), "others are worth more"))
 
