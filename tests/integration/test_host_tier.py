@@ -256,9 +256,9 @@ async def test_weights_in_host_memory_are_charged_once(make: Callable[..., Rig],
     await rig.staged(function)
     await rig.evict(function)
     host = await rig.call(function)
-    first, second = (each.occupation for each in rig.facts if isinstance(each, Loaded))
-    assert abs(first - second) < 8 * MiB
-    assert first > size
+    # Pages may be mapped, and seen beside the rest, before a load is over or after it.
+    assert all(size < each.occupation < 1.25 * size for each in rig.facts if isinstance(each, Loaded))
+    assert rig.loaded() == ["disk", "host"]
     (worker,) = rig.node.workers()
     assert worker.limits is not None
     assert worker.limits.used(host["pid"]) < 40 * MiB
