@@ -472,8 +472,7 @@ async def begun(functions: Holding, calls: int = 1) -> None:
 
 async def test_a_caller_who_hangs_up_ends_his_call(gateway: Gateway, holding: Holding) -> None:
     """Also if another request of his waits behind it."""
-    calls = await gateway.calls(holding)
-    async with serving(calls.run) as port:
+    async with serving((await gateway.calls(holding)).run) as port:
         for more in (b"", GET + b"\r\n"):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(POST + b"Content-Length: 4\r\n\r\nwait" + more)
@@ -568,8 +567,7 @@ async def test_a_server_that_stops_ends_calls_after_its_grace(gateway: Gateway, 
 
 
 async def test_an_idle_connection_is_closed_and_one_in_use_is_not(gateway: Gateway, holding: Holding) -> None:
-    calls = await gateway.calls(holding)
-    async with serving(calls.run) as port:
+    async with serving((await gateway.calls(holding)).run) as port:
         loop = asyncio.get_running_loop()
         timers = len(loop._scheduled)  # type: ignore[attr-defined]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -662,9 +660,7 @@ async def test_a_bug_is_a_500_and_in_the_log(gateway: Gateway, caplog: pytest.Lo
         def place(self, *_: object, **__: object) -> Grant:
             raise AssertionError("a bug")
 
-    calls = await gateway.calls(Broken())
-
-    async with serving(calls.run) as port:
+    async with serving((await gateway.calls(Broken())).run) as port:
         answer = await said(port, GET + b"\r\n")
 
     assert answer.startswith(b"HTTP/1.1 500 ")
@@ -673,9 +669,7 @@ async def test_a_bug_is_a_500_and_in_the_log(gateway: Gateway, caplog: pytest.Lo
 
 
 async def test_a_header_with_a_line_break_is_not_sent(gateway: Gateway) -> None:
-    calls = await gateway.calls(Functions(AnswerHead(200, [(b"x-split", b"a\r\nb: c")])))
-
-    async with serving(calls.run) as port:
+    async with serving((await gateway.calls(Functions(AnswerHead(200, [(b"x-split", b"a\r\nb: c")])))).run) as port:
         answer = await said(port, GET + LAST)
 
     assert answer.startswith(b"HTTP/1.1 500 ")
@@ -684,9 +678,7 @@ async def test_a_header_with_a_line_break_is_not_sent(gateway: Gateway) -> None:
 
 async def test_a_body_that_never_comes_whole_ends_with_its_caller(gateway: Gateway) -> None:
     functions = Waiting()
-    calls = await gateway.calls(functions)
-
-    async with serving(calls.run) as port:
+    async with serving((await gateway.calls(functions)).run) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(POST + b"Content-Length: 4\r\n\r\nfo")
         stats = gateway.metrics.functions["echo.openfaas-fn"]

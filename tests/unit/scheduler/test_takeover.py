@@ -289,6 +289,20 @@ class Site:
         self.adopted = {call for each in self.nodes.running.values() for call in each}
         self.successor = engine
 
+    def populate(self, devices: int) -> None:
+        """Let so many devices of two kinds join, and deploy eight functions."""
+        for number in range(devices):
+            self.join(f"n/d{number}", ("cpu", "kind1")[number % 2], self.rng.randint(20, 60) << 20)
+        for number in range(8):
+            self.deploy(FunctionId(f"f{number}"), self.rng.choice([None, None, 1, 3]))
+
+    def steps(self, count: int, writes: float = 0.0) -> None:
+        """:param writes: the part of them after which the engine writes behind"""
+        for _ in range(count):
+            self.step(self.rng.randrange(2**16))
+            if writes and self.rng.random() < writes:
+                self.write()
+
     def step(self, choice: int) -> None:
         rng, kind, pick = self.rng, choice % 24, choice // 24
         self.now += rng.choice([0.0, 0.25, 1.0])
@@ -497,19 +511,12 @@ def succeed(
 ) -> None:
     rng = random.Random(seed)
     site = Site(policy, replacement, learn, rng, host=host)
-    for number in range(rng.randint(1, 4)):
-        site.join(f"n/d{number}", ("cpu", "kind1")[number % 2], rng.randint(20, 60) << 20)
-    for number in range(8):
-        site.deploy(FunctionId(f"f{number}"), rng.choice([None, None, 1, 3]))
-    for _ in range(before):
-        site.step(rng.randrange(2**16))
-        if rng.random() < 0.3:
-            site.write()
+    site.populate(rng.randint(1, 4))
+    site.steps(before, writes=0.3)
 
     site.take_over(queued=queued)
 
-    for _ in range(after):
-        site.step(rng.randrange(2**16))
+    site.steps(after)
 
 
 @examples(150)
@@ -528,10 +535,7 @@ def start_from_stale_docs(policy: str, gone: bool, seed: int, before: int) -> No
         site.join(f"n/d{number}", "cpu", 60 << 20)
     for number in range(8):
         site.deploy(FunctionId(f"f{number}"), rng.choice([None, None, 1, 3]))
-    for _ in range(before):
-        site.step(rng.randrange(2**16))
-        if rng.random() < 0.1:
-            site.write()
+    site.steps(before, writes=0.1)
     nodes, store = site.nodes, {} if gone else site.store
     if nodes.devices and rng.random() < 0.3:
         lost = min(nodes.devices)
@@ -903,12 +907,8 @@ def test_each_doc_that_an_event_changes_is_named(policy: str, learn: bool, seed:
         policy=make_policy(limited(policy, 3)), replacement=make_replacement("lru"), max_queue=30, learn=learn
     )
     site.engine = cast(Engine, Watched(engine))
-    for number in range(3):
-        site.join(f"n/d{number}", ("cpu", "kind1")[number % 2], rng.randint(20, 60) << 20)
-    for number in range(8):
-        site.deploy(FunctionId(f"f{number}"), rng.choice([None, None, 1, 3]))
-    for _ in range(steps):
-        site.step(rng.randrange(2**16))
+    site.populate(3)
+    site.steps(steps)
 
 
 @examples(60)
@@ -921,8 +921,7 @@ def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: i
         site.join(f"n/d{number}", "cpu", 40 << 20)
     for number in range(8):
         site.deploy(FunctionId(f"f{number}"), None)
-    for _ in range(steps):
-        site.step(rng.randrange(2**16))
+    site.steps(steps)
     cluster = state_of(site.engine).cluster
     without = {FunctionId(f"f{number}") for number in range(8) if rng.random() < 0.3}
     for device_state in list(cluster.devices.values()):  # as if all were idle: else nothing waits that could be a hit
