@@ -328,8 +328,7 @@ def test_a_call_that_its_node_gives_back_is_placed_again_and_none_goes_ahead_for
         world.now += APART_S
         world.finish("c1", SHORT_S)
         assert world.running.keys() == {"c2"}
-        world.call("c0", "f")
-        world.call("c1", "f")
+        world.calls("c0 c1", "f")
         world.finish("c2", SHORT_S)
         world.finish("c0", SHORT_S)
         world.finish("c1", SHORT_S)

@@ -52,8 +52,7 @@ def test_a_call_that_comes_when_the_time_is_over_is_the_only_probe() -> None:
     assert world.rejected == [("early", "load_failed")]
 
     world.now = 1.0
-    world.call("probe", "f")
-    world.call("other", "f")
+    world.calls("probe other", "f")
 
     assert ("probe", "a") in [(grant.call, grant.device) for grant in world.running.values()]
     assert world.rejected == [("other", "load_failed")]

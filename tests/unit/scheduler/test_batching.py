@@ -132,8 +132,7 @@ def test_a_call_waits_for_others_and_an_idle_device_with_it() -> None:
 
 def test_a_full_batch_does_not_wait() -> None:
     world = warm(batch_max=3, batch_wait_s=0.5)
-    world.call("c0", "f")
-    world.call("c1", "f")
+    world.calls("c0 c1", "f")
 
     world.now = 10.2
     commands = world.call("c2", "f")
@@ -150,8 +149,7 @@ def test_a_batch_after_one_that_was_held_back_does_not_say_so() -> None:
     world.call("c1", "f")
     world.now = 11.1
     assert held(world.call("c2", "f")) == [pytest.approx(0.1)]
-    world.call("c3", "f")
-    world.call("c4", "f")
+    world.calls("c3 c4", "f")
     world.now = 12.0
     world.finish("c1")
 

@@ -88,9 +88,7 @@ def test_scaling_runs_after_its_causes_only_and_after_the_order() -> None:
     seen: list[int] = []
     scaling = Scaled(FINISH, lambda view: seen.append(len(view.queue)) or [])  # type: ignore[func-returns-value]
     world = made(scaling=scaling).set_up("f", "a")
-    world.call("c1", "f")
-    world.call("c2", "f")
-    world.call("c3", "f")
+    world.calls("c1 c2 c3", "f")
     assert seen == []
 
     world.finish("c1")

@@ -84,8 +84,7 @@ def test_a_call_passes_over_an_idle_device_that_its_function_may_not_use(policy:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_call_waits_for_its_device_though_another_is_idle_and_others_go_ahead_there(policy: str) -> None:
     world = a_world(policy, f="zone=b", g="zone!=b")
-    world.call("c1", "f")
-    world.call("c2", "f")
+    world.calls("c1 c2", "f")
 
     world.call("c3", "g")
     assert world.started == [("c3", "a")]

@@ -211,8 +211,7 @@ def test_a_copy_that_dies_is_replaced_under_a_new_number_and_the_others_serve_on
 
 def test_surplus_copies_of_a_device_are_named_by_their_numbers_and_drain() -> None:
     world = one_device(4)
-    world.call("c0", "echo")
-    world.call("c1", "echo")
+    world.calls("c0 c1", "echo")
 
     world.scale("echo", 1)
 

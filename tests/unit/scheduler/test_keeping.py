@@ -79,8 +79,7 @@ def _cold(world: World) -> None:
 
 def _loads(world: World) -> None:
     world.tell(m.WorkerExited(ECHO, DeviceId("a"), "it was killed"))
-    world.call("miss", "echo")
-    world.call("c", "echo")
+    world.calls("miss c", "echo")
 
 
 def _nested(world: World) -> None:

@@ -203,9 +203,7 @@ def test_the_local_queue_of_a_device_goes_before_the_global_queue() -> None:
 def test_a_local_queue_goes_back_once_its_device_is_late_by_a_load() -> None:
     """Nothing else happens meanwhile: it is time alone that makes the wait longer than a load."""
     world = world_of("f", "a b", policy="lalb-o3", warm="f", load_s=3.0, service_s=1.0)
-    world.call("long", "f")
-    world.call("c1", "f")
-    world.call("c2", "f")
+    world.calls("long c1 c2", "f")
     assert (world.on("a").local_queue, world.engine.wake_at) == (2, 4.0)
 
     world.now = 4.0

@@ -193,8 +193,7 @@ def test_idle_ones_leave_for_one_that_declares_nothing_and_ran_out() -> None:
 def test_what_was_lent_to_a_copy_that_is_gone_is_given_back_once() -> None:
     """The call that it was loaded for is refused, and another call on it ends later."""
     world = a_world("f", size=100 * MiB, slots=2, elastic=True)
-    world.call("first", "f")
-    world.call("second", "f")
+    world.calls("first second", "f")
     measured(world, "f", 100)
     measured(world, "f", 20)
     assert world.model("f", "a").limit > world.model("f", "a").memory, "it was lent what it needs no more"

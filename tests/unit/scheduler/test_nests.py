@@ -213,8 +213,7 @@ def test_of_two_calls_of_a_worker_the_one_that_ends_has_not_made_what_is_waited_
     """The engine took x for the maker of g1. It was y: so what y holds does not become free."""
     nest.set_up("f", "d1", memory=20, size=10, slots=2)
     nest.deploy("g", 10, slots=1)
-    nest.call("x", "f")
-    nest.call("y", "f")
+    nest.calls("x y", "f")
     nest.inner("g1", "g", "y")
     nest.finish("x")
 

@@ -92,8 +92,7 @@ def test_three_refusals_are_enough() -> None:
 )
 def test_the_local_queue_of_a_device_that_leaves_or_whose_worker_exits_is_placed_elsewhere(goes: m.Event) -> None:
     world = two_devices()
-    world.call("runs", "g")
-    world.call("local", "g")
+    world.calls("runs local", "g")
 
     world.tell(goes)
 

@@ -10,8 +10,7 @@ from gpufaas_core.model import CallId, DeviceId, FunctionId, Need
 
 def test_a_function_that_is_removed_serves_who_waits_and_is_then_evicted() -> None:
     world = world_of("f")
-    world.call("runs", "f")
-    world.call("waits", "f")
+    world.calls("runs waits", "f")
 
     world.tell(m.FunctionRemoved(FunctionId("f")))
 
@@ -28,8 +27,7 @@ def test_a_function_that_is_removed_serves_who_waits_and_is_then_evicted() -> No
 
 def test_a_function_that_is_removed_at_once_rejects_who_waits_and_aborts_who_runs() -> None:
     world = world_of("f")
-    world.call("runs", "f")
-    world.call("waits", "f")
+    world.calls("runs waits", "f")
 
     world.tell(m.FunctionRemoved(FunctionId("f"), drain=False))
 

@@ -75,8 +75,7 @@ def test_a_surplus_copy_takes_no_new_call_and_goes_when_its_last_one_ends() -> N
 
 def test_a_copy_that_drains_is_taken_back_before_another_is_loaded() -> None:
     world = warm_copies(2)
-    world.call("c0", "echo")
-    world.call("c1", "echo")
+    world.calls("c0 c1", "echo")
     world.scale("echo", 1)
     assert world.draining
 
@@ -89,8 +88,7 @@ def test_a_copy_that_drains_is_taken_back_before_another_is_loaded() -> None:
 
 def test_a_copy_that_drains_is_taken_back_when_the_others_die() -> None:
     world = warm_copies(2, devices="ab")
-    world.call("c0", "echo")
-    world.call("c1", "echo")
+    world.calls("c0 c1", "echo")
     world.scale("echo", 1)
     ((_, drains, _),) = world.draining
     stays = "a" if drains == "b" else "b"
@@ -139,8 +137,7 @@ def test_a_call_that_comes_while_the_last_copy_drains_is_a_hit_on_it() -> None:
 
 def test_a_function_with_waiting_calls_is_not_scaled_to_zero() -> None:
     world = warm_copies(1)
-    world.call("runs", "echo")
-    world.call("waits", "echo")
+    world.calls("runs waits", "echo")
 
     world.scale("echo", 0)
 

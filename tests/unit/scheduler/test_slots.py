@@ -135,7 +135,6 @@ def test_times_of_calls_beside_others_of_their_copy_are_learnt_apart_from_those_
 
     assert costs.service_s == 1.0
     assert costs.grant_s(0.0, Condition(neighbours=1)) == pytest.approx(1.9, abs=0.1)
-    world.call("alone", "f")
-    world.call("joins", "f")
+    world.calls("alone joins", "f")
     alone, joins = state_of(world.engine).devices[DeviceId("a")].grants()
     assert (alone.estimate_s, joins.estimate_s) == (1.0, costs.grant_s(0.0, Condition(neighbours=1)))

@@ -34,8 +34,7 @@ def test_a_deadline_no_longer_matters_once_the_call_runs() -> None:
 
 def test_a_waiting_call_that_is_cancelled_gives_its_place_up() -> None:
     world = world_of("f")
-    world.call("runs", "f")
-    world.call("c", "f")
+    world.calls("runs c", "f")
 
     world.tell(m.CallerLeft(CallId("c")))
     world.finish("runs")

@@ -135,10 +135,11 @@ class World:
     def call(self, name: str, function: str, deadline: float | None = None) -> list[m.Command]:
         return self.tell(m.Arrived(CallId(name), FunctionId(function), deadline))
 
-    def calls(self, numbers: int | range, function: str) -> None:
-        """Calls c0, c1 and so on arrive, one after the other."""
-        for number in range(numbers) if isinstance(numbers, int) else numbers:
-            self.call(f"c{number}", function)
+    def calls(self, which: int | range | str, function: str) -> None:
+        """Calls c0, c1 and so on arrive, one after the other; or those that are named."""
+        numbers = range(which) if isinstance(which, int) else which
+        for name in which.split() if isinstance(which, str) else [f"c{number}" for number in numbers]:
+            self.call(name, function)
 
     def scale(self, function: str, copies: int) -> list[m.Command]:
         return self.tell(m.Scaled(FunctionId(function), copies))
