@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -30,8 +31,12 @@ from gpufaas_core.model import (
     Profile,
 )
 from gpufaas_core.units import Bytes, GiB
+from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.deploy import Deployer
+from gpufaas_gateway.metrics import Metrics
+from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.ports import ArtifactWriter
-from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
+from gpufaas_gateway.spec import Defaults, FunctionRecord, FunctionSpec, Namespace, Quota
 
 
 class MemoryStore:
@@ -267,3 +272,23 @@ def idle(device: Device) -> DeviceStatus:
         evictions=0,
         estimated_finish_s=0.0,
     )
+
+
+class Platform:
+    """Deploys a function on these devices, with a bundle or as an image; there is a profile gold: tier=gold."""
+
+    def __init__(self, *devices: Device) -> None:
+        self.store, self.artifacts = MemoryStore(), MemoryArtifacts()
+        self.workers, self.scheduler = FakeWorkers(*devices), FakeScheduler(*devices)
+        self.workers.containers = True
+        self.deployer = Deployer(
+            self.store, self.artifacts, self.workers, self.scheduler, Metrics(self.scheduler.status),
+            Defaults(profiles=read_profiles(["gold=tier=gold"])),
+        )  # fmt: skip
+        self.bundle = self.artifacts.add(b"bundle")
+        self.workers.bundle(self.bundle)
+
+    async def deploy(self, *, image: bool = False, **fields: Any) -> Deployed:
+        annotations = {**fields.pop("annotations", {}), **({} if image else {"gpufaas.bundle": self.bundle})}
+        spec = FunctionSpec(service="f", image="f:1", annotations=annotations, **fields)
+        return await self.deployer.deploy(spec, update=False)

@@ -4,39 +4,27 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemoryStore
+from tests.unit.gateway import fakes
 
 from gpufaas_core.constraints import GPU
 from gpufaas_core.errors import InvalidSpec, NoDeviceFits
 from gpufaas_core.model import Device, DeviceId, Need
 from gpufaas_core.units import GiB
 from gpufaas_gateway.catalogue import Deployed
-from gpufaas_gateway.deploy import Deployer
-from gpufaas_gateway.metrics import Metrics
-from gpufaas_gateway.spec import ANNOTATIONS, FunctionSpec
+from gpufaas_gateway.spec import ANNOTATIONS
 
 CPU = Device(DeviceId("n/cpu:0"), "cpu", 8 * GiB, {GPU: "false"})
 CUDA = Device(DeviceId("n/cuda:0"), "Test GPU", 8 * GiB, {GPU: "true"})
 
 
-class Platform:
-    """Deploys one function with annotations, written without ``gpufaas.`` and with ``_`` for ``-``."""
-
-    def __init__(self, *devices: Device) -> None:
-        self.artifacts, self.scheduler = MemoryArtifacts(), FakeScheduler(*devices)
-        self.workers = FakeWorkers(*devices)
-        self.workers.containers = True
-        self.deployer = Deployer(
-            MemoryStore(), self.artifacts, self.workers, self.scheduler, Metrics(self.scheduler.status)
-        )
+class Platform(fakes.Platform):
+    """Deploys a function with annotations that are written without ``gpufaas.`` and with ``_`` for ``-``."""
 
     async def deploy(self, kind: str = "model", **annotations: str) -> Deployed:
         """*kind*: of the bundle, or ``image`` for none."""
+        self.workers.bundle(self.bundle, kind=kind)
         given = {f"gpufaas.{name.replace('_', '-')}": text for name, text in annotations.items()}
-        if kind != "image":
-            given["gpufaas.bundle"] = self.artifacts.add(b"bundle")
-            self.workers.bundle(given["gpufaas.bundle"], kind=kind)
-        return await self.deployer.deploy(FunctionSpec("f", "f:1", annotations=given), update=False)
+        return await super().deploy(image=kind == "image", annotations=given)
 
 
 @pytest.fixture

@@ -4,17 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemoryStore
+from tests.unit.gateway.fakes import Platform
 
 from gpufaas_core.constraints import PRODUCT, Constraint
 from gpufaas_core.errors import InvalidSpec, NoDeviceFits
 from gpufaas_core.model import Device, DeviceId, Need, Profile
 from gpufaas_core.units import GiB, MiB
-from gpufaas_gateway.catalogue import Deployed
-from gpufaas_gateway.deploy import Deployer
-from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.placement import PROFILES, read_placement, read_profiles
-from gpufaas_gateway.spec import Defaults, FunctionSpec
 
 
 def device(name: str, memory: int = 4 * GiB, **labels: str) -> Device:
@@ -122,26 +118,6 @@ def test_a_profile_that_cannot_be_read_or_is_there_already_is_refused(text: str)
 
 
 # --- deploying --------------------------------------------------------------------------------------------------------
-
-
-class Platform:
-    def __init__(self, *devices: Device) -> None:
-        self.store, self.artifacts = MemoryStore(), MemoryArtifacts()
-        self.workers, self.scheduler = FakeWorkers(*devices), FakeScheduler(*devices)
-        self.workers.containers = True
-        profiles = read_profiles(["gold=tier=gold"])
-        self.deployer = Deployer(
-            self.store, self.artifacts, self.workers, self.scheduler, Metrics(self.scheduler.status),
-            Defaults(profiles=profiles),
-        )  # fmt: skip
-        self.catalogue = self.deployer.catalogue
-        self.bundle = self.artifacts.add(b"bundle")
-        self.workers.bundle(self.bundle)
-
-    async def deploy(self, *, image: bool = False, **fields: Any) -> Deployed:
-        annotations = {**fields.pop("annotations", {}), **({} if image else {"gpufaas.bundle": self.bundle})}
-        spec = FunctionSpec(service="f", image="f:1", annotations=annotations, **fields)
-        return await self.deployer.deploy(spec, update=False)
 
 
 async def test_the_scheduler_and_the_node_are_told_the_constraints() -> None:
