@@ -143,24 +143,29 @@ async def calling(run: Run, origins: Origins | None = None) -> AsyncIterator[htt
         yield client
 
 
-async def raw_get(app: Any, target: str, **headers: str) -> httpx.Response:
-    """GET *target* as it stands: httpx would clean it first."""
-    sent: list[MutableMapping[str, Any]] = []
-
-    async def receive() -> MutableMapping[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        sent.append(message)
-
+def scope_of(method: str, target: str, **headers: str) -> dict[str, Any]:
+    """Return what a server says of a request for *target* as it stands."""
     raw_path, _, query = target.partition("?")
-    scope = {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "GET",
+    return {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": method,
         "scheme": "http", "path": unquote(raw_path), "raw_path": raw_path.encode(), "query_string": query.encode(),
         "root_path": "", "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8080),
     }  # fmt: skip
-    await app(scope, receive, send)
+
+
+async def raw(app: Any, method: str, target: str, *received: dict[str, Any], **headers: str) -> httpx.Response:
+    """Ask for *target* as it stands, which httpx would clean first; these messages come, or an empty body."""
+    sent: list[MutableMapping[str, Any]] = []
+    messages = iter(received or ({"type": "http.request", "body": b"", "more_body": False},))
+
+    async def receive() -> MutableMapping[str, Any]:
+        return next(messages)
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    await app(scope_of(method, target, **headers), receive, send)
     body = b"".join(message.get("body", b"") for message in sent[1:])
     return httpx.Response(sent[0]["status"], headers=sent[0]["headers"], content=body)
 

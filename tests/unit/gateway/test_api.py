@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from msgspec.structs import replace
-from tests.unit.gateway.conftest import DEVICE, Gateway, is_platform_error
+from tests.unit.gateway.conftest import DEVICE, Gateway, is_platform_error, raw, scope_of
 from tests.unit.gateway.fakes import idle
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
@@ -358,11 +357,11 @@ async def test_an_artifact_on_a_full_disk_is_507(gateway: Gateway, monkeypatch: 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(gateway: Gateway) -> None:
     digest = hashlib.sha256(b"half").hexdigest()
-    parts = iter([{"type": "http.request", "body": b"half", "more_body": True}, {"type": "http.disconnect"}])
+    parts = ({"type": "http.request", "body": b"half", "more_body": True}, {"type": "http.disconnect"})
 
-    sent = await call(gateway.app, "PUT", f"/system/artifacts/{digest}", receive=lambda: next(parts))
+    answer = await raw(gateway.app, "PUT", f"/system/artifacts/{digest}", *parts)
 
-    assert sent[0]["status"] == 499
+    assert answer.status_code == 499
     assert not gateway.artifacts.has(digest)
 
 
@@ -458,32 +457,9 @@ async def test_following_goes_on_until_the_client_leaves(gateway: Gateway, follo
                 gone.set()
 
     async with asyncio.timeout(10):
-        await gateway.app(scope("GET", "/system/logs", f"name=echo&follow={follow}"), receive, send)
+        await gateway.app(scope_of("GET", f"/system/logs?name=echo&follow={follow}"), receive, send)
 
     assert texts == ["before", "after"]
-
-
-def scope(method: str, path: str, query: str = "") -> dict[str, Any]:
-    return {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": method,
-        "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
-        "headers": [(b"host", b"gateway")], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8080),
-    }  # fmt: skip
-
-
-async def call(app: FastAPI, method: str, path: str, receive: Any) -> list[MutableMapping[str, Any]]:
-    """Call *app* with the messages that *receive* returns; return what it sent."""
-    sent: list[MutableMapping[str, Any]] = []
-
-    async def incoming() -> MutableMapping[str, Any]:
-        message: MutableMapping[str, Any] = receive()
-        return message
-
-    async def outgoing(message: MutableMapping[str, Any]) -> None:
-        sent.append(message)
-
-    await app(scope(method, path), incoming, outgoing)
-    return sent
 
 
 async def test_explain_says_why_a_call_is_where_it_is(gateway: Gateway) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.gateway.conftest import CREDENTIALS, Gateway, raw_get
+from tests.unit.gateway.conftest import CREDENTIALS, Gateway, raw
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_gateway.auth import PUBLIC, Credentials, Guard, is_public, make_credentials, read_credentials
@@ -218,7 +218,7 @@ def test_a_directory_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     ],
 )
 async def test_unclean_paths_are_sent_on_to_the_clean_one(gateway: Gateway, path: str, location: str) -> None:
-    answer = await raw_get(gateway.guarded, path)
+    answer = await raw(gateway.guarded, "GET", path)
 
     assert (answer.status_code, answer.headers["location"]) == (301, location)
 
@@ -230,7 +230,7 @@ async def test_clean_paths_are_left_alone(gateway: Gateway, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/system/function/a%2Fb", "/system/function/a%5cb", "/system/function/a%00"])
 async def test_encoded_slashes_and_nul_are_refused(gateway: Gateway, path: str) -> None:
-    answer = await raw_get(gateway.guarded, path, Authorization=RIGHT)
+    answer = await raw(gateway.guarded, "GET", path, Authorization=RIGHT)
 
     assert answer.status_code == 400
     assert "encoded slash" in answer.text
@@ -239,4 +239,4 @@ async def test_encoded_slashes_and_nul_are_refused(gateway: Gateway, path: str) 
 async def test_a_path_that_only_looks_like_a_functions_reaches_nothing(gateway: Gateway) -> None:
     """Decoded it begins with /function/, raw it does not: no function is called, and no guarded route is reached."""
     for path in ("/%66unction/../system/functions", "/%66unction/echo"):
-        assert (await raw_get(gateway.guarded, path)).status_code == 404
+        assert (await raw(gateway.guarded, "GET", path)).status_code == 404
