@@ -18,6 +18,7 @@ from gpufaas_core.plausible import why_no_answer
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange, Slot
 from gpufaas_gpu_manager.http_messages import SWITCHED, AnswerParser, BadHttp, chunk, declared_length, request_head
+from gpufaas_gpu_manager.proc import is_exiting
 
 SHORT: Final = 16 * 1024
 """An answer of this length at most is passed on whole if it comes whole; a request's body is sent with its head."""
@@ -34,6 +35,8 @@ _IDEMPOTENT: Final = frozenset(("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRAC
 
 class HttpOwner(Protocol):
     """What a slot tells its worker."""
+
+    pid: int | None
 
     def on_done(
         self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool
@@ -146,6 +149,9 @@ class HttpSlot:
             self._task = None
             if connection.lost:
                 self._broke("it closed the connection at once")
+            elif (pid := self._owner.pid) is not None and is_exiting(pid):
+                connection.close()
+                self._broke("it was about to end")
             else:
                 self._connection = connection
                 if self._exchange is not None:

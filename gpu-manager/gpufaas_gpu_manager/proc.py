@@ -14,6 +14,8 @@ Progress = tuple[int, ...]
 WINDOW_S: Final[Seconds] = 0.25
 """Long enough that a function which is called ten times a second shows, short enough to wait for."""
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_EXITING: Final = 0x4
+"""Linux' PF_EXITING, of the flags in stat."""
 
 
 def children_of(pid: int) -> list[int]:
@@ -46,6 +48,12 @@ def state_of(pid: int) -> str:
     """Return the letter of a process's state in proc(5); empty: it is gone."""
     fields = stat_of(pid)
     return fields[0].decode() if fields else ""
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether a process has begun to end. Its sockets are closed one by one: one may listen for a while yet."""
+    fields = stat_of(pid)
+    return not fields or bool(int(fields[6]) & _EXITING)
 
 
 def parent_of(pid: int) -> int:

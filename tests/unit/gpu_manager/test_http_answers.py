@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 import random
+import subprocess
+import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +23,8 @@ from gpufaas_gpu_manager.http_slots import HttpSlot
 
 
 class Owner:
-    def __init__(self) -> None:
+    def __init__(self, pid: int | None = None) -> None:
+        self.pid = pid
         self.done: list[bool] = []
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -32,13 +37,13 @@ class Owner:
         self.lost.set_result(reason)
 
 
-async def answered(said: bytes, *, again: bytes = b"") -> tuple[Owner, Exchange]:
+async def answered(said: bytes, *, again: bytes = b"", pid: int | None = None) -> tuple[Owner, Exchange]:
     """Call a server that answers *said*, then *again* without end; return what became of the call."""
 
     over = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(said)
             while again:
@@ -50,7 +55,7 @@ async def answered(said: bytes, *, again: bytes = b"") -> tuple[Owner, Exchange]
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     loop = asyncio.get_running_loop()
-    owner = Owner()
+    owner = Owner(pid)
     slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], loop)
     exchange = exchange_of("c", owner)
     exchange.arrive(CallHead("c", "GET", "/", b"", []), b"")
@@ -73,9 +78,25 @@ def head(status: str, *headers: str) -> bytes:
 
 
 async def test_an_honest_answer_goes_through() -> None:
-    owner, exchange = await answered(head("200 OK", "x-a: b"))
+    owner, exchange = await answered(head("200 OK", "x-a: b"), pid=os.getpid())
 
     assert (owner.done, exchange.error) == ([True], None)
+
+
+@pytest.fixture
+def ended() -> Iterator[int]:
+    """A process that has ended, and was not reaped yet."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    yield process.pid
+    process.wait()
+
+
+async def test_a_call_is_not_sent_to_a_process_that_ends_and_listens_yet(ended: int) -> None:
+    owner, exchange = await answered(head("200 OK"), pid=ended)
+
+    assert owner.lost.result() == "it was about to end"
+    assert exchange.untouched, "it can be placed again"
 
 
 @pytest.mark.parametrize("said", [head("600 X"), head("999 X"), head("200 OK", *["x: " + "y" * 1000] * 66)])
