@@ -1,7 +1,7 @@
 """Counting is cheap, and Prometheus sees OpenFaaS's names, labels and buckets."""
 
 import timeit
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import pytest
@@ -249,9 +249,10 @@ def test_two_platforms_in_one_process_count_apart() -> None:
 
 
 def test_observing_costs_little() -> None:
-    """It is on the path of every call. The bound is 1.5 us; some 0.5 us are usual, the best of many tries counts."""
+    """It is on the path of every call: some 15 times an empty function is usual; the best of many tries counts."""
     stats = FunctionStats("echo.openfaas-fn")
 
-    best = min(timeit.repeat(lambda: stats.observe(200, 0.003, True, 0.001, 0.0, 0.001), number=2000, repeat=20))
+    def best(measured: Callable[[], None]) -> float:
+        return min(timeit.repeat(measured, number=2000, repeat=20))
 
-    assert best / 2000 < 1.5e-6
+    assert best(lambda: stats.observe(200, 0.003, True, 0.001, 0.0, 0.001)) < 100 * best(lambda: None)
