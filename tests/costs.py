@@ -49,6 +49,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="one of many that take minutes together: make test-all"))
 
 
+@pytest.hookimpl(trylast=True)  # after pytest-xdist has added the groups to the names
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """:raises pytest.UsageError: tests of one group would run beside each other"""
+    grouped = session.items and session.config.getoption("loadgroup", default=False)
+    if grouped and not all("@" in each.nodeid.rpartition("]")[2] for each in session.items):
+        raise pytest.UsageError("this pytest-xdist does not keep groups of tests together: make clean, then make setup")
+
+
 def _group(path: Path) -> str:
     for name, members in GROUPS.items():
         if path.stem in members or any(part in members for part in path.parts):
