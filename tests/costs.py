@@ -30,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Costs(config.getoption("--fail-slow")), "costs")
+    if config.getoption("dist", default="no") == "loadgroup":
+        config.pluginmanager.register(Grouped(), "grouped")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -49,14 +51,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="one of many that take minutes together: make test-all"))
 
 
-@pytest.hookimpl(trylast=True)  # after pytest-xdist has added the groups to the names
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """:raises pytest.UsageError: tests of one group would run beside each other"""
-    grouped = session.items and session.config.getoption("loadgroup", default=False)
-    if grouped and not all("@" in each.nodeid.rpartition("]")[2] for each in session.items):
-        raise pytest.UsageError("this pytest-xdist does not keep groups of tests together: make clean, then make setup")
-
-
 def _group(path: Path) -> str:
     for name, members in GROUPS.items():
         if path.stem in members or any(part in members for part in path.parts):
@@ -70,6 +64,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     marker = next(each for each in LIMITS_S if not each or item.get_closest_marker(each))
     report.user_properties = [*report.user_properties, ("cost", marker)]  # the controller of pytest-xdist reads it
     return report
+
+
+class Grouped:
+    """Ends a run in which tests of one group are not kept together: pytest-xdist 3.8 does so with pytest 9.2."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if "@" not in report.nodeid.rpartition("]")[2]:  # pytest-xdist adds the group to the name
+            pytest.exit("this pytest-xdist does not keep groups of tests together: make clean, then make setup", 4)
 
 
 class Costs:
