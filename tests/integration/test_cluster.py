@@ -580,6 +580,7 @@ def test_a_node_with_another_token_is_turned_away_with_a_line_on_both_sides(
 
 
 @pytest.mark.slow  # it tries for as long as its own earlier run could be there
+@pytest.mark.long  # the twin asks for as long as the lease of a node that died lasts
 def test_a_second_node_of_the_same_name_ends_with_an_error_and_the_first_goes_on(
     shared: Cluster, another: Callable[[str], Service]
 ) -> None:

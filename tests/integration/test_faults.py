@@ -317,7 +317,7 @@ def test_an_answer_that_never_ends_ends_when_its_caller_goes_or_its_time_is_over
     assert platform.call(path).text == "short"
 
 
-def test_a_thousand_callers_who_hang_up_leave_nothing_behind(platform: Platform) -> None:
+def test_hundreds_of_callers_who_hang_up_leave_nothing_behind(platform: Platform) -> None:
     """In the queue, while their model loads, in mid-body, in mid-answer and on a busy slot; in batches, all at once."""
     stream = endless(platform)
     gated = platform.deploy("gated", GATED_MODEL)
@@ -348,8 +348,7 @@ def test_a_thousand_callers_who_hang_up_leave_nothing_behind(platform: Platform)
             if kind % 3:
                 held.wait(0.05)
 
-    done = 0
-    for batch in range(20):
+    for batch in range(6):
         gate = platform.gate()
         held = threading.Event()
         threads = [threading.Thread(target=hang_up, args=(batch + n, gate.body)) for n in range(50)]
@@ -358,9 +357,7 @@ def test_a_thousand_callers_who_hang_up_leave_nothing_behind(platform: Platform)
         gate.open()
         for thread in threads:
             thread.join()
-        done += len(threads)
 
-    assert done == 1000
     until(platform.is_idle)
     until(lambda: not platform.spooled(), "no spooled body is left")
     until(lambda: platform.open_files() <= files + 3, lambda: f"{platform.open_files()} of {files} files are open")

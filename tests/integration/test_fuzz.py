@@ -26,7 +26,7 @@ import pytest
 from tests.integration.conftest import HTTP, LIMIT_S, Platform, until
 
 LONG = "FUZZ_CASES" in os.environ
-CASES = os.environ.get("FUZZ_CASES", "10")
+CASES = os.environ.get("FUZZ_CASES", "5")
 """For each operation, beside those that follow from the document."""
 SEED = () if LONG else ("--seed", "1")
 """The short run in the suite draws the same each time; `make fuzz` draws anew."""

@@ -236,6 +236,7 @@ def test_a_fork_of_the_worker_that_returns_from_the_handler_answers_no_call(plat
     assert "killed" not in platform.log("forks")
 
 
+@pytest.mark.long  # a loop may stand still for 10 s
 def test_a_loop_that_is_blocked_for_good_is_ended_while_calls_keep_coming_and_they_are_answered(
     platform: Platform,
 ) -> None:

@@ -198,6 +198,7 @@ def test_a_damaged_bundle_is_named(stores: Stores) -> None:
         (tar_of({"gpufaas.json": msgspec.json.encode(manifest_of(version=2))}), "version 2"),
         (tar_of({"../escaped": b""}), "may be extracted"),
     ],
+    ids=lambda each: each if isinstance(each, str) else "bundle",
 )
 def test_what_is_no_bundle_is_refused_and_leaves_nothing(stores: Stores, content: bytes, says: str) -> None:
     digest = stores.put(content)
