@@ -261,7 +261,7 @@ class Worker(SlotOwner):
             ("room", self._begun_at - self.asked_at), *fetched, ("process", process_s),
             ("read", read_s - (fetch_s if fetched else 0.0)), *within_load.items(),
         )  # fmt: skip
-        by_driver = self._ask_driver(head.held)
+        by_driver = self.ask_driver(head.held)
         self._tell_loaded(phases, max(head.occupation + self.uncounted, by_driver), read_s, warm_s)
         self.host.loaded(self)
 
@@ -351,25 +351,24 @@ class Worker(SlotOwner):
         else:
             self.timers.later("measured", _MEASURED_S, self.run.end)
 
-    def _ask_driver(self, held: Bytes) -> Bytes:
-        """Return what its device's driver counts for it, which by its own account holds *held* now; 0: unknown."""
+    def ask_driver(self, held: Bytes, *, ran_out: bool = False) -> Bytes:
+        """
+        Return what its device's driver counts for it, which by its own account holds *held* now; 0: unknown.
+
+        :param ran_out: a call ran out of memory at *held*. The worker will have more memory before it says what it
+            holds now: what the driver counts beyond that must be known first
+        """
         by_driver = self.device.source.used_bytes([self.pid]) if self.pid is not None else 0
-        if by_driver and held and by_driver - held != self.uncounted:
-            self.uncounted = by_driver - held
+        beyond = (by_driver or 0) - held
+        if ran_out:
+            self.uncounted = max(self.uncounted, beyond)
+        elif by_driver and held and beyond != self.uncounted:
+            self.uncounted = beyond
             self.run.limit_to(self.memory)
         return by_driver or 0
 
-    def count_beyond(self, peak: Bytes) -> None:
-        """
-        A call ran out of memory at *peak*, by the worker's own account. It will have more before it says what it holds
-        now: what its device's driver counts beyond that must be known first.
-        """
-        by_driver = self._ask_driver(0)
-        if by_driver > peak + self.uncounted:
-            self.uncounted = by_driver - peak
-
     def on_measured(self, peak: Bytes, held: Bytes) -> None:
-        self._ask_driver(held)
+        self.ask_driver(held)
         self.calls.on_measured(peak)
         if self.state is WorkerState.ENDING:
             self.timers.cancel("measured")

@@ -119,7 +119,7 @@ class CallsWorker(Protocol):
     @property
     def takes_calls(self) -> bool: ...
 
-    def count_beyond(self, peak: Bytes) -> None: ...
+    def ask_driver(self, held: Bytes, *, ran_out: bool = False) -> Bytes: ...
 
     def kill(self, reason: str) -> None: ...
 
@@ -367,7 +367,7 @@ class WorkerCalls:
             if out_of_memory and grant.number > 0:
                 self._ran_out = grant.number
             if peak:
-                worker.count_beyond(peak)
+                worker.ask_driver(peak, ran_out=True)
             self.on_measured(peak, out_of_memory)
         elif not self._measured and worker.device.source.enforced and (known := self.known):
             self.on_measured(known)  # it measures itself only beyond that
