@@ -362,6 +362,7 @@ async def test_calls_go_ahead_of_each_other_and_come_back_at_any_time(
         runs = begin() if following[1].done() and not following[1].result() else following
 
     served = [await each for _, each in calls]
+    assert served[:2] == [True, False], "the one with the gate, and the one behind it"
     assert [rig.times(each) for each, _ in calls] == [int(each) for each in served]
     assert len(rig.refusals()) == served.count(False)
 

@@ -309,9 +309,9 @@ def test_a_call_waits_for_others_beside_an_idle_device_and_not_longer_than_it_ma
     alone = platform.call(path)
 
     assert [each.json()["size"] for each in full] == [3] * 3
-    assert all(waited_ms(each) < 10_000 for each in full), "a full batch waits no longer"
+    assert all(waited_ms(each) < 9_000 for each in full), "a full batch waits no longer"
     assert alone.json()["size"] == 1
-    assert waited_ms(alone) >= 298, "the loop's clock has whole ms"
+    assert 298 <= waited_ms(alone) < 9_000, "for its own 300 ms; the loop's clock has whole ms"
     metrics = platform.http.get("/metrics").text
     counted = dict(re.findall(r'batch_wait_seconds_(\w+){function_name="together.openfaas-fn"[^}]*} ([\d.]+)', metrics))
     assert (counted["count"], float(counted["sum"]) >= 0.298) == ("6.0", True)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from gpufaas_cluster import control, leader_link
 from gpufaas_cluster.connection import Identity, Link, TurnedAway, listen
@@ -40,7 +41,7 @@ async def test_one_whose_id_another_one_has_for_long_ends_with_a_line_that_says_
 
     await link.follow(leaders())
     with pytest.raises(TurnedAway, match=r"a node 'n1' is there already \(at 10\.0\.0\.4:7080\)"):
-        await asyncio.wait_for(link.run(), 10)
+        await asyncio.wait_for(link.run(), LIMIT_S)
 
     assert tries > 1  # its own predecessor may be what is there
     server.close()

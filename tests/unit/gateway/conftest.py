@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
+from tests.waiting import LIMIT_S
 
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import Device, DeviceId, FunctionId
@@ -124,7 +125,7 @@ async def listening(http: Any, app: Any = nothing_else, **of_protocol: Any) -> A
         server.close()
         for each in list(state.connections):
             each.transport.abort()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LIMIT_S):
             while state.tasks:
                 await asyncio.sleep(0)
 

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.gateway.conftest import DEVICE, Gateway, is_platform_error, raw, scope_of
 from tests.unit.gateway.fakes import idle
+from tests.waiting import LIMIT_S
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.logs import Printed
@@ -456,7 +457,7 @@ async def test_following_goes_on_until_the_client_leaves(gateway: Gateway, follo
             else:
                 gone.set()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         await gateway.app(scope_of("GET", f"/system/logs?name=echo&follow={follow}"), receive, send)
 
     assert texts == ["before", "after"]

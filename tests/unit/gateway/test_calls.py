@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.gateway.conftest import DEVICE, Gateway
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, GrantRefused, Overloaded, WorkerCrashed
 from gpufaas_core.frames import STREAM, AnswerHead, CallHead
@@ -283,7 +283,7 @@ async def test_a_caller_with_a_slow_body_who_leaves_while_his_call_runs_is_heard
     caller.gone.set()
 
     with pytest.raises(CallCancelled):
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, LIMIT_S)
 
 
 async def test_a_call_that_waits_too_long_is_answered_504(gateway: Gateway) -> None:
@@ -305,7 +305,7 @@ async def test_a_time_limit_that_is_far_away_is_counted_when_it_is_near(
         monkeypatch.setattr(f"gpufaas_gateway.{name}", value)
     functions = Waiting()
 
-    answer = await asyncio.wait_for((await gateway.calls(functions, timeout="60ms")).run(Request("echo")), 60)
+    answer = await asyncio.wait_for((await gateway.calls(functions, timeout="60ms")).run(Request("echo")), LIMIT_S)
 
     assert answer.status == 504
     assert functions.cancelled

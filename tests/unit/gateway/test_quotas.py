@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tests.unit.gateway.conftest import Gateway, calling, is_platform_error
 from tests.unit.gateway.test_contract_checklist import Functions
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, FunctionId, Seconds
@@ -345,7 +345,7 @@ async def test_a_caller_who_goes_away_leaves_room(callers: Callers) -> None:
     gone.cancel()
     await asyncio.wait([gone])
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(LIMIT_S):
         while await callers.used() != (0, 0):
             await asyncio.sleep(0.01)
     callers.functions.free = True

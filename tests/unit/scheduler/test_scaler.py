@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import replace
 
+from tests.waiting import LIMIT_S
+
 from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, FunctionId, ResidentStatus
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_scheduler.scaler import Scaler, Watched
@@ -117,6 +119,6 @@ async def test_it_runs_until_it_is_told_to_stop() -> None:
     scaler = Scaler(platform.watched, platform.status, scale, every_s=0.001)
     platform.echo = Watched(ECHO, ScalingRule(min=2), 1, 0, 1)
 
-    await asyncio.wait_for(scaler.run(stopped), 5)
+    await asyncio.wait_for(scaler.run(stopped), LIMIT_S)
 
     assert platform.told == [(ECHO, 2)]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core.errors import DeadlineExceeded, GpufaasError
@@ -97,7 +98,7 @@ async def test_a_second_refusal_of_a_grant_does_not_take_the_next_one_from_its_g
     scheduler.report(refusal)
     scheduler.report(refusal)
 
-    next_one = await asyncio.wait_for(scheduler.again(CallId("a")), 1.0)
+    next_one = await asyncio.wait_for(scheduler.again(CallId("a")), LIMIT_S)
     assert next_one.number > first.number
     assert scheduler.engine.runs(CallId("a"))
 
