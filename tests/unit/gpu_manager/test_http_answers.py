@@ -16,7 +16,7 @@ from tests.waiting import LIMIT_S
 
 from gpufaas_core.errors import BadAnswer
 from gpufaas_core.frames import CallHead
-from gpufaas_gpu_manager import http_messages
+from gpufaas_gpu_manager import http_messages, http_slots
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.http_messages import AnswerParser, BadHttp
 from gpufaas_gpu_manager.http_slots import HttpSlot
@@ -81,6 +81,38 @@ async def test_an_honest_answer_goes_through() -> None:
     owner, exchange = await answered(head("200 OK", "x-a: b"), pid=os.getpid())
 
     assert (owner.done, exchange.error) == ([True], None)
+
+
+@pytest.mark.parametrize(("idle_s", "connections"), [(LIMIT_S, 1), (0.0, 2)])
+async def test_a_connection_that_was_idle_for_too_long_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, idle_s: float, connections: int
+) -> None:
+    """Its server may close it at any moment, and then a call that may not be sent twice would be lost."""
+    made: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        made.append(writer)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(head("200 OK"))
+        writer.transport.abort()
+
+    monkeypatch.setattr(http_slots, "_IDLE_S", idle_s)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    owner = Owner()
+    slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], asyncio.get_running_loop())
+    for call in ("first", "second"):
+        exchange = exchange_of(call, owner)
+        exchange.arrive(CallHead(call, "POST", "/", b"", []), b"")
+        exchange.bind(slot, 0.0, False)
+        await asyncio.wait_for(exchange.answer(), LIMIT_S)
+    slot.close()
+    for each in made:
+        await asyncio.wait_for(each.wait_closed(), LIMIT_S)
+    server.close()
+
+    assert (owner.done, len(made)) == ([True, True], connections)
 
 
 @pytest.fixture
