@@ -16,3 +16,11 @@ settings.load_profile("full")
 # Images of Python often set it. Each process that a test starts, and there are hundreds, would compile all modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A long text is not in the name of a test: Linux starts no process with an environment that has such a name."""
+    if not isinstance(val, str | bytes) or len(val) <= 200:
+        return None
+    text = val if isinstance(val, str) else val.decode("ascii", "backslashreplace")
+    return f"{ascii(text[:50])[1:-1]}-{len(val)}"
