@@ -410,15 +410,6 @@ def pss_bytes(pid: str | int) -> int:
     return found
 
 
-def most_bytes(pid: int, *, from_now_on: bool = False) -> int:
-    """Return the most resident memory that it has ever had, by the kernel's count; which begins anew if asked to."""
-    begin = Path(f"/proc/{pid}/clear_refs")
-    if from_now_on and os.access(begin, os.W_OK):
-        begin.write_text("5")
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-
-
 class Peak:
     """The most memory that a process has had since then, in bytes: the kernel notes it."""
 

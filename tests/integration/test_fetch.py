@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.files import put, sha256, tar_of
-from tests.integration.conftest import LIMIT_S, free_port, most_bytes, until
+from tests.integration.conftest import LIMIT_S, Peak, free_port, until
 from tests.integration.peer import TOKEN
 from tests.waiting import eventually
 
@@ -444,13 +444,13 @@ async def test_300_mb_take_little_memory_on_both_sides(cluster: Cluster) -> None
     digest = sha256(data)
     del data
     command = [sys.executable, PEER, "fetch", str(cluster.root / "node"), peer.url, digest]
-    before = most_bytes(peer.process.pid, from_now_on=True)
+    peak = Peak(peer.process.pid)
 
     grown = (await asyncio.to_thread(subprocess.check_output, command, text=True)).split()[-1]
 
     assert cluster.artifacts.size(digest) == 320 * MiB
     assert 0 < int(grown) < 48 * MiB
-    assert most_bytes(peer.process.pid) - before < 48 * MiB
+    assert peak.growth < 48 * MiB
 
 
 async def test_an_artifact_larger_than_the_disk_is_refused_before_it_fills_it(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import httpx
 import pytest
 from tests.files import tar_of
-from tests.integration.conftest import Platform, most_bytes
+from tests.integration.conftest import Peak, Platform
 
 MiB = 1 << 20
 CODE = {
@@ -82,7 +82,7 @@ def test_one_that_grows_while_it_is_unpacked_is_refused_before_the_disk_is_full(
 
 
 def test_a_manifest_of_a_gibibyte_is_refused_and_not_read(platform: Platform) -> None:
-    before = most_bytes(platform.pid, from_now_on=True)
+    peak = Peak(platform.pid)
 
     refused_as_wrong(
         platform,
@@ -90,7 +90,7 @@ def test_a_manifest_of_a_gibibyte_is_refused_and_not_read(platform: Platform) ->
         r"gpufaas\.json of the bundle has more than 4 MiB",
     )
 
-    assert most_bytes(platform.pid) - before < 200 * MiB
+    assert peak.growth < 200 * MiB
 
 
 WRONG = {

@@ -15,9 +15,9 @@ from tests.integration.conftest import (
     HTTP,
     LIMIT_S,
     PROGRAM,
+    Peak,
     Platform,
     free_port,
-    most_bytes,
     until,
 )
 
@@ -70,7 +70,7 @@ def test_strangers_cost_a_scheduler_next_to_nothing(tmp_path: Path) -> None:
             return False
 
         until(listens)
-        before = most_bytes(scheduler.pid, from_now_on=True)
+        peak = Peak(scheduler.pid)
         strangers = [opened() for _ in range(150)]
         for each in strangers:
             with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ def test_strangers_cost_a_scheduler_next_to_nothing(tmp_path: Path) -> None:
             with contextlib.suppress(ConnectionError):
                 while each.recv(65_536):
                     pass  # until it is cut off: then nothing more is read of it
-        grown = most_bytes(scheduler.pid) - before
+        grown = peak.growth
 
         assert grown < 64 << 20, f"{grown >> 20} MiB"
         assert listens()
