@@ -95,6 +95,8 @@ class KubernetesServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for pod in self._pods.values():
             pod.kill(signal.SIGKILL)
+            if pod.process is not None:
+                await pod.process.communicate()  # to the end of its output: else it ends in a later test
         self.drop_watches()
         if self._runner is not None:
             await self._runner.cleanup()
