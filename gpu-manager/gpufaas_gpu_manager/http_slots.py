@@ -30,6 +30,8 @@ _IDLE_S: Final[Seconds] = 1.0
 """A connection that was idle for longer is not used again: servers close idle ones, some after two seconds, and a call
 sent at that moment is lost if it may not be sent twice. A new connection costs 0.1 ms."""
 _CONNECT_S: Final[Seconds] = 5.0
+HERE: Final = "127.0.0.1"
+"""The host of workers that are processes. The process of a container may be one of another machine, unknown here."""
 _IDEMPOTENT: Final = frozenset(("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"))
 
 
@@ -149,7 +151,7 @@ class HttpSlot:
             self._task = None
             if connection.lost:
                 self._broke("it closed the connection at once")
-            elif (pid := self._owner.pid) is not None and is_exiting(pid):
+            elif self._host == HERE and (pid := self._owner.pid) is not None and is_exiting(pid):
                 connection.close()
                 self._broke("it was about to end")
             else:

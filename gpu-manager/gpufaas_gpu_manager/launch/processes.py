@@ -17,6 +17,7 @@ from gpufaas_gpu_manager.areas import Areas
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.forks import Zygote
+from gpufaas_gpu_manager.http_slots import HERE
 from gpufaas_gpu_manager.launch.recipes import STACKS, Recipes
 from gpufaas_gpu_manager.launch.served import Face, Ports
 from gpufaas_gpu_manager.layers import Layers
@@ -228,7 +229,7 @@ class ServedProcess:
         program = msgspec.structs.replace(program, confine=worker.limits.confine)
         with worker.output.piped() as ends:
             await self._zygote.fork(program, ends)
-        self._face.open("127.0.0.1", port, unix=self._unix)
+        self._face.open(HERE, port, unix=self._unix)
 
     def end(self) -> None:
         worker = self._worker

@@ -19,7 +19,7 @@ from gpufaas_core.frames import CallHead
 from gpufaas_gpu_manager import http_messages, http_slots
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.http_messages import AnswerParser, BadHttp
-from gpufaas_gpu_manager.http_slots import HttpSlot
+from gpufaas_gpu_manager.http_slots import HERE, HttpSlot
 
 
 class Owner:
@@ -37,7 +37,9 @@ class Owner:
         self.lost.set_result(reason)
 
 
-async def answered(said: bytes, *, again: bytes = b"", pid: int | None = None) -> tuple[Owner, Exchange]:
+async def answered(
+    said: bytes, *, again: bytes = b"", pid: int | None = None, host: str = HERE
+) -> tuple[Owner, Exchange]:
     """Call a server that answers *said*, then *again* without end; return what became of the call."""
 
     over = asyncio.Event()
@@ -56,7 +58,7 @@ async def answered(said: bytes, *, again: bytes = b"", pid: int | None = None) -
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     loop = asyncio.get_running_loop()
     owner = Owner(pid)
-    slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], loop)
+    slot = HttpSlot(owner, host, server.sockets[0].getsockname()[1], loop)
     exchange = exchange_of("c", owner)
     exchange.arrive(CallHead("c", "GET", "/", b"", []), b"")
     exchange.bind(slot, 0.0, False)
@@ -129,6 +131,12 @@ async def test_a_call_is_not_sent_to_a_process_that_ends_and_listens_yet(ended: 
 
     assert owner.lost.result() == "it was about to end"
     assert exchange.untouched, "it can be placed again"
+
+
+async def test_a_process_of_another_machine_is_not_looked_for_here(ended: int) -> None:
+    owner, exchange = await answered(head("200 OK"), pid=ended, host="localhost")
+
+    assert (owner.done, exchange.error) == ([True], None)
 
 
 @pytest.mark.parametrize("said", [head("600 X"), head("999 X"), head("200 OK", *["x: " + "y" * 1000] * 66)])
