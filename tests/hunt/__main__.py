@@ -4,7 +4,8 @@ Hunt for tests that do not hold.
 Runs each integration test several times in each of four settings: on the machine as it is (quiet), pinned to one core
 (one-core), beside four busy loops (busy), and in random order (shuffled). What fails is then run 50 times by itself in
 its setting. A hunt that was stopped goes on where it was. A test runs again once its file has changed; one that failed,
-once anything has. Results and pytest's output are in .hunt/. Exits with 1 while anything fails.
+once anything has. Results and pytest's output are in .hunt/. Exits with 1 while anything fails, with 2 if pytest could
+not run, with 130 after Ctrl-C.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from tests.hunt.book import SETTINGS, Batch, Book, Result, file_of
@@ -30,6 +32,8 @@ HOME: Final = Path(".hunt")
 TESTS: Final = ("tests/integration", "tests/adapters", "tests/contract")
 LOOPS: Final = 4
 """Busy loops beside the tests."""
+_ENDS_S: Final = 30.0
+"""A pytest that has taken longer than this since Ctrl-C is killed."""
 _COLUMNS: Final = (
     TextColumn("{task.description}"),
     BarColumn(),
@@ -40,7 +44,7 @@ _COLUMNS: Final = (
 
 
 class NotRun(Exception):
-    """Pytest ran no test, or ended with an error of its own."""
+    """Pytest ran no test, or ended with an error of its own; or there is no git that names the sources."""
 
 
 def main() -> int:
@@ -50,12 +54,12 @@ def main() -> int:
     if options.fresh:
         (HOME / "results.jsonl").unlink(missing_ok=True)
     try:
-        tests = collected(options.tests)
+        tests, sources = collected(options.tests), tree()
     except NotRun as exc:
-        console.print(f"[red]{exc}", highlight=False)
+        console.print(str(exc), style="red", markup=False, highlight=False)
         return 2
     digests = {each: hashlib.sha256(Path(each).read_bytes()).hexdigest()[:8] for each in {*map(file_of, tests)}}
-    book = Book.open(HOME / "results.jsonl", tree(), digests)
+    book = Book.open(HOME / "results.jsonl", sources, digests)
     hunt = Hunt(book, options.workers, console)
     try:
         batches = book.rounds(tests, options.setting, options.times)
@@ -63,12 +67,16 @@ def main() -> int:
         console.print(
             f"{len(tests)} tests, {options.times} times in each of {', '.join(options.setting)}: {left} runs are left"
         )
-        hunt.run(batches)
+        while batches:  # again if a process of pytest-xdist has crashed, which ends a run
+            hunt.run(batches)
+            batches = book.rounds(tests, options.setting, options.times)
         hunt.run(book.again(tests, options.setting, options.again))
     except KeyboardInterrupt:
         console.print("stopped: the next one goes on from here")
+        show(console, book)
+        return 130
     except NotRun as exc:
-        console.print(f"[red]{exc}", highlight=False)
+        console.print(str(exc), style="red", markup=False, highlight=False)
         return 2
     return show(console, book)
 
@@ -88,10 +96,17 @@ def _options() -> argparse.Namespace:
 
 
 def tree() -> str:
-    """Return a name for the state of the sources: the commit's tree, and a digest of what was changed since."""
-    run = subprocess.run(["git", "rev-parse", "HEAD^{tree}"], capture_output=True, text=True, check=True)
-    changes = subprocess.run(["git", "diff", "HEAD"], capture_output=True, check=True).stdout
-    return run.stdout.strip()[:12] + (f"+{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")
+    """
+    Return a name for the state of the sources: the commit's tree, and a digest of what was changed since.
+
+    :raises NotRun: git does not tell
+    """
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD^{tree}"], capture_output=True, text=True, check=True).stdout
+        changes = subprocess.run(["git", "diff", "HEAD"], capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as exc:
+        raise NotRun(f"git does not tell which sources these are: {exc}") from exc
+    return commit[:12] + (f"+{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")
 
 
 def collected(paths: Sequence[str]) -> list[str]:
@@ -121,7 +136,7 @@ class Hunt:
                     left_s = self._book.estimate_s(batches[number:], self._workers)
                     self._console.print(f"about {_minutes(left_s)} are left")
                     total = sum(len(each.tests) for each in batches if each.label == batch.label)
-                    bars[batch.label] = bar.add_task(batch.label, total=total, failed="")
+                    bars[batch.label] = bar.add_task(escape(batch.label), total=total, failed="")
                 self._run(batch, bar, bars[batch.label])
 
     def _run(self, batch: Batch, bar: Progress, task: TaskID) -> None:
@@ -137,25 +152,32 @@ class Hunt:
                 pass_fds=[theirs], env=os.environ | {ONLY: only.name, SAID: str(theirs)},
             )  # fmt: skip
             os.close(theirs)
-            with open(ours) as lines:
-                for line in lines:
-                    test, outcome, took_s = json.loads(line)
-                    digest = digests[file_of(test)]
-                    self._book.add(Result(batch.setting, batch.round, test, outcome, took_s, tree, digest))
-                    ended += 1
-                    failed += outcome == "failed"
-                    bar.advance(task)
-                    if outcome == "failed":
-                        bar.update(task, failed=f"[red]{failed} failed")
-                        bar.console.print(f"[red]failed[/red] {batch.setting}: {test}")
-            status = process.wait()
-        if status not in (0, 1) or ended < len(batch.tests):
+            try:
+                with open(ours) as lines:
+                    for line in lines:
+                        test, outcome, took_s = json.loads(line)
+                        digest = digests[file_of(test)]
+                        self._book.add(Result(batch.setting, batch.round, test, outcome, took_s, tree, digest))
+                        ended += 1
+                        failed += outcome == "failed"
+                        bar.advance(task)
+                        if outcome == "failed":
+                            bar.update(task, failed=f"[red]{failed} failed")
+                            bar.console.print(f"[red]failed[/red] {batch.setting}: {escape(test)}")
+                status = process.wait()
+            except KeyboardInterrupt:  # pytest has it, too: its fixtures end what they have started
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_ENDS_S)
+                process.kill()
+                raise
+        if status not in (0, 1) or not ended:
             raise NotRun(f"pytest ran {ended} of {len(batch.tests)} tests, and ended with {status}: see {log}")
 
     def _command(self, batch: Batch) -> list[str]:
         files = sorted({*map(file_of, batch.tests)})
         command = [sys.executable, "-m", "pytest", "-p", "tests.hunt.watch", "-q", *files]
         command += ["-n", str(min(self._workers, len(batch.tests))), "--dist", "loadgroup", "--no-loadscope-reorder"]
+        command += ["--max-worker-restart=0"]  # with another process in its place, pytest-xdist 3.8 may wait for ever
         if batch.setting == "shuffled":
             command += ["--random-order-bucket=module", f"--random-order-seed={time.time_ns() % 100_000}"]
         return command
@@ -164,8 +186,8 @@ class Hunt:
 @contextlib.contextmanager
 def setting(name: str) -> Iterator[list[str]]:
     """Make the machine as the setting *name* says; yield the program that starts what is to run in it."""
-    busy = [sys.executable, "-c", "while True: pass"]
-    loops = [subprocess.Popen(busy) for _ in range(LOOPS)] if name == "busy" else []
+    busy = [sys.executable, "-c", f"import os\nwhile os.getppid() == {os.getpid()}: pass"]  # not longer than this one
+    loops = [subprocess.Popen(busy, stderr=subprocess.DEVNULL) for _ in range(LOOPS)] if name == "busy" else []
     try:
         yield ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if name == "one-core" else []
     finally:
@@ -182,7 +204,7 @@ def show(console: Console, book: Book) -> int:
     if suspects:
         table = Table("setting", "test", "failed, ever", "failed, on this tree")
         for each in suspects:
-            table.add_row(each.setting, each.test, f"{each.failed} of {each.runs}", str(each.failed_now or ""))
+            table.add_row(each.setting, escape(each.test), f"{each.failed} of {each.runs}", str(each.failed_now or ""))
         console.print(table)
     return 1 if any(each.failed_now for each in suspects) else 0
 
