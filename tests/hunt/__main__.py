@@ -24,7 +24,7 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from tests.hunt.book import SETTINGS, Batch, Book, Result, file_of
 from tests.hunt.watch import ONLY, SAID
 
@@ -202,7 +202,7 @@ def show(console: Console, book: Book) -> int:
     runs = sum(each.outcome != "skipped" for each in book.results)
     console.print(f"{runs} runs, {sum(each.failed for each in suspects)} failed")
     if suspects:
-        table = Table("setting", "test", "failed, ever", "failed, on this tree")
+        table = Table("setting", Column("test", overflow="fold"), "failed, ever", "failed, on this tree")
         for each in suspects:
             table.add_row(each.setting, escape(each.test), f"{each.failed} of {each.runs}", str(each.failed_now or ""))
         console.print(table)
