@@ -133,7 +133,8 @@ def test_what_one_gateway_deploys_the_other_calls_at_once(cluster: Cluster, lang
 
 def test_a_model_is_resident_on_one_node_and_calls_of_both_gateways_hit_it(cluster: Cluster) -> None:
     one, other = cluster.gateways
-    path = one.deploy("model", ECHO_MODEL)
+    # A load takes long enough that no call is sooner elsewhere, also where the end of the one before is told late.
+    path = one.deploy("model", ECHO_MODEL.replace("return None", "import time; time.sleep(2)"))
 
     first = one.call(path, b"x")
     until(lambda: other.call(path, b"x").status_code == 200)
