@@ -10,9 +10,9 @@ from typing import Final
 SETTINGS: Final = ("quiet", "one-core", "busy", "shuffled")
 AGAIN: Final = "again"
 """The round of a test that failed once, and is run by itself."""
-_SLOWER: Final = {"quiet": 1.0, "one-core": 2.0, "busy": 3.0, "shuffled": 1.0}
+_SLOWER: Final = {"quiet": 1.0, "one-core": 2.0, "busy": 2.0, "shuffled": 1.0}
 """How much longer a round takes than in quiet, where no round of that setting was seen: measured on two cores."""
-_TEST_S: Final = 0.7
+_TEST_S: Final = 0.6
 """Work in a test, in the mean, where none was seen."""
 
 
