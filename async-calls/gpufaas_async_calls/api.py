@@ -28,7 +28,7 @@ from gpufaas_core.errors import (
 )
 from gpufaas_gateway.asgi import AsgiCaller, send_whole
 from gpufaas_gateway.call_body import Caller, too_large
-from gpufaas_gateway.call_headers import new_call_id, told_goal, told_size
+from gpufaas_gateway.call_headers import HOP_BY_HOP, new_call_id, told_goal, told_size
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import BadQuery, CallEnded, UnknownCall
 from gpufaas_gateway.request import Answer, refusal
@@ -39,10 +39,7 @@ from gpufaas_gateway.wire import InNamespace, Number
 PREFIX: Final = b"/async-function/"
 METHOD: Final = "POST"
 """Other methods are about a call, not a function: `async_routes` has them, behind the password."""
-_DROPPED: Final = frozenset((
-    b"connection", b"proxy-connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te",
-    b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"expect", b"x-call-id", b"x-start-time",
-))  # fmt: skip
+_DROPPED: Final = HOP_BY_HOP | {b"content-length", b"expect", b"x-call-id", b"x-start-time"}
 """Headers of this connection, and those that the execution sets itself."""
 _MOST_LISTED: Final = 10_000
 

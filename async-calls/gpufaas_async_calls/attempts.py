@@ -27,16 +27,16 @@ from gpufaas_async_calls.retry import GiveUp, RetryPolicy, TryAgain, backoff_s, 
 from gpufaas_async_calls.spool_file import SpoolFile
 from gpufaas_core.errors import BadAnswer, GpufaasError, StorageFailed
 from gpufaas_core.units import format_bytes
+from gpufaas_gateway.call_headers import HOP_BY_HOP
 from gpufaas_gateway.errors import status_of
 from gpufaas_gateway.request import Answer, Run
 
 log = logging.getLogger(__name__)
 
-_NEVER_TO_CALLBACK: Final = frozenset((
-    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
-    b"transfer-encoding", b"upgrade", b"content-length", b"x-call-id", b"x-start-time", b"x-duration-seconds",
-    b"x-function-name", b"x-function-status", b"x-retry", b"x-retry-max", b"user-agent", b"host",
-))  # fmt: skip
+_NEVER_TO_CALLBACK: Final = HOP_BY_HOP | {
+    b"content-length", b"x-call-id", b"x-start-time", b"x-duration-seconds", b"x-function-name", b"x-function-status",
+    b"x-retry", b"x-retry-max", b"user-agent", b"host",
+}  # fmt: skip
 
 
 class Attempts:

@@ -89,8 +89,8 @@ def failure(exc: BaseException, memory: Memory) -> HandlerAnswer:
     """
     Return an answer 500 with the text of the exception, and write the traceback to the function's log.
 
-    A body that is not what the handler asked for is the caller's fault: 400, and nothing in the log. If memory ran out,
-    the manager replaces the text, since it knows how much there is.
+    A body that is not what the handler asked for is the caller's fault: 400 or 415, and nothing in the log. If memory
+    ran out, the manager replaces the text, since it knows how much there is.
     """
     if not isinstance(exc, BadBody):
         print(traceback_of(from_the_author(exc)), end="", file=sys.stderr)
@@ -101,7 +101,7 @@ def failure(exc: BaseException, memory: Memory) -> HandlerAnswer:
 
 def answer_of(exc: BaseException) -> HandlerAnswer:
     """Return the answer of a call that failed with *exc*."""
-    status, text = (400, str(exc)) if isinstance(exc, BadBody) else (500, in_one_line(exc))
+    status, text = (exc.status, str(exc)) if isinstance(exc, BadBody) else (500, in_one_line(exc))
     return HandlerAnswer(status, [(b"content-type", b"text/plain; charset=utf-8")], text.encode(), None)
 
 

@@ -18,6 +18,8 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from encodings import normalize_encoding
+from encodings.aliases import aliases
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import parse_qs, unquote
@@ -41,6 +43,13 @@ _BINARY: Final = b"application/octet-stream"
 _CONTENT_TYPE: Final = b"content-type"
 _HEADER_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110: a token
 _NOT_IN_HEADER: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_CHARSET: Final = re.compile(rb";\s*charset\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
+_UTF_8: Final = "utf_8"
+_MARK: Final = "\ufeff"
+"""The byte order mark, which some programs write before a text: it is no part of that."""
+_ENCODINGS: Final = {each for each in aliases.values() if not each.endswith("_codec")} - {"mbcs", "rot_13", "utf_7"}
+"""Encodings of texts that a caller may name. No others are looked up: Python keeps each name that was, and some that
+are for no body (``idna``) take the square of its length."""
 
 
 class Headers(Mapping[str, str]):
@@ -86,9 +95,18 @@ class Query(dict[str, str]):
 class BadBody(msgspec.DecodeError):
     """The body of *event* is not what the handler asked for. A ValueError; it is the caller's fault."""
 
+    status: int = 400
+    """What the caller is answered if the handler lets it pass."""
+
     def __init__(self, text: str, event: "Event | None" = None) -> None:
         super().__init__(text)
         self.event = event
+
+
+class BadCharset(BadBody):
+    """The body of *event* is in a charset that is not known here."""
+
+    status = 415
 
 
 class Event:
@@ -185,14 +203,45 @@ class Event:
 
     @property
     def text(self) -> str:
-        return self.body.decode()
+        """
+        The body as text: in the charset of its Content-Type, else in UTF-8.
+
+        :raises BadBody: it is no such text (400), or its charset is not known (415)
+        """
+        try:
+            return self.body.decode(self._encoding()).removeprefix(_MARK)
+        except UnicodeError as exc:
+            raise BadBody(f"the body is no text: {exc}", self) from None
 
     def json(self) -> Any:
         """:raises BadBody: the body is no JSON; if the handler lets it pass, its caller is answered 400"""
         try:
-            return msgspec.json.decode(self.body)
-        except (msgspec.DecodeError, RecursionError) as exc:
+            plain = self._encoding() == _UTF_8 and not self.body.startswith(b"\xef\xbb\xbf")
+            return msgspec.json.decode(self.body if plain else self.text)
+        except BadBody:
+            raise
+        except (ValueError, RecursionError) as exc:
             raise BadBody(f"the body is no JSON: {exc}", self) from None
+
+    def _encoding(self) -> str:
+        """Return Python's name of the charset. :raises BadCharset: it is not known"""
+        for name, value in self._raw_headers:
+            if len(name) == 12 and name.lower() == _CONTENT_TYPE:
+                if encoding := _encoding_in(value):
+                    return encoding
+                shown = value[:80].decode("latin-1")
+                raise BadCharset(f"the charset in {shown!r} is not known here: send the body in UTF-8", self)
+        return _UTF_8
+
+
+@lru_cache(64)
+def _encoding_in(content_type: bytes) -> str:
+    """Return Python's name of the charset, which is UTF-8 if *content_type* names none; empty: it is not known."""
+    if (found := _CHARSET.search(content_type)) is None:
+        return _UTF_8
+    name = normalize_encoding(found[1].decode("latin-1")).lower()
+    name = aliases.get(name, name)
+    return name if name in _ENCODINGS else ""
 
 
 class Context:

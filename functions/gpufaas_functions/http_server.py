@@ -35,8 +35,8 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
 from gpufaas_functions import batches, call_lines
-from gpufaas_functions.answers import in_one_line, traceback_of
-from gpufaas_functions.author import Context, Event, HandlerAnswer, to_answer
+from gpufaas_functions.answers import answer_of, in_one_line, traceback_of
+from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, to_answer
 from gpufaas_functions.coroutines import Pieces, called, checked, closed, is_async
 from gpufaas_functions.memory import is_out_of_memory
 
@@ -332,7 +332,9 @@ async def _send_whole(send: _Send, answer: HandlerAnswer) -> None:
 
 
 def _failure(exc: BaseException, device: str) -> HandlerAnswer:
-    """Return an answer with the text of the exception, and write the traceback to the log."""
+    """Return an answer with the text of *exc*. Its traceback goes to the log, unless it is the caller's fault."""
+    if isinstance(exc, BadBody):
+        return answer_of(exc)
     print(traceback_of(exc), end="", file=sys.stderr)
     text = in_one_line(exc)
     if is_out_of_memory(exc):

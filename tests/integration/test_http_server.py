@@ -249,6 +249,18 @@ def test_a_handler_that_raises_is_500_with_its_words_and_the_next_call_is_served
     assert server.call(content=b"a").text == "1"
 
 
+def test_a_body_that_cannot_be_read_is_its_callers_fault_and_not_in_the_log(serve: Callable[..., Server]) -> None:
+    server = serve("""
+        def handle(event, context):
+            return event.json() if event.path == "/json" else event.text
+    """).until("/_/ready", 200)
+
+    assert [server.call(path, b'{"a":"caf\xe9"}').status_code for path in ("/json", "/text")] == [400, 400]
+    assert server.call("/text", b"a", **{"content-type": "text/plain; charset=klingon"}).status_code == 415
+    assert server.call("/text", b"caf\xe9", **{"content-type": "text/plain; charset=latin-1"}).text == "café"
+    assert "Traceback" not in server.log.read_text()
+
+
 def test_an_answer_that_breaks_off_does_not_look_whole(serve: Callable[..., Server]) -> None:
     server = serve("""
         def handle(event, context):

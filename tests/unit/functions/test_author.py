@@ -4,8 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.examples import examples
 
-from gpufaas_functions.author import Event, HandlerAnswer, to_answer
+from gpufaas_functions.author import BadBody, Event, HandlerAnswer, to_answer
 
 
 def plain(answer: HandlerAnswer) -> tuple[int, dict[str, str], bytes]:
@@ -81,6 +84,80 @@ def test_an_event_reads_as_in_openfaas() -> None:
     with pytest.raises(ValueError, match="the body is no JSON"):
         Event("POST", "/", b"", [], b"{no json").json()
     assert (event.body, event.text, event.json()) == (b'{"k": [1]}', '{"k": [1]}', {"k": [1]})
+
+
+def sent(body: bytes, content_type: bytes = b"") -> Event:
+    return Event("POST", "/", b"", [(b"content-type", content_type)] if content_type else [], body)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        ('["café"]'.encode(), b""),
+        ('["café"]'.encode(), b"application/x-www-form-urlencoded"),
+        ('\ufeff["café"]'.encode(), b"text/plain; charset=UTF-8"),
+        (b'["caf\xe9"]', b'text/plain; format=flowed; Charset="ISO-8859-1"'),
+        (b'["caf\xe9"]', b"application/json;charset=windows-1252"),
+        ('["café"]'.encode("utf-16"), b"application/json; charset=utf-16"),
+        ('\ufeff["café"]'.encode("utf-16-le"), b"text/plain; charset='utf-16le'"),
+    ],
+)
+def test_a_text_is_read_in_the_charset_that_its_caller_names(body: bytes, content_type: bytes) -> None:
+    assert sent(body, content_type).text == '["café"]'
+    assert sent(body, content_type).json() == ["café"]
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status"),
+    [
+        (b"caf\xe9", b"", 400),
+        (b"caf\xe9", b"text/plain; charset=utf-8", 400),
+        (b"\xff", b"text/plain; charset=ascii", 400),
+        (b"odd", b"text/plain; charset=utf-16", 400),
+        (b"", b"text/plain; charset=klingon", 415),
+        (b"", b"text/plain; charset=base64", 415),
+        (b"", b"text/plain; charset=idna", 415),
+        (b"", b"text/plain; charset=utf-7", 415),
+        (b"", b"text/plain; charset=\x00\xff", 415),
+        (b"", b"text/plain; charset=" + b"x" * 5000, 415),
+    ],
+)
+def test_a_body_that_is_no_text_is_the_callers_fault(body: bytes, content_type: bytes, status: int) -> None:
+    event = sent(body, content_type)
+
+    for read in (lambda: event.text, event.json):
+        with pytest.raises(BadBody) as raised:
+            read()
+        assert (raised.value.status, raised.value.event) == (status, event)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"text":"caf\xe9"}', b'"\xed\xa0\x80"', b'"\\ud800"', b"", b"\x00", b"1" * 5000, b"1e999999", b"[" * 100_000],
+)
+def test_a_body_that_is_no_json_is_the_callers_fault(body: bytes) -> None:
+    event = sent(body, b"application/json")
+
+    with pytest.raises(BadBody, match="the body is no JSON") as raised:
+        event.json()
+    assert (raised.value.status, raised.value.event) == (400, event)
+
+
+@pytest.mark.property
+@given(
+    query=st.binary(),
+    path=st.binary(),
+    headers=st.lists(st.tuples(st.from_regex(rb"[!-~]+", fullmatch=True), st.binary())),
+)
+@examples(100)
+def test_no_query_path_or_header_makes_an_event_raise(
+    query: bytes, path: bytes, headers: list[tuple[bytes, bytes]]
+) -> None:
+    event = Event("POST", path.decode("latin-1"), query, headers, b"")
+
+    assert isinstance(event.path, str)
+    assert isinstance(event.query.getlist("a"), list)
+    assert dict(event.headers) is not None
 
 
 def test_a_streamed_body_is_taken_once_piece_by_piece_or_whole() -> None:
