@@ -34,9 +34,9 @@ def main() -> None:
     pip = glob.glob(str(WHEELS / "pip-*.whl"))
     if pip:
         env["PYTHONPATH"] = pip[0]  # pip runs from its wheel, and leaves nothing of itself behind
-        install = [python, "-m", "pip", "install"]
+        install = [python, "-P", "-m", "pip", "install"]
     else:
-        install = [sys.executable, "-m", "pip", "--python", python, "install"]
+        install = [sys.executable, "-P", "-m", "pip", "--python", python, "install"]
     # What pip needs itself it finds in the folder of the venv's own packages, which are on no path of the base's.
     install += ["--no-cache-dir", "--disable-pip-version-check", "--root-user-action=ignore", "--no-compile"]
     source = offline[-1] if offline else SOURCE
@@ -52,7 +52,7 @@ def main() -> None:
         # Last on the path: only what the image lacks comes from there, which is torch of the machine that made it.
         (site / "zz-packages.pth").write_text(f"{packages}\n")
     # Byte code is made here once: the root of the container cannot be written.
-    subprocess.run([python, "-m", "compileall", "-q", str(HOME / "lib")], check=False)
+    subprocess.run([python, "-P", "-m", "compileall", "-q", str(HOME / "lib")], check=False)
     shutil.copy(SOURCE / "docker/health.py", HOME / "health.py")
     for folder in OWNED:
         Path(folder).mkdir(parents=True, exist_ok=True)

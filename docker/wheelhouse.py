@@ -29,7 +29,7 @@ def node_requirements() -> list[str]:
 
 
 def main() -> None:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    pip = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check"]
     for old in WHEELS.glob("gpufaas-*.whl"):
         old.unlink()
     subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", str(WHEELS), str(ROOT)], check=True)

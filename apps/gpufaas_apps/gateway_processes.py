@@ -92,7 +92,7 @@ class _Process:
             os.write(given, pickle.dumps((self.options, os.getpid())))
             os.lseek(given, 0, os.SEEK_SET)
             env = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-            command = (sys.executable, "-m", "gpufaas_apps.gateway_process")
+            command = (sys.executable, "-P", "-m", "gpufaas_apps.gateway_process")
             # A session of its own: Ctrl-C reaches this process alone, which passes it on. A second one would end calls.
             self.child = await asyncio.create_subprocess_exec(*command, stdin=given, env=env, start_new_session=True)
         finally:

@@ -282,7 +282,7 @@ class Zygote:
             self._deaths = 0
             self._fault = ""
             if said.missing:
-                self._on_said(f"workers start without {', '.join(said.missing)}: not installed here")
+                self._on_said(f"workers start without {'; '.join(said.missing)}")
             assert self._ready is not None
             if not self._ready.done():
                 self._ready.set_result(said)
@@ -458,13 +458,15 @@ def environment() -> dict[str, str]:
     env.setdefault("OMP_STACKSIZE", "2M")  # read when the library is loaded: as `use_small_stacks` has it
     if "PYTORCH_CUDA_ALLOC_CONF" not in env:  # the older name, of an operator's own choice
         env = {**ALLOCATOR, **env}  # read when a torch with CUDA is imported: in a worker it would be too late
+    if "PYTHONPATH" in env:  # Python takes an empty part of it (a trailing colon) for the current directory
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, env["PYTHONPATH"].split(os.pathsep)))
     return env
 
 
 def launch(control: socket.socket, env: dict[str, str]) -> "subprocess.Popen[bytes]":
     """Start a fork server with *control* as its socket. Tests replace this by a fork of one that is ready."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gpufaas_gpu_manager.zygote", str(control.fileno())],
+        [sys.executable, "-P", "-m", "gpufaas_gpu_manager.zygote", str(control.fileno())],
         pass_fds=[control.fileno()],
         stdin=subprocess.DEVNULL,
         env=env,

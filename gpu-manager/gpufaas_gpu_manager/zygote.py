@@ -1,7 +1,7 @@
 """
 The fork server: a process with torch imported that forks a worker when it is told to.
 
-Run as ``python -m gpufaas_gpu_manager.zygote FD``, where FD is one end of a SEQPACKET socket whose other end the
+Run as ``python -P -m gpufaas_gpu_manager.zygote FD``, where FD is one end of a SEQPACKET socket whose other end the
 manager holds. It stays single-threaded and never touches CUDA or a tensor, so that a fork of it is a good start of a
 worker. (`multiprocessing`'s fork server would re-import the parent's ``__main__``, the CLI, in each child.)
 
@@ -113,7 +113,9 @@ class KillWithManager(msgspec.Struct, frozen=True, tag=True):
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
-    """The zygote is ready. `missing`: modules that are not installed (a node without torch runs CPU functions)."""
+    """
+    The zygote is ready. `missing`: modules that are not there, and why (a node without torch runs CPU functions).
+    """
 
     threads: int
     missing: list[str]
@@ -177,8 +179,10 @@ def _preload() -> list[str]:
     for name in PRELOAD:
         try:
             __import__(name)
-        except ImportError:
-            missing.append(name)
+        except ModuleNotFoundError:
+            missing.append(f"{name}: not installed here")
+        except ImportError as exc:
+            missing.append(f"{name}: {in_one_line(exc)}")
     staged.install()
     return missing
 
@@ -386,17 +390,12 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
 
 
 def _import_installed(modules: tuple[str, ...]) -> str:
-    """Import what is installed beside the platform, and nothing from the current directory. Return what failed."""
-    path, here = sys.path[:], os.getcwd()
-    sys.path[:] = [each for each in path if each and os.path.realpath(each) != os.path.realpath(here)]
-    try:
-        for name in modules:
-            try:
-                importlib.import_module(name)
-            except BaseException as exc:  # modules may do anything, sys.exit, too
-                return f"{name}: {in_one_line(exc)}"
-    finally:
-        sys.path[:] = path
+    """Import what is installed beside the platform. Return what failed."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as exc:  # modules may do anything, sys.exit, too
+            return f"{name}: {in_one_line(exc)}"
     return ""
 
 

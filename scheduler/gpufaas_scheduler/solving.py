@@ -35,7 +35,7 @@ async def solve(name: str, asked: bytes, limit: Seconds, options: Mapping[str, o
     :raises SolverFailed: the process ended otherwise
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", __name__, name, json.dumps(dict(options or {})),
+        sys.executable, "-P", "-m", __name__, name, json.dumps(dict(options or {})),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:

@@ -3,7 +3,7 @@
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,12 @@ class LayerRig(Rig):
     def layers(self) -> list[int]:
         return [each.zygote.pid or 0 for each in self.node.host.layers.all()]
 
-    async def preloading(self, name: str, preload: tuple[str, ...]) -> FunctionId:
-        function = await self.function(name, HANDLER)
+    async def preloading(
+        self, name: str, preload: tuple[str, ...], source: str = HANDLER, env: Mapping[str, str] | None = None
+    ) -> FunctionId:
+        function = await self.function(name, source)
         self.node.functions.specs[function] = msgspec.structs.replace(
-            self.node.functions.specs[function], preload=preload
+            self.node.functions.specs[function], preload=preload, env=dict(env or {})
         )
         return function
 
@@ -239,12 +241,3 @@ async def test_threads_and_exits_of_modules_are_told_and_each_is_imported_once(
             await rig.end(wrong)
     finally:
         await rig.node.close()
-
-
-def test_nothing_of_the_current_directory_is_preloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "planted.py").write_text("raise AssertionError('it was run')")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.syspath_prepend("")
-
-    assert zygote._import_installed(("planted",)).startswith("planted: ModuleNotFoundError")

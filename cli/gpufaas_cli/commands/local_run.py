@@ -120,7 +120,7 @@ def _show_logs(url: str, name: str) -> None:
 def _platform(port: int, devices: tuple[str, ...]) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """Give the URL of a new platform, which is removed afterwards with all that it stored."""
     data = tempfile.mkdtemp(prefix="gpufaas-local-run-")
-    command = [sys.executable, "-m", "gpufaas_cli", "serve", "--port", str(port or _free_port()), "--data", data]
+    command = [sys.executable, "-P", "-m", "gpufaas_cli", "serve", "--port", str(port or _free_port()), "--data", data]
     command += [word for each in devices for word in ("--device", each)]
     # In a session of its own: Ctrl-C reaches this process only, which then stops the platform. So do other ends of it.
     before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGTERM, signal.SIGHUP)}
