@@ -21,7 +21,9 @@ SAID: Final = 2000
 """Characters of an exception's text that the caller gets. The text may hold a whole array."""
 KEPT: Final = 64 * 1024
 """As many of a traceback. What is longer would go through the pipe to the log at 1 MiB a second, and its call waits."""
-_SERVERS: Final = ("runner", "slot_server", "slot_threads", "batch_server", "batches", "async_server", "coroutines")
+_SERVERS: Final = (
+    "runner", "answers", "slot_server", "slot_threads", "batch_server", "batches", "async_server", "coroutines",
+)  # fmt: skip
 _OURS: Final = frozenset(
     (
         *(str(Path(__file__).with_name(f"{each}.py")) for each in _SERVERS),
@@ -118,7 +120,36 @@ def declared_length(headers: list[tuple[bytes, bytes]]) -> int:
     return -1
 
 
-def exactly(length: int, chunks: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+def opened(answer: HandlerAnswer, length: int) -> HandlerAnswer:
+    """
+    Return *answer*, which streams, with its first piece made: an error before that is known before the head is sent.
+    The first piece may be empty. Without any, the answer is whole.
+
+    :param length: the bytes of all pieces; -1: any number
+    :raises ValueError: they have more bytes, or fewer; other errors are the author's
+    """
+    chunks = answer.chunks
+    assert chunks is not None
+    if length >= 0:
+        chunks = exactly(length, chunks)
+    first = next(chunks, None)
+    if first is None:
+        answer.body, answer.chunks = b"", None
+    else:
+        answer.chunks = _after(first, chunks)
+    return answer
+
+
+def _after(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        yield first
+        del first  # it may be large
+        yield from chunks
+    finally:
+        chunks.close()  # type: ignore[attr-defined]  # a generator, see `to_answer`
+
+
+def exactly(length: int, chunks: Iterator[bytes]) -> Iterator[bytes]:
     """
     Yield *chunks*.
 
@@ -134,9 +165,7 @@ def exactly(length: int, chunks: Iterator[bytes | memoryview]) -> Iterator[bytes
         if left:
             raise ValueError(f"the answer ended {left} bytes before its Content-Length, {length}")
     finally:
-        close = getattr(chunks, "close", None)
-        if close is not None:
-            close()
+        chunks.close()  # type: ignore[attr-defined]  # a generator, see `to_answer`
 
 
 def from_the_author(exc: BaseException) -> BaseException:

@@ -10,7 +10,7 @@ import asyncio
 import ctypes
 import sys
 import time
-from collections.abc import AsyncIterator, MutableSequence
+from collections.abc import MutableSequence
 from socket import socket
 from typing import Final, cast
 
@@ -52,7 +52,7 @@ from gpufaas_functions.answers import (
 from gpufaas_functions.areas import Area
 from gpufaas_functions.author import Context, HandlerAnswer
 from gpufaas_functions.connection import HELD_S
-from gpufaas_functions.coroutines import Pieces, called, checked, closed
+from gpufaas_functions.coroutines import Pieces, aopened, called, closed
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.parking import Parking
 from gpufaas_functions.slot_threads import end_process
@@ -242,6 +242,10 @@ class AsyncSlot:
         self._server.send(*frame)
 
     async def _send_piece(self, piece: bytes | memoryview) -> None:
+        if len(piece) > CHUNK_BYTES:
+            for part in pieces_of(piece):
+                await self._send_piece(part)
+            return
         server = self._server
         if server.full:
             await server.drain()
@@ -304,6 +308,9 @@ class AsyncSlot:
             if self._cancelled:
                 raise asyncio.CancelledError
             answer, pieces = await called(server.handle, event, context)
+            if pieces is not None:
+                length = -1 if head.method == "HEAD" else declared_length(answer.headers)
+                pieces = await aopened(answer, pieces, length, rests=False)
         except BaseException as exc:
             if isinstance(exc, KeyboardInterrupt):
                 raise
@@ -315,7 +322,7 @@ class AsyncSlot:
             peak = server.memory.grown() if out_of_memory else 0
             server.answer(whole_frame(answer, head.method, now - began, peak, out_of_memory, failed, self._index), now)
         else:
-            await self._stream(answer, pieces, began, head.method)
+            await self._stream(answer, pieces, began)
         server.measure()
 
     def _failed(self, exc: BaseException) -> HandlerAnswer:
@@ -324,19 +331,20 @@ class AsyncSlot:
             return answer_of(exc)
         return failure(exc, self._server.memory)
 
-    async def _stream(self, answer: HandlerAnswer, pieces: Pieces | None, began: float, method: str) -> None:
+    async def _stream(self, answer: HandlerAnswer, rest: Pieces | None, began: float) -> None:
+        """:param rest: the pieces after the first; None: its body is whole"""
         error, out_of_memory = "", False
         length = declared_length(answer.headers) if answer.body is None else len(answer.body)
         said = AnswerHead(answer.status, answer.headers, length=length)
         self._send(encode_frame(Kind.HEAD, said, slot=self._index))
-        source: AsyncIterator[bytes | memoryview] = _all_of(answer.body or b"")
-        if pieces is not None:
-            source = checked(pieces, -1 if method == "HEAD" else length, rests=False)
         try:
-            async for piece in source:
-                for part in pieces_of(piece) if len(piece) > CHUNK_BYTES else (piece,):
-                    if part:
-                        await self._send_piece(part)
+            for piece in answer.chunks or pieces_of(answer.body or b""):
+                if piece:
+                    await self._send_piece(piece)
+            if rest is not None:
+                async for piece in rest:
+                    if piece:
+                        await self._send_piece(piece)
         except BaseException as exc:
             if isinstance(exc, KeyboardInterrupt):
                 raise
@@ -345,12 +353,8 @@ class AsyncSlot:
                 failure(exc, self._server.memory)
             error, out_of_memory = "cancelled" if gone else in_one_line(exc), is_out_of_memory(exc)
         finally:
-            await closed(source)
+            if rest is not None:
+                await closed(rest)
         peak = self._server.memory.grown() if out_of_memory else 0
         end = EndHead(time.perf_counter() - began, peak, error, out_of_memory)
         self._send(encode_frame(Kind.END, end, slot=self._index))
-
-
-async def _all_of(body: bytes) -> AsyncIterator[memoryview]:
-    for piece in pieces_of(body):
-        yield piece

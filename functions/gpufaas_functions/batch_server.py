@@ -42,7 +42,7 @@ class BatchServer:
             results = run_batch(self._handle_batch, events, contexts)
         run_s = time.perf_counter() - began
         small: list[_Small] = []
-        large: list[tuple[int, HandlerAnswer, str]] = []
+        large: list[tuple[int, HandlerAnswer]] = []
         shown: dict[int, str] = {}
         for place, (head, result) in enumerate(zip(heads, results, strict=True)):
             failed = isinstance(result, BaseException)
@@ -50,15 +50,15 @@ class BatchServer:
             answer = _failure(memory, head.call, result, shown) if isinstance(result, BaseException) else result
             assert answer.body is not None
             if len(answer.body) > CHUNK_BYTES:
-                large.append((place, answer, head.method))
+                large.append((place, answer))
                 continue
             peak = memory.grown() if out_of_memory else 0
             small.append((place, whole_head(answer, head.method, run_s, peak, out_of_memory, failed), answer.body))
         for frame in _frames(small, slot.index):
             slot.out.send(frame)
-        for place, answer, method in large:  # after the others: their callers may read slowly
+        for place, answer in large:  # after the others: their callers may read slowly
             slot.begin_answer(place)
-            slot.stream_answer(answer, began, None, method)
+            slot.stream_answer(answer, began)
 
 
 def _frames(answers: Iterable[_Small], slot: int) -> Iterator[bytes]:

@@ -41,7 +41,20 @@ async def called(
     return to_answer({**value, "body": nothing} if type(value) is dict else nothing), body
 
 
-async def checked(pieces: Pieces, length: int, *, rests: bool = True) -> AsyncIterator[bytes]:
+async def aopened(answer: HandlerAnswer, pieces: Pieces, length: int, *, rests: bool) -> Pieces | None:
+    """
+    As `answers.opened`, of an *answer* whose body has *pieces*: return those after the first, which is `answer.chunks`
+    then; None: there was none. For the other parameters, and what it raises, see `checked`.
+    """
+    rest = checked(pieces, length, rests=rests)
+    if (first := await anext(rest, None)) is None:
+        answer.body = b""
+        return None
+    answer.chunks = iter((first,))
+    return rest
+
+
+async def checked(pieces: Pieces, length: int, *, rests: bool) -> AsyncIterator[bytes]:
     """
     Yield *pieces* as bytes, and close them.
 

@@ -35,9 +35,9 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
 from gpufaas_functions import batches, call_lines
-from gpufaas_functions.answers import answer_of, in_one_line, traceback_of
+from gpufaas_functions.answers import answer_of, in_one_line, opened, traceback_of
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, to_answer
-from gpufaas_functions.coroutines import Pieces, called, checked, closed, is_async
+from gpufaas_functions.coroutines import Pieces, aopened, called, closed, is_async
 from gpufaas_functions.memory import is_out_of_memory
 
 _Scope = MutableMapping[str, Any]
@@ -203,6 +203,8 @@ class _HandlerCall:
     def _run(self) -> None:
         try:
             answer = to_answer(self._handle(self._event, self._context))
+            if answer.chunks is not None:
+                answer = opened(answer, -1)
         except BaseException as exc:  # a handler that raises SystemExit fails, and does not end this process
             answer = _failure(exc, self._context.device)
         if answer.chunks is None:
@@ -262,30 +264,36 @@ class _AsyncCall:
             call_lines.end(self._context.call_id, alone=alone)
 
     async def _answer(self) -> None:
-        pieces: Pieces | None = None
+        rest: Pieces | None = None
         try:
             answer, pieces = await called(self._handle, self._event, self._context)
+            if pieces is not None:
+                rest = await aopened(answer, pieces, -1, rests=True)
         except asyncio.CancelledError:
             raise
         except BaseException as exc:  # a handler that raises SystemExit fails, and does not end this process
             answer = _failure(exc, self._context.device)
-        if pieces is None:
+        if rest is None or answer.chunks is None:
             await self._sent(_send_whole(self._send_there, answer))
             return
-        source = checked(pieces, -1)
         try:
             await self._send(_start(answer))
-            async for piece in source:
-                if piece:
-                    await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+            for piece in answer.chunks:
+                await self._send_piece(piece)
+            async for piece in rest:
+                await self._send_piece(piece)
         except (Gone, asyncio.CancelledError):
             raise
         except BaseException as exc:
             print(traceback_of(exc), end="", file=sys.stderr)
             raise RuntimeError("the answer broke off") from None  # the connection is cut: half must not look whole
         finally:
-            await closed(source)
+            await closed(rest)
         await self._send({"type": "http.response.body"})
+
+    async def _send_piece(self, piece: bytes) -> None:
+        if piece:
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _send(self, message: dict[str, Any]) -> None:
         await self._sent(self._send_there(message))

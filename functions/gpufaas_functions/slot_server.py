@@ -31,11 +31,11 @@ from gpufaas_functions.answers import (
     Memory,
     declared_length,
     event_of,
-    exactly,
     failure,
     growth_frame,
     in_one_line,
     laid_frame,
+    opened,
     pieces_of,
     whole_frame,
 )
@@ -177,6 +177,8 @@ class SlotServer:
             if stream is None and type(body) is Absent:
                 raise no_room()
             answer = to_answer(self._handle(event, context))
+            if answer.chunks is not None:
+                answer = opened(answer, -1 if head.method == "HEAD" else declared_length(answer.headers))
         except BaseException as exc:
             if isinstance(exc, (Closed, KeyboardInterrupt)):
                 raise
@@ -194,7 +196,7 @@ class SlotServer:
             peak = self.memory.grown() if out_of_memory else 0
             self.out.later(whole_frame(answer, head.method, run_s, peak, out_of_memory, failed, self.index), now)
             return
-        self.stream_answer(answer, began, stream, head.method)
+        self.stream_answer(answer, began, stream)
         self.took = -1.0 if stream is not None else time.perf_counter() - began
 
     def _lay(self, answer: HandlerAnswer, method: str, began: float, *, failed: bool) -> bool:
@@ -221,7 +223,7 @@ class SlotServer:
         """The answer of the call at *place* of the batch streams next: the caller before it may have left."""
         self.place, self._cancelled = place, False
 
-    def stream_answer(self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None", method: str) -> None:
+    def stream_answer(self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None" = None) -> None:
         """:raises Closed: the connection is closed"""
         error, out_of_memory = "", False
         length = declared_length(answer.headers) if answer.body is None else len(answer.body)
@@ -230,8 +232,6 @@ class SlotServer:
         if answer.body is not None:
             chunks = iter(pieces_of(answer.body))
         assert chunks is not None
-        if length >= 0 and method != "HEAD":
-            chunks = exactly(length, chunks)
         try:
             for chunk in chunks:
                 self.turns.look(self)

@@ -277,6 +277,49 @@ def test_an_answer_that_breaks_off_does_not_look_whole(serve: Callable[..., Serv
     assert server.get("/_/ready") == 200
 
 
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_what_fails_before_its_first_piece_is_answered_as_what_does_not_stream(
+    serve: Callable[..., Server], tmp_path: Path, kind: str
+) -> None:
+    gate = Gate(tmp_path / "gate")
+    server = serve(f"""
+        def read():
+            {gate.wait}
+
+        {kind} handle(event, context):
+            return {{"statusCode": 203, "headers": {{"x-mine": "yes"}}, "body": pieces(event)}}
+
+        {kind} pieces(event):
+            match event.path:
+                case "/raise":
+                    raise ValueError("no piece")
+                case "/memory":
+                    raise MemoryError("no room")
+                case "/json":
+                    yield event.json()
+                case "/quiet":
+                    yield b""
+                    read()
+                    yield "spoken"
+    """).until("/_/ready", 200)
+
+    for path, status, says in (
+        ("/raise", 500, "ValueError: no piece"),
+        ("/json", 400, "the body is no JSON"),
+        ("/memory", 507, "out of memory"),
+    ):
+        failed = server.call(path, b"{")
+        assert (failed.status_code, failed.text[: len(says)]) == (status, says)
+        assert "x-mine" not in failed.headers
+    assert "BadBody" not in server.log.read_text(), "that is the caller's fault"
+    empty = server.call("/none")
+    assert (empty.status_code, empty.content, empty.headers["x-mine"]) == (203, b"", "yes")
+    with server.http.stream("POST", "/quiet") as answer:
+        assert (answer.status_code, answer.headers["x-mine"]) == (203, "yes")
+        gate.open()
+        assert answer.read() == b"spoken"
+
+
 def test_a_caller_who_leaves_closes_the_generator_and_frees_the_slot(
     serve: Callable[..., Server], tmp_path: Path
 ) -> None:

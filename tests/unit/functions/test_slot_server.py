@@ -44,9 +44,12 @@ def call(name: str, body: bytes = b"", body_mode: int = 0, path: str = "/") -> b
 class Node:
     """The other end of the socket."""
 
-    def __init__(self, sock: socket.socket, counts: Counts) -> None:
+    def __init__(self, sock: socket.socket, counts: Counts, entered: threading.Event, gate: threading.Event) -> None:
         self.sock = sock
         self.counts = counts
+        self.entered = entered
+        """A generator has begun that makes its first piece when the `gate` is open."""
+        self.gate = gate
         self._reader = FrameReader()
         self._frames: list[tuple[int, bytes, bytes]] = []
 
@@ -85,6 +88,12 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
     ours, theirs = socket.socketpair()
     ours.settimeout(20)
+    entered, gate = threading.Event(), threading.Event()
+
+    def late() -> Iterator[bytes]:
+        entered.set()
+        assert gate.wait(20)
+        yield b"late"
 
     def handle(event: Event, context: Context) -> Any:  # noqa: ARG001
         match event.path:
@@ -92,6 +101,10 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
                 return (b"x" * 1000 for _ in itertools.count())
             case "/large":
                 return b"x" * (4 * WINDOW)
+            case "/large-first":
+                return iter((b"x" * (4 * WINDOW), b"end"))
+            case "/late":
+                return late()
         return b"".join(event.stream())
 
     def handle_batch(events: list[Event], contexts: list[Context]) -> list[Any]:  # noqa: ARG001
@@ -103,7 +116,8 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     counts = no_counts(1)
     thread = threading.Thread(target=OneSlot(server, counts).serve)
     thread.start()
-    yield Node(ours, counts)
+    yield Node(ours, counts, entered, gate)
+    gate.set()
     ours.close()
     thread.join(20)
     theirs.close()
@@ -165,7 +179,20 @@ def test_an_answer_without_an_end_stops_when_its_caller_leaves(node: Node) -> No
     assert node.answer()[1] == b"body"
 
 
-@pytest.mark.parametrize("path", ["/endless", "/large"])
+def test_who_leaves_before_the_first_piece_gets_none(node: Node) -> None:
+    node.send(call("a", path="/late"))
+    assert node.entered.wait(20)
+    node.send(encode_frame(Kind.CANCEL, CancelHead(0, 1)))
+
+    node.gate.set()
+
+    header, _ = node.frame(Kind.END, Kind.CHUNK)
+    assert msgspec.msgpack.decode(header, type=EndHead).error == "cancelled"
+    node.send(call("next", b"body"))
+    assert node.answer()[1] == b"body"
+
+
+@pytest.mark.parametrize("path", ["/endless", "/large", "/large-first"])
 def test_an_answer_waits_when_there_is_no_room_and_for_a_reader_who_leaves_it_ends(node: Node, path: str) -> None:
     node.send(call("a", path=path))
     sent = 0
