@@ -77,6 +77,7 @@ class Nursery:
 
 def main(requests: socket.socket, tester: int) -> None:
     zygote._preload()
+    zygote._settle()
     for _ in collapse_own():  # once for all of them: those of a fork server would be copies
         pass
     while True:

@@ -27,7 +27,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from gpufaas_core.log_marks import MARK_VARIABLE
-from gpufaas_functions import call_lines, staged
+from gpufaas_functions import call_lines, chance, staged
 from gpufaas_functions.answers import in_one_line
 from gpufaas_functions.begun import no_counts, shared_in
 from gpufaas_functions.memory import MemoryPoint, make_context, mark_fork_point, stacks, use_small_stacks
@@ -166,6 +166,7 @@ def main() -> None:
     use_small_stacks()  # of all workers' threads: forks inherit the default
     call_lines.install()  # before what is imported keeps the streams that were there
     missing = _preload()
+    _settle()
     server = _ForkServer(socket.socket(fileno=int(sys.argv[1])))
     server.serve(ZygoteReady(_threads(), missing), collapse_own())
 
@@ -185,6 +186,13 @@ def _preload() -> list[str]:
             missing.append(f"{name}: {in_one_line(exc)}")
     staged.install()
     return missing
+
+
+def _settle() -> None:
+    """Make what is in memory ready for forks of this process."""
+    gc.collect()
+    chance.find_generators()
+    gc.freeze()  # else a collection in a child would write to, and so copy, every page of the zygote's
 
 
 class _ForkServer:
@@ -215,8 +223,6 @@ class _ForkServer:
         :param before_children: work in small steps, for when nothing is asked; a standby waits for its end, and the
             fork of anything else ends it
         """
-        gc.collect()
-        gc.freeze()  # else a collection in a child would write to, and so copy, every page of the zygote's
         self.say(ready)
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
@@ -376,6 +382,7 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
     end_with_parent(signal.SIGTERM)
     inherit_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    chance.seed_afresh()  # what its modules draw when they are imported is its own
     before, memory = set(sys.modules), MemoryPoint.read().anonymous
     fault = _import_installed(layer.modules)
     staged.install()
@@ -386,6 +393,7 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
         fault = fault or "importing them uses the GPU, and a process that uses it cannot be forked"
     packages = {name.partition(".")[0] for name in sys.modules.keys() - before}
     grown = max(0, MemoryPoint.read().anonymous - memory)
+    _settle()
     _ForkServer(control).serve(ZygoteReady(threads, [], fault, tuple(sorted(packages)), grown))
 
 
@@ -422,6 +430,7 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
         counts, shared = shared_in(ends[-1], start.slots)
         os.close(ends.pop())
     connection, *clocks = (socket.socket(fileno=fd) for fd in ends)
+    chance.seed_afresh()  # before the author's imports: a seed of theirs counts
     os.environ.update(start.env)
     threads = str(start.threads)
     os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, OPENBLAS_NUM_THREADS=threads)
