@@ -56,6 +56,7 @@ from gpufaas_functions.coroutines import Pieces, aopened, called, closed
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.parking import Parking
 from gpufaas_functions.slot_threads import end_process
+from gpufaas_functions.thread_state import ThreadState
 
 _decode_area: Final = msgspec.msgpack.Decoder(AreaHead).decode
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
@@ -96,6 +97,7 @@ class AsyncServer(asyncio.Protocol):
         """Send *ready*, and answer calls until the manager closes *connection*. Tasks are not ended then."""
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
+        loop.set_default_executor(ThreadState().executor())
         loop.run_until_complete(self._serve(connection, ready))
 
     async def _serve(self, connection: socket, ready: bytes) -> None:

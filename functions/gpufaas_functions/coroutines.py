@@ -42,10 +42,7 @@ async def called(
 
 
 async def aopened(answer: HandlerAnswer, pieces: Pieces, length: int, *, rests: bool) -> Pieces | None:
-    """
-    As `answers.opened`, of an *answer* whose body has *pieces*: return those after the first, which is `answer.chunks`
-    then; None: there was none. For the other parameters, and what it raises, see `checked`.
-    """
+    """As `answers.opened`: the first of *pieces* is `answer.chunks` then; return the rest; None: there is none."""
     rest = checked(pieces, length, rests=rests)
     if (first := await anext(rest, None)) is None:
         answer.body = b""

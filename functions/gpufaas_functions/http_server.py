@@ -18,6 +18,7 @@ OPENFAAS_NAMESPACE.
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import importlib
 import math
 import os
@@ -39,6 +40,7 @@ from gpufaas_functions.answers import answer_of, in_one_line, opened, traceback_
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, to_answer
 from gpufaas_functions.coroutines import Pieces, aopened, called, closed, is_async
 from gpufaas_functions.memory import is_out_of_memory
+from gpufaas_functions.thread_state import ThreadState
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -106,7 +108,9 @@ class Application:
 
     def __init__(self, settings: ContainerSettings) -> None:
         self._settings = settings
-        self._pool = concurrent.futures.ThreadPoolExecutor(settings.slots, "slot")
+        self._state = ThreadState()
+        """Of the thread that has loaded. Until then of this one, where nothing is set."""
+        self._pool = concurrent.futures.ThreadPoolExecutor(settings.slots, "slot", lambda: self._state.begin())
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.Future[Handle] = self._loop.create_future()
         self._handlers: asyncio.AbstractEventLoop | None = None
@@ -116,9 +120,11 @@ class Application:
 
     async def load(self) -> None:
         """Make the model, in a thread that will serve it. Raises what the handler's code raises."""
-        handle = await self._loop.run_in_executor(self._pool, self._load)
-        if self._handlers is not None:
-            threading.Thread(target=self._handlers.run_forever, name="handlers", daemon=True).start()
+        loaded = self._loop.run_in_executor(self._pool, lambda: (self._load(), ThreadState()))
+        handle, self._state = await loaded
+        if (loop := self._handlers) is not None:
+            loop.set_default_executor(self._state.executor())
+            threading.Thread(target=self._state.run, args=(loop.run_forever,), name="handlers", daemon=True).start()
         self._handle.set_result(handle)
 
     def _load(self) -> Handle:
@@ -163,14 +169,16 @@ class Application:
         call_id = next((value for name, value in scope["headers"] if name == b"x-call-id"), b"").decode("latin-1")
         context = Context(call_id, self._settings.function, self._device)
         alone = self._settings.slots == 1
+        variables = self._state.context.copy()
         if self._handlers is not None:
             async with self._slots:
-                await _AsyncCall(handle, event, context, send, self._loop).run_on(self._handlers, receive, alone)
+                running = _AsyncCall(handle, event, context, send, self._loop)
+                await running.run_on(self._handlers, variables, receive, alone)
             return
         call = _HandlerCall(handle, event, context, send, self._loop)
         listening = asyncio.ensure_future(call.listen(receive))
         try:
-            await self._loop.run_in_executor(self._pool, call.run, alone)
+            await self._loop.run_in_executor(self._pool, variables.run, call.run, alone)
         finally:
             listening.cancel()
 
@@ -245,9 +253,11 @@ class _AsyncCall:
         self._handle, self._event, self._context = handle, event, context
         self._send_there, self._loop = send, loop
 
-    async def run_on(self, handlers: asyncio.AbstractEventLoop, receive: _Receive, alone: bool) -> None:
-        """Run the call on *handlers*; cancel it if its caller goes away."""
-        running = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._run(alone), handlers))
+    async def run_on(
+        self, handlers: asyncio.AbstractEventLoop, variables: contextvars.Context, receive: _Receive, alone: bool
+    ) -> None:
+        """Run the call on *handlers*, in a copy of *variables*; cancel it if its caller goes away."""
+        running = asyncio.wrap_future(variables.run(asyncio.run_coroutine_threadsafe, self._run(alone), handlers))
         gone = asyncio.ensure_future(_until_gone(receive))
         await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
         if not running.done():

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Final, Protocol
 
@@ -134,7 +135,10 @@ class SlotServer:
         """Of answers that stream, both since the worker began: so ROOM may come late, behind another call."""
 
     def run(self, work: Work) -> None:
-        """:raises Closed: the connection is closed"""
+        """Run *work* in a copy of the context: no other call sees what it sets. :raises Closed: so is the connection"""
+        copy_context().run(self._run, work)
+
+    def _run(self, work: Work) -> None:
         self.frames = work.frames
         self._cancelled, self._whole, self.place = False, True, 0
         if self._pieces:

@@ -45,6 +45,7 @@ from gpufaas_functions.connection import Absent, Body, CallBody, Closed, Connect
 from gpufaas_functions.pace import QUICK_S, Pace
 from gpufaas_functions.parking import Parking
 from gpufaas_functions.slot_server import SlotServer, Work
+from gpufaas_functions.thread_state import ThreadState
 
 BROKEN: Final = 70
 """Exit status of a worker that cannot serve any more; the zygote has the same."""
@@ -241,11 +242,12 @@ class SlotThreads(Slots):
         self, servers: Sequence[SlotServer], counts: Counts, parking: Parking | None = None,
         on_end: Callable[[], None] = end_process,
     ) -> None:  # fmt: skip
-        """:param on_end: called by one of the threads when the connection is closed"""
+        """Make it in the thread that has loaded. :param on_end: a thread calls it when the connection is closed"""
         super().__init__(servers, counts, parking)
         for each in servers:
             each.turns = self
         self._on_end = on_end
+        self._state = ThreadState()
         self._ended = False
         self._pace = Pace()
         self._running: list[Work] = []
@@ -362,7 +364,7 @@ class SlotThreads(Slots):
     def _serve_for_good(self) -> None:
         """Serve. What that raises ends the worker, as in the main thread: calls of this thread would wait in vain."""
         try:
-            self.serve()
+            self._state.run(self.serve)
         except BaseException:
             with contextlib.suppress(Exception):
                 traceback.print_exc()

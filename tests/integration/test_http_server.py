@@ -228,6 +228,38 @@ def test_calls_are_served_one_at_a_time_unless_there_are_slots(serve: Callable[.
         assert {each.status_code for each in pool.map(lambda _: two.call(), range(4))} == {200}, "two met, twice"
 
 
+@pytest.mark.parametrize(("kind", "other"), [("def", "found()"), ("async def", "await asyncio.to_thread(found)")])
+def test_what_load_sets_for_its_thread_holds_in_every_call(serve: Callable[..., Server], kind: str, other: str) -> None:
+    server = serve(f"""
+        import asyncio, contextvars, decimal, threading, torch
+
+        ours = contextvars.ContextVar("ours", default="nothing")
+        meet = threading.Barrier(3)
+
+        def load(device):
+            torch.set_grad_enabled(False)
+            decimal.getcontext().prec = 5
+            ours.set("loaded")
+            assert asyncio.get_event_loop() is asyncio.get_event_loop()
+
+        def found():
+            return [torch.is_grad_enabled(), decimal.getcontext().prec, ours.get()]
+
+        {kind} handle(model, event, context):
+            if {kind == "def"}:
+                meet.wait(60)
+                assert asyncio.get_event_loop() is asyncio.get_event_loop()
+            here = found() + {other}
+            ours.set("a call")
+            return here
+    """, GPUFAAS_SLOTS="3").until("/_/ready", 200)  # fmt: skip
+
+    with ThreadPoolExecutor(3) as pool:
+        found = [each.json() for each in pool.map(lambda _: server.call(), range(6))]
+
+    assert found == [[False, 5, "loaded"] * 2] * 6
+
+
 def test_a_handler_that_raises_is_500_with_its_words_and_the_next_call_is_served(serve: Callable[..., Server]) -> None:
     server = serve("""
         def handle(event, context):

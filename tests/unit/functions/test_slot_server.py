@@ -4,6 +4,7 @@ import itertools
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from gpufaas_functions.slot_server import SlotServer
 from gpufaas_functions.slot_threads import OneSlot
 
 LARGE = b"x" * 200_000
+OURS: ContextVar[str] = ContextVar("ours", default="nothing")
 
 
 def call(name: str, body: bytes = b"", body_mode: int = 0, path: str = "/") -> bytes:
@@ -105,9 +107,15 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
                 return iter((b"x" * (4 * WINDOW), b"end"))
             case "/late":
                 return late()
+            case "/ours":
+                before = OURS.get()
+                OURS.set(event.text)
+                return (each for each in (before, " ", OURS.get()))
         return b"".join(event.stream())
 
     def handle_batch(events: list[Event], contexts: list[Context]) -> list[Any]:  # noqa: ARG001
+        if events[0].path == "/ours":
+            OURS.set("a batch")
         return [b"x" * (4 * WINDOW) if each.path == "/large" else each.body for each in events]
 
     server = SlotServer(0, Connection(theirs), handle, "f", "cpu", CpuMemory(1), alone=True)
@@ -224,6 +232,16 @@ def test_a_body_is_told_of_as_it_is_taken(node: Node) -> None:
 
     header, _ = node.frame(Kind.HEAD)
     assert msgspec.msgpack.decode(header, type=AnswerHead).length == pieces * (len(LARGE) - 1)
+
+
+def test_what_a_call_sets_in_its_context_lasts_to_the_end_of_its_stream_and_no_other_call_sees_it(node: Node) -> None:
+    for each in ("a", "b"):
+        node.send(call(each, each.encode(), path="/ours"))
+        assert [node.frame(Kind.CHUNK)[1] for _ in range(3)] == [b"nothing", b" ", each.encode()]
+
+    node.send(encode_frame(Kind.BATCH, BatchHead(1)), call("c", path="/ours"), call("d", path="/ours"))
+
+    assert node.frame(Kind.CHUNK)[1] == b"nothing"
 
 
 # --- a call ahead of the one that runs ---
