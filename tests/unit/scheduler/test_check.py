@@ -1,7 +1,9 @@
 """Differences between a node and the scheduler, apart from messages that are still on their way."""
 
+import pytest
+
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
-from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
+from gpufaas_core.snapshot import DeviceSnapshot, ParkedSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.check import Holding, NodeCheck, compare
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.state import Copy, FunctionState
@@ -19,16 +21,18 @@ def model(name: str) -> Copy:
     )
 
 
-def told(*residents: str, running: dict[str, str] | None = None) -> DeviceSnapshot:
+def told(*residents: str, running: dict[str, str] | None = None, parked: tuple[str, ...] = ()) -> DeviceSnapshot:
     return DeviceSnapshot(
         DEVICE,
         tuple(ResidentSnapshot(FunctionId(each), "d", 10) for each in residents),
         tuple(RunningCall(CallId(call), FunctionId(function)) for call, function in (running or {}).items()),
+        tuple(ParkedSnapshot(FunctionId(each), "d", 0) for each in parked),
     )
 
 
-def holding(*models: Copy, calls: set[str] | None = None) -> Holding:
-    return Holding({each.id: each for each in models}, {CallId(each) for each in calls or ()})
+def holding(*models: Copy, calls: set[str] | None = None, parked: tuple[Copy, ...] = ()) -> Holding:
+    ids = {each.id for each in parked}
+    return Holding({each.id: each for each in models}, {CallId(each) for each in calls or ()}, ids)
 
 
 def test_one_mind_is_no_difference() -> None:
@@ -63,6 +67,21 @@ def test_a_worker_that_nobody_knows_of_is_extra_once_it_serves_nobody() -> None:
 
 def test_one_that_was_placed_there_meanwhile_is_not_extra() -> None:
     assert compare(holding(), told("g"), holding(model("g"))).extra == []
+
+
+LOADED, PARKED, NOWHERE = holding(model("f")), holding(parked=(model("f"),)), holding()
+
+
+@pytest.mark.parametrize("answer", [told("f"), told(parked=("f",))])
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [(LOADED, NOWHERE), (LOADED, PARKED), (PARKED, NOWHERE), (PARKED, LOADED), (NOWHERE, LOADED), (NOWHERE, PARKED)],
+)
+def test_one_that_was_evicted_parked_woken_or_placed_there_since_the_question_is_not_extra(
+    before: Holding, answer: DeviceSnapshot, now: Holding
+) -> None:
+    """The command for it is on its way to the node: to evict it once more would end what was parked, or has woken."""
+    assert compare(before, answer, now).extra == []
 
 
 def test_a_call_is_absent_if_it_ran_before_the_question_and_still_does() -> None:
