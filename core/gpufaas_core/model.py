@@ -52,6 +52,12 @@ def copy_id(function: FunctionId, copy: int) -> CopyId:
     return f"{function}#{copy}"
 
 
+def copy_of(id_: CopyId) -> tuple[FunctionId, int]:
+    """Return function and number of the copy *id_*: the inverse of `copy_id`."""
+    function, _, copy = id_.rpartition("#")
+    return FunctionId(function), int(copy)
+
+
 def node_of(device: DeviceId) -> NodeId:
     """Return the node of *device*: what precedes the last ``/`` of its id."""
     return NodeId(device.rpartition("/")[0])

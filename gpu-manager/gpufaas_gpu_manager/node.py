@@ -200,6 +200,9 @@ class Node:
         device, spec = self._devices.get(command.device), self.functions.specs.get(command.function)
         if device is None or spec is None or self.grants.closing:
             reason = "unknown device or function"
+            gone = (copy_id(command.function, command.copy), *command.victims) if device is not None else ()
+            for each in gone:  # for the scheduler: what was parked and should wake, and what should make room
+                self._devices[command.device].end(each, park=each in command.parked)
             self.report(CopyFailed(command.function, command.device, reason, copy=command.copy))
         elif copy_id(command.function, command.copy) not in device.workers:
             self.host.start(device, spec, command)

@@ -48,10 +48,11 @@ def compare(asked: Holding, told: DeviceSnapshot, now: Holding) -> Difference:
     there = {copy_id(each.function, each.copy) for each in told.residents}
     serving = {copy_id(each.function, each.copy) for each in told.running}
     # One that was evicted, parked or woken since the question is told as it was before: its command is on its way.
+    workers: list[ResidentSnapshot | ParkedSnapshot] = [*told.residents, *told.parked]
     known = asked.residents.keys() | asked.parked | now.residents.keys() | now.parked | serving
     return Difference(
         [copy for key, copy in asked.residents.items() if key not in there and now.residents.get(key) is copy],
-        [each for each in (*told.residents, *told.parked) if copy_id(each.function, each.copy) not in known],
+        [each for each in workers if copy_id(each.function, each.copy) not in known],
         {call for call in asked.calls if call in now.calls} - {each.call for each in told.running},
     )
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gpufaas_core import messages as m
 from gpufaas_core.cost import Truth
-from gpufaas_core.model import ALL_COMPUTE, CallId, CopyId, DeviceId, FunctionId, Part, Seconds, copy_id
+from gpufaas_core.model import ALL_COMPUTE, CallId, CopyId, DeviceId, FunctionId, Part, Seconds, copy_id, copy_of
 from gpufaas_simulator.calendar import Calendar, Later, Loading
 from gpufaas_simulator.costs import mixes
 from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Revisions, Running, SimulatedDeviceState
@@ -293,8 +293,7 @@ class Nodes:
         """Copies of *device* that were evicted are parked, as far as its host memory has room."""
         facts: list[m.Event] = []
         for name in names:
-            function, _, number = name.rpartition("#")
-            copy = FunctionId(function), int(number)
+            copy = copy_of(name)
             if device.host is not None:
                 size = self._costs.of(copy[0], device.kind).cost.occupation
                 facts += device.host.park(device.device.id, copy, size)

@@ -6,7 +6,7 @@ import math
 from array import array
 from typing import Final
 
-from gpufaas_core.model import CopyId, DeviceId, Explanation, FunctionId, Seconds
+from gpufaas_core.model import CopyId, DeviceId, Explanation, FunctionId, Seconds, copy_of
 from gpufaas_simulator.fleet import NodeStay
 from gpufaas_simulator.nodes import SimulatedDeviceState
 from gpufaas_simulator.workload import SimulatedDevice, Workload
@@ -83,7 +83,7 @@ class Record:
         Count a copy whose load begins now, and the eviction of *victims* for it. Return the names of these in logs: of
         the first copy on a device, the function; ``#1`` follows for the next, and so on.
         """
-        names = tuple([self.release(*_copy(victim), now) for victim in victims]) if victims else ()
+        names = tuple([self.release(*copy_of(victim), now) for victim in victims]) if victims else ()
         self.evictions += len(victims)
         if function == self._hottest:
             self._count_copies(now)
@@ -128,9 +128,3 @@ class Record:
         if self._hottest is not None:
             self.hottest_copy_s += len(self.holders.get(self._hottest, ())) * (now - self._hottest_since)
         self._hottest_since = now
-
-
-def _copy(victim: CopyId) -> tuple[FunctionId, int]:
-    """Return function and number of the copy *victim*: the inverse of `copy_id`."""
-    function, _, copy = victim.rpartition("#")
-    return FunctionId(function), int(copy)

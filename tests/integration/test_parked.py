@@ -17,7 +17,18 @@ from tests.waiting import LIMIT_S, eventually, until
 from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.frames import CallHead
-from gpufaas_core.messages import CopyFailed, Event, Evict, Grant, Loaded, Parked, Staged, Unparked, WorkerExited
+from gpufaas_core.messages import (
+    CopyFailed,
+    Event,
+    Evict,
+    Grant,
+    LoadCopy,
+    Loaded,
+    Parked,
+    Staged,
+    Unparked,
+    WorkerExited,
+)
 from gpufaas_core.model import CallId, FunctionId, Need, NodeId, Part, copy_id
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
@@ -234,6 +245,21 @@ async def test_parked_workers_that_die_are_forgotten_or_loaded_anew_and_none_is_
     assert rig.parked() == [other]
     await rig.node.close()
     assert state_of(pid or 0) in ("", "Z"), "no stopped process is left behind"
+
+
+async def test_a_load_that_its_node_refuses_leaves_nothing_that_the_scheduler_does_not_know_of(
+    make: Callable[..., Rig], tmp_path: Path
+) -> None:
+    """It says that its victims are gone, and what it should wake: so much is true whether it can load or not."""
+    rig = make()
+    one, other = await two(rig, tmp_path)
+    del rig.node.functions.specs[one]
+
+    rig.node.execute(LoadCopy(1, 99, one, "one", (Part(DEVICE, MEMORY),), (copy_id(other, 0),)))
+
+    assert [each.copy for each in rig.said(CopyFailed)] == [0]
+    assert rig.node.snapshot().devices[0].residents == ()
+    assert rig.parked() == []
 
 
 async def test_parked_workers_are_within_the_budget_of_the_host_tier_and_give_way_to_weights(

@@ -368,8 +368,10 @@ def refused(world: World, event: m.NodeRefused) -> None:
         device.misses -= 1
         if copy.loading and device.residency.copies.get(copy.id) is copy:
             drop(world, device, copy)
-            # The node may not have evicted the victims yet, and their memory is promised: evict them now.
-            for function, number in call.victims:
+            # The node may not have evicted the victims yet, and their memory is promised: evict them now. Nor has it
+            # woken the copy, if that was parked there.
+            maybe_parked = ((owner.id, copy.number),) if device.device.parks else ()
+            for function, number in (*call.victims, *maybe_parked):
                 if copy_id(function, number) not in device.residency.copies:
                     parked = world.cluster.parked.find(device, function)
                     to = "host" if parked is not None and parked.number == number else "none"

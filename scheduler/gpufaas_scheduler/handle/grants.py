@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpufaas_cache_manager.eviction import victims
 from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
-from gpufaas_core.model import CopyId, Seconds, copy_id
+from gpufaas_core.model import CopyId, Seconds, copy_id, copy_of
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.batches import joining
 from gpufaas_scheduler.handle.parking import evicted, park, parked_of, reserve_beside_parked
@@ -52,7 +52,7 @@ def start(
         else:
             copy, names = reserve(world, device, owner, victims)
         call.cold = True
-        call.victims = tuple([(each.owner.id, each.number) for each in victims])
+        call.victims = tuple([copy_of(each) for each in names])  # parked copies, too
         device.misses += 1
     else:
         device.residency.touch(copy, now)

@@ -120,6 +120,22 @@ def test_a_late_word_about_a_copy_that_wakes_already_changes_nothing() -> None:
     assert site.parked() == [("b", 0)]
 
 
+@pytest.mark.parametrize("function", [A, FunctionId("large")])
+def test_what_a_refused_grant_would_have_woken_or_ended_is_left_on_no_node(function: FunctionId) -> None:
+    """The engine has no such copy any more; its node, which did not do what the grant said, has it parked."""
+    site = Parking(A, B)
+    site.tell(m.Parked(A, D, 0, 30))
+    site.deploy_with(FunctionId("large"), Profile(3.0, 1.0, 90))
+    site.call("x", function)
+    site.do(c.Start((CallId("x"),), None, (Part(D, 0),)))
+    (grant,) = (each.grant for each in site.out if isinstance(each, m.StartCall))
+
+    out = site.tell(m.NodeRefused.of(grant, "it does not know the function"))
+
+    assert {m.Evict(A, D, 0), m.Evict(B, D, 0, "host")} <= set(out)
+    assert site.parked() == [("b", 0)]
+
+
 def test_what_parked_copies_hold_of_the_device_is_given_to_a_copy_that_needs_it() -> None:
     site = Parking(A, B)
     assert site.tell(m.Parked(A, D, 0, 30)) == []
