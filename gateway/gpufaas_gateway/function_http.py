@@ -79,6 +79,9 @@ class FunctionHttp(BoundedHttp):
         for each in {self.cycle, self._answers}:
             if type(each) is FunctionCall:
                 each.gone()
+        # They refer to it: it would be left, with their bodies, until garbage is collected, which is rare.
+        self.cycle = self._answers = self._unbegun = None  # type: ignore[assignment]
+        self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
         known, last = self._known, self.cycle

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import random
 import re
+import weakref
 from typing import Any
 
 import pytest
@@ -653,6 +654,38 @@ async def test_calls_leave_no_task_and_nothing_for_the_garbage_collector(
     finally:
         gc.enable()
         connection.connection_lost(None)
+
+
+@pytest.mark.parametrize(
+    "ends", ["idle", "before the answer", "within the body", "with another behind", "of the application"]
+)
+async def test_a_connection_that_ends_leaves_nothing_for_the_garbage_collector(ends: str) -> None:
+    """What is left is collected hours later, and with it was its last call with its body."""
+
+    async def run(request: Request) -> Answer:
+        while ends not in ("idle", "of the application"):
+            assert request.caller is not None
+            await request.caller.receive()
+        return Answer(200, [], b"four")
+
+    connection, wire, _ = connected(run)
+    whole = POST + b"Content-Length: 4\r\n\r\nfour"
+    sent = {"within the body": whole[:-2], "with another behind": whole + whole, "of the application": OTHER + b"\r\n"}
+    gc.collect()
+    gc.disable()
+    try:
+        connection.data_received(sent.get(ends, whole))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        wire.closed = True
+        connection.connection_lost(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        left = weakref.ref(connection)
+        del connection
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_bug_is_a_500_and_in_the_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
