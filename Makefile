@@ -18,7 +18,8 @@ help:
 	@echo "make test-charts   the Helm chart, installed by Helm's library and held against Kubernetes' schemas"
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make incidents   what once went wrong in real use, replayed against a real platform"
-	@echo "make soak    twenty minutes of everything at once on one platform, with a checker (SOAK_SECONDS=60, JSON=FILE)"
+	@echo "make soak    twenty minutes of everything at once on one platform, with a checker (SOAK_SECONDS=60, JSON=FILE,"
+	@echo "             CLUSTER=1: on a cluster, whose nodes park what they evict; needs etcd)"
 	@echo "make hunt    tests that do not hold: each integration test 3 times in 4 settings, hours; goes on where it was stopped"
 	@echo "             (TIMES=10, SETTING=busy, TESTS=PATHS, FRESH=1 forgets what was seen)"
 	@echo "make chaos   what a cluster's users see when its parts die, stop and are cut off: a table of faults (JSON=FILE)"
@@ -171,7 +172,7 @@ chaos-async: setup
 # Mixed functions, heavy-tailed times, updates, cancellations, kills, a printer, a memory hog, slow readers; exits 1 if
 # anything was lost, wrong or stuck, or did not stay flat.
 soak: setup
-	$(BIN)/python -m tests.soak $(if $(SOAK_SECONDS),--seconds $(SOAK_SECONDS)) $(if $(JSON),--json $(JSON))
+	$(BIN)/python -m tests.soak $(if $(CLUSTER),--cluster) $(if $(SOAK_SECONDS),--seconds $(SOAK_SECONDS)) $(if $(JSON),--json $(JSON))
 
 # Quiet, pinned to one core, beside four busy loops, in random order; what fails is run 50 times. tests/hunt/__main__.py
 hunt: setup

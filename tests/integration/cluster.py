@@ -397,7 +397,8 @@ class Cluster:
                     )
                 workers = sum(
                     count for key, count in own.items()
-                    if key.startswith(f"gpufaas_node_workers{labels[:-1]},") and 'state="gone"' not in key
+                    if key.startswith(f"gpufaas_node_workers{labels[:-1]},")
+                    and not re.search('state="(gone|being parked|parked)"', key)
                 )  # fmt: skip
                 residents = seen.get("gpufaas_device_residents" + labels, -1.0)
                 if workers != residents:

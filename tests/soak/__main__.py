@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from tests.soak.functions import FUNCTIONS
-from tests.soak.soak import DEVICE_MIB, DEVICES, RATE, Report, Soak
+from tests.soak.place import DEVICE_MIB, DEVICES
+from tests.soak.soak import RATE, Report, Soak
 
 
 def main() -> int:
@@ -20,11 +21,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float(os.environ.get("SOAK_SECONDS") or 1200))
     parser.add_argument("--rate", type=float, default=RATE, help="calls per second")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cluster", action="store_true", help="of a cluster, whose nodes park; needs etcd")
     parser.add_argument("--json", type=Path, help="write what was seen there")
     options = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory(prefix="gpufaas-soak-") as home:
-        soak = Soak(Path(home), options.seconds, rate=options.rate, seed=options.seed)
+        soak = Soak(Path(home), options.seconds, rate=options.rate, seed=options.seed, cluster=options.cluster)
         columns = (TextColumn("soak"), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
         with Progress(*columns, console=console) as bar:
             task = bar.add_task("deploys", total=options.seconds)
@@ -61,6 +63,10 @@ def show(console: Console, report: Report) -> None:
             f"{max(each.platform_mib for each in samples):.0f}; descriptors {samples[0].files}, {samples[-1].files}, "
             f"{max(each.files for each in samples)}; workers at most {workers_mib:.0f} MiB"
         )
+    for when in dict.fromkeys(each.when for each in report.memory):
+        seen = [each for each in report.memory if each.when == when]
+        figures = ((sum(getattr(each, name) for each in seen), name) for name in ("rss", "pss", "private", "heap"))
+        console.print(f"{when}: " + ", ".join(f"{name} {mib:.0f} MiB" for mib, name in figures))
     for each in report.violations[:40]:
         console.print(f"✗ {each}", style="red", markup=False, highlight=False)
     console.print(f"✗ {len(report.violations)} violations" if report.violations else "✓ nothing lost, nothing wrong")

@@ -1,9 +1,10 @@
 """
-The functions of the soak. Each body is ``ID SECONDS WHAT``; each answers ``VERSION ID …`` and writes the id to a
-record, in one write to a file opened with O_APPEND, so that it is known how often a call was executed.
+The functions of the soak. Each body begins with ``ID SECONDS WHAT``; each answers ``VERSION ID …`` and writes the id to
+a record, in one write to a file opened with O_APPEND, so that it is known how often a call was executed.
 """
 
 import textwrap
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from tests.integration.conftest import HTTP, TORCH
@@ -27,7 +28,8 @@ def serve(event):
 
 _MODEL: Final = """
 def load(device):
-    return os.urandom(16 << 20)
+    import torch
+    return torch.nn.Linear(2048, 2048, device=device)  # a module: it can be parked
 
 def handle(model, event, context):
     return serve(event)
@@ -46,6 +48,22 @@ def handle(model, event, context):
             raise RuntimeError("4 GB, and no limit held it")
     time.sleep(seconds)
     return f"{VERSION} {id_}"
+"""
+
+_BATCH: Final = """
+def load(device):
+    import torch
+    return torch.nn.Linear(2048, 2048, device=device)
+
+def handle_batch(model, events, contexts):
+    for event in events:
+        os.write(FILE, event.headers["X-Id"].encode() + b"\\n")
+    time.sleep(float(events[0].headers["X-Seconds"]))  # callers hang up before their bodies are read
+    answers = []
+    for event in events:
+        id_, *_ = event.body.decode().split()
+        answers.append(f"{VERSION} {id_}")
+    return answers
 """
 
 _CPU: Final = """
@@ -102,10 +120,11 @@ class Function(NamedTuple):
     """Its share of all calls."""
     kind: str = "plain"
     """How it is called, and judged: see `load.Load`."""
+    annotations: Mapping[str, str] = {}
 
 
-def _made(name: str, lang: str, source: str, rate: float, kind: str = "plain") -> Function:
-    return Function(name, lang, textwrap.dedent(_COMMON) + source, rate, kind)
+def _made(name: str, lang: str, source: str, rate: float, kind: str = "plain", **annotations: str) -> Function:
+    return Function(name, lang, textwrap.dedent(_COMMON) + source, rate, kind, annotations)
 
 
 FUNCTIONS: Final = (
@@ -113,6 +132,8 @@ FUNCTIONS: Final = (
     _made("model-b", TORCH, _MODEL, 8),
     _made("model-c", TORCH, _MODEL, 4),
     _made("hog", TORCH, _HOG, 2, "hog"),
+    _made("batch", TORCH, _BATCH, 2, "batch", batch_max="4", batch_wait="20ms"),
+    _made("slots", TORCH, _MODEL, 6, slots="3"),
     _made("cpu", HTTP, _CPU, 24),
     _made("updated", HTTP, _CPU, 10),
     _made("cancelled", HTTP, _CPU, 8, "cancel"),

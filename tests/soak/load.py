@@ -1,6 +1,7 @@
 """
-The callers: steady mixed load with service times of a heavy tail, callers that hang up, that read slowly, that want a
-callback. A thread with an event loop of its own; `calls` is everything that was sent.
+The callers: steady mixed load with service times of a heavy tail, callers that hang up (also on large bodies in
+batches), that read slowly, that want a callback. A thread with an event loop of its own; `calls` is everything that was
+sent.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +28,10 @@ _SHORTEST_S: Final = 0.04
 _LONGEST_S: Final = 6.0
 LARGE_PIECES: Final = 96
 """Of 64 KiB: more than sockets and buffers hold."""
+_BODY: Final = 2 << 20
+"""Bytes of a call that shall join a batch: so many lie in a file."""
+_TOGETHER: Final = 3
+"""Callers of a batch; one of them hangs up."""
 
 
 @dataclass(slots=True)
@@ -46,6 +51,8 @@ class Call:
     """-1: not over; 0: the connection broke."""
     text: str = ""
     call_id: str = ""
+    hangs_up: bool = False
+    """Its caller will, unless it is answered first."""
     gave_up: bool = False
     """Its caller hung up."""
     callbacks: list[tuple[str, str, str]] = field(default_factory=list)
@@ -55,14 +62,19 @@ class Call:
 
 
 class Load:
-    """:param versions: of functions that are updated meanwhile: deployed, and being deployed"""
+    """
+    :param ports: of the gateways
+    :param versions: of functions that are updated meanwhile: deployed, and being deployed
+    """
 
-    def __init__(self, port: int, rate: float, versions: Callable[[str], tuple[int, int]], seed: int) -> None:
+    def __init__(
+        self, ports: Sequence[int], rate: float, versions: Callable[[str], tuple[int, int]], seed: int
+    ) -> None:
         self.calls: list[Call] = []
         self.strange: list[str] = []
         """Callbacks that are of no call of ours."""
         self._by_id: dict[str, Call] = {}
-        self._port = port
+        self._ports = ports
         self._rate = rate
         self._versions = versions
         self._random = random.Random(seed)
@@ -96,7 +108,9 @@ class Load:
         while not self._stop.is_set():
             while due <= time.monotonic():
                 due += self._random.expovariate(self._rate)
-                self._send(self._random.choices(FUNCTIONS, weights)[0])
+                function = self._random.choices(FUNCTIONS, weights)[0]
+                for number in range(_TOGETHER if function.kind == "batch" else 1):
+                    self._send(function, hangs_up=function.kind == "cancel" or number == _TOGETHER - 1)
             await asyncio.sleep(0.01)
         while not self._closed.is_set():
             await asyncio.sleep(0.02)
@@ -106,11 +120,13 @@ class Load:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0.1)  # transports that were aborted end in the next turns of the loop
 
-    def _send(self, function: Function) -> None:
+    def _send(self, function: Function, *, hangs_up: bool) -> None:
         service_s = min(_LONGEST_S, _SHORTEST_S * self._random.paretovariate(_TAIL))
         what = "-"
         if function.kind == "cancel":
             service_s += 1.0
+        elif function.kind == "batch":
+            service_s = min(1.0, service_s + 0.1)
         elif function.kind == "large":
             what = str(LARGE_PIECES)
         elif function.kind == "hog" and self._random.random() < 0.3:
@@ -119,7 +135,7 @@ class Load:
             service_s = min(1.0, service_s + 0.1)
         call = Call(
             f"c{next(self._numbers)}", function.name, function.kind, what, service_s, time.monotonic(),
-            self._versions(function.name)[0],
+            self._versions(function.name)[0], hangs_up=hangs_up,
         )  # fmt: skip
         self.calls.append(call)
         self._by_id[call.id] = call
@@ -129,13 +145,13 @@ class Load:
 
     async def _call(self, call: Call) -> None:
         status, limit_s = CUT, HUNG_S
-        if call.kind == "cancel":
-            limit_s = self._random.uniform(0.05, 1.5)
+        if call.hangs_up:
+            limit_s = self._random.uniform(0.05, 1.5 if call.kind == "cancel" else 0.5)
         try:
             async with asyncio.timeout(limit_s):
                 status = await self._exchange(call)
         except TimeoutError:
-            call.gave_up = call.kind == "cancel"
+            call.gave_up = call.hangs_up
             status, call.text = (CUT, "") if call.gave_up else (999, f"no answer within {HUNG_S:g} s")
         except (OSError, EOFError, asyncio.LimitOverrunError) as exc:
             call.text = repr(exc)
@@ -146,12 +162,14 @@ class Load:
         call.status = status
 
     async def _exchange(self, call: Call) -> int:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=64 * 1024)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._random.choice(self._ports), limit=64 * 1024)
         try:
             kind, more = "function", ""
             if call.kind == "async":
                 kind, more = "async-function", f"X-Callback-Url: {self._callback}\r\n"
             body = f"{call.id} {call.service_s:.3f} {call.what}".encode()
+            if call.kind == "batch":
+                body, more = body.ljust(_BODY), f"X-Id: {call.id}\r\nX-Seconds: {call.service_s:.3f}\r\n"
             writer.write(
                 f"POST /{kind}/{call.function} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n{more}"
                 f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()

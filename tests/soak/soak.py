@@ -1,11 +1,13 @@
 """
-A platform under everything at once, and what must hold nevertheless: each accepted call is answered once, with its own
-answer or an honest error of a fault that was injected; no asynchronous call is lost; when the load ends no device is
-stuck; the workers' memory stays within the devices, and the platform's memory and descriptors stay flat.
+A platform, or a cluster, under everything at once, and what must hold nevertheless: each accepted call is answered
+once, with its own answer or an honest error of a fault that was injected; no asynchronous call is lost; when the load
+ends no device is stuck; the workers' memory stays within the devices, and the platform's memory and descriptors stay
+flat; in a cluster, scheduler and nodes agree all the time.
 """
 
 import contextlib
 import math
+import os
 import random
 import socket
 import statistics
@@ -13,20 +15,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import psutil
-from tests.integration.conftest import LIMIT_S, TORCH, Platform, private_bytes, until
+from tests.integration.conftest import LIMIT_S, TORCH, private_bytes, until
 from tests.soak.functions import FUNCTIONS
 from tests.soak.judge import Fault, Verdict, judge
 from tests.soak.load import Load, is_open
+from tests.soak.place import DEVICE_MIB, DEVICES, ManyProcesses, OneMachine, Place, fork_servers, workers
 
 MiB: Final = 1024 * 1024
-DEVICES: Final = 2
-DEVICE_MIB: Final = 320
 RATE: Final = 12.0
 """Calls per second: about half of what the devices could take."""
 DRAIN_S: Final = 120.0
@@ -39,6 +40,12 @@ _MORE_MIB: Final = 40.0
 _MIB_PER_MINUTE: Final = 1.0
 """And on top of that for each minute: what ended calls leave is bounded, but the bounds are not reached in minutes."""
 _SLACK: Final = 1.05
+_SETTLED_CALLS: Final = 5000
+"""From then on a process that serves should stay as large as it is."""
+_REST_S: Final = 30.0
+_GROWN: Final = 1.5
+"""So many times as large may it be after that much rest."""
+_UPDATED: Final = ("updated", "slots", "batch")
 _RETRY: Final = {f"com.openfaas.retry.{key}": text for key, text in
                  {"min_wait": "50ms", "max_wait": "500ms", "attempts": "1000"}.items()}  # fmt: skip
 
@@ -47,10 +54,24 @@ _RETRY: Final = {f"com.openfaas.retry.{key}": text for key, text in
 class Sample:
     at_s: float
     platform_mib: float
-    """Of the serving process alone, its own."""
+    """Of the serving processes alone, their own."""
     files: int
     workers_mib: float
     workers: int
+
+
+@dataclass(slots=True)
+class Memory:
+    """Of one serving process, in MiB."""
+
+    when: str
+    pid: int
+    rss: float
+    pss: float
+    private: float
+    """What would become free if it ended."""
+    heap: float
+    """The part of it that the heap of malloc has, of its main arena."""
 
 
 @dataclass(slots=True)
@@ -61,6 +82,7 @@ class Report:
     faults: list[Fault] = field(default_factory=list)
     updates: int = 0
     samples: list[Sample] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
     idle_s: float = math.inf
     """After the last answer, until nothing ran."""
     violations: list[str] = field(default_factory=list)
@@ -72,28 +94,28 @@ class Report:
             "given_up": self.verdict.given_up, "executed_again": self.verdict.again, "updates": self.updates,
             "faults": dict(Counter(each.what for each in self.faults)), "idle_s": self.idle_s,
             "samples": [[each.at_s, each.platform_mib, each.files, each.workers_mib] for each in self.samples],
-            "violations": self.violations,
+            "memory": [asdict(each) for each in self.memory], "violations": self.violations,
         }  # fmt: skip
 
 
 class Soak:
     """One run. `run` returns the report; `progress` is called about twice a second with what there is to say."""
 
-    def __init__(self, home: Path, seconds: float, *, rate: float = RATE, seed: int = 1) -> None:
+    def __init__(self, home: Path, seconds: float, *, rate: float = RATE, seed: int = 1, cluster: bool = False) -> None:
+        """:param cluster: of a cluster; else of one platform"""
         self.seconds = seconds
         self.report = Report(seconds)
         self._random = random.Random(seed)
         self._record = home / "record"
-        devices = [f"--device=cpu:{number}={DEVICE_MIB}MiB" for number in range(DEVICES)]
-        self.platform = Platform(home / "platform", *devices, "--allow-local-callbacks")
+        self.place: Place = (ManyProcesses if cluster else OneMachine)(home / "platform")
         self._versions = {each.name: (0, 0) for each in FUNCTIONS}
-        self.load = Load(self.platform.port, rate, self._versions.__getitem__, seed)
+        self.load = Load(self.place.ports, rate, self._versions.__getitem__, seed)
         self._stop = threading.Event()
         self._began = 0.0
 
     def run(self, progress: Callable[[float, str], None] = lambda *_: None) -> Report:
-        report, platform = self.report, self.platform
-        platform.start()
+        report, place = self.report, self.place
+        place.start()
         try:
             self._deploy()
             with self._quiet_readers():
@@ -121,13 +143,11 @@ class Soak:
             report.verdict = judge(self.load, Counter(self._record.read_text().split()), report.faults)
             report.violations += report.verdict.wrong
             self._look_at_samples()
-            if platform.stop() != 0:
-                report.violations.append("the platform did not end with status 0")
-            if "Traceback" in platform.said():
-                report.violations.append("the platform's own output has a traceback: " + platform.said()[-2000:])
+            self._look_at_memory()
+            report.violations += place.finish()
         finally:
             self._stop.set()
-            platform.close()
+            place.close()
         return report
 
     def _said(self) -> str:
@@ -147,12 +167,14 @@ class Soak:
         retry = _RETRY if each.kind == "async" else {}
         env = {"record": str(self._record), "version": str(self._versions[name][1])}
         memory = {"memory": "64Mi"} if each.lang == TORCH else {}
-        self.platform.deploy(name, each.source, each.lang, env=env, **memory, **retry)
+        self.place.deploy(name, each.source, each.lang, env=env, **memory, **retry, **each.annotations)
 
     def _probe(self, name: str, what: str) -> None:
         pieces = "1" if name == "large" else "-"
-        answer = self.platform.call(f"/function/{name}", f"{what}-{name} 0 {pieces}".encode(), timeout=60)
-        if answer.status_code != 200 or f"{what}-{name}" not in answer.text:
+        id_ = f"{what}-{name}"
+        headers = {"X-Id": id_, "X-Seconds": "0"}
+        answer = self.place.call(f"/function/{name}", f"{id_} 0 {pieces}".encode(), timeout=60, headers=headers)
+        if answer.status_code != 200 or id_ not in answer.text:
             self.report.violations.append(f"{what} of {name}: {answer.status_code} {answer.text[:300]}")
 
     @contextlib.contextmanager
@@ -162,7 +184,7 @@ class Soak:
             for number in range(16):
                 sock = stack.enter_context(socket.socket())
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                sock.connect(("127.0.0.1", self.platform.port))
+                sock.connect(("127.0.0.1", self.place.ports[number % len(self.place.ports)]))
                 body = f"quiet-{number} 0 160"
                 sock.sendall(
                     f"POST /function/large HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
@@ -183,10 +205,10 @@ class Soak:
             return  # the last calls run to their end
         kinds = ("worker", "fork server stopped", "worker", "fork server killed", "worker")
         what = kinds[len(self.report.faults) % len(kinds)]
-        servers = [each for each in psutil.Process(self.platform.pid).children() if is_fork_server(each)]
+        servers = fork_servers(self.place)
         if not servers:
             return  # it is being replaced
-        server = servers[-1]
+        server = servers[-1] if len(self.place.ports) == 1 else self._random.choice(servers)
         if what == "worker":
             workers = [
                 each for each in server.children() if time.time() - each.create_time() > 2 and each.name() != "standby"
@@ -210,52 +232,51 @@ class Soak:
         self.report.faults.append(Fault(time.monotonic(), what, excuses))
 
     def _update(self) -> None:
-        version = self._versions["updated"][1] + 1
-        self._versions["updated"] = version - 1, version
-        self._deploy_one("updated")
-        self._versions["updated"] = version, version
+        name = _UPDATED[self.report.updates % len(_UPDATED)]
+        version = self._versions[name][1] + 1
+        self._versions[name] = version - 1, version
+        self._deploy_one(name)
+        self._versions[name] = version, version
         self.report.updates += 1
 
     # --- what is looked at ---
 
     def _sample(self) -> None:
-        workers = [
-            worker.pid
-            for server in psutil.Process(self.platform.pid).children()
-            for worker in server.children()
-            if worker.name() != "standby"
-        ]  # fmt: skip
-        sizes = {pid: private_bytes(pid) or 0 for pid in workers}
+        sizes = {each.pid: private_bytes(each.pid) or 0 for each in workers(self.place)}
         # One by one, and each takes a while: what ended since then was not there together with the last.
         held = [size for pid, size in sizes.items() if private_bytes(pid) is not None]
         self.report.samples.append(
             Sample(
                 time.monotonic() - self._began,
-                (private_bytes(self.platform.pid) or 0) / MiB,
-                self.platform.open_files(),
+                sum(private_bytes(pid) or 0 for pid in self.place.serving()) / MiB,
+                sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.place.serving()),
                 sum(held) / MiB,
                 len(held),
             )
         )
+        if not self.report.memory and len(self.load.calls) >= _SETTLED_CALLS:
+            self._note_memory("settled")
 
     def _look_after(self) -> None:
         """The load has ended: nothing is stuck, and every function answers."""
         ended = time.monotonic()
         try:
-            until(self.platform.is_idle, "it is idle", timeout_s=LIMIT_S)
+            until(self.place.is_idle, "it is idle", timeout_s=LIMIT_S)
             self.report.idle_s = time.monotonic() - ended
         except AssertionError:
-            status = self.platform.status()
+            status = self.place.status()
             self.report.violations.append(f"{LIMIT_S:g} s after the last call something runs yet: {str(status)[:2000]}")
         for each in FUNCTIONS:
             try:
                 self._probe(each.name, "afterwards")
             except httpx.HTTPError as exc:
                 self.report.violations.append(f"afterwards, {each.name} gives no answer: {exc!r}")
-        ready = self.platform.http.get("/readyz")
-        if ready.status_code != 200:
-            self.report.violations.append(f"afterwards, /readyz says {ready.status_code} {ready.text}")
+        self.report.violations += [f"afterwards, {each}" for each in self.place.unready()]
         self._sample()
+        self._note_memory("at the end")
+        if len(self.load.calls) > 2 * _SETTLED_CALLS:
+            time.sleep(_REST_S)
+            self._note_memory("rested")
 
     def _look_at_samples(self) -> None:
         samples, violations = self.report.samples, self.report.violations
@@ -282,10 +303,28 @@ class Soak:
         if files[1] > files[0] + _MORE_FILES:
             violations.append(f"{files[0]:.0f} descriptors were open in the beginning, and {files[1]:.0f} later")
 
+    def _note_memory(self, when: str) -> None:
+        for pid in self.place.serving():
+            maps = psutil.Process(pid).memory_maps()  # those of one name together
+            rss, pss, private, heap = (
+                sum(size(each) for each in maps) / MiB
+                for size in (
+                    lambda each: each.rss,
+                    lambda each: each.pss,
+                    lambda each: each.private_clean + each.private_dirty,
+                    lambda each: each.rss if each.path == "[heap]" else 0,
+                )
+            )
+            self.report.memory.append(Memory(when, pid, rss, pss, private, heap))
 
-def is_fork_server(process: psutil.Process) -> bool:
-    """One that works: not one that is stopped, or has ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        runs = process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-        return runs and "gpufaas_gpu_manager.zygote" in process.cmdline()
-    return False
+    def _look_at_memory(self) -> None:
+        settled, rested = (
+            {each.pid: each.private for each in self.report.memory if each.when == when}
+            for when in ("settled", "rested")
+        )
+        for pid in settled.keys() & rested.keys():
+            if rested[pid] > _GROWN * settled[pid]:
+                self.report.violations.append(
+                    f"process {pid} holds {rested[pid]:.0f} MiB after a rest, and held {settled[pid]:.0f} after "
+                    f"{_SETTLED_CALLS} calls"
+                )
