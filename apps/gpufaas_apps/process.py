@@ -30,11 +30,12 @@ def prepare_process(level: int = logging.INFO) -> None:
 def settle() -> None:
     """
     What the process has now stays. Keep it out of garbage collections, and make these rare: one stops all calls, and
-    calls leave nothing for it. Put it into huge pages: a call that finds the process asleep touches many small ones.
+    calls and connections leave nothing for it. Workers that have ended do, and those that lived for long should not be
+    there for days. Put it into huge pages: a call that finds the process asleep touches many small ones.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(20_000, 5, 5)
     for _ in collapse_own():
         pass
 

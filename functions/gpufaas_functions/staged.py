@@ -35,6 +35,11 @@ _FAILED: Final = ctypes.c_void_p(-1).value  # MAP_FAILED
 _RESERVE_ONLY: Final = 0x4000  # MAP_NORESERVE
 _FIXED: Final = 0x10  # MAP_FIXED
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ of Linux 5.14
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _TYPES: Final = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "U16": "uint16",
     "I16": "int16", "F16": "float16", "BF16": "bfloat16", "U32": "uint32", "I32": "int32", "F32": "float32",
@@ -128,9 +133,7 @@ def tensors(path: str | Path, descriptor: int) -> dict[str, Any]:
 
 def _touch(mapped: "ctypes.Array[ctypes.c_char]") -> None:
     """Have the kernel map all pages while the module is built. The first inference would wait for each."""
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    madvise(ctypes.addressof(mapped), len(mapped), _POPULATE_READ)
+    _libc.madvise(ctypes.addressof(mapped), len(mapped), _POPULATE_READ)
 
 
 def _header(path: str | Path, descriptor: int) -> tuple[int, dict[str, _Tensor]]:
@@ -176,19 +179,15 @@ def map_file(descriptor: int, access: int, how: int) -> "ctypes.Array[ctypes.c_c
     :raises MemoryError: there is no room for it
     """
     size = os.fstat(descriptor).st_size
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     room = size + HUGE
-    reserved = libc.mmap(None, room, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _RESERVE_ONLY, -1, 0)
+    reserved = _libc.mmap(None, room, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _RESERVE_ONLY, -1, 0)
     at = (reserved + HUGE - 1) // HUGE * HUGE if reserved != _FAILED else 0
-    if not at or libc.mmap(at, size, access, how | _FIXED, descriptor, 0) != at:
+    if not at or _libc.mmap(at, size, access, how | _FIXED, descriptor, 0) != at:
         if at:
-            libc.munmap(reserved, room)
+            _libc.munmap(reserved, room)
         raise MemoryError(f"Cannot allocate memory: {size} bytes to map weights")
     found = (ctypes.c_char * size).from_address(at)
-    weakref.finalize(found, libc.munmap, reserved, room)
+    weakref.finalize(found, _libc.munmap, reserved, room)
     return found
 
 

@@ -68,7 +68,7 @@ class Grants:
             return None
         exchange = self._add(call, grant, worker)
         if grant.cold:
-            asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._expire, exchange)
+            asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._expire, grant)
         if len(grant.calls) > 1:
             worker.calls.batches.expect(grant.number, 1 + self._open_others(grant, worker))
         return exchange
@@ -86,7 +86,7 @@ class Grants:
             if grant.number <= self._revoked.get(call, -math.inf):
                 continue
             exchange = self._add(call, grant.of(call), worker)
-            asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._expire, exchange)
+            asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._expire, exchange.grant)
             opened += 1
         return opened
 
@@ -238,10 +238,15 @@ class Grants:
         if self._grants.get(exchange.grant.call) is exchange:
             del self._grants[exchange.grant.call]
 
-    def _expire(self, exchange: Exchange) -> None:
-        """Abandon a grant whose call did not arrive: its gateway died, or cannot reach this node."""
-        if exchange.state == states.OPENED:
-            self.abort(exchange.grant.call, exchange.grant.device)
+    def _expire(self, grant: Grant) -> None:
+        """
+        Abandon *grant* if its call did not arrive: its gateway died, or cannot reach this node.
+
+        Most calls are over by then. So the timer has no exchange: that has a worker, which would be left as long.
+        """
+        exchange = self._grants.get(grant.call)
+        if exchange is not None and exchange.grant is grant and exchange.state == states.OPENED:
+            self.abort(grant.call, grant.device)
 
     def _revoke(self, call: CallId, number: float) -> None:
         """Refuse grants of *call* up to *number*: they may be on their way here."""

@@ -1,9 +1,11 @@
 """The GPU manager on real processes: what a node does with grants, memory and workers that misbehave."""
 
 import asyncio
+import gc
 import os
 import signal
 import textwrap
+import weakref
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
@@ -190,6 +192,24 @@ async def test_a_miss_loads_and_a_hit_finds_the_worker(rig: Rig) -> None:
     loaded = rig.facts_of(Loaded)[0]
     assert isinstance(loaded, Loaded)
     assert 60 * MiB <= loaded.occupation <= 80 * MiB
+
+
+@pytest.mark.usefixtures("warm_fork_servers")
+async def test_what_a_worker_held_is_free_once_it_has_ended(tmp_path: Path) -> None:
+    """Not only once a gateway, whose call has long come, would have been too late with it."""
+    rig = Rig(tmp_path, untaken_s=10 * LIMIT_S)
+    await rig.node.start()
+    function = await rig.function("big", BIG)
+    await rig.call(rig.grant(function, cold=True), b"one")
+    left = weakref.ref(rig.node.workers()[0])
+    rig.node.evict(function, DEVICE)
+
+    def is_free() -> bool:
+        gc.collect()
+        return left() is None
+
+    await eventually(is_free)
+    await rig.node.close()
 
 
 SLOWLY = """
