@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufaas_core.units import Seconds
+from gpufaas_gateway.errors import NotReady, headers_of, status_of
 from gpufaas_gateway.metrics import CONTENT_TYPE
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?")
@@ -87,7 +88,8 @@ class MetricsOfAll:
             return
         text = await asked(self._url)
         if not text:
-            answer = Response(f"nothing answers at {self._url}: the metrics of all processes are there\n", 503)
+            error = NotReady(f"nothing answers at {self._url}: the metrics of all processes are there")
+            answer = Response(f"{error}\n", status_of(error), headers_of(error))
         else:
             of_each = {family for family, _ in families_of(text)}
             shared = (lines for family, lines in families_of(self._render().decode()) if family not in of_each)

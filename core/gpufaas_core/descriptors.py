@@ -22,6 +22,14 @@ def callers_share() -> int:
     return limit() // 3
 
 
+def lingering_share() -> int:
+    """
+    Return how many further connections may be open that were answered or refused, and wait until their callers close
+    them: of what is on top of the reserve.
+    """
+    return max(1, limit() // 16)
+
+
 def workers_share() -> int:
     """Return how many open files workers may take in all, of this process's."""
     return max(0, limit() - callers_share() - weights_share() - _RESERVE - limit() // 16)

@@ -129,7 +129,9 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
 INTERNAL_HEADER: Final = "X-OpenFaaS-Internal"
 ERROR_HEADER: Final = "X-Gpufaas-Error"
 """The reason for programs, finer than the status: `code_of`."""
-_RETRY_AFTER_REFUSED_S: Final = 1.0  # a node that restarts is back, or replaced, within seconds
+_PASSING: Final = (CheckBroken, FetchFailed, GrantRefused, NotAdmitted, NotReady, Preempted, Starting)
+"""They pass by themselves. What people have to change does not."""
+RETRY_AFTER_REFUSED_S: Final = 1.0  # a node that restarts is back, or replaced, within seconds
 _RETRY_AFTER_AWAY_S: Final = 5.0  # etcd elects a leader, or restarts, within seconds
 
 
@@ -161,8 +163,8 @@ def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
         headers["Retry-After"] = _whole_seconds(error.retry_after_s)
     elif isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(METHODS)
-    elif isinstance(error, GrantRefused | CheckBroken | Starting):
-        headers["Retry-After"] = _whole_seconds(_RETRY_AFTER_REFUSED_S)
+    elif isinstance(error, _PASSING):
+        headers["Retry-After"] = _whole_seconds(RETRY_AFTER_REFUSED_S)
     elif isinstance(error, StorageAway):
         headers["Retry-After"] = _whole_seconds(_RETRY_AFTER_AWAY_S)
     return headers

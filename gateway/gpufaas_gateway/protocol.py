@@ -9,7 +9,7 @@ read it, for ever. The WebSocket protocol leaves some connections open that are 
 import asyncio
 import logging
 from collections.abc import Sized
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -18,8 +18,10 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from gpufaas_core.descriptors import callers_share
-from gpufaas_core.loopback import count_unsent, unpace
+from gpufaas_core.loopback import count_unread, count_unsent, unpace
 from gpufaas_core.units import Bytes, MiB, Seconds
+from gpufaas_gateway.errors import RETRY_AFTER_REFUSED_S
+from gpufaas_gateway.lingering import LingeringTransport
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +91,13 @@ class BoundedHttp(HttpToolsProtocol):
     _reader: "_SlowReader | None" = None
     _refusal: tuple[int, str, str] | None = None
     """Status, phrase and reason of the refusal of the head that was just read."""
+    _refused = False
+    """What came is answered with a refusal, whatever else comes."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, LingeringTransport(transport, self._expects)))
         unpace(transport)
-        self.flow = _BoundedFlow(transport, self.pipeline)
+        self.flow = _BoundedFlow(self.transport, self.pipeline)
         if len(self.connections) > (most := callers_share()):
             self._refuse(503, "Service Unavailable", f"{most} connections are open", quiet=_said_full(self.loop.time()))
             return
@@ -244,6 +248,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         _log(self.client, 400, "it is not HTTP, or the end of its body is in doubt")
         self._in_head = False
+        self._refused = True
         super().send_400_response(msg)
 
     def _too_slow(self) -> None:
@@ -260,13 +265,21 @@ class BoundedHttp(HttpToolsProtocol):
         if not quiet:
             _log(self.client, status, reason)
         if not self._answering():
+            self._refused = True
             body = f"{reason}\n".encode()
+            after = f"Retry-After: {RETRY_AFTER_REFUSED_S:.0f}\r\n" if status == 503 else ""
             self.transport.write(
-                f"HTTP/1.1 {status} {phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+                f"HTTP/1.1 {status} {phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n{after}"
                 f"Content-Length: {len(body)}\r\nX-OpenFaaS-Internal: gateway\r\nConnection: close\r\n\r\n".encode()
                 + body
             )
         self.transport.close()
+
+    def _expects(self) -> bool:
+        """Whether the caller has an answer, and may still send: the rest of a body, or what nobody reads."""
+        cycle: Any = self.cycle
+        answered = cycle is not None and cycle.response_complete
+        return self._refused or (answered and (cycle.more_body or count_unread(self.transport) > 0))
 
     def _answering(self) -> bool:
         cycle: Any = self.cycle
@@ -351,6 +364,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     _left: bytes = b""
     """Bytes that came and were not parsed yet."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        # A caller who has closed its side sends nothing more.
+        self.transport.expects = lambda: self.conn.close_rcvd is None  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
         if self._left:

@@ -1,7 +1,7 @@
 """The management routes among fakes, with clients of them."""
 
 import asyncio
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, MutableMapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import httpx
 import pytest
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
 from tests.waiting import LIMIT_S
@@ -18,6 +19,7 @@ from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import Device, DeviceId, FunctionId
 from gpufaas_core.origin import Origins
 from gpufaas_core.units import GiB
+from gpufaas_gateway import lingering
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
 from gpufaas_gateway.calls import Calls
@@ -89,6 +91,16 @@ class Gateway:
         return await self.client.request("DELETE", "/system/functions", json=body)
 
 
+OnLoop = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def on_loop(request: pytest.FixtureRequest) -> Iterator[OnLoop]:
+    """Run a test on the loop of a gateway, whose transports are its own, and on asyncio's."""
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner.run
+
+
 def client_of(app: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
@@ -98,10 +110,10 @@ async def nothing_else(scope: Any, receive: Any, send: Any) -> None:  # noqa: AR
     await send({"type": "http.response.body"})
 
 
-def config_of(http: Any, app: Any) -> uvicorn.Config:
+def config_of(http: Any, app: Any, ws: Any = "none") -> uvicorn.Config:
     """Return the settings of a server of *app*. *http*: the class of its connections."""
     config = uvicorn.Config(
-        app, interface="asgi3", http=http, ws="none", lifespan="off", log_config=None, server_header=False,
+        app, interface="asgi3", http=http, ws=ws, lifespan="off", log_config=None, server_header=False,
         date_header=False, proxy_headers=False,
     )  # fmt: skip
     config.load()
@@ -109,9 +121,9 @@ def config_of(http: Any, app: Any) -> uvicorn.Config:
 
 
 @asynccontextmanager
-async def listening(http: Any, app: Any = nothing_else, **of_protocol: Any) -> AsyncIterator[int]:
+async def listening(http: Any, app: Any = nothing_else, ws: Any = "none", **of_protocol: Any) -> AsyncIterator[int]:
     """Serve on a port, and give it. *http*: the class of its connections."""
-    config = config_of(http, app)
+    config = config_of(http, app, ws)
     state = uvicorn.server.ServerState()
 
     def connection() -> asyncio.Protocol:
@@ -125,6 +137,8 @@ async def listening(http: Any, app: Any = nothing_else, **of_protocol: Any) -> A
         server.close()
         for each in list(state.connections):
             each.transport.abort()
+        for drain in list(lingering._lingering):
+            drain.end()
         async with asyncio.timeout(LIMIT_S):
             while state.tasks:
                 await asyncio.sleep(0)

@@ -3,8 +3,8 @@
 import pytest
 
 from gpufaas_core import errors as core
-from gpufaas_core.errors import DeadlineExceeded, GpufaasError, GrantRefused, Overloaded
-from gpufaas_gateway.errors import STATUS, MethodNotAllowed, headers_of, status_of
+from gpufaas_core.errors import DeadlineExceeded, GpufaasError, Overloaded
+from gpufaas_gateway.errors import STATUS, MethodNotAllowed, Unavailable, headers_of, status_of
 
 
 def tree(root: type[GpufaasError]) -> list[type[GpufaasError]]:
@@ -42,11 +42,21 @@ def test_retry_after_is_in_whole_seconds_and_never_zero(seconds: float, header: 
     assert headers_of(Overloaded("full", retry_after_s=seconds))["Retry-After"] == header
 
 
+PEOPLE_MUST_ACT = {core.NoRoom, Unavailable}
+"""A minimum is to be lowered, or a function deployed again: until then every attempt fails."""
+
+
+@pytest.mark.parametrize("error", [each for each, status in STATUS.items() if status in (429, 503)])
+def test_every_refusal_that_passes_by_itself_says_when_to_try_again(error: type[GpufaasError]) -> None:
+    """Clients take an answer without `Retry-After` for one that another attempt does not change."""
+    after = headers_of(error("why")).get("Retry-After", "")
+
+    assert after.isdecimal() == (error not in PEOPLE_MUST_ACT)
+
+
 def test_headers_say_that_the_platform_answered() -> None:
     assert headers_of()["X-OpenFaaS-Internal"] == "gateway"
     assert "Retry-After" not in headers_of(core.InvalidSpec("why"))
-    assert "Retry-After" in headers_of(GrantRefused("restarting"))
-    assert "Retry-After" in headers_of(core.StorageAway("etcd is being started again"))
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,9 @@ class Wire(asyncio.Transport):
 
     abort = close
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def is_closing(self) -> bool:
         return self.closed
 

@@ -6,15 +6,14 @@ import hashlib
 import random
 import re
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import uvloop
-from tests.unit.gateway.conftest import serving
+from tests.unit.gateway.conftest import OnLoop, serving
 from tests.waiting import eventually
 
 from gpufaas_core.errors import CallCancelled
@@ -90,12 +89,6 @@ class Front:
         return bytes(body), MODES[mode]
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def on_loop(request: pytest.FixtureRequest) -> Iterator[Callable[[Awaitable[None]], None]]:
-    with asyncio.Runner(loop_factory=request.param) as runner:
-        yield lambda test: runner.run(cast(Any, test))
-
-
 @asynccontextmanager
 async def connected(front: Front) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     async with serving(front.run) as port:
@@ -112,9 +105,6 @@ async def answer_of(reader: asyncio.StreamReader) -> bytes:
         length = re.search(rb"content-length: (\d+)", head)
         assert length is not None, head
         return await reader.readexactly(int(length[1]))
-
-
-OnLoop = Callable[[Any], None]
 
 
 @pytest.mark.parametrize("compute", [0, 100])

@@ -79,14 +79,14 @@ async def test_a_head_may_be_large_but_not_endless(served: Served) -> None:
     endless = b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (2 * MAX_HEAD)
 
     assert b" 200 " in await served.exchange(large)
-    assert b" 200 " not in await served.exchange(endless)  # 431, unless the connection was reset before it was read
+    assert (await served.exchange(endless)).startswith(b"HTTP/1.1 431 ")
     assert len(served.heads) == 1
 
 
 async def test_many_small_headers_are_a_large_head(served: Served) -> None:
     lines = b"".join(b"X-%d: a\r\n" % number for number in range(150_000))
 
-    assert b" 200 " not in await served.exchange(b"GET / HTTP/1.1\r\nHost: x\r\n" + lines)
+    assert (await served.exchange(b"GET / HTTP/1.1\r\nHost: x\r\n" + lines)).startswith(b"HTTP/1.1 431 ")
     assert served.heads == []
 
 

@@ -1,0 +1,219 @@
+"""
+A caller who is answered before all was read can read the answer: the connection is not reset.
+
+The caller sends more than the kernel's buffers take, and reads only then, as many clients do.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.unit.gateway.conftest import OnLoop, listening
+from tests.waiting import LIMIT_S, eventually
+
+from gpufaas_core.errors import BodyTooLarge, CallCancelled
+from gpufaas_core.origin import Origins
+from gpufaas_gateway import lingering, protocol
+from gpufaas_gateway.function_http import FunctionHttp
+from gpufaas_gateway.invoke import FunctionFront
+from gpufaas_gateway.protocol import BoundedWebSocket
+from gpufaas_gateway.request import Answer, Request, refusal
+
+MUCH = b"x" * (24 * 1024 * 1024)
+WEBSOCKET = (
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers before it reads anything."""
+    if scope["type"] == "websocket":
+        await receive()
+        if scope["path"] == "/broken":
+            await send({"type": "websocket.accept"})
+            await receive()
+            return
+        await send({"type": "websocket.http.response.start", "status": 403, "headers": []})
+        await send({"type": "websocket.http.response.body", "body": b"no"})
+        return
+    await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
+async def too_large(_: Request) -> Answer:
+    return refusal(BodyTooLarge("no"), [])
+
+
+class Gateway:
+    port: int
+
+    async def ask(self, said: bytes, then: bytes = MUCH) -> bytes:
+        """Send all before anything is read; return all that is answered."""
+        with socket.create_connection(("127.0.0.1", self.port)) as sock:
+            sock.settimeout(LIMIT_S)
+            return await asyncio.to_thread(self._talk, sock, said, then)
+
+    def _talk(self, sock: socket.socket, said: bytes, then: bytes) -> bytes:
+        sock.sendall(said)
+        sock.sendall(then)
+        answer = b""
+        while piece := sock.recv(65_536):
+            answer += piece
+        return answer
+
+
+@asynccontextmanager
+async def opened(run: Any = too_large) -> AsyncIterator[Gateway]:
+    gateway = Gateway()
+    async with listening(FunctionHttp, app, BoundedWebSocket, front=FunctionFront(run, Origins())) as gateway.port:
+        yield gateway
+
+
+def head(line: str, *headers: str) -> bytes:
+    return "\r\n".join([line, "Host: x", *headers, "", ""]).encode()
+
+
+LENGTH = f"Content-Length: {2 * len(MUCH)}"
+REFUSED: dict[str, tuple[bytes, int]] = {
+    "no HTTP": (b"\x16\x03\x01\x02\x00\x01" * 20, 400),
+    "two hosts": (head("POST / HTTP/1.1", "Host: y", LENGTH), 400),
+    "target": (head(f"POST /{'a' * 65_535} HTTP/1.1", LENGTH), 414),
+    "head": (b"POST / HTTP/1.1\r\nHost: x\r\na: ", 431),
+    "headers": (head("POST / HTTP/1.1", *["a: b"] * 1001, LENGTH), 431),
+    "coding": (head("POST / HTTP/1.1", "Transfer-Encoding: gzip"), 501),
+    "answered early": (head("POST / HTTP/1.1", "Connection: close", LENGTH), 413),
+    "answered early, 1.0": (head("POST / HTTP/1.0", LENGTH), 413),
+    "function": (head("POST /function/f HTTP/1.1", "Connection: close", LENGTH), 413),
+    "chunk": (head("POST /function/f HTTP/1.1", "Transfer-Encoding: chunked") + b"zz", 400),
+    "WebSocket": (head("GET / HTTP/1.1", *WEBSOCKET.decode().split("\r\n")[:-1]), 403),
+    "WebSocket's path": (head("GET /\xfc HTTP/1.1", *WEBSOCKET.decode().split("\r\n")[:-1]), 400),
+    "WebSocket's frame": (head("GET /broken HTTP/1.1", *WEBSOCKET.decode().split("\r\n")[:-1]), 101),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_caller_who_sends_all_before_it_reads_reads_the_whole_refusal(on_loop: OnLoop, what: str) -> None:
+    said, status = REFUSED[what]
+
+    async def test() -> None:
+        async with opened() as gateway:
+            answer = await gateway.ask(said)
+
+        first, _, rest = answer.partition(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 %d " % status), first
+        if status == 101:
+            assert rest.startswith((b"\x88",)), "a Close frame"
+            assert rest[2:4] == (1002).to_bytes(2, "big"), "which says why"
+        else:
+            length = int(first.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            assert len(rest) == length, "and nothing behind it"
+
+    on_loop(test())
+
+
+async def silent(port: int) -> socket.socket:
+    """Return a connection that was refused and is not closed by its caller."""
+    sock = socket.create_connection(("127.0.0.1", port))
+    sock.setblocking(False)
+    async with asyncio.timeout(LIMIT_S):
+        assert (await asyncio.get_running_loop().sock_recv(sock, 65_536)).startswith(b"HTTP/1.1 503 ")
+    return sock
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Whether the other end takes nothing more."""
+    try:
+        sock.send(b"x")
+        sock.send(b"x")
+    except OSError:
+        return True
+    return False
+
+
+def test_a_connection_too_many_is_told_when_to_try_again(on_loop: OnLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "callers_share", lambda: 0)
+
+    async def test() -> None:
+        async with opened() as gateway:
+            answer = await gateway.ask(b"POST / HTTP/1.1\r\nHost: x\r\n" + LENGTH.encode() + b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nRetry-After: 1\r\n" in answer
+
+    on_loop(test())
+
+
+def test_callers_who_do_not_close_hold_a_bounded_number_of_connections(
+    on_loop: OnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has sent nothing for the longest time is the first to go: hardly anything comes that would reset it."""
+    monkeypatch.setattr(protocol, "callers_share", lambda: 0)
+    monkeypatch.setattr(lingering, "lingering_share", lambda: 3)
+
+    async def test() -> None:
+        async with opened() as gateway:
+            held = [await silent(gateway.port) for _ in range(3)]
+            held[0].send(b"GET / HTTP/1.1\r\n\r\n")
+            await eventually(lambda: list(lingering._lingering)[2]._came)
+            held += [await silent(gateway.port) for _ in range(2)]
+
+            assert len(lingering._lingering) == 3
+            assert [each.recv(1) for each in held] == [b""] * 5, "none was reset"
+            await eventually(lambda: [is_closed(each) for each in held] == [False, True, True, False, False])
+            for each in held:
+                each.close()
+            await eventually(lambda: not lingering._lingering)
+
+    on_loop(test())
+
+
+def test_a_caller_who_sends_nothing_is_not_waited_for(on_loop: OnLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "callers_share", lambda: 0)
+    monkeypatch.setattr(lingering, "QUIET_S", 0.05)
+
+    async def test() -> None:
+        async with opened() as gateway:
+            with await silent(gateway.port):
+                await eventually(lambda: not lingering._lingering)
+
+    on_loop(test())
+
+
+def test_a_caller_who_sends_for_ever_is_not_waited_for(on_loop: OnLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "callers_share", lambda: 0)
+    monkeypatch.setattr(lingering, "QUIET_S", 0.05)
+    monkeypatch.setattr(lingering, "LINGER_S", 0.2)
+
+    async def test() -> None:
+        async with opened() as gateway:
+            with await silent(gateway.port) as sock:
+                await eventually(lambda: is_closed(sock))
+
+    on_loop(test())
+
+
+def test_a_call_whose_body_breaks_off_is_over_while_its_caller_is_waited_for(on_loop: OnLoop) -> None:
+    over = asyncio.Event()
+
+    async def waits(request: Request) -> Answer:
+        assert request.caller is not None
+        try:
+            while True:
+                await request.caller.receive()
+        except CallCancelled:
+            over.set()
+            raise
+
+    async def test() -> None:
+        async with opened(waits) as gateway:
+            with socket.create_connection(("127.0.0.1", gateway.port)) as sock:
+                sock.sendall(head("POST /function/f HTTP/1.1", "Transfer-Encoding: chunked") + b"zz\r\n")
+                async with asyncio.timeout(LIMIT_S):
+                    await over.wait()
+                assert lingering._lingering
+                assert (await asyncio.to_thread(sock.recv, 65_536)).startswith(b"HTTP/1.1 400 ")
+
+    on_loop(test())
