@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-overhead bench-peers bench-busy bench-gateway bench-streams bench-bodies bench-functions bench-coldstart bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated bench-neighbours reproduce reproduce-gpu chaos chaos-async soak hunt incidents cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-base bench-overhead bench-peers bench-busy bench-gateway bench-streams bench-bodies bench-functions bench-coldstart bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated bench-neighbours reproduce reproduce-gpu chaos chaos-async soak hunt incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
@@ -24,6 +24,7 @@ help:
 	@echo "             (TIMES=10, SETTING=busy, TESTS=PATHS, FRESH=1 forgets what was seen)"
 	@echo "make chaos   what a cluster's users see when its parts die, stop and are cut off: a table of faults (JSON=FILE)"
 	@echo "make bench   the engine's cost, the overhead of a warm call (needs wrk), cold starts"
+	@echo "make bench-base BASE=TREE   processor time of a warm call and of a cold start of echo, beside another working tree's"
 	@echo "make bench-peers   warm calls beside mosec, LitServe and Ray Serve: a table (WRITE=1 puts it into README.md)"
 	@echo "make bench-busy    a call of a busy device beside the least that a server can do for it"
 	@echo "make bench-streams, bench-bodies, bench-functions   200 streams; 10 MiB bodies; 400 functions: each against bars"
@@ -102,6 +103,11 @@ bench-engine: setup
 
 bench-overhead: setup
 	$(BIN)/python benchmarks/peers.py --peers starlette --works echo
+
+# Both, whatever the first says: five minutes each on a machine that does nothing else.
+bench-base: setup
+	@test -n "$(BASE)" || { echo "which working tree? git worktree add --detach ../before COMMIT; make bench-base BASE=../before"; exit 2; }
+	$(BIN)/python benchmarks/peers.py --base $(BASE); warm=$$?; $(BIN)/python benchmarks/coldstart.py --model echo --base $(BASE) && exit $$warm
 
 # Each peer is installed into an environment of its own, in the user's cache directory, at its first use.
 bench-peers: setup

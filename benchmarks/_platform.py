@@ -1,6 +1,9 @@
 """Starts and stops a platform, and the servers that it is compared with."""
 
+import atexit
 import contextlib
+import functools
+import json
 import os
 import shutil
 import signal
@@ -9,23 +12,56 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import venv
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
+from _started import ENGINE
 
 ROOT = Path(__file__).resolve().parent.parent
-GPUFAAS = (sys.executable, "-m", "gpufaas_cli")
+STARTED = Path(__file__).with_name("_started.py")
 
 
-def command_of(tree: Path) -> tuple[str, ...]:
-    """Return how `gpufaas` of the working tree *tree* is run: this one's Python, or that in its ``.venv``."""
-    return GPUFAAS if tree == ROOT else (str(tree / ".venv" / "bin" / "python"), "-m", "gpufaas_cli")
+@functools.cache
+def interpreter_of(tree: Path) -> str:
+    """
+    Return the Python that runs the code of the working tree *tree*: for another one than this, that of its ``.venv``.
+
+    Where it has none, an environment is made for as long as this program runs: its packages, and what else is here.
+    """
+    own = tree / ".venv" / "bin" / "python"
+    if tree == ROOT:
+        return sys.executable
+    if own.exists():
+        return str(own)
+    made = Path(tempfile.mkdtemp(prefix="gpufaas-bench-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    venv.create(made, symlinks=True)
+    rooms = sorted({str(each.parents[1]) for each in tree.glob("*/gpufaas*/__init__.py")})
+    rest = [each for each in sys.path if each.endswith("site-packages")]  # not its .pth files, which name this tree
+    (next(made.glob("lib/*/site-packages")) / "tree.pth").write_text("\n".join([*rooms, *rest, ""]))
+    return str(made / "bin" / "python")
+
+
+def is_code_of(tree: Path, told: Mapping[str, str]) -> str:
+    """
+    Return what runs the engine, ``Python`` or ``machine code``: that is taken where it was made of the packages' code.
+
+    :param told: what `_started.code` said in a process
+    :raises SystemExit: a package does not come from *tree*
+    """
+    engine = told.get(ENGINE, ".py")
+    for name, file in told.items():
+        if Path(file).resolve().parents[2:3] != (tree,) and (name != ENGINE or engine.endswith(".py")):
+            raise SystemExit(f"{name} comes from {file}: what is to be measured is the code of {tree}")
+    return "Python" if engine.endswith(".py") else "machine code"
 
 
 def serves_with(tree: Path, option: str) -> bool:
     """Return whether `gpufaas serve` of *tree* has *option*."""
-    shown = subprocess.run([*command_of(tree), "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    command = [interpreter_of(tree), "-m", "gpufaas_cli", "serve", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return f" {option} " in " ".join(shown.split())
 
 
@@ -61,23 +97,40 @@ def process(
 
 
 @contextlib.contextmanager
-def platform(*options: str, tree: Path = ROOT) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
-    """Serve from a fresh data directory; give URL, process and a working directory. *tree*: whose platform it is."""
-    home = Path(tempfile.mkdtemp(prefix="gpufaas-bench-"))
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [*command_of(tree), "serve", "--port", str(port), "--data", str(home / "data"), *options]
-    try:
-        with process(command, f"{url}/healthz", stdout=subprocess.DEVNULL) as child:
-            yield url, child, home
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+def started(tree: Path, arguments: Sequence[str], url: str, **kwargs: object) -> Iterator[subprocess.Popen[bytes]]:
+    """
+    Run `gpufaas` of *tree* with *arguments* until the block ends; *url* answers 200 when it begins.
+
+    :raises SystemExit: it does not come up, or runs other code than that of *tree*
+    """
+    with tempfile.NamedTemporaryFile(prefix="gpufaas-bench-") as told:
+        command = [interpreter_of(tree), "-P", str(STARTED), told.name, *arguments]
+        with process(command, url, **kwargs) as child:  # type: ignore[arg-type]
+            is_code_of(tree, json.load(told))
+            yield child
+
+
+@contextlib.contextmanager
+def platform(
+    *options: str, tree: Path = ROOT, home: Path | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
+    """
+    Serve; give URL, process and a working directory with the data: a new one that does not stay, or *home*.
+
+    :param tree: whose platform it is
+    """
+    url = f"http://127.0.0.1:{free_port()}"
+    with tempfile.TemporaryDirectory(prefix="gpufaas-bench-", ignore_cleanup_errors=True) as folder:
+        here = home or Path(folder)
+        command = ["serve", "--port", url.rpartition(":")[2], "--data", str(here / "data"), *options]
+        with started(tree, command, f"{url}/healthz", stdout=subprocess.DEVNULL) as child:
+            yield url, child, here
 
 
 def gpufaas(url: str, *arguments: str, cwd: Path | None = None, tree: Path = ROOT) -> str:
     """Run the CLI of *tree* against *url*; its output, or the end of this program with what it said."""
     done = subprocess.run(
-        [*command_of(tree), *arguments],
+        [interpreter_of(tree), "-m", "gpufaas_cli", *arguments],
         env={**os.environ, "OPENFAAS_URL": url},
         cwd=cwd,
         capture_output=True,

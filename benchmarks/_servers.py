@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import re
+import resource
 import shutil
 import socket
 import statistics
@@ -18,6 +19,7 @@ from typing import Final
 
 import psutil
 from _platform import ROOT, free_port, gpufaas, platform, process
+from _wrk import wrk
 
 PROGRAMS: Final = ROOT / "benchmarks" / "peer_servers"
 WORKS: Final = ("echo", "convnet")
@@ -104,21 +106,54 @@ def _said(command: Sequence[str]) -> str:
 
 
 class Tree:
-    """A process and all its descendants."""
+    """Some processes and all their descendants."""
 
-    def __init__(self, pid: int) -> None:
-        self._root = psutil.Process(pid)
+    def __init__(self, *pids: int) -> None:
+        self._roots = [psutil.Process(pid) for pid in pids]
 
     def members(self) -> list[psutil.Process]:
-        return [self._root, *self._root.children(recursive=True)]
+        return [each for root in self._roots for each in (root, *root.children(recursive=True))]
 
     def cpu_s(self) -> tuple[float, float]:
-        """Return the processor time that all have used, those that have ended too, and that of the first alone."""
+        """
+        Return the seconds of processor time, of user and kernel, that all have used, and those of the first ones alone.
+
+        In the former is what those have used that ended, once their parents have waited for them (by ticks of 10 ms).
+        """
         used = 0.0
         for each in self.members():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                used += sum(each.cpu_times()[:4])  # its own, and that of its children that it has waited for
-        return used, sum(self._root.cpu_times()[:2])
+            with contextlib.suppress(psutil.NoSuchProcess, OSError):
+                used += _own_s(each.pid) + sum(each.cpu_times()[2:4])
+        return used, sum(_own_s(each.pid) for each in self._roots)
+
+
+def _own_s(pid: int) -> float:
+    """Return the seconds of all threads of a process, also those that have ended: by its clock, of nanoseconds."""
+    return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid makes it
+
+
+def measured(url: str, tree: Tree, connections: int, seconds: float, script: Path) -> dict[str, float]:
+    """
+    Return what one run of wrk found, and what a call cost.
+
+    ``cpu_us`` is that of *tree*, ``first_us`` that of its first processes; ``foreign`` is how many cores others used.
+    """
+    time.sleep(0.2)
+    before, busy, began = tree.cpu_s(), _used_s(), time.perf_counter()
+    row = wrk(url, connections, seconds, script)
+    after, took = tree.cpu_s(), time.perf_counter() - began
+    whole, first = (now - then for now, then in zip(after, before, strict=True))
+    calls = max(row["requests"], 1)
+    foreign = (_used_s() - busy - whole) / took
+    return {**row, "cpu_us": 1e6 * whole / calls, "first_us": 1e6 * first / calls, "foreign": max(0.0, foreign)}
+
+
+def _used_s() -> float:
+    """Return the processor time that all but idling, and this program and the wrk that it has run, have used."""
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "guest", 0.0)
+    mine = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
+    return float(sum(times) - idle - sum(each.ru_utime + each.ru_stime for each in mine))
 
 
 @dataclass(frozen=True)
@@ -131,14 +166,14 @@ class Served:
 
 
 @contextlib.contextmanager
-def ours(works: Sequence[str]) -> Iterator[Served]:
-    """Serve *works* by the platform: echo, and the convnet on two devices."""
+def ours(works: Sequence[str], tree: Path = ROOT) -> Iterator[Served]:
+    """Serve *works* by the platform of the working tree *tree*: echo, and the convnet on two devices."""
     names = {"echo": "echo", "convnet": "resnet18"}
-    with platform("--device", "cpu:0=1GiB", "--device", "cpu:1=1GiB") as (url, child, home):
+    with platform("--device", "cpu:0=1GiB", "--device", "cpu:1=1GiB", tree=tree) as (url, child, home):
         examples = home / "examples"
         shutil.copytree(ROOT / "functions" / "examples", examples, ignore=shutil.ignore_patterns("build"))
         for work in works:
-            gpufaas(url, "up", "-f", str(examples / "stack.yaml"), "--filter", names[work], cwd=examples)
+            gpufaas(url, "up", "-f", str(examples / "stack.yaml"), "--filter", names[work], cwd=examples, tree=tree)
         yield Served({work: f"{url}/function/{names[work]}" for work in works}, Tree(child.pid))
 
 

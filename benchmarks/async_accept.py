@@ -11,7 +11,6 @@ synchronous=FULL) for each call. The ratio of the two is what group commit gains
 import argparse
 import json
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import httpx
 from _platform import gpufaas, platform
+from _wrk import need_wrk
 from rich.console import Console
 from rich.table import Table
 
@@ -90,8 +90,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()
-    if shutil.which("wrk") is None:
-        raise SystemExit("wrk is not installed: apt install wrk")
+    need_wrk()
     rounds = []
     with platform("--device", "cpu:0=400MiB", "--max-async-queue", "1000000") as (url, _, home):
         (home / "stack.yml").write_text(STACK)

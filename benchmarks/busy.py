@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import statistics
 import sys
 import tempfile
@@ -29,11 +28,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from _base import working_tree
 from _judged import Bar, most, status_of
 from _peer_report import GATEWAY_US
-from _platform import ROOT, free_port, gpufaas, platform, process
-from _servers import ONE_THREAD, PROGRAMS
-from _wrk import LUA, wrk
+from _platform import ROOT, free_port, process
+from _servers import ONE_THREAD, PROGRAMS, ours
+from _wrk import LUA, need_wrk, wrk
 from peers import BODIES, machine_of, write_weights
 from rich.console import Console
 from rich.table import Table
@@ -81,16 +81,6 @@ def floor(kind: str, weights: Path) -> Iterator[tuple[str, int]]:
         yield url, child.pid
 
 
-@contextlib.contextmanager
-def served(tree: Path) -> Iterator[tuple[str, int]]:
-    """Serve by the platform of *tree*."""
-    with platform("--device", "cpu:0=1GiB", "--device", "cpu:1=1GiB", tree=tree) as (url, child, home):
-        examples = home / "examples"
-        shutil.copytree(tree / "functions" / "examples", examples, ignore=shutil.ignore_patterns("build"))
-        gpufaas(url, "up", "-f", str(examples / "stack.yaml"), "--filter", "resnet18", cwd=examples, tree=tree)
-        yield f"{url}/function/resnet18", child.pid
-
-
 def measured(url: str, pid: int, connections: int, seconds: float, script: Path) -> Row:
     before = Used(pid)
     row = wrk(url, connections, seconds, script)
@@ -110,7 +100,8 @@ def run(options: argparse.Namespace, console: Console) -> dict[tuple[str, int], 
         servers = {FLOORS[kind]: stack.enter_context(floor(kind, weights)) for kind in options.servers}
         for title, tree in (BASE, options.base), (OURS, ROOT):
             if tree:
-                servers[title] = stack.enter_context(served(tree))
+                mine = stack.enter_context(ours(("convnet",), tree))
+                servers[title] = mine.urls["convnet"], mine.tree.members()[0].pid
         for url, _ in servers.values():
             wrk(url, 16, 3, script)  # warm-up
         time.sleep(options.settle)
@@ -165,7 +156,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", default=",".join(FLOORS), help=f"of {', '.join(FLOORS)}; default: all")
     parser.add_argument("--connections", default="16,64")
-    parser.add_argument("--base", type=lambda text: Path(text).resolve(), help="another working tree, with its .venv")
+    parser.add_argument("--base", type=working_tree, metavar="TREE", help="another working tree")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each run")
     parser.add_argument("--settle", type=float, default=13.0, help="seconds after the warm-up; default: %(default)s")
@@ -175,8 +166,7 @@ def main() -> int:
     options.connections = [int(each) for each in options.connections.split(",")]
     if unknown := [each for each in options.servers if each not in FLOORS]:
         parser.error(f"{unknown[0]!r} is none of {', '.join(FLOORS)}")
-    if not shutil.which("wrk"):
-        sys.exit("wrk is missing: apt install wrk")
+    need_wrk()
     found = run(options, Console(stderr=True))
     if options.json:
         options.json.write_text(json.dumps({f"{title} at {at}": rows for (title, at), rows in found.items()}) + "\n")

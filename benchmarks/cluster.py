@@ -2,19 +2,23 @@
 What it costs to be a cluster: a warm call through gateway, scheduler and node as processes of their own against the
 same call embedded, what etcd behind the scheduler costs, and how many placements a second one scheduler makes.
 
-    .venv/bin/python benchmarks/cluster.py [--seconds 3] [--rounds 3] [--json] [--only warm|store|placements]
+    .venv/bin/python benchmarks/cluster.py [--seconds 3] [--rounds 3] [--only warm|store|placements]
+                                               [--base TREE] [--json [FILE]]
 
 warm        `echo` (1 KB) by wrk at 1 and 16 connections, rounds of A B A B, the ratio taken round by round (needs etcd
             and wrk: apt install etcd-server wrk)
 store       a scheduler's warm path (place, finish), in process, with its state written behind to etcd, and to nothing
 placements  a scheduler of its own process, 100 nodes of 8 devices that connect over TCP, a gateway with 256 calls in
             flight; placements per second of the scheduler's CPU time; the process that plays the nodes does not count
+
+--base: all three beside another working tree's (`_base.py`): processor time of a call of all three processes and their
+workers, of the scheduler's path with its state in etcd, of a placement.
 """
 
 import argparse
 import asyncio
 import contextlib
-import json
+import functools
 import os
 import shutil
 import statistics
@@ -27,11 +31,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from _base import aside, measure, options_of, pairs_of
 from _judged import Bar, least, most, status_of
-from _platform import GPUFAAS, ROOT, free_port, gpufaas, platform, process
-from _wrk import BODY, LUA, wrk
+from _pairs import CPU, Limit, Pairs, Row, load, write_json
+from _platform import ROOT, free_port, gpufaas, platform, started
+from _servers import Served, Tree
+from _started import code
+from _wrk import BODY, LUA, need_wrk, wrk
 from rich.console import Console
-from rich.table import Table
 
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity, connect
@@ -50,13 +57,14 @@ from tests.etcd_process import EtcdProcess
 CONNECTIONS = (1, 16)
 NODES, DEVICES, IN_FLIGHT = 100, 8, 256
 FUNCTIONS = [f"f{index}" for index in range(NODES * DEVICES // 2)]
-GOALS = {"p50": 1.6, "rps": 0.65, "store": 1.10, "placements": 5_000}
+WARM = (Limit("p50_ms", "at most", 1.6), Limit("rps", "at least", 0.65))
+STORE, PLACEMENTS = 1.10, 5_000
 TOKEN = b"a token for a benchmark"
 
 
 @contextlib.contextmanager
-def cluster(devices: int = 1) -> Iterator[str]:
-    """Give the URL of a cluster of one gateway, one scheduler and one node on this machine, and a real etcd."""
+def cluster(tree: Path = ROOT) -> Iterator[Served]:
+    """Serve `echo` by a cluster of one gateway, one scheduler and one node on this machine, and a real etcd."""
     home = Path(tempfile.mkdtemp(prefix="gpufaas-bench-"))
     (home / "token").write_text("0123456789abcdef" * 4)
     with contextlib.ExitStack() as stack:
@@ -64,48 +72,43 @@ def cluster(devices: int = 1) -> Iterator[str]:
         etcd = stack.enter_context(EtcdProcess())
         shared = ["--etcd", etcd.endpoint, "--token-file", str(home / "token")]
 
-        def start(role: str, *arguments: str, ready: str = "/readyz") -> int:
+        def start(role: str, *arguments: str) -> int:
             port = free_port()
-            command = [*GPUFAAS, role, "--id", role, "--status-port", str(port), *shared, *arguments]
+            command = [role, "--id", role, "--status-port", str(port), *shared, *arguments]
             out = (home / f"{role}.log").open("wb")
             stack.callback(out.close)
-            stack.enter_context(process(command, f"http://127.0.0.1:{port}{ready}", stdout=out, stderr=out))
-            return port
+            url = f"http://127.0.0.1:{port}/readyz"
+            return stack.enter_context(started(tree, command, url, stdout=out, stderr=out)).pid
 
-        start("scheduler", "--listen", f"127.0.0.1:{free_port()}")
-        given = [part for index in range(devices) for part in ("--device", f"cpu:{index}=1GiB")]
-        start("node", "--listen", f"127.0.0.1:{free_port()}", "--data", str(home / "node"), *given)
+        scheduler = start("scheduler", "--listen", f"127.0.0.1:{free_port()}")
+        node = ("--listen", f"127.0.0.1:{free_port()}", "--data", str(home / "node"), "--device", "cpu:0=1GiB")
         port = free_port()
-        start("gateway", "--port", str(port), "--data", str(home / "gateway"))
-        yield f"http://127.0.0.1:{port}"
+        pids = (start("node", *node), start("gateway", "--port", str(port), "--data", str(home / "gateway")), scheduler)
+        yield Served({"echo": echo(f"http://127.0.0.1:{port}", tree)}, Tree(*pids))
 
 
-def warm(seconds: float, rounds: int, console: Console) -> dict[str, object]:
-    found: dict[str, object] = {}
-    with tempfile.TemporaryDirectory() as folder, platform("--device", "cpu:0=1GiB") as (alone, _, _), cluster() as url:
-        script = Path(folder) / "post.lua"
-        script.write_text(LUA % BODY)
-        stack_file = ROOT / "functions" / "examples" / "stack.yaml"
-        for each in (alone, url):
-            gpufaas(each, "up", "-f", str(stack_file), "--filter", "echo", cwd=stack_file.parent)
-            wrk(f"{each}/function/echo", 4, 1.0, script)
-        for connections in CONNECTIONS:
-            rows = []
-            for _ in range(rounds):
-                embedded = wrk(f"{alone}/function/echo", connections, seconds, script)
-                apart = wrk(f"{url}/function/echo", connections, seconds, script)
-                rows.append((embedded, apart))
-            assert not any(each["errors"] for row in rows for each in row), rows
-            found[str(connections)] = {
-                "embedded_rps": round(statistics.median(a["rps"] for a, _ in rows)),
-                "cluster_rps": round(statistics.median(b["rps"] for _, b in rows)),
-                "embedded_p50_ms": statistics.median(a["p50_ms"] for a, _ in rows),
-                "cluster_p50_ms": statistics.median(b["p50_ms"] for _, b in rows),
-                "rps_ratio": round(statistics.median(b["rps"] / a["rps"] for a, b in rows), 2),
-                "p50_ratio": round(statistics.median(b["p50_ms"] / a["p50_ms"] for a, b in rows), 2),
-            }
-            console.log(f"warm, {connections} connections: {found[str(connections)]}")
-    return found
+def echo(url: str, tree: Path = ROOT) -> str:
+    """Deploy `echo`; return its URL."""
+    stack_file = ROOT / "functions" / "examples" / "stack.yaml"
+    gpufaas(url, "up", "-f", str(stack_file), "--filter", "echo", cwd=stack_file.parent, tree=tree)
+    return f"{url}/function/echo"
+
+
+def warm(pairs: Pairs, options: argparse.Namespace) -> None:
+    """Measure a cluster beside the call embedded, or beside that of the base."""
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
+        script.write(LUA % BODY)
+        script.flush()
+        path = Path(script.name)
+        parts = {f"warm, {at} connections": load("echo", at, options.seconds, path) for at in CONNECTIONS}
+        if options.base:
+            measure(pairs, options, parts, cluster, lambda each: each.urls["echo"])
+            return
+        with platform("--device", "cpu:0=1GiB") as (url, child, _), cluster() as mine:
+            sides = [mine, Served({"echo": echo(url)}, Tree(child.pid))]
+            for each in sides:
+                wrk(each.urls["echo"], 4, 1.0, path)
+            pairs.measure(parts, sides)
 
 
 # --- the store behind -------------------------------------------------------------------------------------------------
@@ -170,7 +173,7 @@ async def _store(rounds: int, calls: int) -> dict[str, object]:
     ratio = statistics.median(b / a for a, b in rows)
     return {
         "nothing_us": round(statistics.median(a for a, _ in rows), 1),
-        "etcd_us": round(statistics.median(b for _, b in rows), 1),
+        "cpu_us": round(statistics.median(b for _, b in rows), 1),
         "ratio": round(ratio, 3),
         "docs_written": written,
     }
@@ -274,30 +277,45 @@ def placements(seconds: float) -> dict[str, object]:
 
 def bars(found: dict[str, Any]) -> list[Bar]:
     judged = []
-    for connections, row in found.get("warm", {}).items():
-        told = f"warm, {connections} connections"
-        judged.append(most(f"{told}: times the p50 of embedded", row["p50_ratio"], GOALS["p50"]))
-        judged.append(least(f"{told}: share of the requests of embedded", row["rps_ratio"], GOALS["rps"]))
     if "store" in found:
-        judged.append(most("state in etcd: times the scheduler's CPU", found["store"]["ratio"], GOALS["store"]))
+        judged.append(most("state in etcd: times the scheduler's CPU", found["store"]["ratio"], STORE))
     if "placements" in found:
-        judged.append(least("placements per CPU second", found["placements"]["per_cpu_s"], GOALS["placements"]))
+        judged.append(least("placements per CPU second", found["placements"]["per_cpu_s"], PLACEMENTS))
     return judged
+
+
+def with_base(options: argparse.Namespace) -> int:
+    """Compare with the base; return the exit status."""
+
+    def of(tree: Path, only: str) -> Row:
+        found = aside(tree, "--only", only, "--rounds", "1", "--seconds", f"{options.seconds:g}")
+        return {CPU: found[only]["cpu_us"]}
+
+    pairs = pairs_of(options)
+    chosen = [options.only] if options.only else ["placements", "store", "warm"]
+    parts = {each: functools.partial(of, only=each) for each in chosen if each != "warm"}
+    measure(pairs, options, parts, contextlib.nullcontext)
+    if "warm" in chosen:
+        warm(pairs, options)
+    return pairs.finish(options)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each run")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("warm", "store", "placements"))
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", nargs="?", const=True, type=Path, metavar="FILE", help="instead of a table")
     parser.add_argument("--be-scheduler", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = options_of(parser, rounds=3)
     if options.be_scheduler:
         import uvloop
 
         uvloop.run(_scheduler_process())
         return 0
+    if options.only in (None, "warm"):
+        need_wrk()
+    if options.base:
+        return with_base(options)
     console = Console(stderr=True)
     found: dict[str, Any] = {}
     if options.only in (None, "placements"):
@@ -306,30 +324,14 @@ def main() -> int:
     if options.only in (None, "store"):
         found["store"] = asyncio.run(_store(options.rounds, 5_000))
         console.log(f"store: {found['store']}")
+    pairs = Pairs(("cluster", "embedded"), options.rounds, *WARM)
     if options.only in (None, "warm"):
-        if not shutil.which("wrk"):
-            raise SystemExit("wrk is not installed: apt install wrk")
-        found["warm"] = warm(options.seconds, options.rounds, console)
+        warm(pairs, options)
     if options.json:
-        print(json.dumps(found))
-        return status_of(bars(found))
-    table = Table("What", "Embedded, or without", "Cluster, or with", "Ratio", "Goal")
-    for connections, row in found.get("warm", {}).items():
-        ratio = f"{row['p50_ratio']:.2f}"
-        a, b = f"{row['embedded_p50_ms']:.2f} ms", f"{row['cluster_p50_ms']:.2f} ms"
-        table.add_row(f"warm call, p50, {connections} connections", a, b, ratio, f"at most {GOALS['p50']}")
-        a, b, ratio = f"{row['embedded_rps']:,}/s", f"{row['cluster_rps']:,}/s", f"{row['rps_ratio']:.2f}"
-        table.add_row(f"requests, {connections} connections", a, b, ratio, f"at least {GOALS['rps']}")
-    if "store" in found:
-        row = found["store"]
-        a, b = f"{row['nothing_us']} us", f"{row['etcd_us']} us"
-        table.add_row("place and finish, state in etcd", a, b, f"{row['ratio']}", f"at most {GOALS['store']}")
-    if "placements" in found:
-        row = found["placements"]
-        text = f"{row['per_cpu_s']:,} per CPU second"
-        table.add_row(f"placements, {NODES} nodes x {DEVICES}", "", text, "", f"at least {GOALS['placements']:,}")
-    Console().print(table)
-    return status_of(bars(found))
+        write_json({**found, "warm": pairs.found, "code": code()}, options.json)
+    elif pairs.found:
+        Console(width=max(Console().width, 120)).print(pairs.table())
+    return status_of([*bars(found), *pairs.bars()])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """
 Cold starts on a CPU device by tier and phase: what the platform adds to loading a model by hand.
 
-    python benchmarks/coldstart.py [--rounds 5] [--threads 1] [--model NAME]... [--base TREE] [--park] [--json]
-                                   [--write]
+    python benchmarks/coldstart.py [--rounds 5] [--threads 1] [--model NAME]... [--park] [--json [FILE]] [--write]
+    python benchmarks/coldstart.py --base TREE [--rounds 9] [--model NAME]... [--json [FILE]]
 
 By hand: a process that has torch imported maps the same safetensors, builds the model on meta, assigns the weights and
 runs the first inference (a fresh fork of that process each time). The platform: one HTTP request for a model that is
@@ -12,27 +12,35 @@ the request evicts that, and the filler's own ``room`` phase is how long the mod
 Each round starts each model by hand and on each platform, with its weights in the page cache and after
 posix_fadvise(DONTNEED) on all their files, and calls it once more (a hit). The tier is what the platform says. Beside
 the platform as it is: without standby workers and without a host tier, where it has them, or, with --park, one that
-parks what it evicts; --base: that of another working tree (with a .venv), in the same rounds. Each round also evicts a
-model that has written 1 GiB of private memory, which no other process keeps. --write puts the table into
-docs/performance.md, and its lines about the platform as it is into README.md. The bars are judged at the end; with a
-missed one it exits with 1.
+parks what it evicts. Each round also evicts a model that has written 1 GiB of private memory, which no other process
+keeps. --write puts the table into docs/performance.md, and its lines about the platform as it is into README.md. The
+bars are judged at the end; with a missed one it exits with 1.
+
+--base: starts beside those of another working tree's platform (`_base.py`), none by hand: wall time until the answer,
+its phases, and the processor time of the platform and all its descendants from the request until a second after the
+answer, in which a new standby is made. `--model echo`, a function without a model, is measured only so.
 """
 
 import argparse
 import contextlib
+import functools
 import json
 import shutil
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
+from _base import measure, options_of, pairs_of
 from _document import table, write_part
+from _pairs import CPU, Row, write_json
 from _platform import ROOT, gpufaas, platform, serves_with
+from _servers import Tree
 from _starts import (
     BODY,
     ByHand,
@@ -48,10 +56,14 @@ from rich.console import Console
 from rich.table import Table
 
 MODELS: Final = ("resnet50", "vgg16", "layers-1gib")
+ECHO: Final = "echo"
 TIERS: Final = ("hit", "parked", "host", "peer", "disk", "store")
 DEVICE_MIB, FILLER_MIB = 1700, 1600
 SETTLE_S = 1.0
 """Before each start: what others do off the path (staging, standby workers, the kernel after much was read) is done."""
+STARTS: Final = 3
+"""Of each platform in a round that compares two: their mean is its figure."""
+BASE_LIMIT: Final = 1.05
 FILLER: Final = f"""
 import mmap
 
@@ -88,6 +100,7 @@ class Served:
     name: str
     client: httpx.Client
     home: Path
+    processes: Tree | None = None
 
     def weights(self, path: Path) -> list[Path]:
         """Return the files that the platform may read the weights in the file *path* from, each under one name."""
@@ -99,9 +112,10 @@ class Served:
 def write_functions(home: Path, models: tuple[str, ...], threads: int) -> None:
     shutil.copytree(ROOT / "functions" / "examples", home / "src", ignore=shutil.ignore_patterns("build"))
     functions: dict[str, Any] = {}
+    langs = {ECHO: "python3-http"}
     for name, memory in (*((model, DEVICE_MIB - 100) for model in (*models, PRIVATE)), ("filler", FILLER_MIB)):
         functions[name] = {
-            "lang": "python3-torch", "handler": f"./{name}", "image": f"{name}:latest",
+            "lang": langs.get(name, "python3-torch"), "handler": f"./{name}", "image": f"{name}:latest",
             "annotations": {"gpufaas.memory": f"{memory}MiB"},
         }  # fmt: skip
     for name, handler in (("filler", FILLER), (PRIVATE, HOLDER)):
@@ -109,7 +123,7 @@ def write_functions(home: Path, models: tuple[str, ...], threads: int) -> None:
         (home / "src" / name / "handler.py").write_text(handler)
     if MODELS[2] in models:
         write_layers(home / "src" / MODELS[2], 1024, width=4096)
-    for model in models:
+    for model in (each for each in models if each != ECHO):
         handler = home / "src" / model / "handler.py"
         handler.write_text(f"import torch\n\ntorch.set_num_threads({threads})\n" + handler.read_text())
     stack = {
@@ -122,21 +136,21 @@ def write_functions(home: Path, models: tuple[str, ...], threads: int) -> None:
 @contextlib.contextmanager
 def serve(name: str, tree: Path, options: list[str], models: tuple[str, ...], threads: int) -> Iterator[Served]:
     with (
-        platform("--device", f"cpu:0={DEVICE_MIB}MiB", *options, tree=tree) as (url, _, home),
+        platform("--device", f"cpu:0={DEVICE_MIB}MiB", *options, tree=tree) as (url, child, home),
         httpx.Client(base_url=url, timeout=120) as client,
     ):
         write_functions(home, models, threads)
         gpufaas(url, "up", cwd=home / "src", tree=tree)
-        yield Served(name, client, home)
+        yield Served(name, client, home, Tree(child.pid))
 
 
-def called(served: Served, model: str, expected: object) -> tuple[Times, str]:
+def called(served: Served, model: str, expected: object = None) -> tuple[Times, str]:
     """Call *model*; return its times in seconds, and how the platform says that it was started."""
     began = time.perf_counter()
     response = served.client.post(f"/function/{model}", content=BODY)
     took = time.perf_counter() - began
     assert response.status_code == 200, response.text
-    assert response.json() == expected, "the answers differ"
+    assert expected in (None, response.json()), "the answers differ"
     by_phase = phases(response)
     times = {"took": took, "beyond": beyond_load_and_run(took, by_phase), **by_phase}
     return times, response.headers["x-gpufaas-start"]
@@ -147,6 +161,25 @@ def evict(served: Served) -> float:
     response = served.client.post("/function/filler", content=b"")
     assert response.status_code == 200, response.text
     return phases(response).get("room", 0.0)
+
+
+def started(served: Served, model: str) -> Row:
+    """
+    Start *model* with nothing in its way; return the means of what that took, and of the processor time.
+
+    Nothing ends meanwhile: the kernel counts that of processes that have ended by ticks, as long as half a start.
+    """
+    found, none = Counter[str](), {"serviceName": model, "replicas": 0}
+    for _ in range(STARTS):
+        served.client.post(f"/system/scale-function/{model}", json=none).raise_for_status()
+        time.sleep(SETTLE_S)
+        before = served.processes.cpu_s()[0]
+        times, tier = called(served, model)
+        time.sleep(SETTLE_S)
+        assert tier != "hit", f"{model} was still there"
+        found.update({CPU: 1e6 * (served.processes.cpu_s()[0] - before)})
+        found.update({f"{name} ms": 1e3 * seconds for name, seconds in times.items()})
+    return {name: total / STARTS for name, total in found.items()}
 
 
 class Rounds:
@@ -298,15 +331,27 @@ def write(rows: list[dict[str, Any]], rounds: int, private: dict[str, list[float
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of torch, in each start; they wait for each other")
-    parser.add_argument("--model", action="append", choices=MODELS, help="repeatable; default: all")
-    parser.add_argument("--base", type=Path, metavar="TREE", help="another working tree, to compare with")
+    parser.add_argument(
+        "--model", action="append", choices=(*MODELS, ECHO), help=f"repeatable; default: all but {ECHO}"
+    )
     parser.add_argument("--park", action="store_true", help="compare with a platform that parks")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", nargs="?", const=True, type=Path, metavar="FILE", help="instead of a table")
     parser.add_argument("--write", action="store_true", help="put the tables into README.md and docs/performance.md")
-    options = parser.parse_args()
+    options = options_of(parser, rounds=5, limit=BASE_LIMIT)
+    if options.base and (options.park or options.write):
+        parser.error("--base is compared with the platform as it is, and written into no document")
     models = tuple(options.model or MODELS)
+    if options.base or models == (ECHO,):
+        pairs = pairs_of(options)
+        parts = {f"a cold start of {model}": functools.partial(started, model=model) for model in models}
+        measure(
+            pairs, options, parts, lambda tree: serve(tree.name, tree, [], models, options.threads),
+            lambda served: str(served.client.base_url),
+        )  # fmt: skip
+        return pairs.finish(options)
+    if ECHO in models:
+        parser.error(f"{ECHO} has no weights: it is measured by itself, or with --base")
     console = Console(stderr=True)
     rounds = Rounds()
     with contextlib.ExitStack() as stack:
@@ -315,7 +360,6 @@ def main() -> int:
             wanted.append(("parking", ROOT, ["--park"]))
         else:
             wanted += [(name, ROOT, [flag, "0"]) for name, flag in VARIANTS if serves_with(ROOT, flag)]
-        wanted += [("base", options.base.resolve(), [])] if options.base else []
         with console.status("building and deploying"):
             platforms = [stack.enter_context(serve(*each, models, options.threads)) for each in wanted]
             hand = stack.enter_context(by_hand(options.threads))
@@ -332,7 +376,7 @@ def main() -> int:
         print(f"posix_fadvise does not empty the page cache here: {told}", file=sys.stderr)
     if options.json:
         more = {"still_cached": rounds.still_cached, "private_freed": rounds.private}
-        print(json.dumps({"rounds": options.rounds, **more, "rows": rows}, indent=1))
+        write_json({"rounds": options.rounds, **more, "rows": rows}, options.json)
     else:
         headings, cells = rendered(rows)
         shown = Table(title=f"starts on a CPU device, ms (medians of {options.rounds} rounds)", title_justify="left")

@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx
 from _document import table, write_part
-from _platform import GPUFAAS, ROOT, free_port, gpufaas, process
+from _platform import ROOT, gpufaas, platform
 from rich.console import Console
 
 from gpufaas_core.cost import Truth, truth
@@ -92,15 +92,10 @@ def write_functions(home: Path) -> None:
 
 @contextmanager
 def served(home: Path, journal: Path, policy: str, devices: int) -> Iterator[str]:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
     profile = f"16GiB,kind={KIND},profile={home / 'costs.json'}"
     given = [part for number in range(devices) for part in ("--device", f"emulated:{number}={profile}")]
-    options = ["--port", str(port), "--data", str(home / "data"), "--journal", str(journal), "--policy", policy]
-    with (home / "output").open("ab") as output:
-        command = [*GPUFAAS, "serve", *options, *given]
-        with process(command, f"{url}/healthz", stdout=output, stderr=output):
-            yield url
+    with platform("--journal", str(journal), "--policy", policy, *given, home=home) as (url, *_):
+        yield url
 
 
 async def own_model(url: str, workload: Workload) -> list[tuple[str, float, float]]:

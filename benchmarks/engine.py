@@ -1,26 +1,34 @@
 """
 What one call costs the engine: arrival, start and completion, in microseconds, against queue length and devices.
 
-    python benchmarks/engine.py [--json] [--policy lalb-o3] [--calls 20000]
+    python benchmarks/engine.py [--json [FILE]] [--policy lalb-o3] [--calls 20000] [--base TREE]
 
 The global queue is held at its length (calls arrive as others leave it), devices are all busy, functions are drawn by
 Zipf's law, six or seven models are resident per device, and a scheduling run follows each completion. Durations are
 drawn from the profiles of GPU-FaaS's table 1 and only their order matters: nothing waits for them here. The last rows
 are the other path, CPU functions with slots, which meet no policy: one call at a time, as an echo benchmark makes them,
 against the number of the function's copies on the device.
+
+--base: the medians, and their mean, beside those of another working tree's engine (`_base.py`); each run is a process
+of its own. A step waits for nothing, so its median is processor time: what the kernel cut in two is in the tail.
 """
 
 import argparse
+import contextlib
+import functools
 import gc
-import json
 import platform
 import random
 import sys
 from heapq import heappop, heappush
 from itertools import accumulate, cycle
+from pathlib import Path
 from statistics import quantiles
 from time import perf_counter_ns
 
+from _base import aside, measure, options_of, pairs_of
+from _pairs import CPU, Row, write_json
+from _started import code
 from rich.console import Console
 from rich.table import Table
 
@@ -164,13 +172,25 @@ def shared_path(calls: int, copies: int = 1) -> list[float]:
     return took
 
 
+def medians(tree: Path, options: argparse.Namespace) -> Row:
+    """Return the median of each cell by the engine of *tree*, and their mean."""
+    found = aside(tree, "--policy", options.policy, "--calls", str(options.calls))
+    cells = {f"{row['devices']} devices, queue of {row['queue']}": row["median_us"] for row in found["rows"]}
+    cells |= {f"a CPU function, {row['copies']} copies": row["median_us"] for row in found["shared"]}
+    return {CPU: sum(cells.values()) / len(cells), **cells}
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments.add_argument("--json", nargs="?", const=True, type=Path, metavar="FILE", help="instead of a table")
     arguments.add_argument("--policy", choices=sorted(POLICIES), default="lalb-o3")
     arguments.add_argument("--calls", type=int, default=20_000, help="calls measured per row")
-    options = arguments.parse_args()
-
+    options = options_of(arguments)
+    if options.base:
+        pairs = pairs_of(options)
+        part = functools.partial(medians, options=options)
+        measure(pairs, options, {f"{options.policy}, a call": part}, contextlib.nullcontext)
+        return pairs.finish(options)
     rows = []
     gc.disable()  # as the service does on its hot path: collect between, not during
     for devices in DEVICES:
@@ -196,7 +216,8 @@ def main() -> int:
     if options.json:
         machine = {"machine": platform.machine(), "python": platform.python_version(), "seed": SEED}
         shared_rows = [{"copies": n, "median_us": cuts[49], "p99_us": cuts[98]} for n, cuts in shared.items()]
-        print(json.dumps({**machine, "policy": options.policy, "rows": rows, "flat": flat, "shared": shared_rows}))
+        found = {**machine, "code": code(), "policy": options.policy, "rows": rows, "flat": flat, "shared": shared_rows}
+        write_json(found, options.json)
     else:
         table = Table("devices", "queue", "median µs", "p99 µs", "mean µs", "misses", title=f"{options.policy}, a call")
         for row in rows:

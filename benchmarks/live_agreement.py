@@ -27,7 +27,7 @@ from pathlib import Path
 
 import httpx
 from _document import table, write_part
-from _platform import GPUFAAS, ROOT, free_port, gpufaas, process
+from _platform import ROOT, gpufaas, platform
 from rich.console import Console
 
 from gpufaas_core.cost import Cost
@@ -51,14 +51,9 @@ AGREE, WITHIN = 0.95, 0.20
 
 @contextmanager
 def served(home: Path, journal: Path, policy: str) -> Iterator[str]:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
     devices = [part for number in (0, 1) for part in ("--device", f"cpu:{number}={MEMORY_MIB}MiB")]
-    options = ["--port", str(port), "--data", str(home / "data"), "--journal", str(journal), "--policy", policy]
-    with (home / "output").open("ab") as output:
-        command = [*GPUFAAS, "serve", *options, *devices]
-        with process(command, f"{url}/healthz", stdout=output, stderr=output):
-            yield url
+    with platform("--journal", str(journal), "--policy", policy, *devices, home=home) as (url, *_):
+        yield url
 
 
 def deploy(url: str, home: Path) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 import httpx
 from _document import table, write_part
-from _platform import GPUFAAS, ROOT, free_port, gpufaas, process
+from _platform import ROOT, gpufaas, platform
 from emulated import as_known, drawn
 from rich.console import Console
 
@@ -96,16 +96,11 @@ def write_functions(home: Path) -> None:
 
 @contextmanager
 def served(home: Path, journal: Path, policy: str) -> Iterator[str]:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    options = ["--port", str(port), "--data", str(home / "data"), "--journal", str(journal), "--policy", policy]
-    device = ["--device", f"cpu:0={MEMORY_MIB}MiB,cores={CORES:g}"]
-    with (home / "output").open("ab") as output:
-        command = [*GPUFAAS, "serve", *options, *device]
-        with process(command, f"{url}/healthz", stdout=output, stderr=output):
-            # Deployed again for the second time, so that the fork server is ready when the first call comes.
-            gpufaas(url, "up", "-f", str(home / "stack.yaml"), cwd=home)
-            yield url
+    device = f"cpu:0={MEMORY_MIB}MiB,cores={CORES:g}"
+    with platform("--journal", str(journal), "--policy", policy, "--device", device, home=home) as (url, *_):
+        # Deployed again for the second time, so that the fork server is ready when the first call comes.
+        gpufaas(url, "up", "-f", str(home / "stack.yaml"), cwd=home)
+        yield url
 
 
 def others_of(name: str) -> list[str]:

@@ -2,7 +2,7 @@
 Warm calls of this platform beside other servers, by turns in one run on this machine.
 
     .venv/bin/python benchmarks/peers.py [--peers mosec,litserve,...] [--works echo,convnet]
-                                      [--rounds 3] [--seconds 3] [--json FILE] [--write]
+                                      [--rounds 3] [--seconds 3] [--base TREE] [--json FILE] [--write]
 
 Two works: *echo* (1 KB of JSON, parsed and serialised) at 1, 16 and 64 connections, and *convnet* (resnet18 of the
 examples at 64 x 64 pixels, 7 to 15 ms on one thread) at 16 and 64, on two devices here and by two workers there. Load
@@ -15,8 +15,8 @@ with HAProxy; each but the first in an environment of its own, in the user's cac
 that cannot be installed or started is said to be "not run". More yardsticks of the same run: a turn of an empty Python
 loop, 1 KB to another process and back, and the convnet in two processes without any server.
 
---write puts the table into README.md and docs/performance.md. The bars are judged at the end; with a missed one it
-exits with 1.
+--base: no peers, but the platform of another working tree (`_base.py`), with *echo* or the --works given. --write puts
+the table into README.md and docs/performance.md. The bars are judged at the end; with a missed one it exits with 1.
 """
 
 import argparse
@@ -24,23 +24,21 @@ import contextlib
 import json
 import os
 import platform as machine
-import resource
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import httpx
-import psutil
+from _base import measure, options_of, pairs_of
 from _judged import status_of
+from _pairs import load
 from _peer_report import Cell, Report, Row, bars, print_table, write
 from _platform import ROOT
 from _servers import PEERS, WORKS, ByHand, NotRun, Served, by_hand, ours, ping_pong_us, python_loop_ns, theirs
-from _wrk import BODY, LUA, wrk
+from _wrk import BODY, LUA, need_wrk, wrk
 from rich.console import Console
 
 CONNECTIONS: Final = {"echo": (1, 16, 64), "convnet": (16, 64)}
@@ -69,34 +67,19 @@ class Runs:
             for connections in CONNECTIONS[work]:
                 told = f"{PEERS[name].title}: {work}, {connections} connections, round {turn + 1} of {self.rounds}"
                 with self.console.status(told):
-                    rows = [self._measured(each, work, connections) for each in (mine, other)]
+                    rows = [self.load(work, connections)(each) for each in (mine, other)]
                 self.report.add(Cell(name, work, connections), *rows)
         for connections in CONNECTIONS[work]:
             self.console.log(self.report.line(Cell(name, work, connections)))
 
-    def _measured(self, server: Served, work: str, connections: int) -> Row:
-        time.sleep(0.2)
-        before, busy, began = server.tree.cpu_s(), _used_s(), time.perf_counter()
-        row = wrk(server.urls[work], connections, self.seconds, self._scripts[work])
-        after, took = server.tree.cpu_s(), time.perf_counter() - began
-        whole, first = (now - then for now, then in zip(after, before, strict=True))
-        calls = max(row["requests"], 1)
-        foreign = (_used_s() - busy - whole) / took
-        return {**row, "cpu_us": 1e6 * whole / calls, "first_us": 1e6 * first / calls, "foreign": max(0.0, foreign)}
+    def load(self, work: str, connections: int) -> Callable[[Served], Row]:
+        return load(work, connections, self.seconds, self._scripts[work])
 
     def _yardsticks(self, hand: ByHand | None) -> None:
         self.report.yardstick("python_loop_ns", python_loop_ns())
         self.report.yardstick("ping_pong_us", ping_pong_us())
         if hand is not None:
             self.report.ceiling(hand.rate(self.seconds))
-
-
-def _used_s() -> float:
-    """Return the processor time that all but idling, and this program and the wrk that it has run, have used."""
-    times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "guest", 0.0)
-    mine = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
-    return float(sum(times) - idle - sum(each.ru_utime + each.ru_stime for each in mine))
 
 
 def machine_of() -> str:
@@ -122,7 +105,7 @@ def write_weights(folder: Path) -> Path:
     return path
 
 
-def measure(names: Sequence[str], works: Sequence[str], runs: Runs, folder: Path) -> None:
+def with_peers(names: Sequence[str], works: Sequence[str], runs: Runs, folder: Path) -> None:
     weights = write_weights(folder)
     with contextlib.ExitStack() as stack:
         mine = stack.enter_context(ours(works))
@@ -140,30 +123,36 @@ def measure(names: Sequence[str], works: Sequence[str], runs: Runs, folder: Path
                     break
 
 
-def options_of() -> argparse.Namespace:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; default: all")
-    parser.add_argument("--works", default=",".join(WORKS), help=f"of {', '.join(WORKS)}; default: both")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--works", help=f"of {', '.join(WORKS)}; default: both; with --base echo")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     parser.add_argument("--write", action="store_true", help="put the table into README.md and docs/performance.md")
-    options = parser.parse_args()
-    options.peers, options.works = options.peers.split(","), options.works.split(",")
+    options = options_of(parser, rounds=3)
+    works = options.works or ("echo" if options.base else ",".join(WORKS))
+    options.peers, options.works = options.peers.split(","), works.split(",")
+    if options.base and options.write:
+        parser.error("--base measures no peers: there is nothing for --write")
     for given, known in ((options.peers, PEERS), (options.works, WORKS)):
         if unknown := [each for each in given if each not in known]:
             parser.error(f"{unknown[0]!r} is none of {', '.join(known)}")
-    if not shutil.which("wrk"):
-        sys.exit("wrk is missing: apt install wrk")
+    need_wrk()
     return options
 
 
 def main() -> int:
-    options = options_of()
+    options = parsed()
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="gpufaas-bench-") as folder:
         runs = Runs(Path(folder), options.seconds, options.rounds, console)
-        measure(options.peers, options.works, runs, Path(folder))
+        if options.base:
+            pairs, works = pairs_of(options), options.works
+            parts = {f"{work}, {at} connections": runs.load(work, at) for work in works for at in CONNECTIONS[work]}
+            measure(pairs, options, parts, lambda tree: ours(works, tree), lambda mine: mine.urls[works[0]])
+            return pairs.finish(options)
+        with_peers(options.peers, options.works, runs, Path(folder))
     report = runs.report
     print_table(report)
     if options.json:

@@ -1,23 +1,25 @@
 """
 Streams side by side: what the platform adds to each token, and what a token costs.
 
-    .venv/bin/python benchmarks/streams.py [--streams 200] [--seconds 5] [--rounds 3] [--json FILE]
+    .venv/bin/python benchmarks/streams.py [--streams 200] [--seconds 5] [--rounds 3] [--base TREE] [--json FILE]
 
 Each stream gets a token every 10 ms, as a server-sent event that says when it was made; the client is on the same
 machine, and so reads how long it was on its way. Four servers by turns: a program on uvicorn, called directly; the
 same program as a function, on its port and on the unix socket that the platform offers; and an async generator as a
-function. Processor time is that of the server and all its descendants, per token, from /proc. The bars are judged at
-the end; with a missed one it exits with 1.
+function. Processor time is that of the server and all its descendants, per token, from /proc. --base: the functions
+beside those on the platform of another working tree (`_base.py`), none called directly. The bars are judged at the end;
+with a missed one it exits with 1.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import re
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
@@ -25,10 +27,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import uvloop
+from _base import measure, options_of, pairs_of
 from _deploying import deploy
 from _judged import Bar, most, status_of
-from _platform import free_port, platform, process
-from _servers import Tree
+from _pairs import Row
+from _platform import ROOT, free_port, platform, process
+from _servers import Served, Tree
 from rich.console import Console
 from rich.table import Table
 
@@ -139,32 +143,40 @@ async def measured(url: str, tree: Tree, streams: int, seconds: float) -> dict[s
     }  # fmt: skip
 
 
-def run(options: argparse.Namespace, console: Console) -> dict[str, list[dict[str, float]]]:
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in NAMES}
+@contextlib.contextmanager
+def served(streams: int, tree: Path = ROOT) -> Iterator[Served]:
+    """Serve the functions by the platform of *tree*."""
+    on_socket = SERVER.replace('port=int(os.environ["PORT"])', 'uds=os.environ["GPUFAAS_SOCKET"]')
+    programs = {"server": (SERVER, "server"), "socket": (on_socket, "server"), "generator": (GENERATOR, "http")}
+    with platform("--device", "cpu:0=1GiB", tree=tree) as (url, child, _):
+        with httpx.Client(base_url=url, timeout=60) as client:
+            for name, (program, kind) in programs.items():
+                deploy(client, name, program, kind=kind, annotations={"gpufaas.slots": str(streams)})
+                client.post(f"/function/{name}", content="2").raise_for_status()
+        urls = (f"{url}/function/{name}" for name in programs)
+        yield Served(dict(zip(NAMES[1:], urls, strict=True)), Tree(child.pid))
+
+
+def run(options: argparse.Namespace, console: Console) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {name: [] for name in NAMES}
     with TemporaryDirectory() as folder:
         program, port = Path(folder) / "main.py", free_port()
         program.write_text(SERVER)
-        on_socket = SERVER.replace('port=int(os.environ["PORT"])', 'uds=os.environ["GPUFAAS_SOCKET"]')
         direct = f"http://127.0.0.1:{port}/"
         with (
-            platform("--device", "cpu:0=1GiB") as (url, child, _),
+            served(options.streams) as ours,
             process([sys.executable, str(program)], f"{direct}healthz", env={"PORT": str(port)}) as bare,
-            httpx.Client(base_url=url, timeout=60) as client,
         ):
-            slots = {"gpufaas.slots": str(options.streams)}
-            deploy(client, "server", SERVER, kind="server", annotations=slots)
-            deploy(client, "socket", on_socket, kind="server", annotations=slots)
-            deploy(client, "generator", GENERATOR, kind="http", annotations=slots)
-            for name in ("server", "socket", "generator"):
-                client.post(f"/function/{name}", content="2").raise_for_status()
-            ours = Tree(child.pid)
-            functions = [(f"{url}/function/{name}", ours) for name in ("server", "socket", "generator")]
-            servers = [(direct, Tree(bare.pid)), *functions]
             for turn in range(options.rounds):
-                for name, (at, tree) in zip(NAMES, servers, strict=True):
+                for name in NAMES:
+                    each = ours if name in ours.urls else Served({name: direct}, Tree(bare.pid))
                     with console.status(f"{name}: {options.streams} streams, round {turn + 1} of {options.rounds}"):
-                        found[name].append(uvloop.run(measured(at, tree, options.streams, options.seconds)))
+                        found[name].append(part(name, options)(each))
     return found
+
+
+def part(name: str, options: argparse.Namespace) -> Callable[[Served], Row]:
+    return lambda each: uvloop.run(measured(each.urls[name], each.tree, options.streams, options.seconds))
 
 
 def medians(found: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
@@ -191,9 +203,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
+    options = options_of(parser, rounds=3)
+    if options.base:
+        pairs, parts = pairs_of(options), {name: part(name, options) for name in NAMES[1:]}
+        measure(pairs, options, parts, lambda tree: served(options.streams, tree), lambda mine: mine.urls["generator"])
+        return pairs.finish(options)
     found = run(options, Console(stderr=True))
     rows = medians(found)
     if options.json:

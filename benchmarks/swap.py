@@ -15,7 +15,7 @@ Two CPU devices, each with room for four of the models and one torch thread for 
 The rate: runs, and the loads of the ideal LRU's misses, as they take by hand in two forks of a process with torch at
 once, would keep both devices busy for --load of the time. So it does not depend on the platform. --sleep: a run is so
 many ms of sleep and one look at the weights, as where a device computes and leaves the processors free. --base: the
-platform of another working tree (with a .venv), by turns with this one; same models, same requests. --serve: more
+platform of another working tree, by turns with this one; same models, same requests. --serve: more
 options of `gpufaas serve` for this tree's.
 """
 
@@ -39,6 +39,7 @@ from typing import Any, Final
 
 import httpx
 import psutil
+from _base import working_tree
 from _platform import ROOT, gpufaas, platform
 from _starts import BODY, MiB, beyond_load_and_run, by_hand, phases, write_layers
 from rich.console import Console
@@ -310,13 +311,13 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=64, help="MiB of weights of each model")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sleep", type=float, default=0.0, metavar="MS")
-    parser.add_argument("--base", type=Path, metavar="TREE")
+    parser.add_argument("--base", type=working_tree, metavar="TREE")
     parser.add_argument("--serve", default="", metavar="OPTIONS")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     platforms = {"as it is": (ROOT, shlex.split(options.serve))}
     if options.base:
-        platforms["base"] = (options.base.resolve(), [])
+        platforms["base"] = (options.base, [])
     console = Console(stderr=True)
     replayed: dict[str, list[Replayed]] = {name: [] for name in platforms}
     with tempfile.TemporaryDirectory(prefix="gpufaas-swap-models-") as source:
