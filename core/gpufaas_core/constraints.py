@@ -30,7 +30,7 @@ RLIMIT: Final = "rlimit"
 ENFORCED_BY: Final = {
     CGROUP_V1: "by the kernel (control groups, v1)",
     CGROUP_V2: "by the kernel (control groups, v2)",
-    WATCHER: "by the kernel for private memory, by a watcher for the rest",
+    WATCHER: "by the kernel for private memory, by a watcher for the rest that processes have mapped or open",
     RLIMIT: "by the kernel for private memory of each process, not for shared memory",
 }
 """How memory limits are enforced, in words."""

@@ -108,7 +108,8 @@ class _Drain(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:  # noqa: ARG002 - the protocol's
         self._came = True
-        _lingering.move_to_end(self)
+        if self in _lingering:
+            _lingering.move_to_end(self)
 
     def eof_received(self) -> None:
         self.end()

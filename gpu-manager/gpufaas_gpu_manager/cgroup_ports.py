@@ -59,6 +59,10 @@ class Cgroups(Protocol):
     def limits_cpu(self) -> bool:
         """Whether `Group.limit_cpu` has an effect."""
 
+    @property
+    def counts_sockets(self) -> bool:
+        """Whether a group with a limit on memory is held to some for the buffers of its sockets."""
+
     def make(self, name: str, within: str = "", cores: float = 0.0) -> Group:
         """
         :param within: the name of a group of groups, which may use *cores* together; empty: none

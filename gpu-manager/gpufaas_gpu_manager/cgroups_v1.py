@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from gpufaas_core.units import Bytes
+from gpufaas_core.units import Bytes, MiB
 from gpufaas_gpu_manager import cgroup_files as files
 
 _PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
+_SOCKETS: Final = "memory.kmem.tcp.limit_in_bytes"
+"""The limit of the buffers of IP sockets, which are not charged as memory. Sockets count from when it is first set."""
+_SOCKET_BYTES: Final[Bytes] = 16 * MiB
+"""At the limit senders wait, and windows shrink to some 64 KiB for each socket."""
 
 
 class GroupV1:
@@ -31,6 +35,8 @@ class GroupV1:
             names.reverse()
         for name in names:
             files.write(self._memory / name, text)
+        with contextlib.suppress(OSError):  # `counts_sockets`
+            files.write(self._memory / _SOCKETS, "-1" if size is None else str(_SOCKET_BYTES))
 
     def limit_pids(self, count: int | None) -> None:
         if "pids" in self._directories:
@@ -115,6 +121,10 @@ class CgroupsV1:
     @property
     def limits_cpu(self) -> bool:
         return "cpu" in self._homes
+
+    @property
+    def counts_sockets(self) -> bool:
+        return (self._homes["memory"] / _SOCKETS).exists()
 
     def make(self, name: str, within: str = "", cores: float = 0.0) -> GroupV1:
         directories = {controller: home / name for controller, home in self._homes.items()}

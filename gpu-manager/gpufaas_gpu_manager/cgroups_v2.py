@@ -12,6 +12,7 @@ from gpufaas_gpu_manager import cgroup_files as files
 from gpufaas_gpu_manager.proc import parent_of
 
 _PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
+_BOOTED_WITH: Final = Path("/proc/cmdline")
 
 
 class GroupV2:
@@ -79,6 +80,10 @@ class CgroupsV2:
     @property
     def limits_cpu(self) -> bool:
         return "cpu" in files.words(self._home / "cgroup.controllers")
+
+    @property
+    def counts_sockets(self) -> bool:
+        return not any("nosocket" in each for each in files.words(_BOOTED_WITH))
 
     def make(self, name: str, within: str = "", cores: float = 0.0) -> GroupV2:
         home = self._home

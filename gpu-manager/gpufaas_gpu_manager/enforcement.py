@@ -40,7 +40,10 @@ _AGAIN: Final = 0.125
 
 
 class Enforcement:
-    """See module. `name` is the value of the devices' label; `why` says why there are no control groups."""
+    """
+    See module. `name` is the value of the devices' label; `why` says why there are no control groups, or what these do
+    not count.
+    """
 
     def __init__(self, mode: Mode = "rlimit", pids: int = PIDS) -> None:
         """:raises InvalidSpec: *mode* is ``cgroup``, and there are no control groups"""
@@ -58,6 +61,8 @@ class Enforcement:
             try:
                 self._groups = find()
                 self.name = CGROUP_V1 if self._groups.version == "v1" else CGROUP_V2
+                if not self._groups.counts_sockets:
+                    self.why = "this kernel does not charge the buffers of TCP sockets to control groups"
             except OSError as exc:
                 self.why = f"no control groups: {exc}"
                 if mode == "cgroup":

@@ -4,7 +4,8 @@ A watcher of memory, used where there are no control groups: it ends a worker th
 A thread looks at every worker and its descendants in /proc, more often the less memory a worker has left. It takes at
 most a fiftieth of one CPU, or a third while a worker grows. So it is late by some hundredths of a second, in which a
 worker can take more than its reservation. It does not see memory that no process has mapped or open: files left in a
-tmpfs.
+tmpfs, detached System V segments, memory files on their way over a socket. Nor does it see what the kernel keeps for
+processes: page tables, and buffers of sockets and pipes.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ from typing import cast
 import pytest
 from tests.waiting import LIMIT_S, until
 
-from gpufaas_gpu_manager import cgroup_files
+from gpufaas_gpu_manager import cgroup_files, cgroups_v1, cgroups_v2
 from gpufaas_gpu_manager.cgroup_ports import Cgroups, Group
 from gpufaas_gpu_manager.cgroups import find
 from gpufaas_gpu_manager.cgroups_v2 import CgroupsV2, GroupV2
@@ -189,6 +189,29 @@ def test_limits_can_be_set_changed_and_taken_away(made: Cgroups) -> None:
     for cores in (0.5, 2.0, None):
         group.limit_cpu(cores)
     assert group.oom_kills() == 0
+
+
+@pytest.mark.parametrize(("booted", "counts"), [("quiet", True), ("quiet cgroup.memory=nokmem,nosocket", False)])
+def test_version_2_says_whether_it_counts_sockets(
+    directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, booted: str, counts: bool
+) -> None:
+    (tmp_path / "cmdline").write_text(booted)
+    monkeypatch.setattr(cgroups_v2, "_BOOTED_WITH", tmp_path / "cmdline")
+
+    assert CgroupsV2(directory.root, _name(os.getpid())).counts_sockets == counts
+
+
+def test_version_1_goes_on_without_a_limit_on_sockets_and_says_so(
+    kernel: Cgroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel.version != "v1":
+        pytest.skip("version 2 charges them as memory")
+    assert kernel.counts_sockets
+    monkeypatch.setattr(cgroups_v1, "_SOCKETS", "memory.kmem.tcp.none_in_bytes")
+
+    kernel.make("worker-1").limit_memory(64 * MiB)
+
+    assert not kernel.counts_sockets
 
 
 def test_closing_ends_what_is_left(made: Cgroups, run: Run) -> None:
