@@ -174,8 +174,8 @@ class ServedCalls:
     def _start(self, grant: Grant, head: CallHead, body: bytes) -> None:
         try:
             exchange = self._server.node.grants.call(grant, head, body, self._kept)
-        except GrantRefused as exc:
-            self._end()
+        except (GrantRefused, StorageFailed) as exc:
+            self.give_up() if isinstance(exc, StorageFailed) else self._end()
             self.fail(exc)
             return
         self._exchange = exchange

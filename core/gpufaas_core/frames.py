@@ -9,7 +9,8 @@ a raw body::
 A slot has one call, or batch, at a time. A call, seen from the node::
 
     → CALL (head, body inline)                          or  CALL with body_mode STREAM, BODY*, BODY_END
-                                                        or  CALL with body_mode FILE: the body is the file `body_path`
+                                                        or  CALL with body_mode FILE: the body is an open file, which
+                                                            came before it (`gpufaas_functions.body_file`)
     ← ANSWER (head, body inline)                        or  HEAD, CHUNK*, END
     → AREA before a CALL: memory that both ends have mapped, for its body, and for its answer
     ← LAID in place of ANSWER: the body of the answer lies in that area
@@ -24,7 +25,7 @@ A batch::
 
     → BATCH, then CALL for each of its calls; their place is their number in this order, from 0
     ← ANSWERS: small answers, each with the place of its call; as often as needed
-    ← HEAD, CHUNK*, END for each call that ANSWERS left out, in their order
+    ← HEAD, with the place of its call, CHUNK*, END for each call that is in no ANSWERS
 
 A worker with one slot, that is no event loop, may have a call or batch ahead of the one that it runs. The node can mark
 it in memory that both share (`gpufaas_functions.begun`)::
@@ -109,7 +110,10 @@ answered 101, bodies are the bytes of that protocol, both ways, and the answer e
 
 
 class CallHead(msgspec.Struct, array_like=True, frozen=True):
-    """`headers` are the caller's, with names in lower case; `path` begins with ``/`` and is still percent-encoded."""
+    """
+    `headers` are the caller's, with names in lower case; `path` begins with ``/`` and is still percent-encoded.
+    `body_path` is the file with the body; for a worker, which gets it open, why it does not come.
+    """
 
     call: str
     method: str
@@ -180,6 +184,8 @@ class AnswerHead(msgspec.Struct, array_like=True, frozen=True):
     length: int = -1
     """Content-Length of a body that streams, or that an answer to HEAD leaves out. -1: the function did not declare
     it."""
+    place: int = 0
+    """Of its call in its batch, in HEAD."""
 
 
 class LaidHead(msgspec.Struct, array_like=True, frozen=True):

@@ -14,7 +14,7 @@ import yaml
 
 from gpufaas_cli.bundles import BuildRequest, build
 from gpufaas_functions.author import Context, Event, to_answer
-from gpufaas_functions.batches import run_batch
+from gpufaas_functions.batches import BatchHandler
 from gpufaas_functions.coroutines import called, checked, is_async
 
 EXAMPLES = Path(__file__).parent
@@ -52,8 +52,9 @@ class Deployed:
     def call_together(self, *bodies: Any) -> list[Any]:
         """Return what `call` does, of each of several calls that run in one batch."""
         events, contexts = zip(*(_call(each, "") for each in bodies), strict=True)
-        answers = run_batch(partial(self.handler.handle_batch, self.model), events, contexts)
-        return [(each.status, json.loads(each.body)) for each in answers]
+        together = BatchHandler(partial(self.handler.handle_batch, self.model))
+        found = {place: each for some in together.run(events, contexts) for place, each in some.items()}
+        return [(found[place].status, json.loads(found[place].body)) for place in range(len(bodies))]
 
     def _handle(self, event: Event, context: Context) -> Any:
         return self.handler.handle(*([] if self.model is None else [self.model]), event, context)

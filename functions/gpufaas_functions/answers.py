@@ -10,9 +10,10 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import CHUNK_BYTES, FILE, AnswerHead, CallHead, Kind, LaidHead, MeasuredHead, encode_frame
+from gpufaas_core.frames import CHUNK_BYTES, AnswerHead, CallHead, Kind, LaidHead, MeasuredHead, encode_frame
 from gpufaas_functions.areas import Area
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
+from gpufaas_functions.body_file import BodyFile
 from gpufaas_functions.emulated import EmulatedMemory
 from gpufaas_functions.memory import CpuMemory, CudaMemory, is_out_of_memory
 
@@ -37,14 +38,11 @@ Handle: TypeAlias = Callable[[Event, Context], Any]
 """The author's ``handle``, with the model."""
 
 
-def event_of(head: CallHead, body: "bytes | Area") -> Event:
+def event_of(head: CallHead, body: "bytes | Area | BodyFile") -> Event:
     """Return the event of a call whose body is there."""
-    if type(body) is Area:
-        return Event(head.method, head.path, head.query, head.headers, None, area=body)
-    assert isinstance(body, bytes)
-    if head.body_mode == FILE:
-        return Event(head.method, head.path, head.query, head.headers, None, file=head.body_path)
-    return Event(head.method, head.path, head.query, head.headers, body)
+    if isinstance(body, bytes):
+        return Event(head.method, head.path, head.query, head.headers, body)
+    return Event(head.method, head.path, head.query, head.headers, None, laid=body)
 
 
 def whole_head(

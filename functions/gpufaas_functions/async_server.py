@@ -18,6 +18,7 @@ import msgspec
 
 from gpufaas_core.frames import (
     CHUNK_BYTES,
+    FILE,
     KIND,
     PIECE_COST,
     SLOT,
@@ -51,6 +52,7 @@ from gpufaas_functions.answers import (
 )
 from gpufaas_functions.areas import Area
 from gpufaas_functions.author import Context, HandlerAnswer
+from gpufaas_functions.body_file import BodyFile, take
 from gpufaas_functions.connection import HELD_S
 from gpufaas_functions.coroutines import Pieces, aopened, called, closed
 from gpufaas_functions.memory import is_out_of_memory
@@ -79,6 +81,8 @@ class AsyncServer(asyncio.Protocol):
         self.parking: Parking | None = None
         self.shared: ctypes.Array[ctypes.c_char] | None = None
         """The memory that the node lends areas of; None: it lends none."""
+        self.files: socket | None = None
+        """Over which the open files of bodies come."""
         self._slots = [AsyncSlot(self, index) for index in range(slots)]
         self._reader = FrameReader(sys.maxsize, slots)
         self._out: list[bytes | memoryview] = []
@@ -216,6 +220,8 @@ class AsyncSlot:
             self._cancelled = False
             if self._area is not None and (laid := self._area.body) is not None:
                 self._begin(head, laid)
+            elif head.body_mode == FILE:
+                self._begin(head, take(self._server.files, head))
             elif head.body_mode == STREAM:
                 self._head, self._body, self._taken = head, [body], 0
             else:
@@ -272,7 +278,7 @@ class AsyncSlot:
         body, self._body = b"".join(self._body), []
         self._begin(head, body)
 
-    def _begin(self, head: CallHead, body: bytes | Area) -> None:
+    def _begin(self, head: CallHead, body: bytes | Area | BodyFile) -> None:
         self._begun = False
         self._task = asyncio.get_running_loop().create_task(self._run(head, body))
 
@@ -284,7 +290,7 @@ class AsyncSlot:
         elif self._task is not None and self._begun:
             self._task.cancel()
 
-    async def _run(self, head: CallHead, body: bytes | Area) -> None:
+    async def _run(self, head: CallHead, body: bytes | Area | BodyFile) -> None:
         self._begun = True
         if self._server.left:
             end_process()
@@ -300,7 +306,7 @@ class AsyncSlot:
             if area is not None:
                 area.end()
 
-    async def _answer(self, head: CallHead, body: bytes | Area, area: Area | None) -> None:
+    async def _answer(self, head: CallHead, body: bytes | Area | BodyFile, area: Area | None) -> None:
         server = self._server
         event, context = event_of(head, body), Context(head.call, server.function, server.device)
         failed = out_of_memory = False

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from encodings import normalize_encoding
 from encodings.aliases import aliases
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -31,6 +31,7 @@ from gpufaas_core.plausible import why_no_answer
 
 if TYPE_CHECKING:
     from gpufaas_functions.areas import Area  # containers of other programs have no areas
+    from gpufaas_functions.body_file import BodyFile
 
 _PIECE: Final = 256 * 1024
 _FRAMING: Final = 16
@@ -44,6 +45,9 @@ _CONTENT_TYPE: Final = b"content-type"
 _HEADER_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110: a token
 _NOT_IN_HEADER: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _CHARSET: Final = re.compile(rb";\s*charset\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
+JSON: Final = 1
+TEXT: Final = 2
+"""Ways to read a body, beside its bytes."""
 _UTF_8: Final = "utf_8"
 _MARK: Final = "\ufeff"
 """The byte order mark, which some programs write before a text: it is no part of that."""
@@ -112,7 +116,18 @@ class BadCharset(BadBody):
 class Event:
     """One call. Reading `body` reads all of it; `stream` gives a body that streams piece by piece."""
 
-    __slots__ = ("_area", "_body", "_file", "_path", "_query", "_raw_headers", "_stream", "method")
+    __slots__ = (
+        "_ahead",
+        "_body",
+        "_laid",
+        "_path",
+        "_query",
+        "_raw_headers",
+        "_stream",
+        "asked",
+        "method",
+        "unreadable",
+    )
 
     def __init__(
         self,
@@ -122,8 +137,7 @@ class Event:
         headers: list[tuple[bytes, bytes]],
         body: bytes | None,
         stream: Callable[[], Iterator[bytes]] | None = None,
-        file: str = "",
-        area: "Area | None" = None,
+        laid: "Area | BodyFile | None" = None,
     ) -> None:
         self.method = method
         self._path = path
@@ -131,19 +145,18 @@ class Event:
         self._raw_headers = headers
         self._body = body
         self._stream = stream
-        self._file = file
-        """The file of a large body; empty: the body is in memory, or streams."""
-        self._area = area
-        """The memory shared with the node, if the body lies there."""
+        self._laid = laid
+        """Where a large body lies: in memory shared with the node, or a file. None: it is in memory, or streams."""
+        self._ahead: dict[int, Any] | None = None
+        """What was read ahead and not asked for yet, by its reading."""
+        self.asked = self.unreadable = 0
+        """The readings (`JSON`, `TEXT`) that the handler has asked for, and those that failed when they were tried."""
 
     @property
     def body(self) -> bytes:
         """The whole body."""
-        if self._body is None and self._area is not None:
-            self._body = self._read(0, len(self._area))
-        elif self._body is None and self._file:
-            with self._opened() as file:
-                self._body = file.read()  # one copy, from the page cache
+        if self._body is None and self._laid is not None:
+            self._body = self._read(0, len(self._laid))
         elif self._body is None:
             self._body = b"".join(self.stream())
         return self._body
@@ -153,14 +166,9 @@ class Event:
         if self._body is not None:
             yield self._body
             return
-        if self._area is not None:
-            for at in range(0, len(self._area), _PIECE):
+        if self._laid is not None:
+            for at in range(0, len(self._laid), _PIECE):
                 yield self._read(at, _PIECE)
-            return
-        if self._file:
-            with self._opened() as file:
-                while piece := file.read(_PIECE):
-                    yield piece
             return
         source, self._stream = self._stream, None
         if source is None:
@@ -171,18 +179,11 @@ class Event:
 
     def _read(self, at: int, size: int) -> bytes:
         """:raises BadBody: its call has ended"""
-        assert self._area is not None
+        assert self._laid is not None
         try:
-            return self._area.read(at, size)
+            return self._laid.read(at, size)
         except FileNotFoundError:
             raise BadBody("the body is gone: its call has ended", self) from None
-
-    def _opened(self) -> BinaryIO:
-        """:raises BadBody: the file was removed, as its caller left: others of its batch go on without it"""
-        try:
-            return open(self._file, "rb")
-        except FileNotFoundError:
-            raise BadBody("the body is gone: its caller has left", self) from None
 
     @property
     def headers(self) -> Headers:
@@ -208,6 +209,11 @@ class Event:
 
         :raises BadBody: it is no such text (400), or its charset is not known (415)
         """
+        self.asked |= TEXT
+        found: str | None = self._ahead.pop(TEXT, None) if self._ahead else None
+        return self._text() if found is None else found
+
+    def _text(self) -> str:
         try:
             return self.body.decode(self._encoding()).removeprefix(_MARK)
         except UnicodeError as exc:
@@ -215,9 +221,25 @@ class Event:
 
     def json(self) -> Any:
         """:raises BadBody: the body is no JSON; if the handler lets it pass, its caller is answered 400"""
+        self.asked |= JSON
+        found = self._ahead.pop(JSON, None) if self._ahead else None
+        return self._json() if found is None else found
+
+    def read_ahead(self, readings: int) -> bool:
+        """Read the body before the handler does. Return whether it can be read in all of these ways."""
+        ahead = self._ahead = {} if self._ahead is None else self._ahead
+        for each in (JSON, TEXT):
+            if readings & each & ~self.unreadable and each not in ahead:
+                try:
+                    ahead[each] = self._json() if each == JSON else self._text()
+                except BadBody:
+                    self.unreadable |= each
+        return not readings & self.unreadable
+
+    def _json(self) -> Any:
         try:
             plain = self._encoding() == _UTF_8 and not self.body.startswith(b"\xef\xbb\xbf")
-            return msgspec.json.decode(self.body if plain else self.text)
+            return msgspec.json.decode(self.body if plain else self._text())
         except BadBody:
             raise
         except (ValueError, RecursionError) as exc:

@@ -2,15 +2,15 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from gpufaas_core.frames import CHUNK_BYTES, AnswerHead, AnswersHead, CallHead, Kind, encode_frame
-from gpufaas_core.model import Bytes
+from gpufaas_core.model import Bytes, Seconds
 from gpufaas_functions import call_lines
 from gpufaas_functions.answers import Memory, answer_of, event_of, failure, whole_head
 from gpufaas_functions.author import HandlerAnswer
-from gpufaas_functions.batches import HandleBatch, Result, run_batch
+from gpufaas_functions.batches import BatchHandler, Result
 from gpufaas_functions.connection import Absent, CallBody
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.slot_server import SlotServer, no_room
@@ -22,29 +22,33 @@ _Small: TypeAlias = "tuple[int, AnswerHead, bytes | memoryview]"
 class BatchServer:
     """The batches of one slot."""
 
-    def __init__(self, slot: SlotServer, handle_batch: HandleBatch) -> None:
+    def __init__(self, slot: SlotServer, handler: BatchHandler) -> None:
         self._slot = slot
-        self._handle_batch = handle_batch
+        self._handler = handler
 
     def serve(self, calls: list[tuple[CallHead, CallBody]]) -> None:
         """Answer a batch of *calls*. What is printed meanwhile belongs to none of them."""
-        slot, memory, size = self._slot, self._slot.memory, len(calls)
+        slot, size = self._slot, len(calls)
         heads = [head for head, _ in calls]
         events = [event_of(head, body) for head, body in calls if not isinstance(body, Absent)]
         calls.clear()
-        contexts = [slot.context(head) for head in heads]
         began = time.perf_counter()
-        results: list[Result]
         if len(events) < size:
             events.clear()
-            results = [no_room()] * size
-        else:
-            results = run_batch(self._handle_batch, events, contexts)
-        run_s = time.perf_counter() - began
+            self._answer(dict.fromkeys(range(size), no_room()), heads, began)
+            return
+        contexts = [slot.context(head) for head in heads]
+        for results in self._handler.run(events, contexts):
+            self._answer(results, heads, began)
+
+    def _answer(self, results: Mapping[int, Result], heads: list[CallHead], began: Seconds) -> None:
+        """Send *results*, by the place of their call."""
+        slot, memory, run_s = self._slot, self._slot.memory, time.perf_counter() - began
         small: list[_Small] = []
         large: list[tuple[int, HandlerAnswer]] = []
         shown: dict[int, str] = {}
-        for place, (head, result) in enumerate(zip(heads, results, strict=True)):
+        for place in sorted(results):
+            head, result = heads[place], results[place]
             failed = isinstance(result, BaseException)
             out_of_memory = isinstance(result, BaseException) and is_out_of_memory(result)
             answer = _failure(memory, head.call, result, shown) if isinstance(result, BaseException) else result

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from gpufaas_core.frames import PREFIX, AreaHead
+from gpufaas_core.frames import PREFIX, AreaHead, CallHead
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_functions.areas import Area
+from gpufaas_functions.body_file import BodyFile, take
 
 _BUFFER: Final = 64 * 1024
 HELD_S: Final[Seconds] = 0.0003
@@ -34,7 +35,7 @@ class Absent:
 
 
 Body: TypeAlias = bytes | Absent
-CallBody: TypeAlias = Body | Area
+CallBody: TypeAlias = Body | Area | BodyFile
 Frame: TypeAlias = tuple[int, bytes, Body]
 """Kind and slot, as in `frames.PREFIX`; header; body."""
 
@@ -42,11 +43,18 @@ Frame: TypeAlias = tuple[int, bytes, Body]
 class Connection:
     """See module."""
 
-    def __init__(self, sock: socket.socket, shared: "ctypes.Array[ctypes.c_char] | None" = None) -> None:
-        """:param shared: the memory that its node lends areas of; None: it lends none"""
+    def __init__(
+        self, sock: socket.socket, shared: "ctypes.Array[ctypes.c_char] | None" = None,
+        files: socket.socket | None = None,
+    ) -> None:  # fmt: skip
+        """
+        :param shared: the memory that its node lends areas of; None: it lends none
+        :param files: over which the open files of bodies come; None: none comes
+        """
         self.sock = sock
         self._await_more = _readable(sock)
         self._shared = shared
+        self._files = files
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
         self._at = 0
@@ -69,6 +77,10 @@ class Connection:
         """Return what the node lends to a call."""
         assert self._shared is not None
         return Area(self._shared, head)
+
+    def file(self, head: CallHead) -> BodyFile:
+        """Return the file with the body of the call that has come."""
+        return take(self._files, head)
 
     # --- frames out ---
 

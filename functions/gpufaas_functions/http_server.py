@@ -144,7 +144,7 @@ class Application:
             return handle
         model = handler.load(self._device)
         if handle is None:
-            return batches.one_by_one(lambda events, contexts: together(model, events, contexts))  # type: ignore[misc]
+            return batches.BatchHandler(lambda events, contexts: together(model, events, contexts)).one  # type: ignore[misc]
         return lambda event, context: handler.handle(model, event, context)
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:

@@ -39,7 +39,7 @@ from gpufaas_functions.answers import (
 from gpufaas_functions.areas import keep_bodies, leave_areas
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batch_server import BatchServer
-from gpufaas_functions.batches import HandleBatch
+from gpufaas_functions.batches import BatchHandler
 from gpufaas_functions.begun import Counts
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.coroutines import is_async
@@ -88,13 +88,17 @@ class WorkerStart(msgspec.Struct, frozen=True):
     """The file is attached in which it counts what it begins (`begun`)."""
     parks: bool = False
     """It may be parked: it keeps what its self-check says after the load."""
+    files: bool = False
+    """The socket is attached over which open files of bodies come (`body_file`)."""
+    idempotent: bool = False
+    """Calls of a batch may run again."""
     known: int = 0
     """The peak memory that other workers of the function have had: this one measures its own only beyond that."""
 
 
 def run(
     start: WorkerStart, control: socket.socket, counts: Counts, clocks: Sequence[socket.socket] = (),
-    shared: "ctypes.Array[ctypes.c_char] | None" = None,
+    shared: "ctypes.Array[ctypes.c_char] | None" = None, files: socket.socket | None = None,
 ) -> int:  # fmt: skip
     """
     Serve until *control*, the connection to the node, is closed; return the exit status.
@@ -102,8 +106,9 @@ def run(
     :param counts: of what each slot begins (`begun`)
     :param clocks: on an emulated device, one for each slot
     :param shared: the memory that the node lends areas of (`areas`)
+    :param files: over which open files of bodies come
     """
-    handle_batch: HandleBatch | None = None
+    together: BatchHandler | None = None
     parking: Parking | None = None
     os.register_at_fork(after_in_child=control.close)  # a fork that returns from the handler would answer calls, too
     try:
@@ -120,7 +125,7 @@ def run(
             memory.synchronize()
             loaded_s = time.perf_counter() - began
             warmed = _warm_up(handler, model, memory) if start.warm else []
-            handle, handle_batch = _with_model(handler, model)
+            handle, together = _with_model(handler, model, start)
             if start.parks:
                 parking = Parking(handler, model, start.device, memory)
         else:
@@ -144,16 +149,16 @@ def run(
         from gpufaas_functions.async_server import AsyncServer  # only where it is needed
 
         server = AsyncServer(start.function, start.device, handle, memory, counts.begun, start.slots)
-        server.parking, server.shared = parking, shared
+        server.parking, server.shared, server.files = parking, shared, files
         os.register_at_fork(after_in_child=server.leave)
         flush_at_exit(server.flush)
         server.serve(control, ready)
         return 0
     control.sendall(ready)
-    connection = Connection(control, shared)
+    connection = Connection(control, shared, files)
     os.register_at_fork(after_in_child=connection.leave)
     flush_at_exit(connection.flush_at_exit)
-    _slots(start, connection, handle, handle_batch, memory, counts, parking).serve()
+    _slots(start, connection, handle, together, memory, counts, parking).serve()
     return 0
 
 
@@ -193,16 +198,16 @@ def _warm_up(handler: Any, model: Any, memory: Memory) -> list[tuple[str, float]
 
 
 def _slots(
-    start: WorkerStart, connection: Connection, handle: Handle, handle_batch: HandleBatch | None, memory: Memory,
+    start: WorkerStart, connection: Connection, handle: Handle, together: BatchHandler | None, memory: Memory,
     counts: Counts, parking: Parking | None,
 ) -> OneSlot | SlotThreads:  # fmt: skip
     servers = [
         SlotServer(index, connection, handle, start.function, start.device, memory, alone=start.slots == 1)
         for index in range(start.slots)
     ]
-    if handle_batch is not None and start.batch > 1:
+    if together is not None and start.batch > 1:
         for each in servers:
-            each.serve_batch = BatchServer(each, handle_batch).serve
+            each.serve_batch = BatchServer(each, together).serve
     return OneSlot(servers[0], counts, parking) if start.slots == 1 else SlotThreads(servers, counts, parking)
 
 
@@ -223,7 +228,7 @@ def _memory_of(start: WorkerStart, slots: int) -> Memory:
     return CpuMemory(slots, start.known)
 
 
-def _with_model(handler: Any, model: Any) -> tuple[Handle, HandleBatch | None]:
+def _with_model(handler: Any, model: Any, start: WorkerStart) -> tuple[Handle, BatchHandler | None]:
     """Return the author's functions for one call and for several, with *model* as their first argument."""
     author_handle, author_batch = getattr(handler, "handle", None), getattr(handler, batches.NAME, None)
 
@@ -235,7 +240,8 @@ def _with_model(handler: Any, model: Any) -> tuple[Handle, HandleBatch | None]:
 
     if author_batch is None:
         return handle, None
-    return handle if author_handle is not None else batches.one_by_one(handle_batch), handle_batch
+    together = BatchHandler(handle_batch, idempotent=start.idempotent)
+    return handle if author_handle is not None else together.one, together
 
 
 def import_handler(start: WorkerStart) -> Any:

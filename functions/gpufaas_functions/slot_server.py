@@ -12,7 +12,6 @@ import msgspec
 
 from gpufaas_core.frames import (
     CHUNK_BYTES,
-    FILE,
     PIECE_COST,
     STREAM,
     WINDOW,
@@ -170,10 +169,8 @@ class SlotServer:
             self.turns.long(self)
             stream = _BodyStream(self, body)
             event = Event(head.method, head.path, head.query, head.headers, None, stream.chunks)
-        elif head.body_mode == FILE or type(body) is not bytes:
-            event = event_of(head, body if type(body) is Area else b"")
         else:
-            event = Event(head.method, head.path, head.query, head.headers, body)
+            event = event_of(head, b"" if isinstance(body, Absent) else body)
         context = Context(head.call, self._function, self._device)
         failed = out_of_memory = False
         began = time.perf_counter()
@@ -231,7 +228,7 @@ class SlotServer:
         """:raises Closed: the connection is closed"""
         error, out_of_memory = "", False
         length = declared_length(answer.headers) if answer.body is None else len(answer.body)
-        self._send(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length))
+        self._send(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length, place=self.place))
         chunks: Iterator[bytes | memoryview] | None = answer.chunks
         if answer.body is not None:
             chunks = iter(pieces_of(answer.body))
@@ -329,7 +326,7 @@ class _BodyStream:
 
     def __init__(self, slot: SlotServer, first: CallBody) -> None:
         self._slot = slot
-        assert not isinstance(first, Area)  # a body that streams has none
+        assert isinstance(first, (bytes, Absent))  # a body that streams lies nowhere
         self._first = first
         self._taken = 0
         """Bytes that the node was not told of yet."""

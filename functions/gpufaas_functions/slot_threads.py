@@ -27,6 +27,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from gpufaas_core.frames import (
+    FILE,
     KIND,
     SLOT,
     AreaHead,
@@ -127,10 +128,11 @@ class Slots:
             work = lane.last
             if not work.left:
                 lane.last = work = Work()
-            if lane.area is not None:
-                work.calls.append((_decode_call(header), lane.use_area(work, body)))
-            else:
-                work.calls.append((_decode_call(header), body))
+            head = _decode_call(header)
+            there: CallBody = body if lane.area is None else lane.use_area(work, body)
+            if head.body_mode == FILE:
+                there = self.connection.file(head)
+            work.calls.append((head, there))
             work.left -= 1
             return None if work.left or not lane.begin(work) else (lane, work)
         if kind == Kind.BATCH:

@@ -19,6 +19,7 @@ from gpufaas_core.frames import (
 )
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import Bytes, CallId
+from gpufaas_functions.body_file import BodyFile
 from gpufaas_gpu_manager import exchange_state as states
 
 MODEL_BUFFER: Final[Bytes] = 8 * 1024 * 1024
@@ -84,6 +85,7 @@ class Exchange(AnswerBuffer):
         "_bound",
         "body",
         "bound_at",
+        "file",
         "grant",
         "head",
         "kept",
@@ -104,6 +106,8 @@ class Exchange(AnswerBuffer):
         self.head: CallHead | None = None
         """The call, until a slot takes it."""
         self.body: bytes | memoryview = b""
+        self.file: BodyFile | None = None
+        """The body, if it lies in a file, until a worker has it."""
         self.name = grant.calls[0]
         """Of the call for its worker: before it comes, that of its grant."""
         self.slot: Slot | None = None

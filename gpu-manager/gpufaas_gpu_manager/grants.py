@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GrantRefused, Preempted, UnknownFunction, WorkerCrashed
-from gpufaas_core.frames import STREAM, UPGRADE, CallHead
+from gpufaas_core.frames import FILE, STREAM, UPGRADE, CallHead
 from gpufaas_core.messages import Finished, Grant, NodeRefused
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds, copy_id
+from gpufaas_functions.body_file import opened
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.room import WorkerDevice
@@ -110,12 +111,14 @@ class Grants:
 
         :param kept: see `Exchange.kept`
         :raises GrantRefused: nothing was taken; the scheduler knows, and places the call again
+        :raises StorageFailed: nothing was taken: its body lies in a file, which cannot be opened
         """
+        file = opened(head) if head.body_mode == FILE else None
         exchange = self.open(grant)
         if exchange is None:
             raise GrantRefused(f"{grant.device} refused call {grant.call}")
         worker = exchange.worker
-        exchange.kept = kept
+        exchange.kept, exchange.file = kept, file
         exchange.arrive(head, body)
         if exchange.state >= states.FINISHED:
             self._grants.pop(grant.call, None)

@@ -15,6 +15,7 @@ from gpufaas_core.frames import FILE, STREAM, UPGRADE, AnswerHead, CallHead, End
 from gpufaas_core.loopback import count_unread, unpace
 from gpufaas_core.model import Seconds
 from gpufaas_core.plausible import why_no_answer
+from gpufaas_functions.body_file import BodyFile
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange, Slot
 from gpufaas_gpu_manager.http_messages import SWITCHED, AnswerParser, BadHttp, chunk, declared_length, request_head
@@ -167,7 +168,9 @@ class HttpSlot:
         self._chunked = False
         connection.expect(head.method, mode == UPGRADE)
         if mode == FILE:
-            self._task = self.loop.create_task(self._send_file(connection, head))
+            assert self._exchange is not None
+            assert self._exchange.file is not None
+            self._task = self.loop.create_task(self._send_file(connection, head, self._exchange.file))
             return
         length = declared_length(head) if mode == STREAM else len(body)
         request = request_head(head, length)
@@ -180,15 +183,13 @@ class HttpSlot:
             connection.transport.write(request)
             connection.transport.write(body)
 
-    async def _send_file(self, connection: "_Connection", head: CallHead) -> None:
+    async def _send_file(self, connection: "_Connection", head: CallHead, file: BodyFile) -> None:
         try:
-            with open(head.body_path, "rb", buffering=0) as file:  # noqa: ASYNC230 - in the page cache: just written
-                length = file.seek(0, 2)
-                file.seek(0)
-                await connection.write(request_head(head, length))
-                while piece := file.read(_PIECE):
-                    await connection.write(piece)
-                    await asyncio.sleep(0)  # other calls come between the pieces
+            length = len(file)
+            await connection.write(request_head(head, length))
+            for at in range(0, length, _PIECE):
+                await connection.write(file.read(at, _PIECE))  # in the page cache: just written
+                await asyncio.sleep(0)  # other calls come between the pieces
         except OSError as exc:
             self.close()
             self._broke(f"its request's body could not be read ({exc.strerror})")

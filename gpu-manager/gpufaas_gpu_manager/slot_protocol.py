@@ -4,6 +4,7 @@ their exchanges. Slots share a connection (`worker_connection`).
 """
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
@@ -11,6 +12,7 @@ import msgspec
 
 from gpufaas_core.errors import BadAnswer, GpufaasError
 from gpufaas_core.frames import (
+    FILE,
     INLINE,
     PIECE_COST,
     STREAM,
@@ -38,6 +40,7 @@ from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import MAX_BYTES, MAX_S, why_no_answer
 from gpufaas_functions.areas import MIN
 from gpufaas_functions.begun import UNKNOWN, Counts
+from gpufaas_functions.body_file import give
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.areas import Area, Areas
 from gpufaas_gpu_manager.exchange import Exchange, Slot
@@ -89,6 +92,8 @@ class Wire(Protocol):
     shared: bool
     """It has several slots."""
     areas: Areas | None
+    files: socket.socket | None
+    """Over which open files of bodies go."""
     small: Bytes
     """Bodies and answers of at most so many bytes go in their frames: `SMALL`, or -1 while answers are large."""
     ended: int
@@ -180,6 +185,8 @@ class WorkerSlot:
             if not streams:
                 exchange.state = states.HOLD[exchange.state]
             return  # its worker ends: then its calls are failed or placed again
+        if head.body_mode == FILE:
+            head, exchange.file = give(wire.files, exchange.file, head), None
         if len(body) > wire.small:
             self._send_large(exchange, head, body, alone=not in_batch)
         elif in_batch or (wire.running and wire.shared):  # else the worker waits for it, or no other call comes with it
@@ -510,10 +517,12 @@ class WorkerSlot:
             self.cancel(exchange)
 
     def _stream_next(self, head: AnswerHead) -> None:
-        """The first answer of a batch begins to stream that was too large for ANSWERS."""
+        """An answer of a batch begins to stream that was too large for ANSWERS."""
         self._answering = True
-        self._place = place = next(iter(self._batch))
-        self._exchange, self._bodiless = exchange, _ = self._batch.pop(place)
+        exchange, bodiless = self._batch.pop(head.place, _NOBODY)
+        if exchange is None:
+            raise BrokenFrame(f"an answer for call {head.place} of its batch")
+        self._exchange, self._bodiless, self._place = exchange, bodiless, head.place
         self._on_head(exchange, head)
         if exchange.abandoned:
             self.cancel(exchange)

@@ -6,6 +6,7 @@ limited by ROOM.
 """
 
 import asyncio
+import socket
 from typing import Final, cast
 
 import msgspec
@@ -47,14 +48,18 @@ _decode_failed: Final = msgspec.msgpack.Decoder(FailedHead).decode
 class WorkerConnection(asyncio.Protocol):
     """See module. `slots` carry calls."""
 
-    def __init__(self, worker: SlotOwner, counts: Counts, areas: Areas | None = None) -> None:
+    def __init__(
+        self, worker: SlotOwner, counts: Counts, areas: Areas | None = None, files: socket.socket | None = None
+    ) -> None:
         """
         :param counts: of what the worker has begun on each of its slots (`functions/begun.py`)
         :param areas: for large bodies and answers; None: they are sent
+        :param files: over which open files of bodies go; does not block
         """
         slots = len(counts.begun)
         self.slots = [WorkerSlot(worker, self, index, counts) for index in range(slots)]
         self.areas = areas
+        self.files = files
         self.small = SMALL
         self.closing = False
         self.running = self.ended = 0
@@ -126,6 +131,8 @@ class WorkerConnection(asyncio.Protocol):
             slot.end()
         if self.areas is not None:
             self.areas.close()
+        if self.files is not None:
+            self.files.close()
         if self._transport is not None:
             self._transport.abort()
 

@@ -430,6 +430,7 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
         counts, shared = shared_in(ends[-1], start.slots)
         os.close(ends.pop())
     connection, *clocks = (socket.socket(fileno=fd) for fd in ends)
+    files = clocks.pop(0) if start.files else None
     chance.seed_afresh()  # before the author's imports: a seed of theirs counts
     os.environ.update(start.env)
     threads = str(start.threads)
@@ -444,7 +445,7 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
         sys.modules["torch"].set_num_threads(start.threads)
     if start.limit:
         set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
-    return runner.run(start, connection, counts, clocks, shared)
+    return runner.run(start, connection, counts, clocks, shared, files)
 
 
 def data_limit(base: int, memory: int, slots: int) -> int:

@@ -129,8 +129,8 @@ def test_what_is_wrong_with_one_call_does_not_concern_the_others(platform: Platf
             calls.begin(b"%d" % len(calls.begun), x_do=do)
         calls.begin(b"5000000", x_do="headers")
         calls.begin(b"100000", x_do="headers")
-        calls.begin(b"no json", x_do="parse")
-        calls.begin(b'{"answer": 42}', x_do="parse")
+        calls.begin(b"no json", x_do="parse", content_type="application/json")
+        calls.begin(b'{"answer": 42}', x_do="parse", content_type="application/json")
 
     plain, raised, status, stream, large, unsendable, head, smaller_head, misread, parsed = calls.answers()
 

@@ -1,14 +1,17 @@
 """
 What a stranger sends, or a function answers, concerns nobody else. A body that was no UTF-8 failed all calls of its
-batch. An answer with ``Transfer-Encoding`` in upper case ended early for a connection that callers share, and the next
-caller read what a function had made up.
+batch; one that was no JSON, or whose caller hung up before a function had read it from its file, ran them twice. An
+answer with ``Transfer-Encoding`` in upper case ended early for a connection that callers share, and the next caller
+read what a function had made up.
 """
 
 import contextlib
 import http.client
+from pathlib import Path
 
+import pytest
 from tests.integration.conftest import HTTP, Platform
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 READS = """
     def load(device):
@@ -38,6 +41,106 @@ def test_a_body_that_cannot_be_read_is_its_callers_fault_and_not_the_handlers(pl
         named = platform.call(path + "/json", latin_1, headers={"content-type": "application/json; charset=latin-1"})
         assert named.text == "café"
     assert "Traceback" not in platform.log("reads") + platform.log("reads-async")
+
+
+RECORDS = """
+    import os, time
+
+    def load(device):
+        return None
+
+    def handle_batch(model, events, contexts):
+        for event in events:
+            if gate := event.headers.get("x-gate"):
+                open(gate + ".began", "w").close()
+                until = time.monotonic() + 60
+                while not os.path.exists(gate) and time.monotonic() < until:
+                    time.sleep(0.005)
+        found = []
+        for event, context in zip(events, contexts):
+            streamed = sum(map(len, event.stream()))
+            size = len(event.json()["text"]) if event.path == "/json" else len(event.body)
+            with open(os.environ["record"], "a") as record:
+                record.write(f"{context.call_id} {len(events)} {streamed} {size}\\n")
+            found.append(context.call_id)
+        return found
+"""
+LARGE = b"x" * (2 << 20)
+
+
+def test_no_call_runs_twice_whatever_the_others_of_its_batch_send(platform: Platform, tmp_path: Path) -> None:
+    """Neither a body that is no JSON or no UTF-8, nor a caller who hangs up before its body was read from its file."""
+    record = tmp_path / "record"
+    path = platform.deploy("records", RECORDS, batch_max="8", env={"record": str(record)})
+    other = {"content-type": "application/json"}
+    held, inside = platform.gate(), platform.gate()
+    first = platform.begin(path, headers={"x-gate": held.body.decode(), "x-call-id": "first"})
+    until(held.reached, "the worker is occupied")
+    calls = [
+        platform.begin(path, b"1", headers={"x-gate": inside.body.decode(), "x-call-id": "good-0"}),
+        platform.begin(path + "/json", b'{"text":"a"}', headers={**other, "x-call-id": "good-1"}),
+        platform.begin(path + "/json", b"{", headers={**other, "x-call-id": "no-json"}),
+        platform.begin(path + "/json", b'{"text":"caf\xe9"}', headers={**other, "x-call-id": "no-utf-8"}),
+    ]
+    leaves = platform.socket()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Call-Id: leaves\r\nConnection: close\r\nContent-Length: {len(LARGE)}"
+    leaves.sendall(head.encode() + b"\r\n\r\n" + LARGE)
+    until(lambda: platform.queued() == 5, "all of them wait")
+    held.open()
+    until(inside.reached, "the batch runs")
+    leaves.close()
+    until(lambda: platform.spooled() == [], "the caller's leaving is noticed")
+    inside.open()
+
+    answers = [each.result() for each in (first, *calls)]
+
+    assert [each.status_code for each in answers] == [200, 200, 200, 400, 400]
+    assert [each.text for each in answers[:3]] == ["first", "good-0", "good-1"]
+    lines = sorted(line.split() for line in record.read_text().splitlines())
+    assert lines == [
+        ["first", "1", "0", "0"], ["good-0", "3", "1", "1"], ["good-1", "3", "12", "1"],
+        ["leaves", "3", str(len(LARGE)), str(len(LARGE))],
+    ]  # fmt: skip
+    assert "Traceback" not in platform.log("records")
+
+
+LATE = """
+    import os, time
+
+    def handle(event, context):
+        gate, record = event.headers["x-gate"], event.headers["x-record"]
+        open(gate + ".began", "w").close()
+        until = time.monotonic() + 60
+        while not os.path.exists(gate) and time.monotonic() < until:
+            time.sleep(0.005)
+        size = sum(map(len, event.stream()))
+        with open(record + ".new", "w") as file:
+            file.write(f"{size} {len(event.body)}")
+        os.rename(record + ".new", record)
+"""
+LATE_MODEL = "    def load(device):\n        return None\n" + LATE.replace("(event,", "(model, event,")
+LATE_ASYNC = LATE_MODEL.replace("def handle", "async def handle")
+
+
+@pytest.mark.parametrize("source", [LATE_MODEL, LATE_ASYNC])
+def test_a_body_in_a_file_can_be_read_after_its_caller_has_left(
+    platform: Platform, tmp_path: Path, source: str
+) -> None:
+    path, gate, record = platform.deploy("late", source), platform.gate(), tmp_path / "record"
+    with platform.socket() as leaves:
+        leaves.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Gate: {gate.body.decode()}\r\nX-Record: {record}\r\n"
+            f"Connection: close\r\nContent-Length: {len(LARGE)}\r\n\r\n".encode()
+            + LARGE
+        )
+        until(gate.reached, "it runs")
+        assert platform.spooled(), "its body is in a file"
+    until(lambda: platform.spooled() == [], "its caller has left")
+    gate.open()
+
+    until(record.exists, "it goes on")
+
+    assert record.read_text().split() == [str(len(LARGE))] * 2
 
 
 SPLITS = """

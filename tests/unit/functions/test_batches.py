@@ -18,7 +18,7 @@ from gpufaas_core.frames import (
 )
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
 from gpufaas_functions.batch_server import BatchServer
-from gpufaas_functions.batches import BadBatch, check, one_by_one, run_batch
+from gpufaas_functions.batches import BadBatch, BatchHandler, BrokenBatch, check
 from gpufaas_functions.begun import no_counts
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.memory import CpuMemory
@@ -26,51 +26,152 @@ from gpufaas_functions.slot_server import SlotServer
 from gpufaas_functions.slot_threads import OneSlot
 
 
-def event(body: bytes) -> Event:
-    return Event("POST", "/", b"", [], body)
+def event(body: bytes, content_type: bytes = b"") -> Event:
+    return Event("POST", "/", b"", [(b"content-type", content_type)] if content_type else [], body)
 
 
 def context(call: str = "c") -> Context:
     return Context(call, "f.ns", "cpu")
 
 
-def run(handle_batch: Callable[..., Any], *bodies: bytes) -> list[object]:
+def run(handler: Callable[..., Any], *calls: bytes | Event) -> list[object]:
     """The body of each answer, or the exception."""
-    found = run_batch(handle_batch, [event(each) for each in bodies], [context() for _ in bodies])
-    return [each.body if isinstance(each, HandlerAnswer) else each for each in found]
+    events = [event(each) if isinstance(each, bytes) else each for each in calls]
+    together = handler if isinstance(handler, BatchHandler) else BatchHandler(handler)
+    found: dict[int, Any] = {}
+    for some in together.run(events, [context() for _ in events]):
+        assert not found.keys() & some.keys()
+        found |= some
+    results = [found[each] for each in range(len(events))]
+    return [each.body if isinstance(each, HandlerAnswer) else each for each in results]
 
 
-def test_bodies_that_are_no_json_concern_their_calls_only() -> None:
-    sizes = []
+class Noted(BatchHandler):
+    """Notes the bodies of each batch before it reads them."""
 
-    def summed(events: list[Event], contexts: list[Context]) -> list[int]:
+    def __init__(self, read: Callable[[Event], Any], *, idempotent: bool = False) -> None:
+        super().__init__(self._all, idempotent=idempotent)
+        self.read = read
+        self.ran: list[list[bytes]] = []
+
+    def _all(self, events: list[Event], contexts: list[Context]) -> list[Any]:
         assert len(events) == len(contexts)
-        sizes.append(len(events))
-        return [each.json() + 1 for each in events]
+        self.ran.append([each.body for each in events])
+        return [self.read(each) for each in events]
 
-    found = run(summed, b"1", b"{", b"2", b"no")
+
+def test_a_call_whose_body_is_no_json_runs_by_itself_and_no_call_runs_twice() -> None:
+    handler = Noted(lambda event: event.json() + 1)
+
+    found = run(handler, b"1", b"{", b"2", b"no")
 
     assert found[::2] == [b"2", b"3"]
     assert all(isinstance(each, BadBody) for each in found[1::2])
-    assert sizes == [4, 3, 2]
+    assert handler.ran == [[b"1", b"2"], [b"{"], [b"no"]], "the others first: they do not wait for it"
+    assert run(handler, b"3", b"4") == [b"4", b"5"]
+    assert handler.ran[-1] == [b"3", b"4"]
 
 
-def test_a_caller_who_left_with_a_large_body_takes_no_other_call_along() -> None:
-    gone = Event("POST", "/", b"", [], None, file="/nowhere/body")
-    events = [event(b"1"), gone, event(b"3")]
+def test_bodies_that_a_function_does_not_read_as_json_or_text_run_together() -> None:
+    handler, other = (Noted(lambda event: len(event.body)) for _ in range(2))
 
-    for read in (lambda each: each.body, lambda each: b"".join(each.stream())):
-        found = run_batch(lambda events, _, read=read: [read(each) for each in events], events, [context()] * 3)
+    assert run(handler, b"\xff", b"\xfe\xff", b"\xff") == [b"1", b"2", b"1"]
+    assert handler.ran == [[b"\xff"], [b"\xfe\xff", b"\xff"]], "the first one shows how it reads"
+    run(handler, b"\xff", b"\xff")
+    assert handler.ran[2:] == [[b"\xff", b"\xff"]]
+    other.one(event(b"\xff"), context())
+    run(other, b"\xff", b"\xff")
+    assert other.ran[1:] == [[b"\xff", b"\xff"]], "a call that ran alone has shown it"
 
-        assert [each.body for each in found if isinstance(each, HandlerAnswer)] == [b"1", b"3"]
-        assert isinstance(found[1], BadBody)
+
+def test_a_function_may_read_bodies_of_each_media_type_in_its_own_way() -> None:
+    handler = Noted(lambda event: "image" if "image" in event.headers["content-type"].lower() else event.json())
+    image, other, bad = event(b"\xff", b"image/jpeg"), event(b"\xfe", b"Image/JPEG; q=1"), event(b"{", b"text/plain")
+    run(handler, image, event(b"1", b"text/plain"))
+    handler.ran.clear()
+
+    found = run(handler, bad, image, event(b"1", b"text/plain"), other)
+
+    assert found[1:] == [b"image", b"1", b"image"]
+    assert isinstance(found[0], BadBody)
+    assert handler.ran == [[b"\xff", b"1", b"\xfe"], [b"{"]]
+
+
+def test_a_function_that_takes_a_bad_body_itself_gets_it() -> None:
+    def lenient(event: Event) -> Any:
+        try:
+            return event.json()
+        except ValueError:
+            return f"raw {len(event.body)}"
+
+    assert run(Noted(lenient), b"1", b"{{", b"{") == [b"1", b"raw 2", b"raw 1"]
+
+
+def test_what_was_read_ahead_is_what_the_handler_would_have_read() -> None:
+    handler = Noted(lambda event: [event.text, event.json(), event.text, event.json(), event.json() is event.json()])
+
+    found = run(handler, b"[1]", event(b'["\xe9"]', b"application/json; charset=latin-1"))
+
+    assert found == [b'["[1]",[1],"[1]",[1],false]', '["[\\"é\\"]",["é"],"[\\"é\\"]",["é"],false]'.encode()]
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_a_batch_that_meets_a_bad_body_in_its_middle_runs_again_only_if_it_is_idempotent(idempotent: bool) -> None:
+    handler = Noted(lambda event: event.text, idempotent=idempotent)
+    run(handler, b"", b"")
+    handler.ran.clear()
+    handler.read = lambda event: event.json()
+
+    found = run(handler, b"1", b"{", b"2")
+
+    assert isinstance(found[1], BadBody)
+    if idempotent:
+        assert (found[::2], handler.ran) == ([b"1", b"2"], [[b"1", b"{", b"2"], [b"1", b"2"]])
+    else:
+        assert all(isinstance(each, BrokenBatch) for each in found[::2])
+        assert "may have run in part" in str(found[0])
+        assert handler.ran == [[b"1", b"{", b"2"]]
+    run(handler, b"1", b"{", b"2")
+    assert handler.ran[-2:] == [[b"1", b"2"], [b"{"]], "it is known now"
+    run(handler, b"1", event(b"{", b"text/other"), b"2")
+    assert handler.ran[-2:] == [[b"1", b"2"], [b"{"]], "of any type"
+
+
+def test_a_function_that_parses_its_bodies_itself_does_not_have_them_parsed_twice_for_long() -> None:
+    handler = Noted(lambda event: event.body)
+
+    for _ in range(5):
+        run(handler, *[b"[1]"] * 4)
+    late = event(b"[1]")
+    run(handler, late, b"[1]")
+
+    assert late._ahead == {}
+
+
+def test_callers_cannot_fill_the_memory_of_a_worker_with_media_types() -> None:
+    handler = Noted(lambda event: event.body)
+    for number in range(1000):
+        run(handler, event(b"", b"a/%d" % number))
+
+    assert len(handler._reads) <= 64
+
+
+def test_a_body_for_which_there_is_no_room_is_the_handlers_to_meet() -> None:
+    class Full(Event):
+        @property
+        def body(self) -> bytes:
+            raise MemoryError("for the body")
+
+    found = run(lambda events, _: [each.text for each in events], Full("POST", "/", b"", [], None), b"1")
+
+    assert [type(each) for each in found] == [MemoryError] * 2
 
 
 def test_a_bad_body_of_no_call_is_an_error_of_all() -> None:
     def strange(events: list[Event], contexts: list[Context]) -> list[int]:  # noqa: ARG001
         raise BadBody("of what?")
 
-    assert [str(each) for each in run(strange, b"", b"")] == ["of what?"] * 2
+    assert all("(of what?)" in str(each) for each in run(strange, b"1", b"2"))
 
 
 def test_an_exit_in_a_batch_fails_its_calls_and_ends_nothing() -> None:
@@ -92,18 +193,16 @@ def test_an_exit_in_a_batch_fails_its_calls_and_ends_nothing() -> None:
     ],
 )
 def test_what_is_no_list_of_answers_is_an_error_of_all(returned: object, says: str) -> None:
-    for each in run(lambda *_: returned, b"", b""):
+    for each in run(lambda *_: returned, b"1", b"2"):
         with pytest.raises(BadBatch, match=says):
             raise each  # type: ignore[misc]
 
 
 def test_a_tuple_will_do_and_answers_are_those_of_handle() -> None:
-    found = run_batch(
-        lambda *_: ({"statusCode": 201, "body": b"x", "headers": {"X-A": "b"}}, "text", None), [event(b"")] * 3,
-        [context()] * 3,
-    )  # fmt: skip
+    together = BatchHandler(lambda *_: ({"statusCode": 201, "body": b"x", "headers": {"X-A": "b"}}, "text", None))
+    (found,) = together.run([event(b"1") for _ in range(3)], [context()] * 3)
 
-    assert [(each.status, each.body) for each in found if isinstance(each, HandlerAnswer)] == [
+    assert [(each.status, each.body) for each in found.values() if isinstance(each, HandlerAnswer)] == [
         (201, b"x"), (200, b"text"), (200, b""),
     ]  # fmt: skip
 
@@ -115,18 +214,18 @@ def test_a_call_by_itself_is_a_batch_of_one() -> None:
             for each, of in zip(events, contexts, strict=True)
         ]
 
-    handle = one_by_one(echo)
+    handle = BatchHandler(echo).one
 
     assert handle(event(b"x"), context("c7")) == ("x", "c7")
     with pytest.raises(KeyError, match="it"):
         handle(event(b"fail"), context())
     with pytest.raises(RuntimeError, match="a KeyboardInterrupt in place of an answer"):
-        one_by_one(lambda *_: [KeyboardInterrupt()])(event(b""), context())  # as such it would end the worker
+        BatchHandler(lambda *_: [KeyboardInterrupt()]).one(event(b""), context())  # as such it would end the worker
     with pytest.raises(BadBatch):
-        one_by_one(lambda *_: [])(event(b""), context())
+        BatchHandler(lambda *_: []).one(event(b""), context())
     for stream in (iter("ab"), {"body": iter("ab")}):
         with pytest.raises(TypeError, match="cannot stream"):
-            one_by_one(lambda *_, stream=stream: [stream])(event(b""), context())
+            BatchHandler(lambda *_, stream=stream: [stream]).one(event(b""), context())
 
 
 def test_what_cannot_be_a_batch_is_refused() -> None:
@@ -154,10 +253,10 @@ def batch_of(*bodies: bytes) -> bytes:
 def test_a_batch_that_came_early_waits_until_large_answers_of_the_one_before_are_sent() -> None:
     ours, theirs = socket.socketpair()
     server = SlotServer(0, Connection(theirs), lambda *_: None, "f.ns", "cpu", CpuMemory(), alone=True)
-    server.serve_batch = BatchServer(server, lambda events, _: [each.body * 3 for each in events]).serve
+    server.serve_batch = BatchServer(server, BatchHandler(lambda events, _: [each.body * 3 for each in events])).serve
     counts = no_counts(1)
     serving = threading.Thread(target=OneSlot(server, counts).serve, daemon=True)
-    large, small = b"x" * CHUNK_BYTES, b"ab"
+    large, small = b"1" * CHUNK_BYTES, b"12"
     room = encode_frame(Kind.ROOM, RoomHead(3 * CHUNK_BYTES))
     sending = threading.Thread(target=ours.sendall, args=(batch_of(large, small) + batch_of(b"c") + room,))
     serving.start()

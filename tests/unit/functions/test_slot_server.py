@@ -29,6 +29,7 @@ from gpufaas_core.frames import (
 from gpufaas_functions import connection
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batch_server import BatchServer
+from gpufaas_functions.batches import BatchHandler
 from gpufaas_functions.begun import Counts, no_counts
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.memory import CpuMemory
@@ -119,7 +120,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         return [b"x" * (4 * WINDOW) if each.path == "/large" else each.body for each in events]
 
     server = SlotServer(0, Connection(theirs), handle, "f", "cpu", CpuMemory(1), alone=True)
-    server.serve_batch = BatchServer(server, handle_batch).serve
+    server.serve_batch = BatchServer(server, BatchHandler(handle_batch)).serve
     monkeypatch.setattr(connection, "bytearray", array, raising=False)
     counts = no_counts(1)
     thread = threading.Thread(target=OneSlot(server, counts).serve)
@@ -158,8 +159,8 @@ def test_a_batch_whose_bodies_have_no_room_together_fails_and_the_next_one_is_se
     assert [(each.status, each.out_of_memory) for each in heads] == [(500, True)] * 3
     assert bodies == b"MemoryError: for the body of the call" * 3
 
-    node.send(encode_frame(Kind.BATCH, BatchHead(2)), call("a", b"a"), call("c", b"c"))
-    assert node.frame(Kind.ANSWERS)[1] == b"ac"
+    node.send(encode_frame(Kind.BATCH, BatchHead(2)), call("a", b"1"), call("c", b"3"))
+    assert node.frame(Kind.ANSWERS)[1] == b"13"
 
 
 def test_who_leaves_in_the_middle_of_an_answer_of_a_batch_cuts_no_other_answer_of_it(node: Node) -> None:

@@ -329,7 +329,7 @@ async def test_a_body_can_be_read_until_its_call_has_ended(rig: Rig) -> None:
     rig.call(LARGE)
     area = rig.area()
     assert area.body is area
-    whole, piecewise, late = (Event("POST", "/", b"", [], None, area=area) for _ in range(3))
+    whole, piecewise, late = (Event("POST", "/", b"", [], None, laid=area) for _ in range(3))
 
     assert whole.body == LARGE
     assert b"".join(piecewise.stream()) == LARGE
@@ -378,7 +378,7 @@ async def test_a_child_of_the_worker_reads_a_copy_or_nothing(
         keep_bodies()
     leave_areas()
 
-    event = Event("POST", "/", b"", [], None, area=mapped)
+    event = Event("POST", "/", b"", [], None, laid=mapped)
     if room:
         assert b"".join(event.stream()) == event.body == LARGE
     else:
