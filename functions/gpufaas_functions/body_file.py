@@ -14,6 +14,8 @@ from gpufaas_core.errors import StorageFailed
 from gpufaas_core.frames import CallHead
 from gpufaas_core.model import Bytes
 
+_ROOM: Final[Bytes] = 256 * 1024
+"""The kernel takes twice as much, and 768 bytes for each file."""
 _MOST: Final[Bytes] = 1 << 30
 """The kernel reads no more at once than some 2 GiB."""
 
@@ -55,6 +57,19 @@ def opened(head: CallHead) -> BodyFile:
         return BodyFile(os.open(head.body_path, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as exc:
         raise StorageFailed(f"the body could not be read where it was kept ({exc.strerror}): call again") from exc
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    """
+    Return the two ends, the node's first, of what open files go over. There is room for those of two of the largest
+    batches: one may be with the worker beside that which it runs.
+
+    :raises OSError: there can be no more open files
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+    return ours, theirs
 
 
 def give(files: socket.socket | None, file: BodyFile | None, head: CallHead) -> CallHead:

@@ -11,6 +11,7 @@ import msgspec
 
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.model import Bytes
+from gpufaas_functions import body_file
 from gpufaas_functions.begun import AREAS_AT, UNKNOWN, no_counts, open_counts, shared_in
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.areas import Areas
@@ -86,14 +87,13 @@ class ForkedProcess:
             areas = Areas(shared, self._lent) if len(shared) > AREAS_AT else None
         ours, theirs = socket.socketpair()
         try:
-            files, their_files = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            files, their_files = body_file.connected()
         except OSError:
             ours.close()
             theirs.close()
             raise
         try:
             ours.setblocking(False)
-            files.setblocking(False)
             connection = WorkerConnection(self._worker, shown, areas, files)
             await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
         except BaseException:

@@ -1,0 +1,102 @@
+"""A body in a file belongs to whoever has it open, and goes to a worker in the order of the calls."""
+
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpufaas_core.errors import StorageFailed
+from gpufaas_core.frames import FILE, CallHead
+from gpufaas_functions.author import Event
+from gpufaas_functions.body_file import BodyFile, connected, give, opened, take
+
+MOST = 2 * 240
+"""Two batches of the largest size: one may be with the worker beside that which it runs."""
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = connected()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def call(path: Path, body: bytes = b"body") -> CallHead:
+    path.write_bytes(body)
+    return CallHead("c", "POST", "/", b"", [], FILE, str(path))
+
+
+def test_a_body_can_be_read_whole_and_in_pieces_after_its_file_was_removed(tmp_path: Path) -> None:
+    head = call(tmp_path / "body", b"x" * 600_000)
+    event = Event("POST", "/", b"", [], None, laid=opened(head))
+    os.unlink(head.body_path)
+
+    pieces = list(event.stream())
+
+    assert [len(each) for each in pieces] == [262_144, 262_144, 75_712]
+    assert (b"".join(event.stream()), event.body) == (b"".join(pieces), b"x" * 600_000)
+
+
+def test_files_of_two_of_the_largest_batches_go_to_a_worker_that_takes_none(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    heads = [call(tmp_path / str(number), b"%d" % number) for number in range(MOST)]
+
+    given = [give(ends[0], opened(each), each) for each in heads]
+
+    assert {each.body_path for each in given} == {""}
+    assert [take(ends[1], each).read(0, 9) for each in given] == [b"%d" % number for number in range(MOST)]
+
+
+def test_a_file_that_could_not_be_sent_is_no_other_calls_body(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    first, second, third = (call(tmp_path / name, name.encode()) for name in "abc")
+    unsent = give(ends[0], BodyFile(-1), first)
+    sent = give(ends[0], opened(second), second)
+    unknown = give(None, None, third)
+
+    missing, there = take(ends[1], unsent), take(ends[1], sent)
+
+    assert there.read(0, 9) == b"b"
+    for each in (missing, take(ends[1], unknown), take(None, sent), take(ends[1], sent)):
+        with pytest.raises(OSError, match="too many open files"):
+            len(each)
+
+
+def test_a_process_that_can_have_no_more_open_files_says_so(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    head = call(tmp_path / "body")
+    sent = give(ends[0], opened(head), head)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
+    held = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        missing = take(ends[1], sent)
+        with pytest.raises(StorageFailed, match="call again"):
+            opened(head)
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    with pytest.raises(OSError, match="too many open files"):
+        missing.read(0, 1)
+
+
+def test_a_file_is_closed_when_nobody_has_it_any_more(tmp_path: Path) -> None:
+    file = opened(call(tmp_path / "body"))
+    descriptor = file.fileno()
+
+    del file
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
