@@ -79,17 +79,22 @@ def give(files: socket.socket | None, file: BodyFile | None, head: CallHead) -> 
         try:
             socket.send_fds(files, [b"\0"], [file.fileno()])
             why = ""
+        except BrokenPipeError:
+            why = ""  # the author's code has closed it: the worker finds that out, and ends
         except OSError as exc:
             why = exc.strerror or "it could not be sent"
     return structs.replace(head, body_path=why)
 
 
 def take(files: socket.socket | None, head: CallHead) -> BodyFile:
-    """Return the body of the call that has come: its file came before it, unless *head* says why not."""
+    """
+    Return the body of the call that has come: its file came before it, unless *head* says why not.
+
+    :raises OSError: *files* is closed
+    """
     if files is None or head.body_path:
         return BodyFile(-1)
-    try:
-        _, found, _, _ = files.recvmsg(1, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
-    except OSError:
-        return BodyFile(-1)
+    came, found, _, _ = files.recvmsg(1, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+    if not came:
+        raise OSError(errno.EPIPE, "closed")
     return BodyFile(int.from_bytes(found[0][2], "little")) if found else BodyFile(-1)

@@ -79,8 +79,11 @@ class Connection:
         return Area(self._shared, head)
 
     def file(self, head: CallHead) -> BodyFile:
-        """Return the file with the body of the call that has come."""
-        return take(self._files, head)
+        """Return the file with the body of the call that has come. :raises Closed: no more files can come"""
+        try:
+            return take(self._files, head)
+        except OSError:
+            raise Closed from None
 
     # --- frames out ---
 

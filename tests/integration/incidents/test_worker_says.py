@@ -144,14 +144,20 @@ def test_whatever_a_worker_writes_its_call_ends_and_the_next_one_is_served(platf
     assert platform.call(liar).text == "honest"
 
 
+MODEL = """
+    def load(device):
+        return None
+"""
 CLOSES = """
     import os, socket, stat, time
 
     def handle(event, context):
-        if event.body:
+        if event.body in (b"STREAM", b"SEQPACKET"):
             sockets = [fd for fd in map(int, os.listdir("/proc/self/fd"))
                        if fd > 2 and os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode)]
-            socket.socket(fileno=os.dup(max(sockets))).shutdown(socket.SHUT_RDWR)
+            ends = [socket.socket(fileno=os.dup(each)) for each in sorted(sockets)]
+            kind = getattr(socket, "SOCK_" + event.text)
+            [each for each in ends if each.type == kind][-1].shutdown(socket.SHUT_RDWR)
         time.sleep(0.2)
         return "open"
 """
@@ -162,6 +168,19 @@ def test_a_function_that_closes_what_its_calls_come_over_is_ended(platform: Plat
     path = platform.deploy("closes", CLOSES, HTTP, slots="3")
     assert platform.call(path).text == "open"
 
-    assert platform.call(path, b"close it").status_code == 502
+    assert platform.call(path, b"STREAM").status_code == 502
 
     assert {platform.begin(path).result().text for _ in range(3)} == {"open"}
+
+
+@pytest.mark.parametrize("define", ["def handle", "async def handle"])
+def test_a_function_that_closes_what_its_files_come_over_is_ended(platform: Platform, define: str) -> None:
+    source = CLOSES.replace("def handle(", f"{define}(model, ").replace('"open"', "str(os.getpid())")
+    path = platform.deploy("closes", MODEL + source)
+    large, headers = b"x" * (2 << 20), {"connection": "close"}
+    pid = platform.call(path, large, headers=headers).text
+    assert platform.call(path, b"SEQPACKET").text == pid
+
+    other = platform.call(path, large, headers=headers)
+
+    assert (other.status_code, other.text != pid) == (200, True), "it had not begun, and is placed again"

@@ -63,9 +63,12 @@ def test_a_file_that_could_not_be_sent_is_no_other_calls_body(
     missing, there = take(ends[1], unsent), take(ends[1], sent)
 
     assert there.read(0, 9) == b"b"
-    for each in (missing, take(ends[1], unknown), take(None, sent), take(ends[1], sent)):
+    for each in (missing, take(ends[1], unknown), take(None, sent)):
         with pytest.raises(OSError, match="too many open files"):
             len(each)
+    ends[1].shutdown(socket.SHUT_RDWR)
+    with pytest.raises(OSError, match="closed"):
+        take(ends[1], give(ends[0], opened(third), third))
 
 
 def test_a_process_that_can_have_no_more_open_files_says_so(
