@@ -3,18 +3,20 @@ Finds changed files, for ``--watch``, by looking twice a second: the kernel's wa
 system and see nothing on network mounts, and looking at the files of a few functions takes a millisecond.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from gpufaas_core.files import FileIdentity, identity
 from gpufaas_core.units import Seconds
 
 _EVERY_S: Final = 0.5
 _SKIPPED: Final = frozenset(("__pycache__", ".git", ".venv", "node_modules", "build", ".pytest_cache", ".mypy_cache"))
 
-_Seen = Mapping[Path, tuple[int, int]]
+_Seen = Mapping[Path, FileIdentity]
 
 
 def changes(
@@ -51,7 +53,7 @@ def _changes(
 
 
 def _look(paths: Iterable[Path]) -> _Seen:
-    seen: dict[Path, tuple[int, int]] = {}
+    seen: dict[Path, FileIdentity] = {}
     for path in paths:
         if path.is_dir():
             for directory, folders, files in os.walk(path):
@@ -63,9 +65,6 @@ def _look(paths: Iterable[Path]) -> _Seen:
     return seen
 
 
-def _note(seen: dict[Path, tuple[int, int]], file: Path) -> None:
-    try:
-        status = file.stat()
-    except OSError:
-        return  # it was removed meanwhile: a change, too
-    seen[file] = status.st_mtime_ns, status.st_size
+def _note(seen: dict[Path, FileIdentity], file: Path) -> None:
+    with contextlib.suppress(OSError):  # it was removed meanwhile: a change, too
+        seen[file] = identity(file.stat())

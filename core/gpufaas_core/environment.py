@@ -21,6 +21,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from gpufaas_core.bundle import Needs
+from gpufaas_core.files import FileIdentity, identity
 
 _OF_A_KERNEL = ("platform_release", "platform_version")
 """These markers differ between equal machines, and no package asks for them: they are left empty."""
@@ -78,7 +79,7 @@ def measure() -> Environment:
     Return the environment of this process. Blocks for 0.3 s with a hundred packages. The result is kept until a folder
     in ``sys.path`` changes, so that it shows what an operator installs.
     """
-    return _measured(tuple(map(_changed_at, sys.path)))
+    return _measured(tuple(map(_found, sys.path)))
 
 
 @lru_cache(maxsize=1)
@@ -100,11 +101,11 @@ def _measured(_: tuple[object, ...]) -> Environment:
     )
 
 
-def _changed_at(folder: str) -> tuple[str, int]:
+def _found(folder: str) -> tuple[str, FileIdentity | None]:
     try:
-        return folder, os.stat(folder or ".").st_mtime_ns
+        return folder, identity(os.stat(folder or "."))
     except OSError:
-        return folder, 0
+        return folder, None
 
 
 def grouped(by_node: Mapping[str, Environment]) -> list[Environment]:

@@ -1,0 +1,127 @@
+"""A build is up to date only if its inputs are the same bytes: size and mtime are no proof of that."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.unit.cli.conftest import Project, content_of
+
+from gpufaas_cli import bundles, file_changes
+
+
+def keep_times(path: Path, change: Callable[[], object]) -> None:
+    """Do *change*, after which *path* has the size and mtime that it had before."""
+    before = path.stat()
+    change()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def write_in_place(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.write(b"new")
+
+
+def put_another_there(path: Path) -> None:
+    path.with_suffix(".new").write_bytes(b"new")
+    os.replace(path.with_suffix(".new"), path)
+
+
+def lead_elsewhere(path: Path) -> None:
+    twin = path.parent.with_name("twin")
+    twin.write_bytes(b"new")
+    path.unlink()
+    path.symlink_to(twin)
+
+
+CHANGES = [write_in_place, put_another_there, lead_elsewhere]
+
+
+@pytest.fixture
+def project(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Its files are all large, and were changed long ago."""
+    monkeypatch.setattr(bundles, "_REMEMBERED_FROM", 0)
+    monkeypatch.setattr(bundles, "_SETTLED_NS", -(10**18))
+    return project
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["weights.safetensors", "table.dat"])
+def test_another_large_file_of_the_same_size_and_mtime_is_built(
+    project: Project, name: str, change: Callable[[Path], None]
+) -> None:
+    file = project.write(f"fn/{name}", b"old")
+    first = project.build()
+
+    keep_times(file, lambda: change(file))
+    again = project.build()
+
+    assert not again.up_to_date
+    if name == "table.dat":
+        assert content_of(again)[f"function/{name}"] == b"new"
+    else:
+        assert again.weights[0][0].sha256 != first.weights[0][0].sha256
+        assert again.weights[0][1].read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_output_that_somebody_changed_is_built_again(project: Project, change: Callable[[Path], None]) -> None:
+    project.write("fn/weights.safetensors", b"old")
+    ((_, output),) = project.build().weights
+
+    keep_times(output, lambda: change(output))
+    again = project.build()
+
+    assert not again.up_to_date
+    assert output.read_bytes() == b"old"
+
+
+def test_large_files_that_were_only_touched_are_hashed_once_and_not_built(project: Project) -> None:
+    """As after a checkout, or where a build folder comes from another machine's cache."""
+    touched = [project.write("fn/weights.safetensors", b"old"), project.build().bundle_tar]
+    for file in touched:
+        put_back = file.read_bytes()
+        file.unlink()
+        file.write_bytes(put_back)
+    project.said.clear()
+
+    assert project.build().up_to_date
+    assert project.said == ["hashing weights.safetensors", "hashing bundle.tar"]
+    project.said.clear()
+    assert project.build().up_to_date
+    assert project.said == []
+
+
+def test_a_large_file_that_was_changed_a_moment_ago_is_hashed_the_next_time_too(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where times are coarse, its next change may have the same ctime."""
+    monkeypatch.setattr(bundles, "_SETTLED_NS", 10**18)
+    project.write("fn/weights.safetensors", b"old")
+    project.build()
+    project.said.clear()
+
+    assert project.build().up_to_date
+    assert "hashing weights.safetensors" in project.said
+
+
+def test_a_file_that_changes_while_it_is_built_is_built_once_more(project: Project) -> None:
+    """Else it would be taken for what it was before, when it is that again."""
+    file = project.write("fn/weights.safetensors", b"old")
+    project.write("fn/build.py", f"import pathlib; pathlib.Path({str(file)!r}).write_bytes(b'new')")
+    project.build()
+
+    file.write_bytes(b"old")
+    assert not project.build().up_to_date
+
+
+def test_a_watch_sees_a_change_that_keeps_size_and_mtime(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"old")
+    looks = iter(range(10))
+    changes = file_changes.changes(lambda: [tmp_path], sleep=lambda _: None if next(looks) else None)
+
+    keep_times(file, lambda: put_another_there(file))
+
+    assert next(changes) == {file}
