@@ -3,14 +3,20 @@
 import contextlib
 import hashlib
 import io
+import os
 import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from gpufaas_cache_manager import artifacts
 from gpufaas_cache_manager.artifacts import ArtifactStore
+
+MODES_HOLD: Final = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+"""What to begin a command with, so that it may not write where modes forbid that: root may, without these."""
 
 
 def sha256(content: bytes) -> str:
@@ -23,6 +29,25 @@ def put(store: ArtifactStore, content: bytes) -> str:
     with store.writer(digest) as writer:
         writer.write(content)
     return digest
+
+
+def hashed_files(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return a list that gets the files that stores read from now on, to hash them."""
+    read: list[Path] = []
+    hash_file = artifacts._hash_file
+
+    def hashing(path: Path) -> str:
+        read.append(path)
+        return hash_file(path)
+
+    monkeypatch.setattr(artifacts, "_hash_file", hashing)
+    return read
+
+
+def opened_up(path: Path) -> Path:
+    """Return *path*, an artifact or a part of a bundle, which its owner may write from now on."""
+    path.chmod(path.stat().st_mode | 0o200)
+    return path
 
 
 def tar_of(files: Mapping[str, bytes]) -> bytes:

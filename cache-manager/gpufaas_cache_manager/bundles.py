@@ -4,9 +4,12 @@ Bundles as directories: the tar of a function's code, extracted once, with its w
 ::
 
     ROOT/DIGEST/gpufaas.json · function/ · site/       one per bundle; complete, since it was renamed into place
+    ROOT/../compiled/DIGEST/                           what its workers compile for the next ones
 
 The weights are hard links to their artifacts (symbolic ones across file systems): functions with the same weights
-share one file, and one page cache. Everything here can be made again from the artifacts.
+share one file, and one page cache. No file and no folder of a bundle can be written, so that a worker leaves nothing
+to the next one: bytecode is made when it is extracted. Everything here can be made again from the artifacts, and is
+where another release or another Python made it.
 """
 
 import contextlib
@@ -14,8 +17,9 @@ import errno
 import lzma
 import os
 import secrets
-import shutil
+import sys
 import tarfile
+import threading
 import zlib
 from collections.abc import Iterator
 from gzip import BadGzipFile
@@ -27,11 +31,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpufaas_cache_manager.artifacts import ArtifactStore, check_digest, storage_errors
+from gpufaas_cache_manager.bytecode import compile_modules
 from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, Manifest, WeightsFile
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, UnknownArtifact
+from gpufaas_core.files import remove_tree
 from gpufaas_core.units import Bytes, GiB, MiB, format_bytes
 
-_ASIDE = ".aside-"
+_ASIDE: Final = ".aside-"
+_MADE_BY: Final = f".{sys.implementation.cache_tag}"
+"""A file in each bundle that cannot be written; its name says which Python its bytecode is for."""
 _CODE = (".py", ".pyc", ".pyi")
 _UNREADABLE: Final = (
     tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, BadGzipFile, ValueError, OverflowError, RecursionError,
@@ -67,10 +75,16 @@ class BundleStore:
         self._limits = limits or BundleLimits()
         self._artifacts = artifacts
         self._manifests: dict[str, Manifest] = {}
+        self._compiled = root.parent / "compiled"
+        self._linking = threading.Lock()
         with storage_errors(root):
             root.mkdir(parents=True, exist_ok=True)
-            for leftover in root.glob(f"{_ASIDE}*"):
-                shutil.rmtree(leftover)
+            for each in root.iterdir():
+                if each.name.startswith(_ASIDE) or not (each / _MADE_BY).exists():
+                    remove_tree(each)
+            for each in self._compiled.glob("*"):
+                if not (root / each.name).exists():
+                    remove_tree(each)
 
     def install(self, digest: str) -> Path:
         """
@@ -101,6 +115,10 @@ class BundleStore:
         self._manifests[digest] = manifest
         return manifest
 
+    def compiled(self, digest: str) -> Path:
+        """Return the directory, which may not be there yet, for what workers of bundle *digest* compile."""
+        return self._compiled / digest
+
     def digests(self) -> list[str]:
         """Return the bundles that are extracted, in no order."""
         return [path.name for path in self._root.iterdir() if not path.name.startswith(_ASIDE)]
@@ -109,10 +127,14 @@ class BundleStore:
         """Remove bundle *digest*; its artifacts stay. No error when it is not there."""
         self._manifests.pop(digest, None)
         aside = self._aside()
-        with storage_errors(self._root):
+        with storage_errors(self._root), contextlib.ExitStack() as kept:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(self._root / digest, aside)  # in one step: nobody sees half of it
-            shutil.rmtree(aside, ignore_errors=True)
+            with contextlib.suppress(InvalidSpec):
+                for weights in _read_manifest(aside, self._limits.manifest).weights:
+                    kept.enter_context(self._artifacts.relinked(weights.sha256))
+            remove_tree(aside)
+            remove_tree(self.compiled(digest))
 
     def _extract(self, bundle: Path, directory: Path) -> None:
         aside = self._aside()
@@ -131,14 +153,16 @@ class BundleStore:
                     if exc.errno in _ITS_FAULT:  # two files of one name, a name that is too long
                         raise InvalidSpec(f"bundle {directory.name} cannot be extracted: {exc}") from exc
                     raise
-                _sync_files(aside)
+                (aside / _MADE_BY).touch()
+                compile_modules(aside)
+                _seal(aside)
                 try:
                     os.rename(aside, directory)
                 except OSError:
                     if not directory.is_dir():  # otherwise another thread was faster: same bytes
                         raise
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            remove_tree(aside)
 
     def _link(self, weights: WeightsFile, directory: Path) -> None:
         try:
@@ -157,12 +181,16 @@ class BundleStore:
             if os.path.samefile(place, artifact):
                 return
         aside = place.with_name(f"{_ASIDE}{secrets.token_hex(4)}")
-        with storage_errors(place):
+        with storage_errors(place), self._linking, self._artifacts.relinked(weights.sha256):
+            place.parent.chmod(0o755)
             try:
-                os.link(artifact, aside)
-            except OSError:
-                os.symlink(artifact.absolute(), aside)
-            os.replace(aside, place)
+                try:
+                    os.link(artifact, aside)
+                except OSError:
+                    os.symlink(artifact.absolute(), aside)
+                os.replace(aside, place)
+            finally:
+                place.parent.chmod(0o555)
 
     def _aside(self) -> Path:
         return self._root / f"{_ASIDE}{secrets.token_hex(8)}"
@@ -248,14 +276,20 @@ def _check_inside(path: str) -> None:
         raise InvalidSpec(f"{MANIFEST} names weights {path!r}: a path below {FUNCTION_DIR}/ is expected")
 
 
-def _sync_files(directory: Path) -> None:
-    """Sync the files before the directory gets its name: after a power cut it is complete or absent."""
+def _seal(directory: Path) -> None:
+    """
+    Make all of it read-only. Its files are synced before the directory gets its name: after a power cut it is complete
+    or absent.
+    """
     for path in _files(directory):
         descriptor = os.open(path, os.O_RDONLY)
         try:
+            os.fchmod(descriptor, 0o555 if os.fstat(descriptor).st_mode & 0o100 else 0o444)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+    for folder, _, _ in os.walk(directory):
+        os.chmod(folder, 0o555)
 
 
 def _files(directory: Path) -> Iterator[Path]:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.files import sha256, tar_of
+from tests.files import opened_up, sha256, tar_of
 from tests.waiting import LIMIT_S
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleLimits, BundleStore
 from gpufaas_core.bundle import Manifest, WeightsFile
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, UnknownArtifact
+from gpufaas_core.files import identity
 
 WEIGHTS = os.urandom(20_000)
 
@@ -81,7 +82,7 @@ def test_weights_share_one_file_with_their_artifact(stores: Stores) -> None:
 def test_installing_twice_extracts_once(stores: Stores) -> None:
     digest = stores.put_all()
     directory = stores.bundles.install(digest)
-    (directory / "mark").touch()
+    (opened_up(directory) / "mark").touch()
 
     assert stores.bundles.install(digest) == directory
     assert (directory / "mark").exists()
@@ -129,13 +130,12 @@ def test_weights_of_another_size_than_the_manifest_says_are_refused(stores: Stor
 
 
 def test_weights_that_look_right_and_are_damaged_are_found_by_hashing_them_again(stores: Stores) -> None:
-    """What filled the host tier found it: size, time and inode of the file are as they were."""
+    """What filled the host tier found it: the file is as it was when it was hashed, as after a fault of the disk."""
     stores.put(WEIGHTS)
     path = stores.artifacts.path(sha256(WEIGHTS))
     stores.artifacts.recheck(sha256(WEIGHTS))
-    before = path.stat()
-    path.write_bytes(WEIGHTS[::-1])
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    opened_up(path).write_bytes(WEIGHTS[::-1])
+    path.with_name(f"{path.name}.json").write_bytes(msgspec.json.encode(identity(path.stat())))
     assert stores.artifacts.path(sha256(WEIGHTS)) == path, "it is trusted"
 
     with pytest.raises(CorruptArtifact, match="was damaged on the disk"):
@@ -151,7 +151,7 @@ def test_an_unknown_bundle_is_named(stores: Stores) -> None:
 def test_weights_damaged_after_installation_are_found_at_the_next_one_and_heal_by_upload(stores: Stores) -> None:
     digest = stores.put_all()
     weights = stores.bundles.install(digest) / "function/weights.safetensors"
-    with open(weights, "r+b") as file:
+    with open(opened_up(weights), "r+b") as file:
         file.write(b"damage")
 
     with pytest.raises(CorruptArtifact, match=rf"function/weights.safetensors .*{digest}.*{sha256(WEIGHTS)}"):
@@ -166,10 +166,12 @@ def test_weights_that_somebody_removed_or_replaced_are_linked_again(stores: Stor
     digest = stores.put_all()
     weights = stores.bundles.install(digest) / "function/weights.safetensors"
 
+    opened_up(weights.parent)
     weights.unlink()
     stores.bundles.install(digest)
     assert weights.read_bytes() == WEIGHTS
 
+    opened_up(weights.parent)
     weights.unlink()
     weights.write_bytes(b"others")
     stores.bundles.install(digest)
@@ -178,7 +180,7 @@ def test_weights_that_somebody_removed_or_replaced_are_linked_again(stores: Stor
 
 def test_a_damaged_bundle_is_named(stores: Stores) -> None:
     digest = stores.put_bundle()
-    os.truncate(stores.artifacts.path(digest), 100)
+    os.truncate(opened_up(stores.artifacts.path(digest)), 100)
 
     with pytest.raises(CorruptArtifact, match=digest):
         stores.bundles.install(digest)

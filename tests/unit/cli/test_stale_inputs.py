@@ -119,8 +119,8 @@ def test_a_file_that_changes_while_it_is_built_is_built_once_more(project: Proje
 def test_a_watch_sees_a_change_that_keeps_size_and_mtime(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     file.write_bytes(b"old")
-    looks = iter(range(10))
-    changes = file_changes.changes(lambda: [tmp_path], sleep=lambda _: None if next(looks) else None)
+    looks = iter([None] * 10)
+    changes = file_changes.changes(lambda: [tmp_path], sleep=lambda _: next(looks))
 
     keep_times(file, lambda: put_another_there(file))
 
