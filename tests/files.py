@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 
 from gpufaas_cache_manager import artifacts
 from gpufaas_cache_manager.artifacts import ArtifactStore
+from gpufaas_core.files import identity
 
 MODES_HOLD: Final = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 """What to begin a command with, so that it may not write where modes forbid that: root may, without these."""
@@ -48,6 +50,11 @@ def opened_up(path: Path) -> Path:
     """Return *path*, an artifact or a part of a bundle, which its owner may write from now on."""
     path.chmod(path.stat().st_mode | 0o200)
     return path
+
+
+def taken_for_right(path: Path) -> None:
+    """Have stores take the artifact *path* for what it was, as after a fault of the disk or of memory."""
+    path.with_name(f"{path.name}.json").write_bytes(msgspec.json.encode(identity(path.stat())))
 
 
 def tar_of(files: Mapping[str, bytes]) -> bytes:

@@ -85,6 +85,7 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
         origins=Origins(me.token),
         standby=given.standby,
         sockets=data / "sockets",
+        scratch=data / "scratch",
         park=given.park,
     )
     node = agent.node = Node(

@@ -134,6 +134,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
         origins=origins,
         standby=options.standby,
         sockets=options.data / "sockets",
+        scratch=options.data / "scratch",
         park=options.park,
     )
     node = Node(

@@ -19,8 +19,21 @@ def identity(status: os.stat_result) -> FileIdentity:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove *folder* with all that is in it, also what its owner may not write. No error: what cannot go stays."""
-    for each, _, _ in os.walk(folder):  # links are not followed
-        with contextlib.suppress(OSError):
-            os.chmod(each, 0o700)
+    """
+    Remove *folder* with all that is in it, also what its owner may not write. Links are not followed. No error: what
+    cannot go stays.
+    """
+    if not folder.is_symlink():
+        _open_up(folder)
+        for at, names, _ in os.walk(folder):
+            for name in names:
+                _open_up(Path(at, name))
     shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.unlink()  # a link, or a file
+
+
+def _open_up(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        if not folder.is_symlink():
+            folder.chmod(0o700)

@@ -41,5 +41,7 @@ class NodeSettings:
     """None: functions have no secrets."""
     sockets: Path | None = None
     """A directory for the unix sockets of servers, which may listen there in place of a port; None: they cannot."""
+    scratch: Path | None = None
+    """A directory for the scratch directories of workers that are processes of this machine; None: they have none."""
     origins: Origins | None = None
     """Gives each worker an ``OPENFAAS_URL`` of its own; None: all have the same, and their calls have no origin."""

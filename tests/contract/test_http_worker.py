@@ -64,6 +64,9 @@ class Programs:
     def install(self, digest: str) -> Path:
         return self._root / digest
 
+    def compiled(self, digest: str) -> Path:
+        return self._root / "compiled" / digest
+
     def pid_of(self, worker: Worker) -> int | None:
         return worker.pid
 

@@ -33,6 +33,9 @@ class Bundles:
     def install(self, digest: str) -> Path:
         return self._root / digest
 
+    def compiled(self, digest: str) -> Path:
+        return self._root / "compiled" / digest
+
     def manifest(self, digest: str) -> Manifest:
         kind = cast(Kind, (self._root / digest / "kind").read_text())
         return Manifest(kind=kind, template="test", command=("python", "server.py"))

@@ -32,6 +32,7 @@ from tests.integration.conftest import (
 )
 
 from gpufaas import Refused
+from gpufaas_core.files import remove_tree
 from gpufaas_core.messages import Finished
 from gpufaas_scheduler.journal import read
 
@@ -577,9 +578,9 @@ def test_a_damaged_bundle_makes_its_function_unavailable_and_a_deploy_mends_it(m
     artifact = platform.data / "artifacts" / "sha256" / digest[:2] / digest
     if not artifact.exists():
         artifact = next(path for path in (platform.data / "artifacts").rglob(digest))
-    artifact.write_bytes(b"damaged")
+    files.opened_up(artifact).write_bytes(b"damaged")
     for installed in (platform.data / "bundles").rglob(f"{digest}*"):
-        subprocess.run(["rm", "-rf", str(installed)], check=True)
+        remove_tree(installed)
 
     platform.start()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.files import put, sha256, tar_of
+from tests.files import opened_up, put, sha256, taken_for_right, tar_of
 from tests.integration.conftest import LIMIT_S, Peak, free_port, until
 from tests.integration.peer import TOKEN
 from tests.waiting import eventually
@@ -67,10 +67,10 @@ class Peer:
         """Change a byte so that the peer does not see it: as memory or disk do it that lie."""
         path = self.artifacts.path(digest)
         stat = path.stat()
-        with open(path, "r+b") as file:
+        with open(opened_up(path), "r+b") as file:
             file.seek(stat.st_size // 2)
             file.write(b"\0" if DATA[stat.st_size // 2] else b"\1")
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        taken_for_right(path)
 
     def kill(self) -> None:
         self.process.kill()

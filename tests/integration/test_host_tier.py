@@ -72,6 +72,9 @@ class Bundles:
     def install(self, digest: str) -> Path:
         return self.root / digest
 
+    def compiled(self, digest: str) -> Path:
+        return self.root / "compiled" / digest
+
     def manifest(self, digest: str) -> Manifest:
         return self.manifests[digest]
 

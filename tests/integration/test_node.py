@@ -80,6 +80,9 @@ class Bundles:
     def install(self, digest: str) -> Path:
         return self._root / digest
 
+    def compiled(self, digest: str) -> Path:
+        return self._root / "compiled" / digest
+
     def manifest(self, digest: str) -> Manifest:
         return Manifest(kind=self._kinds[digest], template="test")  # type: ignore[arg-type]
 

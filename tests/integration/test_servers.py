@@ -110,3 +110,27 @@ def test_a_call_that_finds_its_worker_dead_is_placed_again(platform: Any, deploy
     assert (answer.status_code, answer.headers["x-gpufaas-start"]) == (200, "disk"), answer.text
     assert int(answer.text) != pid
     until(platform.is_idle)
+
+
+SCRATCH = """
+import os
+
+def handle(text):
+    folder = os.environ["GPUFAAS_SCRATCH"]
+    before = os.listdir(folder)
+    open(os.path.join(folder, "mine"), "w").close()
+    return f"{os.getpid()} {folder} {len(before)}"
+"""
+
+
+def test_what_a_server_writes_to_its_scratch_directory_is_gone_with_it(
+    platform: Any, deploy: Callable[..., Any]
+) -> None:
+    assert deploy("writes", SCRATCH).status_code == 202
+    pid, folder, files = platform.call("/function/writes").text.split()
+    assert files == "0"
+
+    psutil.Process(int(pid)).kill()
+
+    until(lambda: not Path(folder).exists(), "it is gone with its process")
+    assert platform.call("/function/writes").text.split()[2] == "0"

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +27,7 @@ from gpufaas_cli import build_flags, declare, flags, output, pipeline
 from gpufaas_cli.docker_command import check_engine
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_core.errors import GpufaasError
+from gpufaas_core.files import remove_tree
 from gpufaas_core.units import Seconds
 
 _DEPLOYED_S: Final[Seconds] = 0.2
@@ -137,7 +137,7 @@ def _platform(port: int, devices: tuple[str, ...]) -> Iterator[tuple[str, "subpr
                 process.wait()
         if process.stdout is not None:
             process.stdout.close()
-        shutil.rmtree(data, ignore_errors=True)
+        remove_tree(Path(data))
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -185,7 +185,12 @@ def _docker_run(function: StackFunction, image: str, port: int, env: dict[str, s
         command.append(f"--memory={memory.removesuffix('i').lower()}")
     if (gpus := function.limits.get("nvidia.com/gpu", "0")) not in ("", "0"):
         command.append(f"--gpus={gpus}")
-    environment = {**({"fprocess": function.fprocess} if function.fprocess else {}), **function.environment, **env}
+    environment = {
+        "GPUFAAS_SCRATCH": "/tmp",
+        **({"fprocess": function.fprocess} if function.fprocess else {}),
+        **function.environment,
+        **env,
+    }
     command += [f"-e={key}={value}" for key, value in environment.items()]
     for each in function.secrets:
         file = Path(".secrets", each)

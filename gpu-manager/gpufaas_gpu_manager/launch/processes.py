@@ -205,6 +205,7 @@ class ForkedProcess:
         self._server.standbys.forget(self._worker.number)
         if self._connection is not None:
             self._connection.close()
+        self._recipes.drop_scratch(self._worker)
 
 
 class ServedProcess:
@@ -274,6 +275,7 @@ class ServedProcess:
         if self._unix:
             with contextlib.suppress(OSError):
                 os.unlink(self._unix)
+        self._recipes.drop_scratch(self._worker)
 
 
 def _kill(worker: Worker) -> None:

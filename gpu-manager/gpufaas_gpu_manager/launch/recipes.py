@@ -1,14 +1,17 @@
 """What a worker is started with: environment, arguments, limits and secrets."""
 
+import contextlib
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Final, Protocol
 
 from gpufaas_core.bundle import Manifest
 from gpufaas_core.constraints import COMPUTE, CPU_QUOTA, TIME_SLICING
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.files import remove_tree
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.messages import Outer
 from gpufaas_core.model import ALL_COMPUTE, Bytes
@@ -32,7 +35,10 @@ _CONNECTIONS: Final = 2
 """What a new worker is given beside weights and output: its connection, and the file of its counts (`begun`)."""
 _SOCKET_PATH: Final[Bytes] = 107
 """Of the path of a unix socket, at most."""
-_COMPILED: Final = ".compiled"
+_SCRATCH: Final = "GPUFAAS_SCRATCH"
+"""The variable with the path of a worker's scratch directory."""
+_IN_SCRATCH: Final[Bytes] = 36
+"""Of the path of a socket below it, as `multiprocessing` makes them."""
 _OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
 """Variables that may be read when a context is made."""
 _SHIM: Final = Path(__file__).parent.with_name("shim")
@@ -48,6 +54,8 @@ class Bundles(Protocol):
     def install(self, digest: str) -> Path: ...
 
     def manifest(self, digest: str) -> Manifest: ...
+
+    def compiled(self, digest: str) -> Path: ...
 
 
 class Recipes:
@@ -65,6 +73,8 @@ class Recipes:
         self.host_cache = host_cache
         self._bundles = bundles
         self._threads = threads
+        if settings.scratch is not None:
+            remove_tree(settings.scratch)  # of a process that was killed
 
     def limits(self, worker: Worker, group: Group | None = None) -> WorkerLimits:
         """
@@ -116,7 +126,7 @@ class Recipes:
         emulation, share = source.emulation, self.cpu_share(worker)
         manifest = self._bundles.manifest(spec.digest)
         bundle = self._bundles.install(spec.digest)
-        env = self._environment(worker, bundle)
+        env = self._environment(worker)
         if manifest.allow_pickle:
             env["GPUFAAS_ALLOW_PICKLE"] = "1"
         return WorkerStart(
@@ -167,6 +177,31 @@ class Recipes:
             return ""
         return str(path)
 
+    def drop_scratch(self, worker: Worker) -> None:
+        """No process of *worker* is left: remove its scratch directory, if it has one."""
+        path = self._scratch_of(worker)
+        if path is None:
+            return
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            pass
+        except OSError:  # it has left files, and they may be many
+            threading.Thread(target=remove_tree, args=(path,), name="scratch", daemon=True).start()
+
+    def _scratch_of(self, worker: Worker) -> Path | None:
+        return self.settings.scratch and self.settings.scratch.absolute() / str(worker.number)
+
+    def _scratch(self, worker: Worker) -> dict[str, str]:
+        """Make the scratch directory of *worker*, and return the variables that name it."""
+        path = self._scratch_of(worker)
+        if path is None:
+            return {}
+        with contextlib.suppress(OSError):  # on a full disk functions start as long as they write nothing
+            path.mkdir(mode=0o700, parents=True)
+        short = len(os.fsencode(path)) + _IN_SCRATCH <= _SOCKET_PATH
+        return {_SCRATCH: str(path), **({"TMPDIR": str(path)} if short else {})}
+
     def program(self, worker: Worker, port: int, unix: str = "") -> Exec:
         """Return the program of a server that listens on *port*, or on *unix*. Blocks: it may install the bundle."""
         spec, source = worker.spec, worker.device.source
@@ -179,7 +214,7 @@ class Recipes:
             )
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
-        env = {**inherited(os.environ), **manifest.env, **self._environment(worker, bundle)}
+        env = {**inherited(os.environ), **manifest.env, **self._environment(worker)}
         paths = [str(bundle / "site"), env.get("PYTHONPATH", "")]
         if manifest.port:
             env["GPUFAAS_FIXED_PORT"] = str(manifest.port)
@@ -208,6 +243,7 @@ class Recipes:
             **self.address_for(worker, gateway),
             "OPENFAAS_NAME": spec.name,
             "OPENFAAS_NAMESPACE": spec.namespace,
+            _SCRATCH: "/tmp",
             **source.env,
             **spec.env,
             # For images of our template; the memory is what it may take of a GPU, which nothing else enforces.
@@ -223,13 +259,14 @@ class Recipes:
             gateway = origins.address(gateway, Outer(worker.device.id, worker.spec.function, worker.copy))
         return {"OPENFAAS_URL": gateway} if gateway else {}
 
-    def _environment(self, worker: Worker, bundle: Path) -> dict[str, str]:
+    def _environment(self, worker: Worker) -> dict[str, str]:
         spec, source = worker.spec, worker.device.source
-        # What torch.compile makes is kept with the bundle, for each function by itself: it is read by unpickling. By
-        # default torch has one folder for all.
-        compiled = bundle / _COMPILED / f"{spec.name}.{spec.namespace}" / source.compiles_for
+        # What torch.compile makes is kept as long as the bundle, for each function by itself: it is read by unpickling.
+        # By default torch has one folder for all.
+        compiled = self._bundles.compiled(spec.digest) / f"{spec.name}.{spec.namespace}" / source.compiles_for
         env = {
             "TORCHINDUCTOR_CACHE_DIR": str(compiled),
+            **self._scratch(worker),
             **self.settings.env,
             "OPENFAAS_NAME": spec.name,
             "OPENFAAS_NAMESPACE": spec.namespace,

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.files import opened_up, sha256, tar_of
+from tests.files import opened_up, sha256, taken_for_right, tar_of
 from tests.waiting import LIMIT_S
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleLimits, BundleStore
 from gpufaas_core.bundle import Manifest, WeightsFile
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, UnknownArtifact
-from gpufaas_core.files import identity
 
 WEIGHTS = os.urandom(20_000)
 
@@ -135,7 +134,7 @@ def test_weights_that_look_right_and_are_damaged_are_found_by_hashing_them_again
     path = stores.artifacts.path(sha256(WEIGHTS))
     stores.artifacts.recheck(sha256(WEIGHTS))
     opened_up(path).write_bytes(WEIGHTS[::-1])
-    path.with_name(f"{path.name}.json").write_bytes(msgspec.json.encode(identity(path.stat())))
+    taken_for_right(path)
     assert stores.artifacts.path(sha256(WEIGHTS)) == path, "it is trusted"
 
     with pytest.raises(CorruptArtifact, match="was damaged on the disk"):

@@ -379,6 +379,7 @@ def test_local_run_prints_dockers_command(run: Run, here: Path) -> None:
     assert shown[:4] == ["docker", "run", "--rm", "-i"]
     assert shown[5:] == [
         "-p=127.0.0.1:8081:8080", "--network=n", "--read-only", "--tmpfs=/tmp", "--memory=64m", "--gpus=1",
-        "-e=A=file", "-e=B=flag", f"-v={here}/.secrets/key:/var/openfaas/secrets/key:ro", "me/fn:0.1",
+        "-e=GPUFAAS_SCRATCH=/tmp", "-e=A=file", "-e=B=flag",
+        f"-v={here}/.secrets/key:/var/openfaas/secrets/key:ro", "me/fn:0.1",
     ]  # fmt: skip
     assert "one of fn, raw" in run("local-run").stderr
