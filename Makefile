@@ -209,4 +209,5 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
+	@chmod -R u+w .demo 2>/dev/null || true  # bundles are read-only
 	rm -rf $(VENV) build .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

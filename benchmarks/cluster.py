@@ -46,6 +46,7 @@ from gpufaas_cluster.leader import Leader
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core import messages as m
 from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.files import remove_tree
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot
 from gpufaas_scheduler.journal import Header
@@ -68,7 +69,7 @@ def cluster(tree: Path = ROOT) -> Iterator[Served]:
     home = Path(tempfile.mkdtemp(prefix="gpufaas-bench-"))
     (home / "token").write_text("0123456789abcdef" * 4)
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, home, True)
+        stack.callback(remove_tree, home)
         etcd = stack.enter_context(EtcdProcess())
         shared = ["--etcd", etcd.endpoint, "--token-file", str(home / "token")]
 

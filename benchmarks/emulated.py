@@ -15,7 +15,6 @@ import json
 import os
 import random
 import re
-import shutil
 import statistics
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from _platform import ROOT, gpufaas, platform
 from rich.console import Console
 
 from gpufaas_core.cost import Truth, truth
+from gpufaas_core.files import remove_tree
 from gpufaas_scheduler.policies import DEFAULT_POLICY
 from gpufaas_simulator import synthetic
 from gpufaas_simulator.explicit import read_workload
@@ -245,7 +245,7 @@ def main() -> int:
         )
         return 0 if abs(off) <= LATENCY and all(abs(took / said - 1) <= OWN_MODEL for _, took, said in own) else 1
     finally:
-        shutil.rmtree(home, ignore_errors=True)
+        remove_tree(home)
 
 
 if __name__ == "__main__":

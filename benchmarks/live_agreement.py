@@ -31,6 +31,7 @@ from _platform import ROOT, gpufaas, platform
 from rich.console import Console
 
 from gpufaas_core.cost import Cost
+from gpufaas_core.files import remove_tree
 from gpufaas_scheduler.policies import DEFAULT_POLICY
 from gpufaas_simulator import synthetic
 from gpufaas_simulator.record import COMPLETED, HIT, Record
@@ -234,7 +235,7 @@ def main() -> int:
             print(f"{count} calls: {what}")
         return 0 if agree >= AGREE and abs(off) <= WITHIN else 1
     finally:
-        shutil.rmtree(home, ignore_errors=True)
+        remove_tree(home)
 
 
 if __name__ == "__main__":

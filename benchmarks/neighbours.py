@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import statistics
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from _platform import ROOT, gpufaas, platform
 from emulated import as_known, drawn
 from rich.console import Console
 
+from gpufaas_core.files import remove_tree
 from gpufaas_scheduler.policies import DEFAULT_POLICY
 from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.recorded import read_journal
@@ -293,7 +293,7 @@ def main() -> int:
         write_part(options.out, "benchmarks/neighbours.py", text)
         return 0 if abs(off) <= LATENCY else 1
     finally:
-        shutil.rmtree(home, ignore_errors=True)
+        remove_tree(home)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from rich.table import Table
 from rich.text import Text
 
 from demo import shared
+from gpufaas_core.files import remove_tree
 from gpufaas_core.units import MiB, format_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,7 +94,7 @@ def main() -> int:
     began = time.monotonic()
     for each in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.default_int_handler)  # as Ctrl-C: the platform is stopped then
-    shutil.rmtree(HOME, ignore_errors=True)
+    remove_tree(HOME)
     HOME.mkdir()
     with ExitStack() as stack:
         url, server = stack.enter_context(serving(options.keep))
@@ -170,7 +171,7 @@ def serving(keep: bool) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
-            shutil.rmtree(HOME, ignore_errors=True)
+            remove_tree(HOME)
 
 
 def deploy(url: str) -> None:

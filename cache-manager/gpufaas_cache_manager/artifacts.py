@@ -35,7 +35,6 @@ from gpufaas_core.units import Bytes, MiB
 
 PIECE: Final[Bytes] = 4 * MiB
 """Read or sent at once, of an artifact that may be larger than memory."""
-_decode_identity: Final = msgspec.json.Decoder(FileIdentity).decode
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _HASHED_AT_ONCE: Final[Bytes] = 1 << 20
 _ADVICE: Final[dict[int, str]] = {
@@ -251,7 +250,8 @@ class ArtifactStore:
 
     def _recorded(self, target: Path) -> FileIdentity | None:
         try:
-            return _decode_identity(_sidecar(target).read_bytes())
+            found: FileIdentity = msgspec.json.decode(_sidecar(target).read_bytes(), type=FileIdentity)
+            return found
         except (OSError, msgspec.DecodeError):
             return None
 

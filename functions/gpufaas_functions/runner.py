@@ -112,7 +112,7 @@ def run(
     parking: Parking | None = None
     os.register_at_fork(after_in_child=control.close)  # a fork that returns from the handler would answer calls, too
     if "tempfile" in sys.modules:
-        sys.modules["tempfile"].tempdir = None  # the fork server's: here TMPDIR is the scratch directory
+        vars(sys.modules["tempfile"])["tempdir"] = None  # the fork server's: here TMPDIR is the scratch directory
     try:
         memory = _memory_of(start, start.slots)
         began = time.perf_counter()
