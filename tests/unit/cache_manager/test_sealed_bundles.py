@@ -126,6 +126,7 @@ for name in (*(f"{each}/new" for each in BUNDLE), "new", "function/handler.py", 
 sys.path[:0] = [str(directory / "function"), str(directory / "site")]
 import handler, pack
 assert handler.handle(None, None) == "here"
+assert handler.handle.__code__.co_filename == str(directory / "function/handler.py"), "as tracebacks show it"
 stores.artifacts.remove(stores.put(WEIGHTS))
 stores.put(WEIGHTS)
 assert stores.bundles.install(digest) == directory, "weights are linked anew into the folder that is read-only"
