@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import functools
 import os
-import shutil
 import statistics
 import subprocess
 import sys
