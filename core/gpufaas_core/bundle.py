@@ -20,6 +20,7 @@ from msgspec import Struct, field, json
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.constraints import Constraint
 from gpufaas_core.model import FunctionId, Need
+from gpufaas_core.start_env import own_process
 
 _NAMES = frozenset({"OPENFAAS_NAME", "OPENFAAS_NAMESPACE"})
 """What the platform adds to the environment of each function."""
@@ -127,6 +128,11 @@ class WorkerSpec(Struct, frozen=True):
     weights: tuple[WeightsFile, ...] = ()
     """Of its bundle, so that a node knows which it has before it has the bundle. Empty, too, if its gateway is of an
     older release."""
+
+    @property
+    def own_process(self) -> str:
+        """The variables for which its workers are processes of their own (`start_env`); empty: they are forked."""
+        return "" if self.image or self.kind == "server" else ", ".join(own_process(self.env))
 
     @property
     def profiled(self) -> str:

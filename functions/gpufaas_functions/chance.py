@@ -21,12 +21,12 @@ _generators: Final[dict[int, Any]] = {}
 
 def find_generators() -> None:
     """Remember the generators that are in memory and were not frozen (`gc.freeze`). Takes 0.1 s with torch."""
-    kinds = {kind for base in _bases() for kind in _with_subclasses(base)}
+    kinds = {kind for base in _bases() for kind in _with_subclasses(base)} - {random.SystemRandom}
     objects = iter(gc.get_objects())
     # torch's are not listed themselves: what refers to them is. In pieces: there are a million references.
     while piece := list(islice(objects, 1000)):
         for each in gc.get_referents(*piece):
-            if type(each) in kinds:
+            if type(each) in kinds and each is not random._inst:  # which Python seeds after each fork
                 _generators[id(each)] = each
 
 

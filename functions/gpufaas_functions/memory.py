@@ -205,10 +205,15 @@ def _private_dirty() -> int:
 _FORK_POINT = MemoryPoint()
 
 
-def mark_fork_point() -> MemoryPoint:
-    """Called in the zygote's child before it does anything: what comes on top from here on is the worker's own."""
+def mark_fork_point(*, forked: bool = True) -> MemoryPoint:
+    """
+    Called in the zygote's child before it does anything: what comes on top from here on is the worker's own.
+
+    :param forked: False: of a process of its own, which has imported torch, all but what it has mapped of libraries is
+    """
     global _FORK_POINT
-    _FORK_POINT = MemoryPoint.read()
+    now = MemoryPoint.read()
+    _FORK_POINT = now if forked else MemoryPoint(rss=now.rss - now.anonymous)
     return _FORK_POINT
 
 

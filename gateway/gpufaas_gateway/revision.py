@@ -27,6 +27,9 @@ HTTP_BASE: Final[Bytes] = 96 * MiB
 """For a CPU function without a model: its imports and its requests."""
 SERVER_BASE: Final[Bytes] = 192 * MiB
 """For a program with its own interpreter. It is not measured later: the reservation is its limit."""
+OWN_PROCESS: Final[Bytes] = 192 * MiB
+"""On top, for workers that are processes of their own (`WorkerSpec.own_process`): each imports torch itself. It is no
+memory of a GPU."""
 
 _FIRST: Final[Mapping[Kind, tuple[Bytes, float]]] = {
     "http": (HTTP_BASE, 1.0),
@@ -79,8 +82,9 @@ def deployed(
         elastic=spec.elastic,
     )
     return Deployed(
-        record, spec, options, function, stats, dict(learnt), why_memory=_why_memory(manifest, options, function)
-    )
+        record, spec, options, function, stats, dict(learnt),
+        why_memory=_why_memory(manifest, options, function, _imports_itself(spec, options)),
+    )  # fmt: skip
 
 
 def unavailable(record: FunctionRecord, reason: str, defaults: Defaults, stats: FunctionStats) -> Deployed:
@@ -134,12 +138,15 @@ def first_reservation(manifest: Manifest) -> Bytes:
     return base + int((manifest.weight_bytes + manifest.data_bytes) * factor)
 
 
-def _why_memory(manifest: Manifest, options: Options, function: Function) -> str:
+def _why_memory(manifest: Manifest, options: Options, function: Function, own_process: str) -> str:
     """Return how the first reservation was computed, and how to change it."""
+    own = (
+        f" + {format_bytes(OWN_PROCESS)}: {own_process} needs a new process, which imports torch" if own_process else ""
+    )
     if options.memory:
-        return "declared"
+        return f"declared{own}"
     files, (base, factor) = manifest.weight_bytes + manifest.data_bytes, _FIRST[manifest.kind]
-    why = f"{format_bytes(files)} of files x {factor:g} + {format_bytes(base)}"
+    why = f"{format_bytes(files)} of files x {factor:g} + {format_bytes(base)}{own}"
     measured = [
         each.occupation for each in function.profiles.values() if each.measured and "memory" not in each.estimated
     ]
@@ -154,7 +161,7 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
         env["fprocess"] = record.spec.env_process
     env["OPENFAAS_NAME"] = record.name
     env["OPENFAAS_NAMESPACE"] = record.namespace
-    return WorkerSpec(
+    spec = WorkerSpec(
         function=record.function_id,
         name=record.name,
         namespace=record.namespace,
@@ -180,6 +187,12 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
         idempotent=options.idempotent,
         labels={**(record.spec.labels or {}), "faas_function": record.name},
     )
+    return replace(spec, memory=memory + OWN_PROCESS) if _imports_itself(spec, options) else spec
+
+
+def _imports_itself(spec: WorkerSpec, options: Options) -> str:
+    """Return why `OWN_PROCESS` is reserved; empty: it is not."""
+    return "" if options.placement.gpu else spec.own_process
 
 
 def image_sizes(options: Options, memory: Bytes, devices: Sequence[Device]) -> dict[str, Bytes]:

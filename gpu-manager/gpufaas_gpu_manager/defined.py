@@ -120,14 +120,14 @@ class Functions:
 
     async def _check_preload(self, spec: WorkerSpec) -> None:
         """:raises InvalidSpec: the modules that its workers should find imported cannot be imported before"""
-        if not spec.preload:
+        if not spec.preload or spec.own_process:  # then its workers import them themselves
             return
         bundle = await asyncio.to_thread(self._bundles.install, spec.digest)
-        fault = await self._host.layers.fault(spec.preload, str(bundle))
+        fault = await self._host.layers.fault(spec.preload, str(bundle), spec.env)
         if fault:
             raise InvalidSpec(
                 f"annotation gpufaas.preload of {spec.name}: {fault}: name modules that are installed where the "
-                "platform runs, and that the function does not bring along"
+                "platform runs, that the function does not bring along, and that do not need its environment"
             )
 
     async def check(self, spec: WorkerSpec) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -42,6 +42,8 @@ class Layer(ForkServer):
         super().__init__(server, standbys)
         self.base = base
         self.packages: frozenset[str] = frozenset()
+        self.read: frozenset[str] = frozenset()
+        """Variables that its modules asked for when they were imported."""
         self.memory: Bytes = 0
         """What its modules hold."""
         self.claims = 0
@@ -93,9 +95,9 @@ class Layers:
 
     # --- for starts ---
 
-    async def claim(self, modules: Modules, bundle: str) -> ForkServer:
+    async def claim(self, modules: Modules, bundle: str, env: Mapping[str, str]) -> ForkServer:
         """
-        Return the fork server for a worker of *bundle*, and `release` it when the worker was asked for.
+        Return the fork server for a worker of *bundle* with *env*, and `release` it when the worker was asked for.
 
         It is the base if there can be no layer with *modules*, which is said.
         """
@@ -105,7 +107,7 @@ class Layers:
         if isinstance(found, Layer):
             found.claims += 1
             found.used_at = time.monotonic()
-            clash = await asyncio.to_thread(_clash, found.packages, bundle)
+            clash = await asyncio.to_thread(_clash, found, bundle, env)
             if not clash:
                 return found
             self.release(found)
@@ -124,12 +126,12 @@ class Layers:
         found = task.result() if task is not None and task.done() and not task.cancelled() else None
         return found if isinstance(found, Layer) else self.base
 
-    async def fault(self, modules: Modules, bundle: str) -> str:
-        """Return why *modules* cannot be preloaded for *bundle*; empty: they can, or nobody knows."""
+    async def fault(self, modules: Modules, bundle: str, env: Mapping[str, str]) -> str:
+        """Return why *modules* cannot be preloaded for *bundle* with *env*; empty: they can, or nobody knows."""
         self._faults.pop(modules, None)  # somebody may have installed them just now
         found = await self._find(modules)
         if isinstance(found, Layer):
-            return await asyncio.to_thread(_clash, found.packages, bundle)
+            return await asyncio.to_thread(_clash, found, bundle, env)
         return found if modules in self._faults else ""
 
     # --- for people ---
@@ -244,7 +246,7 @@ class Layers:
         try:
             async with asyncio.timeout(self._import_s):
                 said = await layer.zygote.ready()
-            layer.packages, layer.memory = frozenset(said.packages), said.memory
+            layer.packages, layer.memory, layer.read = frozenset(said.packages), said.memory, frozenset(said.read)
             fault = said.fault
         except TimeoutError:
             os.kill(pid.result(), 9)
@@ -266,13 +268,15 @@ class Layers:
         return layer
 
 
-def _clash(packages: frozenset[str], bundle: str) -> str:
-    """Return why a worker of *bundle* cannot begin with *packages* imported; empty: it can."""
+def _clash(layer: Layer, bundle: str, env: Mapping[str, str]) -> str:
+    """Return why a worker of *bundle* with *env* cannot be forked from *layer*; empty: it can."""
+    if ignored := sorted(layer.read & env.keys()):
+        return f"importing them reads {', '.join(ignored)}, which the environment of the function sets later"
     own = {
         each.name.partition(".")[0]
         for folder in ("function", "site")
         if (Path(bundle) / folder).is_dir()
         for each in (Path(bundle) / folder).iterdir()
     }
-    both = sorted(packages & own)
+    both = sorted(layer.packages & own)
     return f"the function has its own {', '.join(both[:5])}" if both else ""

@@ -225,7 +225,8 @@ class Worker(SlotOwner):
     def on_started(self, pid: int) -> None:
         self.pid = pid
         if self.limits is not None:
-            self.limits.started(pid, None if self.spec.kind == "server" else parent_of(pid) or None)
+            shares_nothing = self.spec.kind == "server" or self.own_process
+            self.limits.started(pid, None if shares_nothing else parent_of(pid) or None)
         if self.state is WorkerState.ENDING or self._cause.killed_for:
             self.run.kill()
         if self._early is not None:
@@ -319,6 +320,16 @@ class Worker(SlotOwner):
         self.on_exited(reason)
 
     # --- calls ---
+
+    @property
+    def own_process(self) -> bool:
+        """Whether it is one (`WorkerSpec.own_process`): not where the handler does not run."""
+        return bool(self.spec.own_process) and self.device.source.emulation is None
+
+    @property
+    def may_begin_blank(self) -> bool:
+        """Whether a standby may become it, and a layer be what it is forked from."""
+        return not self.scratch and not self.own_process
 
     @property
     def ends(self) -> bool:

@@ -21,17 +21,18 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NoReturn
 
 import msgspec
 
 from gpufaas_core.log_marks import MARK_VARIABLE
-from gpufaas_functions import call_lines, chance, staged
+from gpufaas_functions import call_lines, chance, staged, start_env
 from gpufaas_functions.answers import in_one_line
 from gpufaas_functions.begun import no_counts, shared_in
 from gpufaas_functions.memory import MemoryPoint, make_context, mark_fork_point, stacks, use_small_stacks
 from gpufaas_functions.runner import WorkerStart
+from gpufaas_gpu_manager import own_process
 from gpufaas_gpu_manager.confine import (
     NOT_CONFINED,
     Confine,
@@ -61,6 +62,8 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
     worker: int
     start: WorkerStart
     confine: Confine = NOT_CONFINED
+    own_process: bool = False
+    """It executes Python anew (`own_process`)."""
 
 
 class Exec(msgspec.Struct, frozen=True, tag=True):
@@ -125,6 +128,8 @@ class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
     """Of a layer: what importing its modules has brought, by the first part of the names."""
     memory: int = 0
     """Of a layer: what it holds by that, in bytes."""
+    read: tuple[str, ...] = ()
+    """Of a layer: variables that its modules asked for, and that were not set."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -163,9 +168,7 @@ def main() -> None:
     end_with_parent(signal.SIGTERM)
     inherit_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the platform, which then ends the zygote
-    use_small_stacks()  # of all workers' threads: forks inherit the default
-    call_lines.install()  # before what is imported keeps the streams that were there
-    missing = _preload()
+    missing = _prepare()
     _settle()
     server = _ForkServer(socket.socket(fileno=int(sys.argv[1])))
     server.serve(ZygoteReady(_threads(), missing), collapse_own())
@@ -173,6 +176,13 @@ def main() -> None:
 
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
+
+
+def _prepare() -> list[str]:
+    """Make this process ready to be a worker, or forks of it; return what cannot be imported."""
+    use_small_stacks()  # of all workers' threads: forks inherit the default
+    call_lines.install()  # before what is imported keeps the streams that were there
+    return _preload()
 
 
 def _preload() -> list[str]:
@@ -290,7 +300,7 @@ class _ForkServer:
             self.say(SpawnFailed(spawn.worker, str(exc)))
             pid = -1
         if pid == 0:
-            self._become_worker(spawn, fds)
+            end_with(lambda: self._become_worker(spawn, fds))
         if born is not None:
             _name_process(self._name)
         for each in fds:
@@ -309,29 +319,20 @@ class _ForkServer:
             kill_group(pid)
         self._reaper.end()
 
-    def _become_worker(self, spawn: Fork, fds: list[int]) -> NoReturn:
-        status = 70
-        try:
-            self._leave()
-            if isinstance(spawn, Layer):
-                _become_layer(spawn, socket.socket(fileno=fds[0]))
-            elif isinstance(spawn, Prepare):
-                status = _stand_by(spawn, socket.socket(fileno=fds[0]))
-            else:
-                _print_to(*fds[-2:])
-                confine(spawn.confine)
-                if isinstance(spawn, Exec):
-                    _become_program(spawn)
-                status = _work(spawn, fds[:-2], mark_fork_point())
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(status)
+    def _become_worker(self, spawn: Fork, fds: list[int]) -> int:
+        """Return the exit status."""
+        self._leave()
+        if isinstance(spawn, Layer):
+            _become_layer(spawn, socket.socket(fileno=fds[0]))
+        elif isinstance(spawn, Prepare):
+            return _stand_by(spawn, socket.socket(fileno=fds[0]))
+        _print_to(*fds[-2:])
+        confine(spawn.confine)
+        if isinstance(spawn, Exec):
+            _become_program(spawn)
+        if spawn.own_process:
+            own_process.execute(msgspec.msgpack.encode(spawn), spawn.start, fds[:-2])
+        return _work(spawn, fds[:-2], mark_fork_point())
 
     def _leave(self) -> None:
         """Cut what ties a child to this server, and begin a session of its own."""
@@ -346,6 +347,22 @@ class _ForkServer:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
+
+
+def end_with(work: Callable[[], int]) -> NoReturn:
+    """End this process with the status that *work* returns; 70 if it raises."""
+    status = 70
+    try:
+        status = work()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
 
 
 def _print_to(stdout: int, stderr: int) -> None:
@@ -371,8 +388,7 @@ def _stand_by(prepared: Prepare, door: socket.socket) -> int:
         return 0
     door.send(TAKEN)
     door.close()
-    spawn = _decode(data)
-    assert isinstance(spawn, Spawn)
+    spawn = spawn_of(data)
     _print_to(*fds[-2:])
     bind(spawn.confine.cpus)
     return _work(spawn, fds[:-2], fork_point)
@@ -384,7 +400,8 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     chance.seed_afresh()  # what its modules draw when they are imported is its own
     before, memory = set(sys.modules), MemoryPoint.read().anonymous
-    fault = _import_installed(layer.modules)
+    with start_env.noting_reads() as read:
+        fault = _import_installed(layer.modules)
     staged.install()
     threads = _threads()
     if threads > 1:
@@ -394,7 +411,7 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
     packages = {name.partition(".")[0] for name in sys.modules.keys() - before}
     grown = max(0, MemoryPoint.read().anonymous - memory)
     _settle()
-    _ForkServer(control).serve(ZygoteReady(threads, [], fault, tuple(sorted(packages)), grown))
+    _ForkServer(control).serve(ZygoteReady(threads, [], fault, tuple(sorted(packages)), grown, tuple(read)))
 
 
 def _import_installed(modules: tuple[str, ...]) -> str:
@@ -418,6 +435,19 @@ def _become_program(program: Exec) -> NoReturn:
         os._exit(127)
 
 
+def spawn_of(data: bytes) -> Spawn:
+    """Decode a `Spawn`."""
+    spawn = _decode(data)
+    assert isinstance(spawn, Spawn)
+    return spawn
+
+
+def work_alone(spawn: Spawn, fds: list[int]) -> int:
+    """Be the worker of *spawn*, in a process of its own (`own_process`). Return the exit status."""
+    _prepare()
+    return _work(spawn, fds, mark_fork_point(forked=False))
+
+
 def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     from gpufaas_functions import runner
 
@@ -432,17 +462,13 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     connection, *clocks = (socket.socket(fileno=fd) for fd in ends)
     files = clocks.pop(0) if start.files else None
     chance.seed_afresh()  # before the author's imports: a seed of theirs counts
-    os.environ.update(start.env)
-    threads = str(start.threads)
-    os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, OPENBLAS_NUM_THREADS=threads)
-    call_lines.mark_with(os.environ.pop(MARK_VARIABLE, ""))
     function_dir = os.path.join(start.bundle, "function")
     os.chdir(function_dir)
+    start_env.put_in_force(start.env, start.threads, forked=not spawn.own_process)
+    call_lines.mark_with(os.environ.pop(MARK_VARIABLE, ""))
     sys.path[:0] = [function_dir, os.path.join(start.bundle, "site")]
     sys.argv = [f"gpufaas-worker {start.function}"]
     _name_process(f"{start.label} {start.function}")
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(start.threads)
     if start.limit:
         set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
     return runner.run(start, connection, counts, clocks, shared, files)

@@ -45,7 +45,7 @@ class ForkedProcess:
 
     def prepare(self) -> None:
         """The worker waits for memory: have a process for it when that is there."""
-        if not self._worker.scratch:
+        if self._worker.may_begin_blank:
             self._server = self._layers.ready(self._worker.spec.preload)
             self._server.standbys.await_one(self._worker.number, self._home())
 
@@ -112,11 +112,14 @@ class ForkedProcess:
     async def _fork(self, start: WorkerStart, fds: list[int]) -> None:
         worker = self._worker
         self._server.standbys.forget(worker.number)
-        self._server = await self._layers.claim(() if worker.scratch else worker.spec.preload, start.bundle)
+        self._server = await self._layers.claim(
+            worker.spec.preload if worker.may_begin_blank else (), start.bundle, worker.spec.env
+        )
         try:
             if not await self._become(start, fds):
                 limits = self._limits()
-                await self._server.zygote.fork(Spawn(worker.number, start, limits.confine), fds)
+                spawn = Spawn(worker.number, start, limits.confine, worker.own_process)
+                await self._server.zygote.fork(spawn, fds)
         finally:
             self._layers.release(self._server)
 
@@ -128,7 +131,7 @@ class ForkedProcess:
     async def _become(self, start: WorkerStart, fds: list[int]) -> bool:
         """Have a standby become the worker; False: there is none."""
         worker = self._worker
-        if worker.scratch:
+        if not worker.may_begin_blank:
             return False
         standbys, home = self._server.standbys, self._home()
         standbys.use(home)

@@ -5,13 +5,22 @@ too, modules of the directory in which the platform had been started, and no tim
 
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from tests.integration.conftest import Platform
 from tests.integration.test_layers import LayerRig
 from tests.waiting import eventually
+
+from gpufaas_core.errors import InvalidSpec, OutOfMemory
+from gpufaas_core.messages import Loaded
+from gpufaas_core.units import MiB
 
 PATHS = """
     import os, sys
@@ -124,3 +133,167 @@ async def test_no_two_workers_draw_the_same_numbers_however_they_were_made_and_a
         drawn = [str(each["first"][what]) for each in said if what in each["first"]]
         assert len(drawn) == len(set(drawn)) >= 4, what
     assert len({str(each["own"]) for each in said}) == 1
+
+
+SEES = """
+    import ctypes, os, sys, time, warnings
+    import numpy, torch
+    zone = time.strftime("%Z")
+    def load(device):
+        return None
+    def handle(model, event, context):
+        if event.text == "takes":
+            return str(len(bytearray(300 << 20)))
+        print("printed in the call")
+        assert event.text == "x"
+        blas = ctypes.CDLL(next(each.split()[-1] for each in open("/proc/self/maps") if "openblas" in each))
+        return {
+            "zone": zone, "path": sys.path, "filter": [str(each) for each in warnings.filters[0]], "hash": hash("word"),
+            "writes": not sys.dont_write_bytecode, "torch": torch.get_num_threads(), "optimize": sys.flags.optimize,
+            "numpy": blas.scipy_openblas_get_num_threads64_(), "environment": dict(os.environ), "pid": os.getpid(),
+            "session": os.getsid(0), "server": os.getppid(), "group": open("/proc/self/cgroup").read(),
+            "began with": open("/proc/self/environ").read(), "open": len(os.listdir("/proc/self/fd")),
+        }
+"""
+
+
+@pytest.fixture(params=[("auto", 1), ("watcher", 0)], ids=["standby", "watcher"])
+async def rig(
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    warm_fork_servers: object,  # noqa: ARG001
+) -> AsyncIterator[LayerRig]:
+    rig = LayerRig(tmp_path, *request.param)
+    await rig.node.start()
+    yield rig
+    await rig.node.close()
+
+
+async def start(rig: LayerRig, name: str, env: dict[str, str], body: bytes = b"x") -> dict[str, Any]:
+    function = await rig.preloading(name, (), SEES, env)
+    status, said = await rig.call(rig.grant(function, cold=True, memory=300 * MiB), body)
+    assert status == 200, said
+    found: dict[str, Any] = msgspec.json.decode(said)
+    await rig.end(function)
+    return found
+
+
+async def test_a_forked_worker_obeys_its_environment_as_a_process_that_starts_with_it(
+    rig: LayerRig, tmp_path: Path
+) -> None:
+    env = {
+        "TZ": "Asia/Tokyo", "PYTHONPATH": f"{tmp_path}/more:beside:", "PYTHONWARNINGS": "ignore,error::BytesWarning",
+        "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "3", "PYTHON_LEVEL": "ours", "TORCH_HOME": f"{tmp_path}",
+    }  # fmt: skip
+    said = await start(rig, "given", env)
+    plain = await start(rig, "plain", {"TZ": "Nowhere/Land", "OPENBLAS_NUM_THREADS": "2"})
+
+    assert said["zone"] == "JST"
+    folders = [str(tmp_path / "given" / each) for each in ("function", "site")]
+    assert said["path"][:4] == [*folders, f"{tmp_path}/more", f"{folders[0]}/beside"]
+    assert said["filter"][:3:2] == ["error", "<class 'BytesWarning'>"]
+    assert plain["filter"] != said["filter"]
+    assert (said["writes"], plain["writes"]) == (False, True)
+    assert said["environment"].items() >= env.items()
+    own, platforms = rig.node.host.recipes._threads, plain["torch"]
+    assert (said["torch"], platforms) == (3, own)
+    assert said["environment"]["MKL_NUM_THREADS"] == "3"
+    assert (said["numpy"], plain["numpy"]) == (3, 2), "its library was loaded before the fork"
+    assert (plain["environment"]["OMP_NUM_THREADS"], plain["environment"]["OPENBLAS_NUM_THREADS"]) == (f"{own}", "2")
+    assert plain["zone"] != "JST"
+    await eventually(lambda: any("there is no time zone 'Nowhere/Land' here" in each for each in rig.logs.lines))
+    assert said["server"] == plain["server"] == rig.node.host.fork_server
+    assert "own_process" not in said["began with"]
+
+
+@pytest.mark.slow
+async def test_a_worker_is_a_process_of_its_own_where_a_fork_cannot_obey(rig: LayerRig, tmp_path: Path) -> None:
+    env = {
+        "PYTHONHASHSEED": "7", "PYTHONOPTIMIZE": "1", "MALLOC_ARENA_MAX": "1", "TZ": "Asia/Tokyo",
+        "PYTHONPATH": f"{tmp_path}/more", "OMP_NUM_THREADS": "2", "LD_LIBRARY_PATH": f"{tmp_path}",
+    }  # fmt: skip
+    own, plain = await rig.preloading("own", (), SEES, env), await rig.preloading("plain", (), SEES)
+    await rig.check(own)
+    with pytest.raises(OutOfMemory):
+        await rig.call(rig.grant(own, cold=True, memory=300 * MiB), b"takes")
+    (loaded,) = rig.facts_of(Loaded)
+    said, forks = [
+        msgspec.json.decode((await rig.call(grant, b"x"))[1])
+        for grant in (rig.grant(own, memory=300 * MiB), rig.grant(plain, cold=True, memory=50 * MiB))
+    ]
+
+    fresh = subprocess.run(
+        [sys.executable, "-c", "print(hash('word'))"], env={"PYTHONHASHSEED": "7"}, capture_output=True, check=True
+    )
+    assert said["hash"] == int(fresh.stdout)
+    assert (said["optimize"], said["zone"], said["torch"], said["numpy"]) == (1, "JST", 2, 2)
+    assert said["path"][2] == f"{tmp_path}/more"
+    assert said["environment"].items() >= env.items()
+    assert "MALLOC_ARENA_MAX=1" in said["began with"]
+    assert rig.node.host.standbys.taken == rig.node.host.standbys.size, "by the one that is forked"
+    assert 100 * MiB < loaded.occupation < 250 * MiB, "the private memory of torch is its own"  # type: ignore[attr-defined]
+    for each in (said, forks):
+        assert each["server"] == rig.node.host.fork_server
+        assert each["session"] == each["pid"]
+    assert said["open"] == forks["open"], "nothing of the fork server is open in it"
+    ours = Path("/proc/self/cgroup").read_text()
+    assert (said["group"] == ours) == (forks["group"] == ours)
+    await eventually(lambda: rig.logs.lines.count("printed in the call") == 2)
+    assert "GPUFAAS_" not in said["began with"], "with the mark, a child could write lines for other calls"
+
+
+@pytest.mark.slow
+def test_a_deployment_with_such_variables_has_the_memory_and_says_why(platform: Platform) -> None:
+    source = """
+        import sys, numpy, torch
+        def load(device):
+            return torch.ones(1000, 1000)
+        def handle(model, event, context):
+            assert False
+            return f"{sys.flags.optimize} {(model @ model)[0, 0]:g}"
+    """
+    path = platform.deploy("own", source, env={"PYTHONOPTIMIZE": "2"}, memory="48Mi")
+    answer = platform.call(path)
+    shown = platform.http.get("/system/function/own").json()["gpufaas"]
+
+    assert (answer.status_code, answer.text) == (200, "2 1000")
+    assert shown["memoryReason"] == "declared + 192 MiB: PYTHONOPTIMIZE needs a new process, which imports torch"
+    assert platform.http.get("/system/status").json()["devices"][0]["used"] < 300 * MiB
+
+
+async def test_a_function_whose_environment_is_read_by_modules_that_it_preloads_does_not_begin_with_them(
+    elsewhere: LayerRig, tmp_path: Path
+) -> None:
+    (tmp_path / "installed" / "reads.py").write_text("import os\nlevel = os.environ.get('READS_LEVEL')")
+    source = """
+        import reads
+        def load(device):
+            return None
+        def handle(model, event, context):
+            return {"level": reads.level}
+    """
+    one = await elsewhere.preloading("one", ("reads",), source, {"READS_LEVEL": "3"})
+    two = await elsewhere.preloading("two", ("reads",), source, {"OTHER": "3"})
+
+    with pytest.raises(InvalidSpec, match="importing them reads READS_LEVEL, which the environment of the function"):
+        await elsewhere.check(one)
+    assert (await elsewhere.first(one))["level"] == "3", "it imports them itself"
+    await elsewhere.check(two)
+
+
+READS = """
+    from gpufaas_functions.start_env import noting_reads
+    with noting_reads() as names:
+        from gpufaas_gpu_manager import zygote
+        zygote._preload()
+    from gpufaas_core.start_env import own_process
+    print(len(names), *names - set(own_process(dict.fromkeys(names, "1"))))
+"""
+
+
+def test_every_variable_that_is_read_before_the_fork_is_known_to_need_a_process_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(READS)], env={}, capture_output=True, check=True)
+
+    count, *unknown = done.stdout.decode().split()
+    assert int(count) > 40
+    assert unknown == []

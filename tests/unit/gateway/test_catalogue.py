@@ -18,12 +18,13 @@ from gpufaas_core.errors import (
     UnknownArtifact,
     UnknownFunction,
 )
-from gpufaas_core.model import Device, DeviceId, FunctionId, Learnt, Profile
+from gpufaas_core.model import Device, DeviceId, FunctionId, Learnt, Need, Profile
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
-from gpufaas_gateway.spec import FunctionSpec
+from gpufaas_gateway.revision import worker_spec
+from gpufaas_gateway.spec import Defaults, FunctionSpec, read_options
 
 ECHO = "echo.openfaas-fn"
 
@@ -166,6 +167,25 @@ async def test_all_files_but_code_count_for_the_first_reservation_and_it_says_so
     assert deployed.spec.memory == (192 + 150) * MiB
     assert deployed.why_memory == (
         "120 MiB of files x 1.25 + 192 MiB; more while there is room; set gpufaas.memory to change it"
+    )
+
+
+async def test_a_worker_that_imports_torch_itself_has_memory_for_that_beside_what_is_declared(
+    platform: Platform,
+) -> None:
+    spec = platform.spec(bundle=platform.bundle(kind="model"), memory="48Mi")
+    spec = FunctionSpec(spec.service, spec.image, annotations=spec.annotations, env_vars={"LD_PRELOAD": "x.so"})
+    on_gpu = FunctionSpec(
+        "gpu", spec.image, annotations={**(spec.annotations or {}), "gpufaas.device": "cuda"}, env_vars=spec.env_vars
+    )
+
+    deployed = await platform.deployer.deploy(spec, update=False)
+
+    assert deployed.spec.memory == deployed.function.floor == (48 + 192) * MiB
+    assert deployed.why_memory == "declared + 192 MiB: LD_PRELOAD needs a new process, which imports torch"
+    options = read_options(on_gpu, Defaults())
+    assert worker_spec(deployed.record, options, "model", Need(), 48 * MiB).memory == 48 * MiB, (
+        "it is no memory of a GPU"
     )
 
 
