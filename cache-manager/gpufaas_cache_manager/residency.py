@@ -49,7 +49,7 @@ class Copy(Generic[OwnerT]):
 
     __slots__ = (
         "asked", "batch", "id", "last_used", "limit", "loading", "memory", "number", "owner", "parts", "queued",
-        "ready_at", "rest", "running", "share", "slots", "split", "tier", "told",
+        "ready_at", "rest", "running", "share", "silent", "slots", "split", "tier", "told",
     )  # fmt: skip
 
     def __init__(self, owner: OwnerT, memory: Bytes, now: Seconds, ready_at: Seconds, number: int = 0) -> None:
@@ -85,6 +85,8 @@ class Copy(Generic[OwnerT]):
         self.queued = 0
         """Calls in the device's local queue that need it."""
         self.loading = True
+        self.silent = False
+        """Its worker owes a sign of life, so it takes no new calls."""
         self.tier = ""
         """Where its weights came from, as `messages.Loaded.tier`; empty: it loads."""
         self.ready_at = ready_at

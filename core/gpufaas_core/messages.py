@@ -173,6 +173,8 @@ class CallerLeft(Struct, frozen=True, tag="Cancelled"):
     """The caller is gone. A waiting call leaves its queue; a running one is aborted, and `Finished` still comes."""
 
     call: CallId
+    left_s: Seconds | None = None
+    """As in `Abort`."""
 
 
 class Loaded(Struct, frozen=True, tag=True):
@@ -263,6 +265,18 @@ class WorkerExited(Struct, frozen=True, tag=True):
     device: DeviceId
     reason: str
     copy: int = 0
+
+
+class CopySilent(Struct, frozen=True, tag=True):
+    """
+    The worker of a copy owes a sign of life: its process is stopped, or its code keeps the thread that would answer. It
+    gets no new calls. The node refuses the calls that the worker has not begun. `silent` false: it was heard again.
+    """
+
+    function: FunctionId
+    device: DeviceId
+    copy: int = 0
+    silent: bool = True
 
 
 class NodeRefused(Struct, frozen=True, tag="Refused"):
@@ -369,7 +383,7 @@ class Serving(Struct, frozen=True, tag=True):
 
 Event = (
     DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | CallerLeft
-    | Loaded | CopyFailed | Finished | Measured | Resized | ShareKept | WorkerExited | NodeRefused | Staged
+    | Loaded | CopyFailed | Finished | Measured | Resized | ShareKept | WorkerExited | CopySilent | NodeRefused | Staged
     | Unstaged | Parked | Unparked | Woken | Planned | Offered | Restored | Serving
 )  # fmt: skip
 
@@ -410,6 +424,8 @@ class Abort(Struct, frozen=True, tag=True):
     """The number of the grant that ends."""
     unbegun: bool = False
     """The call went ahead: it waits for another grant only if its worker has not begun it. Else it goes on."""
+    left_s: Seconds | None = None
+    """The time until the limit of the call; 0.0: it has passed. None: it is not known, or there is none."""
 
 
 class LoadCopy(Struct, frozen=True, tag="Load"):

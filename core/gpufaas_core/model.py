@@ -325,6 +325,8 @@ class ResidentStatus(Struct, frozen=True):
     """Per cent of the device's compute that it holds while it is there; 0: its calls take what they need."""
     tier: str = ""
     """Where its weights came from: ``parked``, ``host``, ``peer``, ``disk`` or ``store``. Empty: not known (yet)."""
+    silent: bool = False
+    """Its worker gives no sign of life: it counts as `draining` until it does, and is not evicted for that."""
 
 
 class ParkedStatus(Struct, frozen=True):

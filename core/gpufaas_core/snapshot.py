@@ -46,6 +46,8 @@ class ResidentSnapshot(Struct, frozen=True):
     """Since the start of its load; 0.0: the load is over."""
     tier: str = ""
     """Where its weights came from; empty: it loads."""
+    silent: bool = False
+    """It owes a sign of life (`messages.CopySilent`)."""
 
 
 class ParkedSnapshot(Struct, frozen=True):
@@ -200,6 +202,8 @@ class ResidentDoc(Struct, frozen=True, omit_defaults=True):
     parts: tuple[Part, ...] = ()
     """The parts of a copy on several devices: on the first device all of them, on the others the one there. Other
     copies have none."""
+    silent: bool = False
+    """It owes a sign of life, and drains for that only."""
 
 
 class DeviceDoc(Struct, frozen=True):

@@ -10,7 +10,6 @@ import asyncio
 import ctypes
 import sys
 import time
-from collections.abc import MutableSequence
 from socket import socket
 from typing import Final, cast
 
@@ -27,6 +26,7 @@ from gpufaas_core.frames import (
     AnswerHead,
     AreaHead,
     CallHead,
+    DroppedHead,
     EndHead,
     FrameReader,
     Kind,
@@ -52,6 +52,7 @@ from gpufaas_functions.answers import (
 )
 from gpufaas_functions.areas import Area
 from gpufaas_functions.author import Context, HandlerAnswer
+from gpufaas_functions.begun import Counts, is_taken
 from gpufaas_functions.body_file import BodyFile, take
 from gpufaas_functions.connection import HELD_S
 from gpufaas_functions.coroutines import Pieces, aopened, called, closed
@@ -71,13 +72,11 @@ _JOINED: Final = 16 * 1024
 class AsyncServer(asyncio.Protocol):
     """The connection of a worker, and its slots."""
 
-    def __init__(
-        self, function: str, device: str, handle: Handle, memory: Memory, begun: MutableSequence[int], slots: int
-    ) -> None:
-        """:param begun: counts what each slot begins (`begun`)"""
+    def __init__(self, function: str, device: str, handle: Handle, memory: Memory, counts: Counts, slots: int) -> None:
+        """:param counts: of what each slot begins (`begun`)"""
         self.function, self.device, self.handle, self.memory = function, device, handle, memory
         self.alone = slots == 1
-        self.begun = begun
+        self.counts = counts
         self.parking: Parking | None = None
         self.shared: ctypes.Array[ctypes.c_char] | None = None
         """The memory that the node lends areas of; None: it lends none."""
@@ -294,12 +293,16 @@ class AsyncSlot:
         self._begun = True
         if self._server.left:
             end_process()
-        self._server.begun[self._index] += 1
-        alone = self._server.alone
         area, self._area = self._area, None
+        counts, index = self._server.counts, self._index
+        counts.begun[index] = number = counts.begun[index] + 1
+        alone = self._server.alone
         call_lines.begin(head.call, alone)
         try:
-            await self._answer(head, body, area)
+            if counts.taken[index] and is_taken(number, counts.taken[index]):
+                self._send(encode_frame(Kind.DROPPED, DroppedHead(number), slot=index))
+            else:
+                await self._answer(head, body, area)
         finally:
             call_lines.end(head.call, alone)
             self._task = None

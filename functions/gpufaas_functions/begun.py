@@ -6,10 +6,10 @@ If it dies, the node places those again that it had not begun. The worker counts
 that it begins, before any of the author's code runs; that costs no system call. The node counts what it sends. Where
 memory files are forbidden, it takes all calls for begun.
 
-The node can take a call back that waits at the worker behind another one: it marks its number. A worker that has one
-slot looks at the mark after it has counted a call, and does not run the call that is marked. The node looks at the
-count some ms after it has set the mark (`GRACE_S`). So one of the two always sees what the other wrote: if the count is
-below the number then, the worker will find the mark.
+The node can take back what the worker has not begun: a call behind another one, or all if the worker gives no sign
+of life. It marks the number. The worker looks at the mark after it has counted a call, and does not run what is marked.
+The node looks at the count some ms after it has set the mark (`GRACE_S`). So one of the two always sees what the other
+wrote: if the count is below the number then, the worker will find the mark.
 """
 
 import ctypes
@@ -41,7 +41,17 @@ class Counts(NamedTuple):
     begun: MutableSequence[int]
     """The number of calls and batches that the worker has begun."""
     taken: MutableSequence[int]
-    """The number of the call or batch that it must not begin; 0: none."""
+    """The number of the call or batch that it must not begin, as `taken` writes it; 0: none."""
+
+
+def taken(number: int, calls: int) -> int:
+    """Return what is written of so many *calls*, one or two, that are taken back from *number* on."""
+    return 2 * number + calls - 1
+
+
+def is_taken(number: int, mark: int) -> bool:
+    """Return whether *number* is one of those that *mark* was written of."""
+    return 0 <= number - (mark >> 1) <= (mark & 1) and mark > 0
 
 
 def no_counts(slots: int, begun: int = 0) -> Counts:

@@ -150,7 +150,7 @@ def run(
     if is_loop:
         from gpufaas_functions.async_server import AsyncServer  # only where it is needed
 
-        server = AsyncServer(start.function, start.device, handle, memory, counts.begun, start.slots)
+        server = AsyncServer(start.function, start.device, handle, memory, counts, start.slots)
         server.parking, server.shared, server.files = parking, shared, files
         os.register_at_fork(after_in_child=server.leave)
         flush_at_exit(server.flush)

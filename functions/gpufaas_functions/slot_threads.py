@@ -41,7 +41,7 @@ from gpufaas_core.frames import (
 )
 from gpufaas_core.model import Seconds
 from gpufaas_functions.areas import Area
-from gpufaas_functions.begun import Counts
+from gpufaas_functions.begun import Counts, is_taken
 from gpufaas_functions.connection import Absent, Body, CallBody, Closed, Connection
 from gpufaas_functions.pace import QUICK_S, Pace
 from gpufaas_functions.parking import Parking
@@ -115,7 +115,7 @@ class Slots:
         """:param counts: of what each slot begins (`begun`)"""
         self.connection: Connection = servers[0].out
         self._lanes = [_Lane(each) for each in servers]
-        self._begun = counts.begun
+        self._begun, self._taken = counts
         self._parking = parking
         self._memory = servers[0].memory
 
@@ -155,15 +155,29 @@ class Slots:
         """A frame of the call came that came last; that may have ended."""
         lane.last.frames.put((kind, header, body))
 
-    def run(self, lane: _Lane, work: Work) -> None:
-        """Run *work*, and what came for the slot meanwhile. :raises Closed: the connection is closed"""
-        server, following = lane.server, work
+    def run(self, lane: _Lane, work: Work) -> bool:
+        """
+        Run *work*, and what came for the slot meanwhile. Return whether any of it ran.
+
+        :raises Closed: the connection is closed
+        """
+        server, following, ran = lane.server, work, False
         while True:
-            self._begun[server.index] += 1
-            server.run(following)
+            if self._begin(server.index):
+                server.run(following)
+                ran = True
             if (more := lane.end()) is None:
-                return
+                return ran
             following = more
+
+    def _begin(self, slot: int) -> bool:
+        """Count what begins. False: it was taken back, and is dropped."""
+        self._begun[slot] += 1
+        mark = self._taken[slot]
+        if not mark or not is_taken(number := self._begun[slot], mark):
+            return True
+        self.connection.send(encode_frame(Kind.DROPPED, DroppedHead(number), slot=slot))
+        return False
 
 
 class OneSlot(Slots):
@@ -176,7 +190,6 @@ class OneSlot(Slots):
         super().__init__((server,), counts, parking)
         server.turns = self
         self._server = server
-        self._taken = counts.taken
         self._look_at = 0.0
 
     def serve(self) -> None:
@@ -186,22 +199,19 @@ class OneSlot(Slots):
                 if found := self.next_work():
                     self.run(*found)
 
-    def run(self, lane: _Lane, work: Work) -> None:
+    def run(self, lane: _Lane, work: Work) -> bool:
         """
         As `Slots.run`, but for what was taken back. What runs next does not hold up the answer before it. Memory is
         measured after what has run: the node takes one figure for each.
         """
-        server, begun, taken, following = self._server, self._begun, self._taken, work
+        server, following = self._server, work
         while True:
-            begun[0] += 1
-            if taken[0] != begun[0]:
+            if self._begin(0):
                 server.run(following)
                 self.connection.flush()
                 server.say_growth()
-            else:
-                self.connection.send(encode_frame(Kind.DROPPED, DroppedHead(begun[0])))
             if (more := lane.end()) is None:
-                return
+                return True
             following = more
 
     def _give(self, lane: _Lane, kind: int, header: bytes, body: Body) -> None:
@@ -300,21 +310,25 @@ class SlotThreads(Slots):
                 self._woken.put(None)
         else:
             self._step_aside(work)
-        self.run(lane, work)
-        if server.took >= 0.0:
+        ran = self.run(lane, work)
+        if server.took >= 0.0 and ran:
             self._pace.took(server.took if server.took <= QUICK_S else server.took - _delayed())
             if self._pace.quick and not self._watches:
                 self._begin_watch()
         try:
             self._running.remove(work)
         except ValueError:
-            self.connection.flush()
-            server.say_growth()
+            self._say(server, ran)
             return False
         if not self.connection.unread:
-            self.connection.flush()
-            server.say_growth()
+            self._say(server, ran)
         return True
+
+    def _say(self, server: SlotServer, ran: bool) -> None:
+        """Send what is held. The node takes one figure of memory for each call that *ran*."""
+        self.connection.flush()
+        if ran:
+            server.say_growth()
 
     def long(self, slot: SlotServer) -> None:
         if slot.token is not None:

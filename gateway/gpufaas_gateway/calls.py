@@ -380,7 +380,8 @@ class Calls:
             )
         stream = call.answered = AnswerStream(
             call, exchange, body, whole, switched=switched,
-            on_cancel=lambda: self._scheduler.cancel(call.id), on_end=lambda: self._end(call),
+            on_cancel=lambda: self._scheduler.cancel(call.id, None if switched else call.left_s),
+            on_end=lambda: self._end(call),
         )  # fmt: skip
         if call.request.upgrade:
             if switched:
@@ -407,7 +408,7 @@ class Calls:
 
     def _refused(self, call: "_Call", exc: GpufaasError | asyncio.CancelledError) -> Answer:
         """Return the answer to a call that failed."""
-        self._scheduler.cancel(call.id)
+        self._scheduler.cancel(call.id, call.left_s)
         if isinstance(exc, GpufaasError):
             error = exc
         elif call.was_cancelled_by_us():

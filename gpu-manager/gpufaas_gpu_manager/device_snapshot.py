@@ -31,6 +31,7 @@ def snapshot_of(device: WorkerDevice, now: Seconds) -> DeviceSnapshot:
                 loading=each.state is not WorkerState.READY,
                 load_age_s=now - each.asked_at if each.state is not WorkerState.READY else 0.0,
                 tier=each.tier,
+                silent=each.calls.watch.silent,
             )
             for each in workers
         ),

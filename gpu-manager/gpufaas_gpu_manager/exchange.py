@@ -58,21 +58,31 @@ class AheadSlot(Slot, Protocol):
     def begin_batch(self, calls: int) -> None:
         """The so many calls that begin next, at once, are a batch: if the slot has one, that which follows it."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether the worker has a call or batch to run."""
+
+    @property
+    def unbegun(self) -> bool:
+        """Whether the worker has certainly not begun what it has to run, though all of that was sent."""
+
     def can_wait(self, exchange: "Exchange") -> bool:
         """Whether that call can be sent beside what the slot has, and be taken back."""
 
-    def mark(self) -> bool:
+    def mark(self, *, all_of_it: bool = False) -> bool:
         """
         Have the worker drop what waits there, unless it has begun it: then `on_dropped` of the slot's owner is called,
-        if `take_back` did not find that before. False: the worker cannot be told.
+        if `take_back` did not find that before. False: there is nothing that it could be told to drop.
+
+        :param all_of_it: also what comes first, if the worker has not begun that
         """
 
-    def take_back(self) -> bool:
-        """Return whether what waits there, and was marked `begun.GRACE_S` ago, will certainly be dropped."""
+    def take_back(self) -> "list[Exchange]":
+        """Return what will certainly be dropped, since it was marked `begun.GRACE_S` ago: the slot has it no more."""
 
 
 class PingSlot(Slot, Protocol):
-    """A slot of a worker whose event loop answers pings."""
+    """A slot of a worker that answers pings, at the latest when it runs no call."""
 
     def ping(self) -> None:
         """Ask for a sign of life: the slot's owner gets `on_pong`."""

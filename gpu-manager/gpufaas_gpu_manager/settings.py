@@ -22,7 +22,10 @@ class SecretFiles(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
     abort_grace_s: Seconds = 10.0
-    """How long an abandoned call may run on before its worker is killed."""
+    """
+    How long an abandoned call may run on before its worker is killed, but no longer than 1 s beyond its time limit; and
+    a worker that gives no sign of life, if no caller waits for what it has begun.
+    """
     untaken_s: Seconds = 60.0
     """How long a grant, or the note that one is void, is kept for a call that has not arrived."""
     term_grace_s: Seconds = 2.0

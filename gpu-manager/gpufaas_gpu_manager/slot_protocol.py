@@ -39,7 +39,7 @@ from gpufaas_core.frames import (
 from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import MAX_BYTES, MAX_S, why_no_answer
 from gpufaas_functions.areas import MIN
-from gpufaas_functions.begun import UNKNOWN, Counts
+from gpufaas_functions.begun import UNKNOWN, Counts, taken
 from gpufaas_functions.body_file import give
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.areas import Area, Areas
@@ -76,7 +76,7 @@ class SlotOwner:
     watch_abandoned: Callable[[], None]
     on_done: Callable[[Slot, Exchange, float, int, bool, bool], None]
     on_measured: Callable[[Bytes, Bytes], None]
-    on_dropped: Callable[[Slot], None]
+    on_dropped: Callable[[Slot, list[Exchange]], None]
     ran_out: Callable[[bytes], GpufaasError]
     caller_first: bool = False
     """Its calls hold no device that others wait for: the caller gets an answer before the engine learns of it."""
@@ -140,9 +140,9 @@ class WorkerSlot:
         """So many calls and batches were sent: the number of the last one. The worker counts those that it begins."""
         self._number = 0
         """The number of the one that it has."""
-        self._marked = 0
-        """The number of the one that was marked, and may be dropped yet: there must be no other mark. 0: there is none.
-        The worker can write what the page says, so that is not read."""
+        self._marked: range = range(0)
+        """The numbers of those that were marked, and may be dropped yet: there must be no others. The worker can write
+        what the page says, so that is not read."""
         self._streams = False
         """The body of its call comes in pieces."""
         self._answering = False
@@ -255,12 +255,15 @@ class WorkerSlot:
 
     @property
     def marked(self) -> bool:
-        return self._marked > 0
+        return bool(self._marked)
 
     @property
     def busy(self) -> bool:
-        """Whether the worker has a call or batch to run."""
         return self._exchange is not None or bool(self._batch)
+
+    @property
+    def unbegun(self) -> bool:
+        return self.busy and not (self._streams or self._answering) and self._waits(self._number)
 
     def can_wait(self, exchange: Exchange) -> bool:
         """Whether that call can be sent while the worker runs another one, and be taken back."""
@@ -269,23 +272,28 @@ class WorkerSlot:
             return False
         return not self._streams and self._counts.begun[self.index] != UNKNOWN
 
-    def mark(self) -> bool:
-        """
-        Tell the worker to drop what waits there. After `begun.GRACE_S`, `take_back` says whether it does. False: it
-        cannot be told.
-        """
-        if self._counts.begun[self.index] == UNKNOWN:
+    def mark(self, *, all_of_it: bool = False) -> bool:
+        first = self._number if all_of_it and self.unbegun else self._sent
+        if not self._waits(first) or (self._marked and self._marked[0] <= first):
             return False
-        self._counts.taken[self.index] = self._marked = self._sent
+        self._marked = range(first, self._sent + 1)
+        self._counts.taken[self.index] = taken(first, len(self._marked))
         return True
 
-    def take_back(self) -> bool:
-        """Whether the worker drops what waits there and was marked. If so it is the node's again."""
-        if not self._next or self._counts.begun[self.index] >= self._sent:
-            return False
-        self._let_go([each for each, _ in self._next.values()])
-        self._next = {}
-        return True
+    def take_back(self) -> list[Exchange]:
+        begun, back = self._counts.begun[self.index], []
+        if self._number in self._marked and begun < self._number:
+            back = self._had()
+            self._exchange, self._batch, self._number = None, {}, 0
+        if self._next and self._sent in self._marked and begun < self._sent:
+            back += [each for each, _ in self._next.values()]
+            self._next = {}
+        self._let_go(back)
+        return back
+
+    def _had(self) -> list[Exchange]:
+        """Return what the worker has to run."""
+        return [self._exchange] if self._exchange is not None else [each for each, _ in self._batch.values()]
 
     def _let_go(self, exchanges: list[Exchange]) -> None:
         """The worker does not run these."""
@@ -296,19 +304,20 @@ class WorkerSlot:
 
     def _on_dropped(self, number: int) -> None:
         """:raises BrokenFrame: nothing with that number was marked, or the worker has not come to it"""
-        if not number or number != self._marked:
+        if number not in self._marked:
             raise BrokenFrame(f"number {number} was dropped, which was not marked")
-        if self._next:
+        if self._next and number != self._number:
             raise BrokenFrame(f"number {number} was dropped, before what ran was answered")
-        self._marked = 0
+        self._marked = range(number + 1, self._marked.stop)
         if number != self._number:
             return  # it was taken back before
         if not self.busy or self._answering:
             raise BrokenFrame(f"number {number} was dropped, and answered")
-        self._let_go([self._exchange] if self._exchange is not None else [each for each, _ in self._batch.values()])
+        dropped = self._had()
+        self._let_go(dropped)
         self._exchange, self._batch = None, {}
         self._begin_next()
-        self._worker.on_dropped(self)
+        self._worker.on_dropped(self, dropped)
 
     async def send_body(self, piece: bytes) -> None:
         exchange = self._exchange
@@ -503,8 +512,8 @@ class WorkerSlot:
         """If all that the worker ran is answered, it begins what waits there."""
         if self._batch:
             return
-        if self._number == self._marked:
-            self._marked = 0  # it was begun before
+        if self._number in self._marked:
+            self._marked = range(self._number + 1, self._marked.stop)  # it was begun before
         if not self._next:
             return
         following, self._next = self._next, {}

@@ -85,6 +85,8 @@ class Successions:
 
     def has_place_of(self, old: Worker) -> None:
         """Another worker has the place of *old* from now on."""
+        if old.calls.watch.silent:
+            old.calls.say_silent(False)  # its copy is in another process
         old.replaced = True
         self.replaced.append(old)
 

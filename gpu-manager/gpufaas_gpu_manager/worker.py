@@ -180,7 +180,7 @@ class Worker(SlotOwner):
         self.timers = Timers()
         self.calls = calls = WorkerCalls(self, host)
         self.on_slots, self.on_done, self.on_call_lost = calls.on_slots, calls.on_done, calls.on_call_lost
-        self.watch_abandoned, self.on_pong = calls.abandoned.watch, calls.abandoned.on_pong
+        self.watch_abandoned, self.on_pong = calls.watch.begin, calls.watch.on_pong
         self.ran_out, self.on_dropped = calls.ran_out, calls.on_dropped
         self.caller_first = not spec.need.compute
         self.on_broken = self.kill
@@ -239,7 +239,7 @@ class Worker(SlotOwner):
         self.timers.cancel("progress")
         self.timers.cancel("thrashing")
         self.ready_head = head
-        self.calls.abandoned.pings = head.loop
+        self.calls.watch.pings = head.loop
         if self.scratch:
             if not self.checked.done():
                 self.checked.set_result(None)
@@ -337,8 +337,17 @@ class Worker(SlotOwner):
         return bool(self._cause.killed_for) or self.state is WorkerState.ENDING
 
     @property
+    def serves(self) -> bool:
+        return self.state is WorkerState.READY and not self._cause.killed_for
+
+    @property
     def takes_calls(self) -> bool:
-        return self.state is WorkerState.READY and self.told and not (self.outgrown and self.wanted > self.memory)
+        return (
+            self.state is WorkerState.READY
+            and self.told
+            and not (self.outgrown and self.wanted > self.memory)
+            and not self.calls.watch.silent
+        )
 
     def limit_to(self, memory: Bytes) -> None:
         self.memory = memory

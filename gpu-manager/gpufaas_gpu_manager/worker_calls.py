@@ -9,12 +9,12 @@ from typing import Final, Protocol, cast
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GrantRefused, OutOfMemory, WorkerCrashed
-from gpufaas_core.messages import Event, Finished, Measured, NodeRefused
+from gpufaas_core.messages import CopySilent, Event, Finished, Measured, NodeRefused
 from gpufaas_core.model import Bytes, CallId, DeviceId, Seconds
 from gpufaas_core.units import format_bytes
 from gpufaas_functions.begun import GRACE_S
-from gpufaas_gpu_manager.abandoned import AbandonedCalls
 from gpufaas_gpu_manager.batches import Batches
+from gpufaas_gpu_manager.call_watch import CallWatch
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.exchange import MODEL_BUFFER, STREAM_BUFFER, AheadSlot, Exchange, Slot
 from gpufaas_gpu_manager.ledger import MemoryLedger
@@ -119,6 +119,13 @@ class CallsWorker(Protocol):
     @property
     def takes_calls(self) -> bool: ...
 
+    @property
+    def serves(self) -> bool:
+        """Whether it is ready, and is not told to end."""
+
+    pid: int | None
+    replaced: bool
+
     def ask_driver(self, held: Bytes, *, ran_out: bool = False) -> Bytes: ...
 
     def kill(self, reason: str) -> None: ...
@@ -135,7 +142,7 @@ class WorkerCalls:
         self.stopped: dict[Exchange, str] = {}
         """The calls that the policy has stopped, and why; they run again elsewhere once their worker has let go."""
         self.batches = Batches(worker.timers, self._begin_together)
-        self.abandoned = AbandonedCalls(worker.timers, host.settings.abort_grace_s, self._bound, worker.kill)
+        self.watch = CallWatch(worker, self, host.settings.abort_grace_s)
         self._worker = worker
         self._host = host
         self._free: list[Slot] = []
@@ -143,6 +150,8 @@ class WorkerCalls:
         """How many calls of its batch have not ended, for each slot that runs one."""
         self._only: AheadSlot | None = None
         """Its slot, if there is one only: a call or batch may go ahead to it."""
+        self._counted = False
+        """Its slots are `AheadSlot`s: what its worker has not begun can be taken back."""
         self._ahead: list[Exchange] = []
         """The call or batch that went ahead: the worker begins it when the one before has ended."""
         self._ahead_until = 0.0
@@ -180,6 +189,7 @@ class WorkerCalls:
     def on_slots(self, slots: Sequence[Slot], *, ahead: bool = False) -> None:
         """Use *slots* for calls, once the worker is ready. :param ahead: they are `AheadSlot`s"""
         self._free = list(slots[::-1])  # slot 0, the main thread, is taken first
+        self._counted = ahead
         self._only = cast(AheadSlot, slots[0]) if ahead and len(slots) == 1 else None
 
     def bind(self, exchange: Exchange) -> None:
@@ -190,6 +200,8 @@ class WorkerCalls:
                 self._wait_ahead(exchange)
             return
         slot, now = self._free.pop(), time.monotonic()
+        if not self.watch.looks:
+            self.watch.begin()
         exchanges = self.batches.take(exchange)
         if exchanges is None:
             exchange.bind(slot, now, self._buffer)
@@ -215,7 +227,7 @@ class WorkerCalls:
         if batch is not None:
             self._ahead = batch
             self._begin_batch(slot, batch)
-        elif first.grant.ahead_s and not self.abandoned.pings and slot.can_wait(first):
+        elif first.grant.ahead_s and not self.watch.pings and slot.can_wait(first):
             self._ahead = [self.unbound.popleft()]
         for each in self._ahead:
             each.send_ahead(slot, now, self._buffer)
@@ -261,13 +273,52 @@ class WorkerCalls:
 
     def _take_back(self) -> None:
         taken = self._taken
-        if taken and self._ahead is taken and self._only is not None and self._only.take_back():
-            self._taken, self._ahead = [], []
-            self._end_unbegun(taken, self._why)
+        if taken and self._ahead is taken and self._only is not None:
+            self._end_taken(self._only)
 
-    def on_dropped(self, slot: Slot) -> None:
-        """The worker has dropped what was being taken back, and came next."""
-        taken, self._taken = self._taken, []
+    def _end_taken(self, slot: AheadSlot) -> None:
+        """What *slot* was told to drop, and its worker has certainly not begun, is placed again."""
+        had = slot.busy
+        if back := slot.take_back():
+            if any(each in self._ahead for each in back):
+                self._taken, self._ahead = [], []
+            if had and not slot.busy:
+                self._open.pop(slot, None)
+                self._free.append(slot)
+            self._end_unbegun(back, self._why)
+
+    @property
+    def unbegun(self) -> bool:
+        """Whether its worker has not begun all that it was given to run now."""
+        return self._counted and any(cast(AheadSlot, each.slot).unbegun for each in self.bound())
+
+    def take_all_back(self, reason: str) -> None:
+        """Have placed again what its worker has not begun."""
+        while self.unbound:
+            self.give_back(self.unbound[0], reason)
+        if not self._counted:
+            return
+        self._why = reason
+        marked = [slot for each in self.bound() if (slot := cast(AheadSlot, each.slot)).mark(all_of_it=True)]
+        if marked:
+            self._worker.timers.later("silent", GRACE_S, lambda: self._end_all_taken(marked))
+
+    def _end_all_taken(self, slots: list[AheadSlot]) -> None:
+        for each in slots:
+            self._end_taken(each)
+
+    def say_silent(self, silent: bool) -> None:
+        """Tell the scheduler that its worker gives no sign of life, or does again."""
+        worker = self._worker
+        if not worker.replaced:
+            self._host.report(CopySilent(worker.spec.function, worker.device.id, worker.copy, silent))
+        if worker.takes_calls:
+            self.bind_waiting()
+
+    def on_dropped(self, slot: Slot, taken: list[Exchange]) -> None:
+        """The worker has dropped *taken*, which was being taken back, and came next."""
+        if taken[0] in self._taken:
+            self._taken = []
         self._open.pop(slot, None)
         self._follow(slot)
         self._end_unbegun(taken, self._why)
@@ -292,7 +343,7 @@ class WorkerCalls:
         """Nobody waits for *exchange*, which a slot has, or the policy has stopped it."""
         if exchange not in self._ahead:
             cast(Slot, exchange.slot).cancel(exchange)
-            self.abandoned.watch()
+            self.watch.begin()
         elif all(each.abandoned for each in self._ahead):
             self._mark("its caller is gone")
 
@@ -309,8 +360,8 @@ class WorkerCalls:
             self._open[slot] = len(following)
         for each in following:
             each.follow(now)
-        if any(each.abandoned for each in following):
-            self.abandoned.watch()
+        if not self.watch.looks:
+            self.watch.begin()
 
     def _begin_together(self, exchanges: list[Exchange]) -> None:
         """The calls of a batch are there: give them to a slot, or let them wait for one."""
@@ -352,6 +403,7 @@ class WorkerCalls:
 
     def on_done(self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:
         worker, host = self._worker, self._host
+        self.watch.answered = True
         open_calls = self._open.pop(slot, 1) - 1
         if open_calls:
             self._open[slot] = open_calls
@@ -402,7 +454,8 @@ class WorkerCalls:
     def _kind(self) -> tuple[str, str]:
         return self._worker.spec.profiled, self._worker.device.source.device.kind
 
-    def _bound(self) -> Iterator[Exchange]:
+    def bound(self) -> Iterator[Exchange]:
+        """Return the calls that slots have, but for what went ahead."""
         return (each for each in self.exchanges.values() if each.slot is not None and each not in self._ahead)
 
     def on_call_lost(self, slot: Slot, exchange: Exchange, reason: str) -> None:
@@ -424,7 +477,7 @@ class WorkerCalls:
                 self._host.over(exchange)
                 self.refuse(exchange, reason)
             else:
-                lines = self._last_lines(exchange, len(list(self._bound())))
+                lines = self._last_lines(exchange, len(list(self.bound())))
                 self.on_done(slot, exchange, 0.0, 0, False, False)
                 name = f"{self._worker.spec.name}.{self._worker.spec.namespace}"
                 exchange.fail(WorkerCrashed(f"{name} gave no answer: {reason}{lines}"))
@@ -468,7 +521,7 @@ class WorkerCalls:
         :param was_ready: calls that the worker has not touched can be placed again
         :param ended: the worker was told to end, so the engine expects no calls on it: report them as finished
         """
-        running = len(list(self._bound()))
+        running = len(list(self.bound()))
         exchanges, self.exchanges = self.exchanges, {}
         self._ahead, self._taken = [], []
         self.unbound.clear()

@@ -95,6 +95,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
                 slots=each.slots,
                 batch=each.batch,
                 parts=parts_of(each, device) if each.split else (),
+                silent=each.silent,
             )
             for each in device.residency
         ),

@@ -78,6 +78,7 @@ HANDLERS: Final[dict[type[m.Event], Handler]] = {
     m.Resized: workers.resized,
     m.ShareKept: workers.share_kept,
     m.WorkerExited: workers.worker_exited,
+    m.CopySilent: workers.silent,
     m.NodeRefused: calls.refused,
     m.Staged: staging.staged,
     m.Unstaged: staging.unstaged,
@@ -121,7 +122,7 @@ def _handlers(world: World) -> Mapping[type[m.Event], Handler]:
 
 _TANGLING: Final = frozenset((
     m.DeviceLeft, m.DeviceDrained, m.Measured, m.Resized, m.ShareKept, m.CopyFailed, m.WorkerExited,
-    m.NodeRefused, m.FunctionDeployed, m.Scaled, m.Serving,
+    m.CopySilent, m.NodeRefused, m.FunctionDeployed, m.Scaled, m.Serving,
 ))  # fmt: skip
 """Events that may take the place that a nested call waits for."""
 

@@ -240,6 +240,7 @@ def _device_status(device: DeviceState, parked: ParkedCopies, now: Seconds) -> D
                 limit=each.limit,
                 share=each.share,
                 tier=each.tier,
+                silent=each.silent,
             )
             for each in device.residency
         ),

@@ -33,6 +33,7 @@ from gpufaas_core.logs import Printed
 from gpufaas_core.messages import (
     Abort,
     CopyFailed,
+    CopySilent,
     DeviceLeft,
     Event,
     Finished,
@@ -48,7 +49,7 @@ from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part,
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager import load_watch, proc
 from gpufaas_gpu_manager import worker as worker_module
-from gpufaas_gpu_manager.abandoned import LOOKS
+from gpufaas_gpu_manager.call_watch import LOOK_S
 from gpufaas_gpu_manager.devices import CpuDevice, open_devices
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.node import Node
@@ -1012,6 +1013,23 @@ async def test_a_worker_that_stands_still_is_ended_and_calls_that_it_had_not_beg
     assert rig.node.workers() == []
 
 
+@pytest.mark.usefixtures("short_grace")
+async def test_a_stopped_worker_gives_back_its_calls_and_is_ended_if_it_stays_stopped(rig: Rig) -> None:
+    """Else the only device of a function would be lost to it: its calls are with nobody whose time could be over."""
+    function = await rig.function("waits", HOLDS_GIL, slots=4)
+    await rig.call(rig.grant(function, cold=True))
+    (worker,) = rig.node.workers()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+
+    with pytest.raises(GrantRefused, match="no sign of life"):
+        await rig.call(rig.grant(function))
+
+    await eventually(lambda: rig.facts_of(WorkerExited))
+    assert rig.facts_of(CopySilent) == [CopySilent(function, DEVICE)]
+    assert "gave no sign of life" in str(rig.facts_of(WorkerExited))
+
+
 async def test_a_call_that_goes_on_for_nobody_on_a_loop_that_lives_costs_nothing(rig: Rig) -> None:
     function = await rig.function("blocks", BLOCKS, slots=4)
     endless, waits = rig.grant(function, cold=True), rig.grant(function)
@@ -1022,14 +1040,14 @@ async def test_a_call_that_goes_on_for_nobody_on_a_loop_that_lives_costs_nothing
     rig.node.grants.abort(endless.call, DEVICE)
     await eventually(lambda: "it goes on" in rig.logs.lines)
     (worker,) = rig.node.workers()
-    abandoned = worker.calls.abandoned
-    for _ in range(2 * LOOKS):  # twice the grace
-        await eventually(lambda: not abandoned._owed)
-        abandoned._look()
+    watch = worker.calls.watch
+    for _ in range(int(2 * LIMIT_S / LOOK_S)):  # twice the grace
+        await eventually(lambda: watch._asked is None)
+        watch._look()
 
     assert await rig.call(rig.grant(function)) == first, "in the same process"
     rig.node.grants.abort(waits.call, DEVICE)
-    abandoned._look()
+    watch._look()
     await eventually(lambda: rig.facts_of(WorkerExited))  # from now on nobody waits for any of its calls
 
 

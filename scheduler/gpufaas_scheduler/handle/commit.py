@@ -35,7 +35,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
         if found is None or found[1].owner is not owner:
             return _no_copy(name, call)
         device, copy = found
-        if copy.running or copy.share or copy.split or world.cluster.mixed:
+        if copy.running or copy.share or copy.split or copy.silent or world.cluster.mixed:
             refused = _why_not_beside(world, owner, device, copy)
             if refused is not None:
                 return refused
@@ -79,6 +79,8 @@ def _why_not_beside(world: World, owner: FunctionState, device: DeviceState, cop
     slots = copy.slots or owner.slots
     if copy.running >= slots:
         return f"all {slots} slots of copy {copy.id} are taken"
+    if copy.silent:
+        return f"copy {copy.id} gives no sign of life"
     if device.shut:
         return _busy(device, owner)
     if copy.share or (copy.running and owner.shared_hold):

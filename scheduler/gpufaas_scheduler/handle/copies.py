@@ -72,6 +72,8 @@ def send_off(world: World, device: DeviceState, copy: Copy) -> None:
     owner = copy.owner
     if copy.split:
         copy = world.cluster.copies[copy.id][1]
+    if copy.silent:
+        world.cluster.hear(device, copy)
     if copy in owner.draining:
         pass
     elif copy.pinned:
@@ -148,7 +150,7 @@ def serve_fifo(world: World, owner: FunctionState) -> None:
 def trim(world: World, owner: FunctionState) -> None:
     """Evict surplus copies that are idle, and drain those that are not."""
     for copy, device in list(owner.draining.items()):
-        if not copy.pinned:
+        if not (copy.pinned or copy.silent):
             evict(world, device, copy)
     surplus = owner.surplus
     if surplus:

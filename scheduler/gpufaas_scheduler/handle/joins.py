@@ -287,7 +287,10 @@ def _adopt_residents(
         world.cluster.place(state, copy)
         world.lending.note(state, copy)
         closed = doc is not None and doc.closed
-        owner.adopt(copy, state, draining=closed or (before is not None and before.draining))
+        drains = before is not None and before.draining and not before.silent
+        owner.adopt(copy, state, draining=closed or drains)
+        if each.silent and not (closed or drains or each.loading):
+            world.cluster.silence(state, copy)
         world.cluster.note_waiting(owner)
         found.append((key, each.memory, each.loading, copy.running))
     return found != [

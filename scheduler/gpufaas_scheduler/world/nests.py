@@ -279,7 +279,9 @@ def _has_slot(owner: FunctionState, held: _Held) -> bool:
 
 def _kept_up(owner: FunctionState, held: _Held) -> list[Copy]:
     """Return the draining copies that stay as long as *held* do. Nested calls may have their free slots."""
-    return [each for each, device in owner.draining.items() if held[each] and not (device.shut or each.split)]
+    return [
+        each for each, device in owner.draining.items() if held[each] and not (device.shut or each.split or each.silent)
+    ]
 
 
 def _is_at_most(owner: FunctionState, held: _Held) -> bool:

@@ -318,7 +318,7 @@ class FunctionState(Deployed):
     def revive(self) -> DeviceState | None:
         """Let a draining copy take calls again, and return its device; None: there is none that may."""
         for copy, device in self.draining.items():
-            if not device.shut and not copy.split:
+            if not (device.shut or copy.split or copy.silent):
                 self.add(copy, self.draining.pop(copy))
                 return device
         return None

@@ -33,6 +33,7 @@ class FakeCalls:
     def __init__(self) -> None:
         self.exchanges: dict[CallId, Any] = {}
         self.unbound: deque[Any] = deque()
+        self.watch = SimpleNamespace(silent=False)
 
     def bind_waiting(self) -> None:
         pass

@@ -30,7 +30,7 @@ from gpufaas_functions import connection
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import BatchHandler
-from gpufaas_functions.begun import Counts, no_counts
+from gpufaas_functions.begun import Counts, is_taken, no_counts, taken
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.slot_server import SlotServer
@@ -249,7 +249,7 @@ def test_what_a_call_sets_in_its_context_lasts_to_the_end_of_its_stream_and_no_o
 
 
 def test_a_call_that_was_taken_back_is_not_run_and_those_around_it_are(node: Node) -> None:
-    node.counts.taken[0] = 2
+    node.counts.taken[0] = taken(2, 1)
     node.send(call("a", b"a"), call("taken", b"taken"), call("c", b"c"))
 
     frames = [node.frame(Kind.ANSWER, Kind.DROPPED) for _ in range(3)]
@@ -259,12 +259,29 @@ def test_a_call_that_was_taken_back_is_not_run_and_those_around_it_are(node: Nod
     assert node.counts.begun == [3]
 
 
+def test_a_call_and_the_one_behind_it_can_be_taken_back(node: Node) -> None:
+    node.counts.taken[0] = taken(2, 2)
+    node.send(call("a", b"a"), call("b", b"b"), call("c", b"c"), call("d", b"d"))
+
+    frames = [node.frame(Kind.ANSWER, Kind.DROPPED) for _ in range(4)]
+
+    assert [body for _, body in frames] == [b"a", b"", b"", b"d"]
+    assert [msgspec.msgpack.decode(header, type=DroppedHead).number for header, _ in frames[1:3]] == [2, 3]
+
+
+@pytest.mark.parametrize("first", [1, 2, 7])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_mark_names_one_call_or_two_and_no_other(first: int, calls: int) -> None:
+    assert [each for each in range(12) if is_taken(each, taken(first, calls))] == [*range(first, first + calls)]
+    assert not any(is_taken(each, 0) for each in range(12))
+
+
 def test_memory_is_measured_after_what_has_run_and_not_after_what_was_taken_back(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On CUDA the first two measurements are of use, whatever they say."""
     monkeypatch.setattr(CpuMemory, "grown", lambda _: 1)
-    node.counts.taken[0] = 2
+    node.counts.taken[0] = taken(2, 1)
     node.send(call("a", b"a"), call("taken", b"taken"), call("c", b"c"))
 
     found = [node.kind() for _ in range(5)]
@@ -275,7 +292,7 @@ def test_memory_is_measured_after_what_has_run_and_not_after_what_was_taken_back
 def test_a_call_that_is_marked_after_it_has_begun_is_run(node: Node) -> None:
     node.send(call("a", path="/endless"))
     node.frame(Kind.CHUNK)
-    node.counts.taken[0] = 1
+    node.counts.taken[0] = taken(1, 1)
     node.send(call("b", b"b"), encode_frame(Kind.CANCEL, CancelHead(0, 1)))
 
     header, _ = node.frame(Kind.END, Kind.DROPPED)
@@ -286,7 +303,7 @@ def test_a_call_that_is_marked_after_it_has_begun_is_run(node: Node) -> None:
 def test_a_batch_that_was_taken_back_is_not_run(node: Node) -> None:
     node.send(call("a", path="/endless"))
     node.frame(Kind.CHUNK)
-    node.counts.taken[0] = 2
+    node.counts.taken[0] = taken(2, 1)
     node.send(encode_frame(Kind.BATCH, BatchHead(2)), call("b", b"b"), call("c", b"c"))
     node.send(encode_frame(Kind.CANCEL, CancelHead(0, 1)), call("d", b"d"))
 

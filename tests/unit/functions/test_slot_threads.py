@@ -31,7 +31,7 @@ from gpufaas_core.frames import (
     encode_frame,
 )
 from gpufaas_functions.author import Context, Event
-from gpufaas_functions.begun import open_counts, shared_in
+from gpufaas_functions.begun import open_counts, shared_in, taken
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.pace import AGAIN
@@ -88,13 +88,15 @@ class Worker:
         self.gate = threading.Event()
         self.meet = threading.Barrier(SLOTS)
         self.slow_s = 0.0
+        self.measured = 0
+        """Frames MEASURED."""
         self.lock = threading.Lock()
         self.at_once = self.most = 0
         """Slow calls: now, and at most."""
         self.node, theirs = socket.socketpair()
         self.slots = [Slot(index, self.node) for index in range(SLOTS)]
         counts = open_counts(SLOTS)
-        self.begun = shared_in(counts, SLOTS)[0].begun
+        self.begun, self.taken = shared_in(counts, SLOTS)[0]
         connection, memory = Connection(theirs), CpuMemory(SLOTS)
         servers = [
             SlotServer(index, connection, self.handle, "f", "cpu", memory, alone=False) for index in range(SLOTS)
@@ -110,6 +112,7 @@ class Worker:
         reader = FrameReader(slots=SLOTS)
         while data := self.node.recv(1 << 20):
             for kind, header, body in reader.feed(data):
+                self.measured += kind == Kind.MEASURED
                 if kind != Kind.MEASURED:
                     self.slots[kind >> SLOT].frames.put((kind & KIND, header, body))
 
@@ -194,6 +197,26 @@ def test_an_answer_does_not_wait_for_a_call_that_was_read_with_its_own_and_block
     assert quick.answer()
     worker.gate.set()
     assert slow.answer()
+
+
+def test_a_call_that_was_taken_back_is_not_run_and_no_memory_is_said_of_it(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node takes one figure for each call that has ended."""
+    worker.settle()
+    monkeypatch.setattr(CpuMemory, "grown", lambda _: 1)
+    slot, before, measured = worker.slots[0], worker.begun[0], worker.measured
+    worker.taken[0] = taken(before + 2, 1)
+
+    assert slot.call("/")
+    slot.begin("/gate")
+    slot.next(Kind.DROPPED)
+    assert slot.call("/")
+    until(lambda: worker.measured >= measured + 2)
+    slot.send(Kind.PING)
+    slot.next(Kind.PONG)
+
+    assert (worker.begun[0] - before, worker.measured - measured) == (3, 2)
 
 
 def test_a_call_that_blocks_in_the_leader_is_left_to_its_thread(worker: Worker) -> None:

@@ -35,7 +35,7 @@ from gpufaas_core.frames import (
     RoomHead,
     encode_frame,
 )
-from gpufaas_functions.begun import UNKNOWN, no_counts
+from gpufaas_functions.begun import UNKNOWN, no_counts, taken
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.worker_connection import WorkerConnection
@@ -818,7 +818,7 @@ async def test_a_call_that_begins_after_its_caller_has_left_is_cancelled() -> No
 async def test_what_the_worker_had_not_begun_when_it_was_marked_is_the_node_s_again() -> None:
     rig = Ahead()
     assert rig.slot.mark()
-    assert rig.counts.taken == [2]
+    assert rig.counts.taken == [taken(2, 1)]
 
     assert rig.slot.take_back()
     assert not rig.slot.take_back(), "once"
@@ -923,6 +923,62 @@ async def test_what_was_taken_back_does_not_change_what_a_dead_worker_had_begun(
     later.die(begun=begun)
 
     assert following.untouched
+
+
+async def test_all_that_a_silent_worker_had_not_begun_is_the_node_s_again() -> None:
+    rig = Ahead()
+    rig.begun[0] = 0
+    assert rig.slot.unbegun
+    assert rig.slot.mark(all_of_it=True)
+    assert rig.counts.taken == [taken(1, 2)]
+    assert not rig.slot.mark(all_of_it=True), "once"
+
+    assert rig.slot.take_back() == [rig.exchange, rig.behind]
+    assert not (rig.slot.busy)
+    assert not (rig.slot.unbegun)
+    assert not (rig.connection.running)
+    later = rig.bind(0, "later")
+    rig.say(dropped(1), dropped(2), encode_frame(Kind.ANSWER, OK, b"later"))
+
+    assert (rig.owner.dropped, rig.owner.broken, rig.slot.marked) == (0, "", False)
+    assert later.take() == (OK, b"later", True)
+
+
+async def test_of_two_the_first_may_be_marked_after_the_second_was_taken_back() -> None:
+    rig = Ahead()
+    rig.begun[0] = 0
+    assert rig.slot.mark()
+    assert rig.slot.take_back() == [rig.behind]
+
+    assert rig.slot.mark(all_of_it=True)
+    assert rig.counts.taken == [taken(1, 2)], "the second one is dropped yet"
+    assert rig.slot.take_back() == [rig.exchange]
+    assert rig.say(dropped(1), dropped(2)).owner.broken == ""
+
+
+async def test_a_worker_that_goes_on_before_the_node_has_looked_runs_what_it_had_begun_and_drops_the_rest() -> None:
+    rig = Ahead()
+    rig.begun[0] = 0
+    rig.slot.mark(all_of_it=True)
+    rig.begun[0] = 1
+
+    assert rig.slot.take_back() == [rig.behind]
+    rig.say(encode_frame(Kind.ANSWER, OK, b"ran"), dropped(2))
+
+    assert rig.exchange.take() == (OK, b"ran", True)
+    assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, rig.slot.marked) == (0, "", False, False)
+
+
+async def test_a_worker_that_says_first_that_it_dropped_all_has_no_call_any_more() -> None:
+    rig = Ahead()
+    rig.begun[0] = 0
+    rig.slot.mark(all_of_it=True)
+    rig.begun[0] = 2
+
+    rig.say(dropped(1), dropped(2))
+
+    assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, rig.connection.running) == (2, "", False, 0)
+    assert rig.slot.take_back() == []
 
 
 async def test_calls_that_could_not_be_taken_back_do_not_wait_at_the_worker() -> None:

@@ -8,6 +8,7 @@ from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Event, Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, Part
 from gpufaas_gpu_manager import exchange_state as states
+from gpufaas_gpu_manager.call_watch import LOOK_S
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import WorkerCalls
@@ -17,7 +18,7 @@ GRACE_S = 0.05
 
 
 class Slot:
-    marked = False
+    marked = unbegun = False
 
     def begin_batch(self, calls: int) -> None: ...
 
@@ -37,7 +38,15 @@ class Rig:
         )
         device = SimpleNamespace(id=DEVICE, source=SimpleNamespace(enforced=False, device=SimpleNamespace(kind="cpu")))
         worker: Any = SimpleNamespace(
-            spec=spec, timers=Timers(), device=device, kill=self.killed.append, takes_calls=True, outgrown=False
+            spec=spec,
+            timers=Timers(),
+            device=device,
+            kill=self.killed.append,
+            takes_calls=True,
+            outgrown=False,
+            serves=True,
+            pid=None,
+            replaced=False,
         )
         host: Any = SimpleNamespace(
             settings=SimpleNamespace(abort_grace_s=GRACE_S), report=self.reported.append, over=self._over, measured={}
@@ -66,7 +75,7 @@ class Rig:
     def abandon(self, *exchanges: Exchange) -> None:
         for each in exchanges:
             each.state = states.ABANDON[each.state]
-            self.calls.abandoned.watch()
+            self.calls.watch.begin()
 
     def answer(self, *exchanges: Exchange) -> None:
         for each in exchanges:
@@ -79,7 +88,7 @@ async def test_a_batch_that_was_abandoned_before_it_began_is_watched_from_its_be
     assert {each.state for each in ahead} == {states.UNSENT}
 
     rig.abandon(*ahead)
-    await asyncio.sleep(2 * GRACE_S)
+    await asyncio.sleep(2 * LOOK_S)
     assert rig.killed == [], "it has not begun"
     rig.answer(*first)
     assert {each.state for each in ahead} == {states.ABANDONED}
@@ -87,4 +96,4 @@ async def test_a_batch_that_was_abandoned_before_it_began_is_watched_from_its_be
         while not rig.killed:
             await asyncio.sleep(GRACE_S)
 
-    assert rig.killed == ["a call that nobody waits for ran on for 0.05 s"]
+    assert rig.killed == [f"a call that nobody waits for ran on for {LOOK_S:g} s"], "which is the shortest grace"

@@ -61,7 +61,7 @@ class Owner:
     def on_pong(self) -> None:
         self.pongs += 1
 
-    def on_dropped(self, _: Any) -> None:
+    def on_dropped(self, *_: Any) -> None:
         self.dropped += 1
 
     def on_slot_closed(self) -> None:

@@ -192,7 +192,7 @@ def lacks(world: World) -> bool:
 
 def step(world, choice: int, number: int, rng: random.Random) -> None:  # type: ignore[no-untyped-def]
     """One event of those that are possible now, and now and then one that is not."""
-    kind, pick = choice % 22, choice // 22
+    kind, pick = choice % 23, choice // 23
     running = sorted(world.running)
     held = [
         (model.function, device.device.id, model.copy) for device in world.status.devices for model in device.resident
@@ -230,6 +230,9 @@ def step(world, choice: int, number: int, rng: random.Random) -> None:  # type: 
             world.tell(m.DeviceLeft(devices[pick % len(devices)].id, "gone"))
         else:
             world.device(f"d{pick % 5}", rng.randint(20, 60) << 20)
+    elif kind == 22 and held:
+        function, device, copy = held[pick % len(held)]
+        world.tell(m.CopySilent(function, device, copy, pick % 3 > 0))
     elif kind > 19:
         world.scale(f"f{pick % 8}", (pick // 8) % 8)
     elif kind == 19:
@@ -258,6 +261,7 @@ def beside(world: World, largest: int) -> None:
 
 def drain(world: World) -> None:
     """Let everything end: if each function fits beside the minima of others, no call waits for ever."""
+    world.hear()
     for _ in range(1000):
         if not world.running and not world.waiting:
             return

@@ -289,6 +289,12 @@ class World:
     def loading(self) -> list[tuple[FunctionId, DeviceId, int]]:
         return [(each.function, device, each.copy) for device, each in self._residents() if each.loading]
 
+    def hear(self) -> None:
+        """All silent copies are heard again."""
+        for device, each in list(self._residents()):
+            if each.silent:
+                self.tell(m.CopySilent(each.function, device, each.copy, False))
+
     def _residents(self) -> Iterator[tuple[DeviceId, ResidentStatus]]:
         """Those since the last event: time does not change them."""
         found = self._status
@@ -428,7 +434,7 @@ def check(status: EngineStatus, world: World) -> None:
             floor = min(world.functions[model.function].floor, device.device.memory)
             assert model.memory >= floor or world.redeployed, f"{model.function} has less than it declares"
             used = model.running or model.loading or device.local_queue
-            assert not model.draining or used, f"{model.function} could go from {name}"
+            assert not model.draining or used or model.silent, f"{model.function} could go from {name}"
         assert device.local_queue == 0 or device.busy
     places: dict[tuple[str, int], list[str]] = {}
     for device in status.devices:

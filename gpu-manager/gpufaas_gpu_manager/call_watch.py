@@ -1,0 +1,156 @@
+"""
+Looks at a worker while it has calls: whether it gives signs of life, and lets go of calls that nobody waits for.
+
+A worker is silent that owes a sign of life for `_SILENT` looks: the begin of a call, or the answer to a ping. It gets
+no new calls then, and what it has not begun is placed again. All calls of an async handler run on one event loop, and
+those of threads share the GIL. Nobody can tell from outside whether a call that goes on waits, or blocks all others. So
+a worker with several slots is pinged, and its event loop, or the thread that waits for calls, answers. One that runs a
+call in its only thread owes nothing meanwhile, unless it is stopped.
+
+To be silent costs little, and ends with the next sign. It costs a load to end a worker: that is for what stays silent,
+or runs on, with no caller who waits.
+
+Time is counted in looks, not by the clock: a node that was held up itself, or suspended, has looked only once
+meanwhile. Quick calls share a timer: it is set if there is none, and looks once more after the last of them.
+"""
+
+from collections.abc import Iterable
+from math import ceil
+from typing import Final, Protocol, cast
+
+from gpufaas_core.model import Seconds
+from gpufaas_gpu_manager.exchange import Exchange, PingSlot
+from gpufaas_gpu_manager.proc import state_of
+from gpufaas_gpu_manager.timers import Timers
+
+LOOK_S: Final[Seconds] = 0.25
+LATE_S: Final[Seconds] = 1.0
+"""A call may run on for so long beyond its time limit."""
+_SILENT: Final = 3
+"""Looks: the sign before was given, at the earliest, a look before the first of them."""
+_REASON: Final = "its worker gives no sign of life"
+
+
+class Watched(Protocol):
+    """The worker."""
+
+    pid: int | None
+    timers: Timers
+
+    @property
+    def serves(self) -> bool: ...
+
+    def kill(self, reason: str) -> None: ...
+
+
+class Calls(Protocol):
+    """Its calls (`WorkerCalls`)."""
+
+    @property
+    def unbegun(self) -> bool: ...
+
+    def bound(self) -> Iterable[Exchange]: ...
+
+    def take_all_back(self, reason: str) -> None: ...
+
+    def say_silent(self, silent: bool) -> None: ...
+
+
+class CallWatch:
+    """Of one worker. See module."""
+
+    def __init__(self, worker: Watched, calls: Calls, grace_s: Seconds) -> None:
+        """:param grace_s: see `NodeSettings.abort_grace_s`"""
+        self.pings = False
+        """The worker answers pings while calls run."""
+        self.answered = False
+        """It has ended a call since the last look."""
+        self.silent = False
+        self.looks = False
+        """A look comes."""
+        self._worker = worker
+        self._calls = calls
+        self._grace = ceil(grace_s / LOOK_S)
+        self._spared: dict[Exchange, int] = {}
+        """So many looks of grace an abandoned call has, if not `_grace`."""
+        self._ages: dict[Exchange, int] = {}
+        """Looks at abandoned calls, since their callers went."""
+        self._asked: PingSlot | None = None
+        """It was pinged, and has not answered."""
+        self._ponged = False
+        """It has answered a ping since the last look."""
+        self._owed = 0
+        """Looks at which it owed a sign of life, in a row."""
+        self._patience = _SILENT
+        """It is silent when it owes one for so long; for longer, each time that it was only slow and ended no call
+        since: else calls could be given to it and taken back for ever."""
+
+    def begin(self) -> None:
+        """The worker has a call to run, or one that runs was abandoned."""
+        if not self.looks:
+            self.looks = True
+            self._worker.timers.later("watch", LOOK_S, self._look)
+
+    def spare(self, exchange: Exchange, left_s: Seconds | None) -> None:
+        """*exchange* was abandoned, *left_s* before its time limit; None: it is not known, or there is none."""
+        if left_s is not None:
+            looks = self._ages.get(exchange, 0) + ceil((left_s + LATE_S) / LOOK_S)
+            self._spared[exchange] = min(looks, self._spared.get(exchange, self._grace))
+
+    def on_pong(self) -> None:
+        """The worker has answered: it lives."""
+        self._asked, self._ponged = None, True
+
+    def _look(self) -> None:
+        self.looks = False
+        if not self._worker.serves:
+            self.silent = False
+            return
+        bound = list(self._calls.bound())
+        self._count(bound)
+        self._ages = {each: self._ages.get(each, 0) + 1 for each in bound if each.abandoned}
+        self._spared = {each: looks for each, looks in self._spared.items() if not each.finished}
+        if reason := self._why_end(bound):
+            self._worker.kill(reason)
+        elif bound or self._asked or self.silent:
+            self.begin()
+
+    def _count(self, bound: list[Exchange]) -> None:
+        """Count what it owes. It is silent, or heard again."""
+        if self.answered:
+            self._patience = _SILENT
+        signs, self.answered, self._ponged = self.answered or self._ponged, False, False
+        stopped = not signs and not self.pings and self._is_stopped()
+        owes = not signs and (self._asked is not None or stopped or self._calls.unbegun)
+        self._owed = self._owed + 1 if owes else 0
+        late = self._owed >= _SILENT and (self._owed >= self._patience or self._is_stopped())
+        if late and not self.silent:
+            self.silent = True
+            self._patience = min(2 * self._patience, self._grace)
+            self._calls.say_silent(True)
+        elif self.silent and not owes:
+            self.silent = False
+            self._calls.say_silent(False)
+        if bound and self._asked is None and (self.pings or self.silent) and hasattr(bound[0].slot, "ping"):
+            self._asked = cast(PingSlot, bound[0].slot)
+            self._asked.ping()
+        if self.silent:
+            self._calls.take_all_back(_REASON)
+
+    def _is_stopped(self) -> bool:
+        pid = self._worker.pid
+        return pid is not None and state_of(pid) in ("T", "t")
+
+    def _why_end(self, bound: list[Exchange]) -> str:
+        """Return why the worker ends; empty: it does not."""
+        due = [looks for each, age in self._ages.items() if age >= (looks := self._spared.get(each, self._grace))]
+        if due and min(due) <= self._owed:
+            return (
+                f"it stood still for {min(due) * LOOK_S:g} s, while a call ran that nobody waits for: its code holds "
+                "the GIL, or blocks the event loop of an async handler (asyncio.to_thread runs what does)"
+            )
+        if len(self._ages) < len(bound):
+            return ""
+        if due:
+            return f"a call that nobody waits for ran on for {min(due) * LOOK_S:g} s"
+        return f"it gave no sign of life for {self._owed * LOOK_S:g} s" if self._owed >= self._grace else ""
