@@ -126,6 +126,7 @@ class Event:
         "_stream",
         "asked",
         "method",
+        "tried",
         "unreadable",
     )
 
@@ -149,8 +150,8 @@ class Event:
         """Where a large body lies: in memory shared with the node, or a file. None: it is in memory, or streams."""
         self._ahead: dict[int, Any] | None = None
         """What was read ahead and not asked for yet, by its reading."""
-        self.asked = self.unreadable = 0
-        """The readings (`JSON`, `TEXT`) that the handler has asked for, and those that failed when they were tried."""
+        self.asked = self.tried = self.unreadable = 0
+        """The readings (`JSON`, `TEXT`) that the handler has asked for; that were tried before; that failed then."""
 
     @property
     def body(self) -> bytes:
@@ -228,12 +229,17 @@ class Event:
     def read_ahead(self, readings: int) -> bool:
         """Read the body before the handler does. Return whether it can be read in all of these ways."""
         ahead = self._ahead = {} if self._ahead is None else self._ahead
-        for each in (JSON, TEXT):
-            if readings & each & ~self.unreadable and each not in ahead:
-                try:
-                    ahead[each] = self._json() if each == JSON else self._text()
-                except BadBody:
-                    self.unreadable |= each
+        tried, self.tried = readings & ~self.tried, readings | self.tried
+        try:
+            if tried & JSON:
+                ahead[JSON] = self._json()
+        except BadBody:
+            self.unreadable |= JSON
+        try:
+            if tried & TEXT:
+                ahead[TEXT] = self._text()
+        except BadBody:
+            self.unreadable |= TEXT
         return not readings & self.unreadable
 
     def _json(self) -> Any:
@@ -247,13 +253,17 @@ class Event:
 
     def _encoding(self) -> str:
         """Return Python's name of the charset. :raises BadCharset: it is not known"""
+        if encoding := _encoding_in(value := self.content_type):
+            return encoding
+        raise BadCharset(f"the charset in {value[:80].decode('latin-1')!r} is not known: send the body in UTF-8", self)
+
+    @property
+    def content_type(self) -> bytes:
+        """Of the body, as its caller sent it; empty: it did not say."""
         for name, value in self._raw_headers:
             if len(name) == 12 and name.lower() == _CONTENT_TYPE:
-                if encoding := _encoding_in(value):
-                    return encoding
-                shown = value[:80].decode("latin-1")
-                raise BadCharset(f"the charset in {shown!r} is not known here: send the body in UTF-8", self)
-        return _UTF_8
+                return value
+        return b""
 
 
 @lru_cache(64)

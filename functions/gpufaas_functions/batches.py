@@ -9,6 +9,7 @@ since a function that has run in part cannot run again.
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from gpufaas_functions.author import JSON, TEXT, BadBody, Context, Event, HandlerAnswer, to_answer
@@ -47,22 +48,23 @@ def check(function: Any, module: str) -> None:
 class _Reads:
     """How the function has read bodies of one media type (readings: `author.JSON`)."""
 
-    __slots__ = ("asked", "ended", "unused")
+    __slots__ = ("asked", "ended", "tried")
 
     def __init__(self) -> None:
         self.asked = 0
         self.ended = 0
         """So many calls have ended."""
-        self.unused = 0
-        """It does without these: many calls have, or one whose body cannot be read so."""
+        self.tried = JSON | TEXT
+        """A body is tried so before it runs with others. The function does without the rest: many calls have, or one
+        whose body cannot be read so."""
 
-    @property
-    def tried(self) -> int:
-        """The readings in which a body is tried before it runs with others."""
-        return (JSON | TEXT) & ~self.unused
-
-
-_UNKNOWN: Final = _Reads()
+    def learn(self, event: Event, *, ended: bool) -> None:
+        """The function has run with *event*. *ended*: it did not raise, so it has read what it reads."""
+        self.asked |= event.asked
+        if ended:
+            self.ended += 1
+            self.tried = self.tried & ~event.unreadable if self.ended < _ENOUGH else 0
+        self.tried |= self.asked
 
 
 class BatchHandler:
@@ -75,7 +77,7 @@ class BatchHandler:
         """:param idempotent: calls may run again"""
         self._handle_batch = handle_batch
         self._idempotent = idempotent
-        self._reads: dict[str, _Reads] = {}
+        self._reads: dict[bytes, _Reads] = {}
         """By media type."""
         self._always = 0
         """Readings in which each body is tried: a batch has met one that could not be read so."""
@@ -85,21 +87,22 @@ class BatchHandler:
         Run calls, and yield what each is answered, by its place: for those of one ``handle_batch`` as soon as they have
         run. A call whose body cannot be read as the function reads it runs by itself, after the others.
         """
+        reads = list(map(self._reads_of, events))
         left = list(range(len(events)))
         while left:
-            places = [each for each in left if self._can_read(events[each])] or left[:1]
-            yield (found := self._run(events, contexts, places))
+            places = [each for each in left if self._can_read(events[each], reads[each])] or left[:1]
+            yield (found := self._run(events, contexts, reads, places))
             left = [each for each in left if each not in found]
 
     def one(self, event: Event, context: Context) -> Any:
         """A ``handle``, which gives the call to ``handle_batch`` by itself."""
-        self._can_read(event)
-        ended = False
+        reads, ended = self._reads_of(event), False
+        self._can_read(event, reads)
         try:
             (answer,) = _checked(self._handle_batch([event], [context]), 1)
             ended = True
         finally:
-            self._learn((event,), ended=ended)
+            reads.learn(event, ended=ended)
         if isinstance(answer, KeyboardInterrupt):  # raised, it would end the worker
             raise RuntimeError(f"{NAME}() returned a KeyboardInterrupt in place of an answer")
         if isinstance(answer, BaseException):
@@ -108,15 +111,18 @@ class BatchHandler:
             raise _cannot_stream()
         return answer
 
-    def _run(self, events: Sequence[Event], contexts: Sequence[Context], places: list[int]) -> dict[int, Result]:
+    def _run(
+        self, events: Sequence[Event], contexts: Sequence[Context], reads: Sequence[_Reads], places: list[int]
+    ) -> dict[int, Result]:
         """Run the calls at *places* together, and return what they are answered; those that it leaves out run again."""
-        ran = [events[each] for each in places]
+        ended = False
         try:
-            answers = _checked(self._handle_batch([*ran], [contexts[each] for each in places]), len(places))
+            returned = self._handle_batch([events[each] for each in places], [contexts[each] for each in places])
+            answers = _checked(returned, len(places))
+            ended = True
         except KeyboardInterrupt:
             raise
         except BaseException as exc:
-            self._learn(ran, ended=False)
             if not isinstance(exc, BadBody) or len(places) == 1:
                 return dict.fromkeys(places, exc)
             bad: dict[int, Result] = {each: exc for each in places if events[each] is exc.event}
@@ -125,33 +131,30 @@ class BatchHandler:
             if bad and self._idempotent:
                 return bad
             return dict.fromkeys(places, BrokenBatch(f"{_BROKEN} ({exc})")) | bad
-        self._learn(ran, ended=True)
+        finally:
+            for each in places:
+                reads[each].learn(events[each], ended=ended)
         return dict(zip(places, map(_result, answers), strict=True))
 
-    def _can_read(self, event: Event) -> bool:
+    def _reads_of(self, event: Event) -> _Reads:
+        media_type = _media_type(event.content_type)
+        if (found := self._reads.get(media_type)) is None:
+            if len(self._reads) >= _MOST_TYPES:
+                self._reads.clear()  # callers can make up any number of them
+            found = self._reads[media_type] = _Reads()
+        return found
+
+    def _can_read(self, event: Event, reads: _Reads) -> bool:
         """Read the body of *event* ahead, as the function does; if that is not known yet, in each way."""
         try:
-            return event.read_ahead(self._reads.get(_media_type(event), _UNKNOWN).tried | self._always)
+            return event.read_ahead(reads.tried | self._always)
         except Exception:
             return True  # there is no room for it, say: the function will meet that
 
-    def _learn(self, events: Sequence[Event], *, ended: bool) -> None:
-        """The function has run with *events*. *ended*: it did not raise, so it has read what it reads."""
-        for each in events:
-            reads = self._reads.get(media_type := _media_type(each))
-            if reads is None:
-                if len(self._reads) >= _MOST_TYPES:
-                    self._reads.clear()  # callers can make up any number of them
-                reads = self._reads[media_type] = _Reads()
-            reads.asked |= each.asked
-            if ended:
-                reads.ended += 1
-                reads.unused |= JSON | TEXT if reads.ended >= _ENOUGH else each.unreadable
-                reads.unused &= ~reads.asked
 
-
-def _media_type(event: Event) -> str:
-    return event.headers.get("content-type", "").partition(";")[0].strip().lower()
+@lru_cache(_MOST_TYPES)
+def _media_type(content_type: bytes) -> bytes:
+    return content_type.partition(b";")[0].strip().lower()
 
 
 def _checked(returned: Any, calls: int) -> list[Any]:
