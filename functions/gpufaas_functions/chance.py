@@ -42,8 +42,8 @@ def seed_afresh() -> None:
 def _bases() -> Iterator[type[Any]]:
     yield random.Random
     for module, name in (("numpy.random", "BitGenerator"), ("numpy.random", "RandomState"), ("torch", "Generator")):
-        if module in sys.modules:
-            yield getattr(sys.modules[module], name)
+        if kind := getattr(sys.modules.get(module), name, None):
+            yield kind
 
 
 def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
