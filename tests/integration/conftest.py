@@ -85,6 +85,19 @@ def all_ended(processes: Iterable[psutil.Process]) -> None:
     until(lambda: not any(map(lives, processes)), lambda: f"all have ended: {processes}")
 
 
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop a process, and let it go on."""
+    process = psutil.Process(pid)
+    process.send_signal(signal.SIGSTOP)
+    until(lambda: process.status() == psutil.STATUS_STOPPED, "it stands: on a busy machine, its threads run until then")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
+
+
 class Gate:
     """What a gated function waits for: `body` goes into the call, `open` lets it through."""
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest
 from kubernetes_server import KubernetesServer
 from tests.etcd_process import etcd_missing
 from tests.integration.cluster import Cluster, Gateway, MiB, Service
-from tests.integration.conftest import ECHO, ECHO_MODEL, GATED_MODEL, HTTP, LIMIT_S, TORCH, until
+from tests.integration.conftest import ECHO, ECHO_MODEL, GATED_MODEL, HTTP, LIMIT_S, TORCH, stopped, until
 from tests.integration.test_access import READER
 from tests.integration.test_streaming import STEPS_HTTP, STEPS_MODEL
 from tests.integration.test_websockets import deploy as deploy_server
@@ -114,6 +115,36 @@ def test_a_gateway_says_what_functions_run_as(cluster: Cluster) -> None:
         finally:
             node.stop()
     until(lambda: orchestration() == "processes")
+
+
+ENDLESS = """
+    import os
+
+    def handle(event, context):
+        while event.text == "loop":
+            pass
+        return f"{os.getpid()}"
+"""
+
+
+def test_a_stopped_worker_gets_no_calls_and_one_whose_call_does_not_end_is_ended_soon_after_its_time(
+    cluster: Cluster,
+) -> None:
+    """Its gateway keeps grants of this function, so nodes hear from it alone that the time of a call is over."""
+    gateway = cluster.gateways[0]
+    path = gateway.deploy("endless", ENDLESS, HTTP)
+    first = int(gateway.call(path).text)
+
+    with stopped(first):
+        second = gateway.call(path, headers={"X-Timeout": "12s"})
+    assert (second.status_code, second.text == str(first)) == (200, False), second.text
+    before = {each.pid for node in cluster.nodes for each in node.workers()}
+    began = time.monotonic()
+    for _ in before:
+        assert gateway.call(path, b"loop", headers={"X-Timeout": "1s"}).status_code == 504
+    until(lambda: before - {each.pid for node in cluster.nodes for each in node.workers()}, "one of them is ended")
+
+    assert time.monotonic() - began < 9.0, "far less than 10 s after that"
 
 
 # --- functions ---

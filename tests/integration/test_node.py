@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 from msgspec.structs import replace
-from tests.integration.conftest import lives
+from tests.integration.conftest import lives, stopped
 from tests.waiting import LIMIT_S, eventually, until
 
 from gpufaas_core import messages
@@ -1020,12 +1020,11 @@ async def test_a_stopped_worker_gives_back_its_calls_and_is_ended_if_it_stays_st
     await rig.call(rig.grant(function, cold=True))
     (worker,) = rig.node.workers()
     assert worker.pid is not None
-    os.kill(worker.pid, signal.SIGSTOP)
+    with stopped(worker.pid):
+        with pytest.raises(GrantRefused, match="no sign of life"):
+            await rig.call(rig.grant(function))
+        await eventually(lambda: rig.facts_of(WorkerExited))
 
-    with pytest.raises(GrantRefused, match="no sign of life"):
-        await rig.call(rig.grant(function))
-
-    await eventually(lambda: rig.facts_of(WorkerExited))
     assert rig.facts_of(CopySilent) == [CopySilent(function, DEVICE)]
     assert "gave no sign of life" in str(rig.facts_of(WorkerExited))
 

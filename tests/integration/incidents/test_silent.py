@@ -3,15 +3,12 @@ A copy that gave no sign of life went on getting calls beside an idle device, an
 device for 10 s beyond its time limit.
 """
 
-import contextlib
-import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psutil
 import pytest
-from tests.integration.conftest import GATED, GATED_MODEL, HTTP, TORCH, Platform, until
+from tests.integration.conftest import GATED, GATED_MODEL, HTTP, TORCH, Platform, stopped, until
 
 LOOP = GATED_MODEL.replace("import os, time", "import asyncio, os, time").replace("def handle", "async def handle")
 LOOP = LOOP.replace("time.sleep", "await asyncio.sleep")
@@ -52,16 +49,6 @@ def platform(two: Platform) -> Iterator[Platform]:
     yield two
     two.remove_all()
     until(two.is_empty, "nothing is left")
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    psutil.Process(pid).send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).send_signal(signal.SIGCONT)
 
 
 def ask(platform: Platform, path: str) -> int:
