@@ -62,11 +62,12 @@ def parked(world: World, event: m.Parked) -> None:
         world.out.append(m.Evict(event.function, device.id, event.copy))
 
 
-def unparked(world: World, event: m.Unparked) -> None:
+def unparked(world: World, event: m.Unparked | m.WorkerExited) -> None:
+    """A copy is not parked: it could not be, or its worker had ended just when it was evicted."""
     device = world.devices.get(event.device)
     found = None if device is None else world.cluster.parked.find(device, event.function)
     if device is None or found is None or found.number != event.copy:
-        world.ignored["Unparked"] += 1
+        world.ignored[type(event).__name__] += 1
         return
     world.cluster.parked.take(device, found.owner)
 

@@ -17,6 +17,7 @@ from gpufaas_scheduler.handle.grants import (
     return_local,
     run_within,
 )
+from gpufaas_scheduler.handle.parking import unparked
 from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
 from gpufaas_scheduler.world import backoff, memory
 from gpufaas_scheduler.world.calls import runs_on
@@ -131,7 +132,7 @@ def load_failed(world: World, event: m.CopyFailed) -> None:
 def worker_exited(world: World, event: m.WorkerExited) -> None:
     found = _resident(world, event)
     if found is None:
-        world.ignored["WorkerExited"] += 1
+        unparked(world, event)
         return
     device, copy = found
     owner = copy.owner

@@ -104,6 +104,13 @@ def test_a_copy_that_could_not_be_parked_is_loaded_anew() -> None:
     assert site.miss(A).copy == 1
 
 
+def test_a_copy_whose_worker_had_ended_when_it_was_evicted_is_not_parked() -> None:
+    site = Parking(A, B)
+    site.tell(m.WorkerExited(A, D, "it ended just before", 0))
+    assert site.parked() == []
+    assert site.miss(A).copy == 1
+
+
 def test_nothing_is_parked_unless_node_and_policy_park() -> None:
     for site in (Parking(parks=False), Parking(asks=False)):
         site.miss(A)
