@@ -1,6 +1,6 @@
 """
 A thread that watches the event loop. It logs where the loop stands when it does not turn, and ends the process when
-that was asked to stop and does not.
+that was asked to stop and does not. It also has the heap give back what it does not need (`heap`).
 
 Signals reach the thread whatever the loop does: the interpreter writes their numbers to a descriptor that this thread
 reads, and it passes them on to the loop. It cannot run while other code holds the interpreter's lock without end; for
@@ -23,6 +23,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Final
 
+from gpufaas_apps.heap import Heap
 from gpufaas_core.model import Seconds
 
 log = logging.getLogger("watchdog")
@@ -83,6 +84,7 @@ class Watchdog:
         """When `_turn` was scheduled on the loop; None: it has run."""
         self._standing = False
         self._signalled_at: Seconds | None = None
+        self._heap = Heap()
         self._says: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -114,6 +116,8 @@ class Watchdog:
                 continue
             if now - looked_at > self._tick_s + _LATE_S and self._asked_at is not None:
                 self._asked_at = now  # this thread could not run either: the whole process was stopped
+            if now - looked_at >= self._tick_s:
+                self._heap.look()
             looked_at = now
             self._look(now)
 

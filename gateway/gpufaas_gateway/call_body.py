@@ -183,7 +183,7 @@ class BodyStream:
                 try:
                     held.append(await self._caller.receive())
                 except CallCancelled as error:
-                    self._fail(error)
+                    self._fail(error.with_traceback(None))  # not with this frame, which has the exchange
                     return
                 self._awaits = False
             piece, more = held[0]  # kept until the node has taken it: after a refusal it is sent again

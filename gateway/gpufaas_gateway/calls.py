@@ -435,6 +435,7 @@ class Calls:
         """Release all that the call has, and count it."""
         call.answered, call.body = None, b""  # what refers to the call may live until the garbage is collected
         self._watching.end(call)
+        call.stream = None  # it refers to the call
         self._scheduler.over(call.id)
         if call.passage is not None:
             call.passage.leave()

@@ -6,14 +6,13 @@ body costs more than that: the kernel makes its pages. So the memory of bodies i
 """
 
 import asyncio
-import ctypes
 import mmap
-import weakref
 from typing import Final, Protocol, runtime_checkable
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from gpufaas_core.lent import lend
 from gpufaas_core.units import Bytes, KiB, MiB, Seconds
 
 LEAST: Final[Bytes] = 256 * KiB
@@ -60,9 +59,7 @@ class BodyMemory:
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 memory.madvise(mmap.MADV_HUGEPAGE)
             self.held += wanted
-        part = (ctypes.c_char * size).from_buffer(memory)
-        weakref.finalize(part, self._give_back, memory).atexit = False
-        return memoryview(part), memoryview(memory)[:size]
+        return lend(memory, 0, len(memory), self._give_back, memory)[:size], memoryview(memory)[:size]
 
     def _give_back(self, memory: mmap.mmap) -> None:
         self._free.append((self._loop.time(), memory))

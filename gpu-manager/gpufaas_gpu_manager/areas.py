@@ -10,10 +10,10 @@ import asyncio
 import ctypes
 import errno
 import mmap
-import weakref
 from collections.abc import Callable
 from typing import Final
 
+from gpufaas_core.lent import lend
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import MiB
 from gpufaas_functions.areas import MIN
@@ -60,6 +60,7 @@ class Areas:
         """As large was the last large answer: each call gets an area for one. 0: none of them is expected."""
         self._loop = asyncio.get_running_loop()
         self._shared = shared
+        self._bytes = memoryview(shared).cast("B")
         self._base = ctypes.addressof(shared) + AREAS_AT
         self._on_held = on_held
         self._taken = [False] * (max(0, len(shared) - AREAS_AT) // HUGE)
@@ -83,17 +84,12 @@ class Areas:
 
     def put(self, area: Area, body: bytes | memoryview) -> None:
         """Copy *body* into *area*."""
-        if not isinstance(body, bytes):
-            source = (ctypes.c_char * len(body)).from_buffer(body) if not body.readonly else bytes(body)
-        else:
-            source = body
-        ctypes.memmove(self._base + area.at, source, len(body))
+        at = AREAS_AT + area.at
+        self._bytes[at : at + len(body)] = memoryview(body).cast("B")
 
     def view(self, area: Area, size: Bytes) -> memoryview:
         """Return the first *size* bytes of *area*, which is free when nobody has them any more."""
-        part = (ctypes.c_char * size).from_buffer(self._shared, AREAS_AT + area.at)
-        weakref.finalize(part, self.give_back, area).atexit = False
-        return memoryview(part)
+        return lend(self._shared, AREAS_AT + area.at, area.size, self.give_back, area)[:size]
 
     def give_back(self, area: Area) -> None:
         """*area* is free."""

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -337,7 +338,9 @@ async def test_what_is_not_read_of_an_answer_is_given_up(gateway: Gateway) -> No
     assert stats.inflight == 0
 
 
-async def test_a_call_that_is_over_keeps_no_body(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_is_over_keeps_no_body_and_is_kept_by_nobody(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def streams(first: bytes, *_: object) -> Body:
         return first, STREAM, "", 0
 
@@ -347,6 +350,7 @@ async def test_a_call_that_is_over_keeps_no_body(gateway: Gateway, monkeypatch: 
     gc.disable()
     try:
         caller = Leaving(piece, b"rest")
+        left = weakref.ref(caller)
         answer = await (await gateway.calls(functions)).run(Request("echo", body=None, caller=caller))
         assert answer.stream is not None
         with answer.stream:
@@ -355,6 +359,7 @@ async def test_a_call_that_is_over_keeps_no_body(gateway: Gateway, monkeypatch: 
         for _ in range(3):
             await asyncio.sleep(0)
         assert sys.getrefcount(piece) == 2
+        assert left() is None, "the call has it"
     finally:
         gc.enable()
 

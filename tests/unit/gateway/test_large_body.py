@@ -22,7 +22,7 @@ from gpufaas_core.units import MiB
 from gpufaas_gateway import call_body, large_body
 from gpufaas_gateway.call_body import read_rest
 from gpufaas_gateway.call_headers import read_head
-from gpufaas_gateway.large_body import BodyMemory
+from gpufaas_gateway.large_body import LEAST, BodyMemory
 from gpufaas_gateway.request import Answer, Request
 
 BODY = bytes(range(256)) * 8192
@@ -170,6 +170,21 @@ def test_a_slow_body_streams_if_it_may_and_is_waited_for_if_not(
                 writer.write(request_of(b"behind"))
                 assert await answer_of(reader) == said_of(BODY, how)
                 assert await answer_of(reader) == said_of(b"behind", b"small")
+
+    on_loop(test())
+
+
+def test_bodies_of_any_size_leave_nothing_for_the_garbage_collector(on_loop: OnLoop) -> None:
+    async def test() -> None:
+        memory = BodyMemory()
+        gc.collect()
+        gc.disable()
+        try:
+            for size in range(LEAST, LEAST + 300):
+                assert memory.take(size) is not None
+            assert gc.collect() < 300, "a type for each size would be thousands of objects"
+        finally:
+            gc.enable()
 
     on_loop(test())
 
