@@ -111,6 +111,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._reader is not None:
             self._reader.stop()
         super().connection_lost(exc)
+        self.transport.expects = bool  # type: ignore[attr-defined]  # False, and does not refer to this
 
     def data_received(self, data: bytes) -> None:
         self._parse(data)
