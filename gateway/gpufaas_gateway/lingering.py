@@ -34,12 +34,13 @@ class LingeringTransport:
     :param expects: returns whether the caller has an answer, and may still send; may be replaced
     """
 
-    __slots__ = ("_transport", "expects", "is_closing", "write", "writelines")
+    __slots__ = ("_transport", "expects", "get_extra_info", "is_closing", "write", "writelines")
 
     def __init__(self, transport: asyncio.Transport, expects: Callable[[], bool]) -> None:
         self._transport = transport
         self.expects = expects
         # Bound here, so that a call pays nothing for it.
+        self.get_extra_info = transport.get_extra_info
         self.write: Callable[[Any], None] = transport.write
         self.writelines: Callable[[Any], None] = transport.writelines
         self.is_closing: Callable[[], bool] = transport.is_closing

@@ -18,7 +18,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from gpufaas_core.descriptors import callers_share
-from gpufaas_core.loopback import count_unread, count_unsent, unpace
+from gpufaas_core.loopback import count_unsent, unpace
 from gpufaas_core.units import Bytes, MiB, Seconds
 from gpufaas_gateway.errors import RETRY_AFTER_REFUSED_S
 from gpufaas_gateway.lingering import LingeringTransport
@@ -279,8 +279,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _expects(self) -> bool:
         """Whether the caller has an answer, and may still send: the rest of a body, or what nobody reads."""
         cycle: Any = self.cycle
-        answered = cycle is not None and cycle.response_complete
-        return self._refused or (answered and (cycle.more_body or count_unread(self.transport) > 0))
+        return self._refused or (cycle is not None and cycle.response_complete and cycle.more_body)
 
     def _answering(self) -> bool:
         cycle: Any = self.cycle
@@ -408,6 +407,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if left:
             self._parse(left)  # it may hold a message or a Close frame
         super().connection_lost(exc)
+        self.transport.expects = bool  # type: ignore[attr-defined]
 
     def _parse(self, data: bytes) -> None:
         super().data_received(data)

@@ -5,7 +5,9 @@ The caller sends more than the kernel's buffers take, and reads only then, as ma
 """
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -67,9 +69,9 @@ class Gateway:
 
 
 @asynccontextmanager
-async def opened(run: Any = too_large) -> AsyncIterator[Gateway]:
+async def opened(run: Any = too_large, http: Any = FunctionHttp) -> AsyncIterator[Gateway]:
     gateway = Gateway()
-    async with listening(FunctionHttp, app, BoundedWebSocket, front=FunctionFront(run, Origins())) as gateway.port:
+    async with listening(http, app, BoundedWebSocket, front=FunctionFront(run, Origins())) as gateway.port:
         yield gateway
 
 
@@ -215,5 +217,27 @@ def test_a_call_whose_body_breaks_off_is_over_while_its_caller_is_waited_for(on_
                     await over.wait()
                 assert lingering._lingering
                 assert (await asyncio.to_thread(sock.recv, 65_536)).startswith(b"HTTP/1.1 400 ")
+
+    on_loop(test())
+
+
+@pytest.mark.parametrize("what", ["no HTTP", "function"])
+def test_a_connection_that_was_waited_for_leaves_nothing_for_the_garbage_collector(on_loop: OnLoop, what: str) -> None:
+    made: list[weakref.ref[FunctionHttp]] = []
+
+    class Seen(FunctionHttp):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            made.append(weakref.ref(self))
+
+    async def test() -> None:
+        async with opened(http=Seen) as gateway:
+            gc.collect()
+            gc.disable()
+            try:
+                await gateway.ask(REFUSED[what][0])
+                await eventually(lambda: made[0]() is None)
+            finally:
+                gc.enable()
 
     on_loop(test())
