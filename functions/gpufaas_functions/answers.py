@@ -128,41 +128,26 @@ def opened(answer: HandlerAnswer, length: int) -> HandlerAnswer:
     :param length: the bytes of all pieces; -1: any number
     :raises ValueError: they have more bytes, or fewer; other errors are the author's
     """
-    chunks = answer.chunks
-    assert chunks is not None
-    if length >= 0:
-        chunks = exactly(length, chunks)
-    first = next(chunks, None)
-    if first is None:
+    assert answer.chunks is not None
+    answer.chunks = _checked(answer.chunks, length)
+    if next(answer.chunks, None) is None:
         answer.body, answer.chunks = b"", None
-    else:
-        answer.chunks = _after(first, chunks)
     return answer
 
 
-def _after(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    try:
-        yield first
-        del first  # it may be large
-        yield from chunks
-    finally:
-        chunks.close()  # type: ignore[attr-defined]  # a generator, see `to_answer`
-
-
-def exactly(length: int, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """
-    Yield *chunks*.
-
-    :raises ValueError: together they do not have *length* bytes
-    """
-    left = length
+def _checked(chunks: Iterator[bytes], length: int) -> Iterator[bytes]:
+    """Yield nothing once the first of *chunks* is made, then *chunks*, and close them. See `opened`."""
+    left, begun = length, False
     try:
         for chunk in chunks:
             left -= len(chunk)
-            if left < 0:
+            if length >= 0 > left:
                 raise ValueError(f"the answer is longer than its Content-Length, {length}")
+            if not begun:
+                begun = True
+                yield b""
             yield chunk
-        if left:
+        if length >= 0 and left:
             raise ValueError(f"the answer ended {left} bytes before its Content-Length, {length}")
     finally:
         chunks.close()  # type: ignore[attr-defined]  # a generator, see `to_answer`

@@ -342,18 +342,17 @@ class AsyncSlot:
             return answer_of(exc)
         return failure(exc, self._server.memory)
 
-    async def _stream(self, answer: HandlerAnswer, rest: Pieces | None, began: float) -> None:
-        """:param rest: the pieces after the first; None: its body is whole"""
+    async def _stream(self, answer: HandlerAnswer, pieces: Pieces | None, began: float) -> None:
         error, out_of_memory = "", False
         length = declared_length(answer.headers) if answer.body is None else len(answer.body)
         said = AnswerHead(answer.status, answer.headers, length=length)
         self._send(encode_frame(Kind.HEAD, said, slot=self._index))
         try:
-            for piece in answer.chunks or pieces_of(answer.body or b""):
-                if piece:
-                    await self._send_piece(piece)
-            if rest is not None:
-                async for piece in rest:
+            if answer.body is not None:
+                for part in pieces_of(answer.body):
+                    await self._send_piece(part)
+            elif pieces is not None:
+                async for piece in pieces:
                     if piece:
                         await self._send_piece(piece)
         except BaseException as exc:
@@ -364,8 +363,8 @@ class AsyncSlot:
                 failure(exc, self._server.memory)
             error, out_of_memory = "cancelled" if gone else in_one_line(exc), is_out_of_memory(exc)
         finally:
-            if rest is not None:
-                await closed(rest)
+            if pieces is not None:
+                await closed(pieces)
         peak = self._server.memory.grown() if out_of_memory else 0
         end = EndHead(time.perf_counter() - began, peak, error, out_of_memory)
         self._send(encode_frame(Kind.END, end, slot=self._index))

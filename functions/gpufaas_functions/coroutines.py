@@ -42,30 +42,32 @@ async def called(
 
 
 async def aopened(answer: HandlerAnswer, pieces: Pieces, length: int, *, rests: bool) -> Pieces | None:
-    """As `answers.opened`: the first of *pieces* is `answer.chunks` then; return the rest; None: there is none."""
-    rest = checked(pieces, length, rests=rests)
-    if (first := await anext(rest, None)) is None:
-        answer.body = b""
-        return None
-    answer.chunks = iter((first,))
-    return rest
+    """As `answers.opened`: return *pieces* as bytes, with the first of them made; None: the answer is whole."""
+    pieces = _checked(pieces, length, rests=rests)
+    if await anext(pieces, None) is not None:
+        return pieces
+    answer.body = b""
+    return None
 
 
-async def checked(pieces: Pieces, length: int, *, rests: bool) -> AsyncIterator[bytes]:
+async def _checked(pieces: Pieces, length: int, *, rests: bool) -> AsyncIterator[bytes]:
     """
-    Yield *pieces* as bytes, and close them.
+    Yield nothing once the first of *pieces* is made, then *pieces* as bytes, and close them.
 
     :param length: their bytes in all; -1: any number
     :param rests: let other tasks run after each piece
     :raises ValueError: they have more bytes, or fewer
     """
-    left = length
+    left, begun = length, False
     try:
         async for each in pieces:
             piece = piece_of(each)
             left -= len(piece)
             if length >= 0 > left:
                 raise ValueError(f"the answer is longer than its Content-Length, {length}")
+            if not begun:
+                begun = True
+                yield b""
             yield piece
             # A generator that never waits would stop the other calls, and not see that its caller is gone.
             if rests:

@@ -40,7 +40,7 @@ from gpufaas_functions.answers import answer_of, in_one_line, opened, traceback_
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, to_answer
 from gpufaas_functions.coroutines import Pieces, aopened, called, closed, is_async
 from gpufaas_functions.memory import is_out_of_memory
-from gpufaas_functions.thread_state import ThreadState
+from gpufaas_functions.thread_state import ThreadState, give_loops
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -108,9 +108,7 @@ class Application:
 
     def __init__(self, settings: ContainerSettings) -> None:
         self._settings = settings
-        self._state = ThreadState()
-        """Of the thread that has loaded. Until then of this one, where nothing is set."""
-        self._pool = concurrent.futures.ThreadPoolExecutor(settings.slots, "slot", lambda: self._state.begin())
+        self._pool = concurrent.futures.ThreadPoolExecutor(settings.slots, "slot")
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.Future[Handle] = self._loop.create_future()
         self._handlers: asyncio.AbstractEventLoop | None = None
@@ -169,16 +167,15 @@ class Application:
         call_id = next((value for name, value in scope["headers"] if name == b"x-call-id"), b"").decode("latin-1")
         context = Context(call_id, self._settings.function, self._device)
         alone = self._settings.slots == 1
-        variables = self._state.context.copy()
         if self._handlers is not None:
             async with self._slots:
                 running = _AsyncCall(handle, event, context, send, self._loop)
-                await running.run_on(self._handlers, variables, receive, alone)
+                await running.run_on(self._handlers, self._state.context, receive, alone)
             return
         call = _HandlerCall(handle, event, context, send, self._loop)
         listening = asyncio.ensure_future(call.listen(receive))
         try:
-            await self._loop.run_in_executor(self._pool, variables.run, call.run, alone)
+            await self._loop.run_in_executor(self._pool, self._state.run, call.run, alone)
         finally:
             listening.cancel()
 
@@ -274,36 +271,31 @@ class _AsyncCall:
             call_lines.end(self._context.call_id, alone=alone)
 
     async def _answer(self) -> None:
-        rest: Pieces | None = None
+        pieces: Pieces | None = None
         try:
             answer, pieces = await called(self._handle, self._event, self._context)
             if pieces is not None:
-                rest = await aopened(answer, pieces, -1, rests=True)
+                pieces = await aopened(answer, pieces, -1, rests=True)
         except asyncio.CancelledError:
             raise
         except BaseException as exc:  # a handler that raises SystemExit fails, and does not end this process
             answer = _failure(exc, self._context.device)
-        if rest is None or answer.chunks is None:
+        if answer.body is not None or pieces is None:
             await self._sent(_send_whole(self._send_there, answer))
             return
         try:
             await self._send(_start(answer))
-            for piece in answer.chunks:
-                await self._send_piece(piece)
-            async for piece in rest:
-                await self._send_piece(piece)
+            async for piece in pieces:
+                if piece:
+                    await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         except (Gone, asyncio.CancelledError):
             raise
         except BaseException as exc:
             print(traceback_of(exc), end="", file=sys.stderr)
             raise RuntimeError("the answer broke off") from None  # the connection is cut: half must not look whole
         finally:
-            await closed(rest)
+            await closed(pieces)
         await self._send({"type": "http.response.body"})
-
-    async def _send_piece(self, piece: bytes) -> None:
-        if piece:
-            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _send(self, message: dict[str, Any]) -> None:
         await self._sent(self._send_there(message))
@@ -426,6 +418,7 @@ async def serve(settings: ContainerSettings) -> int:
 def main() -> None:
     os.environ.setdefault("secret_mount_path", SECRETS)
     call_lines.install()
+    give_loops()
     call_lines.mark_with(os.environ.pop(MARK_VARIABLE, ""))
     try:
         settings = ContainerSettings.of(sys.argv[1:], os.environ)

@@ -8,26 +8,14 @@ another one. Objects that look at their thread, and `threading.local`, stay what
 import asyncio
 import contextlib
 import contextvars
-import operator
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
-_OF_TORCH: Final = (
-    ("is_inference_mode_enabled", "inference_mode", ()),  # before the next one, which it sets
-    ("is_grad_enabled", "set_grad_enabled", ()),
-    *(("is_autocast_enabled", "set_autocast_enabled", (each,)) for each in ("cpu", "cuda")),
-    *(("get_autocast_dtype", "set_autocast_dtype", (each,)) for each in ("cpu", "cuda")),
-    ("is_autocast_cache_enabled", "set_autocast_cache_enabled", ()),
-    ("_C._is_multithreading_enabled", "autograd.set_multithreading_enabled", ()),
-)
-"""What reads each of its settings of a thread, what sets it, and arguments of both."""
-_OF_DEVICES: Final = (("get_default_device", "set_default_device", ()),)
-"""To ask imports `torch.utils._device`, which takes 0.2 ms of a cold start. Who has set one has imported it."""
-_OF_CUDA: Final = (("cuda.current_device", "cuda.set_device", ()), ("cuda.current_stream", "cuda.set_stream", ()))
-_thread: Final = threading.local()
+_here: Final = threading.local()
 
 
 class ThreadState:
@@ -36,53 +24,57 @@ class ThreadState:
     def __init__(self) -> None:
         self.context = contextvars.copy_context()
         """The context variables (numpy's ``errstate``, decimal, settings of ``torch.compile``). Run code in a copy."""
-        self._settings: list[tuple[Callable[..., Any], Callable[..., Any], tuple[str, ...], Any]] = []
-        torch: Any = sys.modules.get("torch")
-        devices = _OF_DEVICES if "torch.utils._device" in sys.modules else ()
-        cuda = _OF_CUDA if hasattr(torch, "cuda") and torch.cuda.is_initialized() else ()
-        for read, change, about in (*_OF_TORCH, *devices, *cuda):
-            with contextlib.suppress(AttributeError, TypeError):  # there is no torch, or an older one
-                reads, changes = (operator.attrgetter(each)(torch) for each in (read, change))
-                self._settings.append((reads, changes, about, reads(*about)))
-        _give_loops()
-        _thread.serves = True
+        self._modes = _modes()
+        _here.modes = None
 
     def begin(self) -> None:
-        """Set in this thread what was set in the one that loaded, but for context variables."""
-        _thread.serves = True
-        _thread.kept = kept = contextlib.ExitStack()
-        for reads, changes, about, value in self._settings:
-            if reads(*about) != value and hasattr(done := changes(*about, value), "__enter__"):
-                kept.enter_context(done)
+        """Set in this thread what was set in the one that loaded, but for context variables. Only once."""
+        if not hasattr(_here, "modes"):
+            _here.modes = stack = contextlib.ExitStack()  # torch ends a mode that nobody keeps
+            for each in self._modes:
+                stack.enter_context(each())
 
-    def run(self, call: Callable[[], object]) -> None:
+    def run(self, call: Callable[..., object], *arguments: object) -> None:
         """*call* what runs the author's code in this thread, with all that was set."""
         self.begin()
-        self.context.copy().run(call)
+        self.context.copy().run(call, *arguments)
 
     def executor(self) -> ThreadPoolExecutor:
         """Return what runs ``asyncio.to_thread``."""
         return ThreadPoolExecutor(thread_name_prefix="asyncio", initializer=self.begin)
 
 
-def _give_loops() -> None:
-    """
-    Let threads that serve have an event loop once they ask for one, as Python 3.11 does for the main thread. Until then
-    it costs nothing: 32 loops would be 96 open files. The policy may be the author's.
-    """
-    policy = asyncio.get_event_loop_policy()
-    ask = policy.get_event_loop
+def _modes() -> list[Callable[[], Any]]:
+    """Return what makes the modes of torch that this thread is in. To ask takes 0.1 ms of a cold start."""
+    found: list[Callable[[], Any]] = []
+    torch: Any = sys.modules.get("torch")
+    with contextlib.suppress(AttributeError):  # there is no torch, or what stands in for it
+        if torch.is_inference_mode_enabled():
+            found.append(torch.inference_mode)
+        if not torch.is_grad_enabled():
+            found.append(partial(torch.set_grad_enabled, False))
+        kinds = [each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each)]
+        found += [partial(torch.autocast, each, torch.get_autocast_dtype(each)) for each in kinds]
+        # Who has set a device has imported this, which takes 0.2 ms; a mode slows each function of torch.
+        if "torch.utils._device" in sys.modules and (device := torch.get_default_device()).type != "cpu":
+            found.append(lambda: device)
+    return found
 
-    def get_event_loop() -> asyncio.AbstractEventLoop:
+
+class _Loops(asyncio.DefaultEventLoopPolicy):
+    """
+    Makes a loop for each thread that asks for one, as Python does for the main thread. Until then none has any: 32
+    loops would be 96 open files.
+    """
+
+    def get_event_loop(self) -> asyncio.AbstractEventLoop:
         try:
-            return ask()
+            return super().get_event_loop()
         except RuntimeError:
-            if not getattr(_thread, "serves", False):  # a thread of the author's own
-                raise
-            policy.set_event_loop(policy.new_event_loop())
-            return ask()
-
-    policy.get_event_loop = get_event_loop  # type: ignore[method-assign]
+            self.set_event_loop(self.new_event_loop())
+            return super().get_event_loop()
 
 
-asyncio.get_event_loop_policy()  # makes one, which takes 0.2 ms: before workers are forked
+def give_loops() -> None:
+    """Let each thread have an event loop. Called before the author's code, which may have a policy of its own."""
+    asyncio.set_event_loop_policy(_Loops())

@@ -32,6 +32,7 @@ from gpufaas_functions.answers import in_one_line
 from gpufaas_functions.begun import no_counts, shared_in
 from gpufaas_functions.memory import MemoryPoint, make_context, mark_fork_point, stacks, use_small_stacks
 from gpufaas_functions.runner import WorkerStart
+from gpufaas_functions.thread_state import give_loops
 from gpufaas_gpu_manager import own_process
 from gpufaas_gpu_manager.confine import (
     NOT_CONFINED,
@@ -182,6 +183,7 @@ def _prepare() -> list[str]:
     """Make this process ready to be a worker, or forks of it; return what cannot be imported."""
     use_small_stacks()  # of all workers' threads: forks inherit the default
     call_lines.install()  # before what is imported keeps the streams that were there
+    give_loops()
     return _preload()
 
 
