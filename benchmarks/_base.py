@@ -1,8 +1,8 @@
 """
 What `--base TREE` of a benchmark is: another working tree's platform and this one's, by turns (`_pairs.py`).
 
-Judged is the processor time of a call. A process keeps its luck (addresses, the seed of hashes) for life, so both
-platforms start anew now and then. Each process is asked whose code it runs.
+Judged is the processor time of a call. A process keeps its luck (addresses, the seed of hashes) for life, and that is
+some per cent of a call: both platforms start anew for each round. Each process is asked whose code it runs.
 """
 
 import argparse
@@ -17,11 +17,10 @@ from typing import Any, Final, TypeVar
 
 import httpx
 from _deploying import deploy
-from _pairs import CPU, Limit, Pairs, Parts
+from _pairs import CPU, Limit, Pairs, Parts, by_turns
 from _platform import ROOT, STARTED, interpreter_of, is_code_of
 
 PAIRS: Final = 9
-ROUNDS_OF_A_START: Final = 3
 LIMIT: Final = 1.03
 S = TypeVar("S")
 
@@ -54,9 +53,9 @@ def working_tree(path: str) -> Path:
     return tree
 
 
-def pairs_of(options: argparse.Namespace) -> Pairs:
+def pairs_of(options: argparse.Namespace, slices: float = 1) -> Pairs:
     names = ("this tree", "the base") if options.base else ("this tree",)
-    return Pairs(names, options.rounds, Limit(CPU, "at most", options.bar))
+    return Pairs(names, options.rounds, Limit(CPU, "at most", options.bar), slices=max(1, round(slices)))
 
 
 def measure(
@@ -74,16 +73,14 @@ def measure(
     :raises SystemExit: a worker runs other code, or calls failed
     """
     trees = [ROOT, options.base] if options.base else [ROOT]
-    with contextlib.ExitStack() as stack:
-        for turn in range(options.rounds):
-            if turn % ROUNDS_OF_A_START == 0:
-                stack.close()
-                sides = [stack.enter_context(serve(tree)) for tree in trees]
-                for side, tree in zip(sides, trees, strict=True):
-                    if url_of:
-                        check_workers(url_of(side), tree)
-                        for part in parts.values():
-                            part(side)
+    for turn in range(options.rounds):
+        with contextlib.ExitStack() as stack:
+            sides = by_turns(turn, trees, lambda tree: stack.enter_context(serve(tree)))
+            for side, tree in zip(sides, trees, strict=True):
+                if url_of:
+                    check_workers(url_of(side), tree)
+                    for part in parts.values():
+                        part(side)
             pairs.round(turn, parts, sides)
 
 

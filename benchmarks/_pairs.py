@@ -1,7 +1,8 @@
 """
 Two servers measured by turns: pairs of figures, the median of their ratios, bars, a table.
 
-A round measures both, and every second round in the other order: its two figures are a pair, from the same seconds.
+A round measures both, perhaps in several slices, every second time in the other order: its figures are a pair, from the
+same seconds.
 """
 
 import argparse
@@ -25,6 +26,7 @@ SURE: Final = 0.95
 HIDDEN: Final = frozenset(("requests", "errors", "expected"))
 Row = dict[str, float]
 S = TypeVar("S")
+T = TypeVar("T")
 Parts = Mapping[str, Callable[[S], Row]]
 """What is measured of a side, by its name: each gives figures."""
 
@@ -58,8 +60,8 @@ def times_of(ratios: Sequence[float]) -> Times:
     return Times(statistics.median(ordered), ordered[rank], ordered[-1 - rank], sure[rank])
 
 
-def by_turns(turn: int, sides: Sequence[S], part: Callable[[S], Row]) -> list[Row]:
-    """Measure *sides*, every second turn from the last one; return the rows in the order of *sides*."""
+def by_turns(turn: int, sides: Sequence[S], part: Callable[[S], T]) -> list[T]:
+    """Do *part* with each of *sides*, every second turn from the last one; return what it gives in their order."""
     step = -1 if turn % 2 else 1
     return [part(each) for each in sides[::step]][::step]
 
@@ -67,9 +69,12 @@ def by_turns(turn: int, sides: Sequence[S], part: Callable[[S], Row]) -> list[Ro
 class Pairs:
     """What the rounds found, by what was measured: the row of what is judged, and that of what it is compared with."""
 
-    def __init__(self, names: Sequence[str], rounds: int, *limits: Limit) -> None:
-        """:param names: of the sides; one: nothing is compared"""
-        self.names, self.rounds, self.limits = names, rounds, limits
+    def __init__(self, names: Sequence[str], rounds: int, *limits: Limit, slices: int = 1) -> None:
+        """
+        :param names: of the sides; one: nothing is compared
+        :param slices: how often a round measures each side; its row has the medians
+        """
+        self.names, self.rounds, self.limits, self.slices = names, rounds, limits, slices
         self.found: dict[str, list[list[Row]]] = {}
 
     def measure(self, parts: Parts[S], sides: Sequence[S]) -> None:
@@ -83,9 +88,10 @@ class Pairs:
         for what, part in parts.items():
             told = f"{what}, round {turn + 1} of {self.rounds}"
             with console.status(told):
-                rows = by_turns(turn, sides, part)
-            if errors := sum(row.get("errors", 0) for row in rows):
+                slices = [by_turns(turn + at, sides, part) for at in range(self.slices)]
+            if errors := sum(row.get("errors", 0) for rows in slices for row in rows):
                 raise SystemExit(f"{told}: {errors:.0f} calls failed")
+            rows = [_medians(side) for side in zip(*slices, strict=True)]
             self.found.setdefault(what, []).append(rows)
             console.log(f"{told}: CPU µs {' / '.join(f'{row[CPU]:,.1f}' for row in rows)}")
 
@@ -112,7 +118,7 @@ class Pairs:
             shown.add_column(heading, justify="left" if heading in ("", "figure") else "right")
         for what, rows in self.found.items():
             for name in (each for each in dict.fromkeys([CPU, *rows[0][0]]) if each not in HIDDEN):
-                middle = [statistics.median(side.get(name, 0.0) for side in sides) for sides in zip(*rows, strict=True)]
+                middle = [_medians(side).get(name, 0.0) for side in zip(*rows, strict=True)]
                 times = [f"{each:.3f}" for each in (self.times(what, name) or ())[:3]]
                 shown.add_row(what, name, *(f"{each:,.2f}" for each in middle), *times)
             shown.add_section()
@@ -127,6 +133,11 @@ class Pairs:
         if options.json is not True:
             Console(width=max(Console().width, 120)).print(self.table())
         return status_of(bars)
+
+
+def _medians(rows: Sequence[Row]) -> Row:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: statistics.median(row.get(name, 0.0) for row in rows) for name in names}
 
 
 def load(work: str, connections: int, seconds: float, script: Path) -> Callable[[Served], Row]:

@@ -73,9 +73,9 @@ def main() -> int:
             for name in NAMES:
                 for at in CONNECTIONS:
                     told = f"10 MiB {case}, function from a {name}, {at} connections"
-                    parts[told] = load(name, at, options.seconds, script)
+                    parts[told] = load(name, at, 1.0 if options.base else options.seconds, script)
         if options.base:
-            pairs = pairs_of(options)
+            pairs = pairs_of(options, options.seconds)
             measure(pairs, options, parts, served, lambda mine: mine.urls["handler"])
             return pairs.finish(options)
         program, port = Path(folder) / "main.py", free_port()

@@ -29,7 +29,6 @@ import shutil
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +60,8 @@ TIERS: Final = ("hit", "parked", "host", "peer", "disk", "store")
 DEVICE_MIB, FILLER_MIB = 1700, 1600
 SETTLE_S = 1.0
 """Before each start: what others do off the path (staging, standby workers, the kernel after much was read) is done."""
-STARTS: Final = 3
-"""Of each platform in a round that compares two: their mean is its figure."""
+STARTS: Final = 4
+"""Of each platform in a round that compares two."""
 BASE_LIMIT: Final = 1.05
 FILLER: Final = f"""
 import mmap
@@ -165,21 +164,19 @@ def evict(served: Served) -> float:
 
 def started(served: Served, model: str) -> Row:
     """
-    Start *model* with nothing in its way; return the means of what that took, and of the processor time.
+    Start *model* with nothing in its way; return what that took, and the processor time.
 
     Nothing ends meanwhile: the kernel counts that of processes that have ended by ticks, as long as half a start.
     """
-    found, none = Counter[str](), {"serviceName": model, "replicas": 0}
-    for _ in range(STARTS):
-        served.client.post(f"/system/scale-function/{model}", json=none).raise_for_status()
-        time.sleep(SETTLE_S)
-        before = served.processes.cpu_s()[0]
-        times, tier = called(served, model)
-        time.sleep(SETTLE_S)
-        assert tier != "hit", f"{model} was still there"
-        found.update({CPU: 1e6 * (served.processes.cpu_s()[0] - before)})
-        found.update({f"{name} ms": 1e3 * seconds for name, seconds in times.items()})
-    return {name: total / STARTS for name, total in found.items()}
+    none = {"serviceName": model, "replicas": 0}
+    served.client.post(f"/system/scale-function/{model}", json=none).raise_for_status()
+    time.sleep(SETTLE_S)
+    before = served.processes.cpu_s()[0]
+    times, tier = called(served, model)
+    time.sleep(SETTLE_S)
+    assert tier != "hit", f"{model} was still there"
+    cpu_us = 1e6 * (served.processes.cpu_s()[0] - before)
+    return {CPU: cpu_us, **{f"{name} ms": 1e3 * seconds for name, seconds in times.items()}}
 
 
 class Rounds:
@@ -343,7 +340,7 @@ def main() -> int:
         parser.error("--base is compared with the platform as it is, and written into no document")
     models = tuple(options.model or MODELS)
     if options.base or models == (ECHO,):
-        pairs = pairs_of(options)
+        pairs = pairs_of(options, STARTS)
         parts = {f"a cold start of {model}": functools.partial(started, model=model) for model in models}
         measure(
             pairs, options, parts, lambda tree: serve(tree.name, tree, [], models, options.threads),

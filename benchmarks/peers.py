@@ -148,7 +148,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpufaas-bench-") as folder:
         runs = Runs(Path(folder), options.seconds, options.rounds, console)
         if options.base:
-            pairs, works = pairs_of(options), options.works
+            pairs, works, runs.seconds = pairs_of(options, options.seconds), options.works, 1.0
             parts = {f"{work}, {at} connections": runs.load(work, at) for work in works for at in CONNECTIONS[work]}
             measure(pairs, options, parts, lambda tree: ours(works, tree), lambda mine: mine.urls[works[0]])
             return pairs.finish(options)

@@ -4,7 +4,6 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,22 @@ def test_every_second_round_measures_in_the_other_order_and_each_row_stays_with_
 
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert made.found["echo"] == [[{"cpu_us": 1.0}, {"cpu_us": 2.0}]] * 3
+
+
+def test_a_round_in_slices_changes_sides_more_often_and_has_their_medians() -> None:
+    from _pairs import Pairs
+
+    order: list[str] = []
+
+    def part(side: str) -> dict[str, float]:
+        order.append(side)
+        return {"cpu_us": 1000.0 if len(order) == 4 else len(order)}  # once something else was done
+
+    made = Pairs(("a", "b"), 2, slices=3)
+    made.measure({"echo": part}, ["a", "b"])
+
+    assert "".join(order) == "abbaab" + "baabba"
+    assert made.found["echo"] == [[{"cpu_us": 5}, {"cpu_us": 3}], [{"cpu_us": 9}, {"cpu_us": 10}]]
 
 
 def test_the_ratio_is_the_median_of_the_pairs_whatever_the_machines_pace() -> None:
@@ -105,11 +120,15 @@ def test_what_was_found_is_written_as_json(tmp_path: Path) -> None:
 def test_a_run_with_calls_that_failed_is_no_figure() -> None:
     from _pairs import Pairs
 
+    errors = iter((0, 3, 0))
+
     with pytest.raises(SystemExit, match="3 calls failed"):
-        Pairs(("a",), 1).measure({"echo": lambda _: {"cpu_us": 1.0, "errors": 3}}, ["a"])
+        Pairs(("a",), 1, slices=3).measure({"echo": lambda _: {"cpu_us": 1.0, "errors": next(errors)}}, ["a"])
 
 
-def test_both_trees_start_anew_every_third_round_and_end_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_trees_start_anew_for_each_round_by_turns_and_are_called_once_before_it_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import _base
 
     said: list[str] = []
@@ -126,12 +145,22 @@ def test_both_trees_start_anew_every_third_round_and_end_before(monkeypatch: pyt
             said.append(f"end {self.tree}")
 
     monkeypatch.setattr(_base, "ROOT", Path("/new"))
-    options = argparse.Namespace(base=Path("/old"), rounds=4, bar=1.03)
-    part: Callable[[Served], dict[str, float]] = lambda side: said.append(side.tree) or {"cpu_us": 1.0}  # noqa: E731
-    _base.measure(_base.pairs_of(options), options, {"echo": part}, Served)
+    monkeypatch.setattr(_base, "check_workers", lambda url, tree: said.append(f"check {url} {tree.name}"))
+    options = argparse.Namespace(base=Path("/old"), rounds=2, bar=1.03)
 
-    once = ["start new", "start old", "new", "old", "old", "new", "new", "old", "end old", "end new"]
-    assert said == [*once, "start new", "start old", "old", "new", "end old", "end new"]
+    def part(side: Served) -> dict[str, float]:
+        said.append(side.tree)
+        return {"cpu_us": 1.0}
+
+    pairs = _base.pairs_of(options)
+    _base.measure(pairs, options, {"echo": part}, Served, lambda side: f"http://{side.tree}")
+
+    before = ["check http://new new", "new", "check http://old old", "old"]
+    assert said == [
+        *("start new", "start old", *before, "new", "old", "end old", "end new"),
+        *("start old", "start new", *before, "old", "new", "end new", "end old"),
+    ]
+    assert len(pairs.found["echo"]) == 2
 
 
 # --- whose code -------------------------------------------------------------------------------------------------------
