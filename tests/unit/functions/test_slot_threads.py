@@ -204,8 +204,11 @@ def test_a_call_that_was_taken_back_is_not_run_and_no_memory_is_said_of_it(
 ) -> None:
     """The node takes one figure for each call that has ended."""
     worker.settle()
+    slot = worker.slots[0]
+    slot.send(Kind.PING)
+    slot.next(Kind.PONG)  # memory was measured after the last call
     monkeypatch.setattr(CpuMemory, "grown", lambda _: 1)
-    slot, before, measured = worker.slots[0], worker.begun[0], worker.measured
+    before, measured = worker.begun[0], worker.measured
     worker.taken[0] = taken(before + 2, 1)
 
     assert slot.call("/")
