@@ -14,20 +14,19 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 _OWN_PROCESS: Final = re.compile(
     r"""
-    (?:LD_ | MALLOC_ | GLIBC_TUNABLES= | OPENSSL_)  # the loader, the C library, OpenSSL
+    LD_ | MALLOC_ | GLIBC_TUNABLES= | OPENSSL_
     | (?:LANG | LC_ALL | LC_CTYPE)=(?!C$ | POSIX$ | .*(?i:utf-?8))  # Python takes UTF-8 with C, too
-    | PYTHONHASHSEED=(?!random$) | PYTHONIOENCODING=(?!(?i:utf-?8)$) | PYTHONUTF8=(?!1$)
-    | PYTHON(?!ASYNCIODEBUG | BREAKPOINT | DONTWRITEBYTECODE | FAULTHANDLER | HASHSEED | INSPECT | IOENCODING | PATH=
-        | PYCACHEPREFIX | SAFEPATH | STARTUP | UNBUFFERED | UTF8 | WARNINGS)[A-Z]+=
-    | PYTHON_(?:CPU_COUNT | FROZEN_MODULES | GIL)=
-    | (?!(?:OMP | MKL | OPENBLAS)_NUM_THREADS=[1-9]\d{0,2}$)
-        (?:G?OMP | KMP | MKL(?:DNN)? | ONEDNN | DNNL | OPENBLAS | GOTO)_  # also a number of threads that is none
-    | (?:NPY | NUMPY | NVPL | GFORTRAN | FX | KINETO | COMPILE_STROBELIGHT | ACC_DEVICE)_ | PYTORCH_
-    | TORCH(?!_HOME= | _EXTENSIONS_DIR= | _CUDA_ARCH_LIST= | _NCCL_ | INDUCTOR_(?!FORCE_DISABLE_CACHES=))
+    | PYTHON(?:HASHSEED=(?!random$) | IOENCODING=(?!(?i:utf-?8)$) | UTF8=(?!1$))
+    | PYTHON(?:COERCECLOCALE | DEVMODE | HOME | INTMAXSTRDIGITS | MALLOC | MALLOCSTATS | NODEBUGRANGES | NOUSERSITE
+        | OPTIMIZE | PLATLIBDIR | PROFILEIMPORTTIME | TRACEMALLOC | VERBOSE | WARNDEFAULTENCODING | _CPU_COUNT | _GIL)=
+    | (?!(?:OMP | MKL | OPENBLAS)_NUM_THREADS=[1-9]\d{0,2}$)  # also a number of threads that is none
+        (?:G?OMP | KMP | MKL(?:DNN)? | ONEDNN | DNNL | OPENBLAS | GOTO | NPY)_
+    | PYTORCH_(?:JIT | (?:CUDA_)?ALLOC_CONF=.*backend)
+    | TORCH_(?:ALLOW_TF32 | BLAS | COMPILE | CPP_LOG | DTRACE | LINALG | LOGS | SHOW_CPP | TRACE)
     """,
     re.VERBOSE,
 )
-"""Of NAME=VALUE. An unknown one of torch counts: it reads a hundred of them."""
+"""Of NAME=VALUE. What torch reads when it compiles, or first uses a GPU, is not among them."""
 
 
 def own_process(env: Mapping[str, str]) -> list[str]:

@@ -1,6 +1,5 @@
 """Puts the environment of a function in force in its worker, as if the process had started with it."""
 
-import contextlib
 import ctypes
 import faulthandler
 import os
@@ -8,14 +7,13 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gpufaas_core.start_env import THREADS
 
-_ZONES: Final = ("/usr/share/zoneinfo", "/usr/lib/zoneinfo", "/usr/share/lib/zoneinfo", "/etc/zoneinfo")
 _RULE: Final = re.compile(r"(?:<[^>]+>|[A-Za-z]{3,})[-+]?\d|UTC|GMT")
-"""A zone that needs no file."""
+"""A time zone that needs no file."""
 _SETTERS: Final = (
     "scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads64_",
     "openblas_set_num_threads", "MKL_Set_Num_Threads",
@@ -35,27 +33,25 @@ def put_in_force(env: Mapping[str, str], threads: int, *, forked: bool) -> None:
     :param threads: see `with_threads`
     :param forked: False: the process has started with it, but for PYTHONPATH
     """
+    new = {name: value for name, value in env.items() if value and value != os.environ.get(name)}
     os.environ.update(with_threads(env, threads))
     sys.path[:0] = [os.path.abspath(each) for each in env.get("PYTHONPATH", "").split(os.pathsep) if each]
     if "TZ" in env:
         time.tzset()
-        _check_zone(env["TZ"])
+        _check_zone(env["TZ"].removeprefix(":"))
     if not forked:
         return
-    for name, act in _ACTS.items():
-        if env.get(name):
-            act(env[name])
-    if "torch" in sys.modules:
-        of_torch = env.get("OMP_NUM_THREADS") or env.get("MKL_NUM_THREADS")  # as it reads them when it is imported
-        sys.modules["torch"].set_num_threads(int(of_torch or threads))
+    for name in new.keys() & _ACTS.keys():
+        _ACTS[name](new[name])
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(int(env.get("OMP_NUM_THREADS") or env.get("MKL_NUM_THREADS") or threads))
     if of_numpy := env.get("OPENBLAS_NUM_THREADS") or env.get("OMP_NUM_THREADS"):
         _use_threads(int(of_numpy))
 
 
 def _check_zone(zone: str) -> None:
-    name = zone.removeprefix(":")
-    folders = (os.environ.get("TZDIR", ""), *_ZONES)
-    if name and not _RULE.match(name) and not any(os.path.isfile(os.path.join(each, name)) for each in folders):
+    file = os.path.join(os.environ.get("TZDIR", "/usr/share/zoneinfo"), zone)
+    if zone and not _RULE.match(zone) and not os.path.isfile(file):
         print(f"gpufaas: TZ: there is no time zone {zone!r} here: the time is UTC", file=sys.stderr, flush=True)
 
 
@@ -63,6 +59,13 @@ def _filter_warnings(options: str) -> None:
     asked = [each for each in options.split(",") if each]
     sys.warnoptions += asked
     warnings._processoptions(asked)  # type: ignore[attr-defined] # it says which of them are wrong
+
+
+def _set_allocator(settings: str) -> None:
+    """Tell torch's allocator, which has read them when a torch with CUDA was imported."""
+    torch: Any = sys.modules.get("torch")
+    if tell := getattr(getattr(torch, "_C", None), "_accelerator_setAllocatorSettings", None):
+        tell(settings)
 
 
 def _use_threads(number: int) -> None:
@@ -80,24 +83,6 @@ _ACTS: Final[dict[str, Callable[[str], object]]] = {
     "PYTHONPYCACHEPREFIX": lambda folder: setattr(sys, "pycache_prefix", folder),
     "PYTHONFAULTHANDLER": lambda _: faulthandler.enable(),
     "PYTHONWARNINGS": _filter_warnings,
+    "PYTORCH_ALLOC_CONF": _set_allocator,
+    "PYTORCH_CUDA_ALLOC_CONF": _set_allocator,
 }
-
-
-@contextlib.contextmanager
-def noting_reads() -> Iterator[set[str]]:
-    """Gather the names of variables that Python code asks for and that are not set."""
-    names: set[str] = set()
-    find = os._Environ.__getitem__
-
-    def noted(environ: Any, name: Any) -> Any:
-        try:
-            return find(environ, name)
-        except KeyError:
-            names.add(name)
-            raise
-
-    os._Environ.__getitem__ = noted  # type: ignore[method-assign]
-    try:
-        yield names
-    finally:
-        os._Environ.__getitem__ = find  # type: ignore[method-assign]

@@ -28,8 +28,7 @@ HTTP_BASE: Final[Bytes] = 96 * MiB
 SERVER_BASE: Final[Bytes] = 192 * MiB
 """For a program with its own interpreter. It is not measured later: the reservation is its limit."""
 OWN_PROCESS: Final[Bytes] = 192 * MiB
-"""On top, for workers that are processes of their own (`WorkerSpec.own_process`): each imports torch itself. It is no
-memory of a GPU."""
+"""On top, for workers that are processes of their own (`WorkerSpec.own_process`): each imports torch itself."""
 
 _FIRST: Final[Mapping[Kind, tuple[Bytes, float]]] = {
     "http": (HTTP_BASE, 1.0),
@@ -81,10 +80,8 @@ def deployed(
         floor=spec.memory if options.memory or manifest.kind == "server" else 0,
         elastic=spec.elastic,
     )
-    return Deployed(
-        record, spec, options, function, stats, dict(learnt),
-        why_memory=_why_memory(manifest, options, function, _imports_itself(spec, options)),
-    )  # fmt: skip
+    why_memory = _why_memory(manifest, options, function, _imports_itself(spec, options))
+    return Deployed(record, spec, options, function, stats, dict(learnt), why_memory=why_memory)
 
 
 def unavailable(record: FunctionRecord, reason: str, defaults: Defaults, stats: FunctionStats) -> Deployed:
@@ -140,9 +137,7 @@ def first_reservation(manifest: Manifest) -> Bytes:
 
 def _why_memory(manifest: Manifest, options: Options, function: Function, own_process: str) -> str:
     """Return how the first reservation was computed, and how to change it."""
-    own = (
-        f" + {format_bytes(OWN_PROCESS)}: {own_process} needs a new process, which imports torch" if own_process else ""
-    )
+    own = own_process and f" + {format_bytes(OWN_PROCESS)}: {own_process} needs a new process, which imports torch"
     if options.memory:
         return f"declared{own}"
     files, (base, factor) = manifest.weight_bytes + manifest.data_bytes, _FIRST[manifest.kind]
@@ -191,7 +186,7 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
 
 
 def _imports_itself(spec: WorkerSpec, options: Options) -> str:
-    """Return why `OWN_PROCESS` is reserved; empty: it is not."""
+    """Return why `OWN_PROCESS` is reserved; empty: it is not. It is no memory of a GPU."""
     return "" if options.placement.gpu else spec.own_process
 
 

@@ -123,11 +123,11 @@ class Functions:
         if not spec.preload or spec.own_process:  # then its workers import them themselves
             return
         bundle = await asyncio.to_thread(self._bundles.install, spec.digest)
-        fault = await self._host.layers.fault(spec.preload, str(bundle), spec.env)
+        fault = await self._host.layers.fault(spec.preload, str(bundle))
         if fault:
             raise InvalidSpec(
                 f"annotation gpufaas.preload of {spec.name}: {fault}: name modules that are installed where the "
-                "platform runs, that the function does not bring along, and that do not need its environment"
+                "platform runs, and that the function does not bring along"
             )
 
     async def check(self, spec: WorkerSpec) -> None:

@@ -459,7 +459,9 @@ def environment() -> dict[str, str]:
     if "PYTORCH_CUDA_ALLOC_CONF" not in env:  # the older name, of an operator's own choice
         env = {**ALLOCATOR, **env}  # read when a torch with CUDA is imported: in a worker it would be too late
     if "PYTHONPATH" in env:  # Python takes an empty part of it (a trailing colon) for the current directory
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, env["PYTHONPATH"].split(os.pathsep)))
+        env["PYTHONPATH"] = os.pathsep.join(
+            os.path.abspath(each) for each in env["PYTHONPATH"].split(os.pathsep) if each
+        )
     return env
 
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -42,8 +42,6 @@ class Layer(ForkServer):
         super().__init__(server, standbys)
         self.base = base
         self.packages: frozenset[str] = frozenset()
-        self.read: frozenset[str] = frozenset()
-        """Variables that its modules asked for when they were imported."""
         self.memory: Bytes = 0
         """What its modules hold."""
         self.claims = 0
@@ -95,9 +93,9 @@ class Layers:
 
     # --- for starts ---
 
-    async def claim(self, modules: Modules, bundle: str, env: Mapping[str, str]) -> ForkServer:
+    async def claim(self, modules: Modules, bundle: str) -> ForkServer:
         """
-        Return the fork server for a worker of *bundle* with *env*, and `release` it when the worker was asked for.
+        Return the fork server for a worker of *bundle*, and `release` it when the worker was asked for.
 
         It is the base if there can be no layer with *modules*, which is said.
         """
@@ -107,7 +105,7 @@ class Layers:
         if isinstance(found, Layer):
             found.claims += 1
             found.used_at = time.monotonic()
-            clash = await asyncio.to_thread(_clash, found, bundle, env)
+            clash = await asyncio.to_thread(_clash, found.packages, bundle)
             if not clash:
                 return found
             self.release(found)
@@ -126,12 +124,12 @@ class Layers:
         found = task.result() if task is not None and task.done() and not task.cancelled() else None
         return found if isinstance(found, Layer) else self.base
 
-    async def fault(self, modules: Modules, bundle: str, env: Mapping[str, str]) -> str:
-        """Return why *modules* cannot be preloaded for *bundle* with *env*; empty: they can, or nobody knows."""
+    async def fault(self, modules: Modules, bundle: str) -> str:
+        """Return why *modules* cannot be preloaded for *bundle*; empty: they can, or nobody knows."""
         self._faults.pop(modules, None)  # somebody may have installed them just now
         found = await self._find(modules)
         if isinstance(found, Layer):
-            return await asyncio.to_thread(_clash, found, bundle, env)
+            return await asyncio.to_thread(_clash, found.packages, bundle)
         return found if modules in self._faults else ""
 
     # --- for people ---
@@ -246,7 +244,7 @@ class Layers:
         try:
             async with asyncio.timeout(self._import_s):
                 said = await layer.zygote.ready()
-            layer.packages, layer.memory, layer.read = frozenset(said.packages), said.memory, frozenset(said.read)
+            layer.packages, layer.memory = frozenset(said.packages), said.memory
             fault = said.fault
         except TimeoutError:
             os.kill(pid.result(), 9)
@@ -268,15 +266,13 @@ class Layers:
         return layer
 
 
-def _clash(layer: Layer, bundle: str, env: Mapping[str, str]) -> str:
-    """Return why a worker of *bundle* with *env* cannot be forked from *layer*; empty: it can."""
-    if ignored := sorted(layer.read & env.keys()):
-        return f"importing them reads {', '.join(ignored)}, which the environment of the function sets later"
+def _clash(packages: frozenset[str], bundle: str) -> str:
+    """Return why a worker of *bundle* cannot begin with *packages* imported; empty: it can."""
     own = {
         each.name.partition(".")[0]
         for folder in ("function", "site")
         if (Path(bundle) / folder).is_dir()
         for each in (Path(bundle) / folder).iterdir()
     }
-    both = sorted(layer.packages & own)
+    both = sorted(packages & own)
     return f"the function has its own {', '.join(both[:5])}" if both else ""

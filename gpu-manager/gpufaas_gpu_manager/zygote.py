@@ -33,7 +33,6 @@ from gpufaas_functions.begun import no_counts, shared_in
 from gpufaas_functions.memory import MemoryPoint, make_context, mark_fork_point, stacks, use_small_stacks
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_functions.thread_state import give_loops
-from gpufaas_gpu_manager import own_process
 from gpufaas_gpu_manager.confine import (
     NOT_CONFINED,
     Confine,
@@ -64,7 +63,7 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
     start: WorkerStart
     confine: Confine = NOT_CONFINED
     own_process: bool = False
-    """It executes Python anew (`own_process`)."""
+    """Its environment is read when a process starts (`start_env`): it executes Python anew."""
 
 
 class Exec(msgspec.Struct, frozen=True, tag=True):
@@ -129,8 +128,6 @@ class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
     """Of a layer: what importing its modules has brought, by the first part of the names."""
     memory: int = 0
     """Of a layer: what it holds by that, in bytes."""
-    read: tuple[str, ...] = ()
-    """Of a layer: variables that its modules asked for, and that were not set."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -162,9 +159,15 @@ _NAMES: Final[dict[type, str]] = {Prepare: "standby", Layer: "layer"}
 ToZygote = Fork | Ping | KillWithManager
 TAKEN: Final = b"taken"
 _decode: Final = msgspec.msgpack.Decoder(ToZygote).decode
+_ALONE: Final = "alone"
+_SET_LATER: Final = ("PYTHONPATH", MARK_VARIABLE)
+"""A worker sets them itself: the platform's modules are the operator's, and the mark is not for its children."""
 
 
 def main() -> None:
+    if _ALONE in sys.argv:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _end_with(lambda: _work_alone(socket.socket(fileno=int(sys.argv[1]))))
     # Not SIGKILL: when the manager dies, the zygote ends the workers and what they started.
     end_with_parent(signal.SIGTERM)
     inherit_orphans()
@@ -302,7 +305,7 @@ class _ForkServer:
             self.say(SpawnFailed(spawn.worker, str(exc)))
             pid = -1
         if pid == 0:
-            end_with(lambda: self._become_worker(spawn, fds))
+            _end_with(lambda: self._become_worker(spawn, fds))
         if born is not None:
             _name_process(self._name)
         for each in fds:
@@ -333,7 +336,7 @@ class _ForkServer:
         if isinstance(spawn, Exec):
             _become_program(spawn)
         if spawn.own_process:
-            own_process.execute(msgspec.msgpack.encode(spawn), spawn.start, fds[:-2])
+            _execute_anew(spawn, fds[:-2])
         return _work(spawn, fds[:-2], mark_fork_point())
 
     def _leave(self) -> None:
@@ -351,7 +354,7 @@ class _ForkServer:
         os.close(nothing)
 
 
-def end_with(work: Callable[[], int]) -> NoReturn:
+def _end_with(work: Callable[[], int]) -> NoReturn:
     """End this process with the status that *work* returns; 70 if it raises."""
     status = 70
     try:
@@ -390,7 +393,8 @@ def _stand_by(prepared: Prepare, door: socket.socket) -> int:
         return 0
     door.send(TAKEN)
     door.close()
-    spawn = spawn_of(data)
+    spawn = _decode(data)
+    assert isinstance(spawn, Spawn)
     _print_to(*fds[-2:])
     bind(spawn.confine.cpus)
     return _work(spawn, fds[:-2], fork_point)
@@ -402,8 +406,7 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     chance.seed_afresh()  # what its modules draw when they are imported is its own
     before, memory = set(sys.modules), MemoryPoint.read().anonymous
-    with start_env.noting_reads() as read:
-        fault = _import_installed(layer.modules)
+    fault = _import_installed(layer.modules)
     staged.install()
     threads = _threads()
     if threads > 1:
@@ -413,7 +416,7 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
     packages = {name.partition(".")[0] for name in sys.modules.keys() - before}
     grown = max(0, MemoryPoint.read().anonymous - memory)
     _settle()
-    _ForkServer(control).serve(ZygoteReady(threads, [], fault, tuple(sorted(packages)), grown, tuple(read)))
+    _ForkServer(control).serve(ZygoteReady(threads, [], fault, tuple(sorted(packages)), grown))
 
 
 def _import_installed(modules: tuple[str, ...]) -> str:
@@ -437,16 +440,28 @@ def _become_program(program: Exec) -> NoReturn:
         os._exit(127)
 
 
-def spawn_of(data: bytes) -> Spawn:
-    """Decode a `Spawn`."""
+def _execute_anew(spawn: Spawn, fds: list[int]) -> NoReturn:
+    """
+    Become a process that starts with the environment of *spawn* in the function's directory, and goes on in
+    `_work_alone`. It stays confined, and all of its private memory counts as its own, that of torch, too.
+    """
+    ours, door = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    socket.send_fds(ours, [msgspec.msgpack.encode(spawn)], fds)
+    for each in fds:
+        os.close(each)
+    door.set_inheritable(True)
+    asked = start_env.with_threads(spawn.start.env, spawn.start.threads)
+    env = {**os.environ, **{name: value for name, value in asked.items() if name not in _SET_LATER}}
+    os.chdir(os.path.join(spawn.start.bundle, "function"))
+    os.execve(sys.executable, [sys.executable, "-P", "-m", __spec__.name, str(door.fileno()), _ALONE], env)
+
+
+def _work_alone(door: socket.socket) -> int:
+    _prepare()
+    data, fds, _, _ = socket.recv_fds(door, MAX_MESSAGE, _MAX_FDS)
+    door.close()
     spawn = _decode(data)
     assert isinstance(spawn, Spawn)
-    return spawn
-
-
-def work_alone(spawn: Spawn, fds: list[int]) -> int:
-    """Be the worker of *spawn*, in a process of its own (`own_process`). Return the exit status."""
-    _prepare()
     return _work(spawn, fds, mark_fork_point(forked=False))
 
 

@@ -112,9 +112,7 @@ class ForkedProcess:
     async def _fork(self, start: WorkerStart, fds: list[int]) -> None:
         worker = self._worker
         self._server.standbys.forget(worker.number)
-        self._server = await self._layers.claim(
-            worker.spec.preload if worker.may_begin_blank else (), start.bundle, worker.spec.env
-        )
+        self._server = await self._layers.claim(worker.spec.preload if worker.may_begin_blank else (), start.bundle)
         try:
             if not await self._become(start, fds):
                 limits = self._limits()

@@ -19,7 +19,7 @@ from gpufaas_core.units import MiB
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.cores import CpuShare
-from gpufaas_gpu_manager.devices import NodeDevice
+from gpufaas_gpu_manager.devices import ALLOCATOR, NodeDevice
 from gpufaas_gpu_manager.enforcement import Enforcement, WorkerLimits
 from gpufaas_gpu_manager.forks import inherited
 from gpufaas_gpu_manager.host_cache import Attached, HostCache
@@ -271,8 +271,9 @@ class Recipes:
             "OPENFAAS_NAME": spec.name,
             "OPENFAAS_NAMESPACE": spec.namespace,
             **self.address_for(worker, self.settings.env.get("OPENFAAS_URL", "")),
-            **spec.env,
             **source.env,
+            **spec.env,
+            **{name: value for name, value in source.env.items() if name not in ALLOCATOR},
             **({} if worker.scratch else self._share_env(worker)),
             MARK_VARIABLE: worker.output.secret,
         }
