@@ -15,7 +15,6 @@ import pytest
 
 from gpufaas_cache_manager import artifacts
 from gpufaas_cache_manager.artifacts import ArtifactStore
-from gpufaas_core.files import identity
 
 MODES_HOLD: Final = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 """What to begin a command with, so that it may not write where modes forbid that: root may, without these."""
@@ -54,7 +53,7 @@ def opened_up(path: Path) -> Path:
 
 def taken_for_right(path: Path) -> None:
     """Have stores take the artifact *path* for what it was, as after a fault of the disk or of memory."""
-    path.with_name(f"{path.name}.json").write_bytes(msgspec.json.encode(identity(path.stat())))
+    path.with_name(f"{path.name}.json").write_bytes(msgspec.json.encode(artifacts._seen(path.stat())))
 
 
 def tar_of(files: Mapping[str, bytes]) -> bytes:

@@ -4,15 +4,15 @@ Artifacts: immutable files by sha256, on disk.
 ::
 
     ROOT/sha256/ab/abcdef…          the bytes
-    ROOT/sha256/ab/abcdef….json     the file's identity (`gpufaas_core.files`) when it was last hashed; its mtime says
-                                    when the artifact was last asked for
+    ROOT/sha256/ab/abcdef….json     size, mtime and inode that were seen when the bytes were last hashed; its own mtime
+                                    says when the artifact was last asked for
     ROOT/incoming/…                 being written; gone after a crash and a new start
     ROOT/partial/abcdef…            the first bytes of one that is being fetched; kept, so that the fetch can resume
 
 An artifact gets its name when all of its bytes are on the disk and have the right hash, so that no reader sees half of
-one, and cannot be written. Afterwards it is trusted without reading while its identity is the recorded one: hashing
-500 MB takes most of a second, and a model is looked up at each load. When that differs it is hashed again; wrong bytes
-are removed, so that the artifact can be uploaded again.
+one, and cannot be written. Afterwards it is trusted without reading while size, mtime and inode are the recorded ones:
+hashing 500 MB takes most of a second, and a model is looked up at each load. When they differ it is hashed again; wrong
+bytes are removed, so that the artifact can be uploaded again.
 """
 
 import contextlib
@@ -30,7 +30,6 @@ from typing import IO, Final
 import msgspec
 
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed, UnknownArtifact
-from gpufaas_core.files import FileIdentity, identity
 from gpufaas_core.units import Bytes, MiB
 
 PIECE: Final[Bytes] = 4 * MiB
@@ -45,6 +44,14 @@ _ADVICE: Final[dict[int, str]] = {
     errno.EACCES: "give this user the right to write there, or start with --data on a directory of its own",
     errno.EPERM: "give this user the right to write there, or start with --data on a directory of its own",
 }
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """What the file looked like when its hash was last known to be right."""
+
+    size: Bytes
+    mtime_ns: int
+    inode: int
 
 
 class ArtifactStore:
@@ -149,38 +156,21 @@ class ArtifactStore:
         """
         target = self._target(digest)
         try:
-            seen = identity(target.stat())
+            seen = _seen(target.stat())
         except FileNotFoundError:
             raise UnknownArtifact(f"artifact {digest} is not in {self._files}: upload it") from None
         if seen == self._recorded(target):
             return target
         with storage_errors(target):
-            with contextlib.suppress(OSError):  # of another user, or on a disk that is read-only
-                target.chmod(0o444)  # an earlier release made them writable
-                seen = identity(target.stat())
             found = _hash_file(target)
             if found == digest:
                 self._record(target, seen)
                 return target
-            size = self.size(digest)
             self.remove(digest)
         raise CorruptArtifact(
-            f"artifact {digest} was damaged on the disk (its {size} bytes now have sha256 {found}) and was "
+            f"artifact {digest} was damaged on the disk (its {seen.size} bytes now have sha256 {found}) and was "
             f"removed from {target.parent}: upload it again"
         )
-
-    @contextlib.contextmanager
-    def relinked(self, digest: str) -> Iterator[None]:
-        """In the block, links to *digest* are made or removed: that gives it another ctime, and no other bytes."""
-        target = self._target(digest)
-        trusted = self._recorded(target)
-        with contextlib.suppress(FileNotFoundError):
-            trusted = trusted if trusted == identity(target.stat()) else None
-        yield
-        with contextlib.suppress(FileNotFoundError):
-            seen = identity(target.stat())
-            if trusted is not None and seen[:-1] == trusted[:-1]:
-                self._record(target, seen)
 
     def recheck(self, digest: str) -> None:
         """Hash *digest* again, whatever its file looks like. Raises as `path`."""
@@ -227,31 +217,24 @@ class ArtifactStore:
             target.parent.mkdir(parents=True, exist_ok=True)
             os.fchmod(file.fileno(), 0o444)
             os.fsync(file.fileno())
+            seen = _seen(os.fstat(file.fileno()))
             os.rename(aside, target)
             sync_directory(target.parent)
-            self._record(target, identity(os.fstat(file.fileno())))
-            self.touch(target.name)
+            self._record(target, seen)
 
-    def _record(self, target: Path, seen: FileIdentity) -> None:
-        """
-        Remember *seen*, which is not to be asked for *target*. A disk that refuses is no error: the next look hashes
-        once more.
-        """
+    def _record(self, target: Path, seen: _Seen) -> None:
+        """Remember *seen*. A disk that refuses is no error: the next look hashes once more."""
         aside = self._incoming / f"{target.name}.{os.getpid()}.{secrets.token_hex(4)}.json"
         try:
             aside.write_bytes(msgspec.json.encode(seen))
-            with contextlib.suppress(FileNotFoundError):
-                asked_for = os.stat(_sidecar(target))
-                os.utime(aside, ns=(asked_for.st_atime_ns, asked_for.st_mtime_ns))
             os.rename(aside, _sidecar(target))
         except OSError:
             with contextlib.suppress(OSError):
                 aside.unlink(missing_ok=True)
 
-    def _recorded(self, target: Path) -> FileIdentity | None:
+    def _recorded(self, target: Path) -> _Seen | None:
         try:
-            found: FileIdentity = msgspec.json.decode(_sidecar(target).read_bytes(), type=FileIdentity)
-            return found
+            return msgspec.json.decode(_sidecar(target).read_bytes(), type=_Seen)
         except (OSError, msgspec.DecodeError):
             return None
 
@@ -348,6 +331,10 @@ async def file_pieces(path: Path, run: Callable[[Callable[[], bytes]], Awaitable
             yield data
     finally:
         file.close()
+
+
+def _seen(stat: os.stat_result) -> _Seen:
+    return _Seen(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
 def _sidecar(target: Path) -> Path:

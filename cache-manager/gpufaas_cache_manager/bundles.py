@@ -127,12 +127,9 @@ class BundleStore:
         """Remove bundle *digest*; its artifacts stay. No error when it is not there."""
         self._manifests.pop(digest, None)
         aside = self._aside()
-        with storage_errors(self._root), contextlib.ExitStack() as kept:
+        with storage_errors(self._root):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(self._root / digest, aside)  # in one step: nobody sees half of it
-            with contextlib.suppress(InvalidSpec):
-                for weights in _read_manifest(aside, self._limits.manifest).weights:
-                    kept.enter_context(self._artifacts.relinked(weights.sha256))
             remove_tree(aside)
             remove_tree(self.compiled(digest))
 
@@ -181,9 +178,11 @@ class BundleStore:
             if os.path.samefile(place, artifact):
                 return
         aside = place.with_name(f"{_ASIDE}{secrets.token_hex(4)}")
-        with storage_errors(place), self._linking, self._artifacts.relinked(weights.sha256):
+        with storage_errors(place), self._linking:
             place.parent.chmod(0o755)
             try:
+                with contextlib.suppress(PermissionError):  # of another user
+                    artifact.chmod(0o444)  # an earlier release made it writable
                 try:
                     os.link(artifact, aside)
                 except OSError:

@@ -13,7 +13,6 @@ Building a function: from the author's folder to a bundle and its weights.
 build.py runs in this Python environment; packages are chosen for that of the nodes (`build_target`).
 """
 
-import contextlib
 import hashlib
 import io
 import os
@@ -22,7 +21,7 @@ import shutil
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
@@ -57,16 +56,14 @@ __all__ = ["ALLOW_PICKLE", "BuildRequest", "Built", "build"]
 ALLOW_PICKLE: Final = "gpufaas.allow-pickle"
 BUNDLE: Final = "bundle.tar"
 _STAMP: Final = ".gpufaas-build.json"
-_FORMAT: Final = 3
+_FORMAT: Final = 2
 """Part of what a build depends on: raise it when this module makes other bundles from the same folder."""
 
 _NOT_PACKED: Final = frozenset(("template.yml", "meta.json", "Dockerfile", MANIFEST))
 _WEIGHTS: Final = (".safetensors", ".pt2", ".onnx", ".onnx_data", ".onnx.data")
 _PICKLED: Final = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib")
-_REMEMBERED_FROM: Final = 16 * MiB
-"""Hashes of inputs from this size on are kept: hashing 500 MB at each `up` takes longer than the rest."""
-_SETTLED_NS: Final = 2_000_000_000
-"""A hash is kept if the file was changed longer ago: where times are coarse, the next change may have the same."""
+_STAT_FROM: Final = 16 * MiB
+"""Inputs from this size on are compared by their identity: hashing 500 MB at each `up` takes longer than the rest."""
 _BUILD_THREADS: Final = "1"
 """Fixed, since sums in another order give other weights, and so another digest; one, since two threads on a busy
 machine took 48 s for what one does in 6. A build that needs more asks: ``build_args: {OMP_NUM_THREADS: "8"}``."""
@@ -109,11 +106,15 @@ class Built:
     seconds: Seconds
 
 
-class _Hashed(msgspec.Struct, frozen=True):
-    """A file, as it was when it was hashed."""
+class _Output(msgspec.Struct, frozen=True):
+    """A file of a finished build."""
 
+    path: str
     identity: FileIdentity
-    sha256: str
+
+    @classmethod
+    def of(cls, folder: Path, path: Path) -> "_Output":
+        return cls(path.relative_to(folder).as_posix(), identity(path.stat()))
 
 
 class _Stamp(msgspec.Struct, frozen=True):
@@ -122,8 +123,7 @@ class _Stamp(msgspec.Struct, frozen=True):
     inputs: str
     digest: str
     manifest: Manifest
-    hashed: dict[str, _Hashed]
-    """Large inputs and all outputs, by their paths: they are hashed again only when they are not as they were."""
+    outputs: tuple[_Output, ...]
 
 
 def build(request: BuildRequest, progress: Callable[[str], None] = lambda _: None) -> Built:
@@ -135,10 +135,10 @@ def build(request: BuildRequest, progress: Callable[[str], None] = lambda _: Non
     """
     began = time.perf_counter()
     making = _Build.of(request, progress)
-    folder = making.folder
     inputs = making.hash_inputs()
     stamp = making.earlier(inputs)
     up_to_date = stamp is not None
+    folder = making.folder
     if stamp is None:
         try:
             stamp = making.make(inputs)
@@ -178,11 +178,6 @@ class _Build:
     requirements: list[Requirements]
     target: BuildTarget | None
     """None: there are no requirements."""
-    before: _Stamp | None
-    """Of the last build; None: there was none, or one by another release."""
-    began_ns: int = field(default_factory=time.time_ns)
-    hashed: dict[str, _Hashed] = field(default_factory=dict)
-    """As in `_Stamp`, of now."""
 
     @classmethod
     def of(cls, request: BuildRequest, progress: Callable[[str], None]) -> "_Build":
@@ -200,10 +195,7 @@ class _Build:
         places = (template.path, handler) if template.kind == "server" else (handler,)
         requirements = [read_requirements(place / "requirements.txt") for place in places]
         target = request.target() if any(each.asks for each in requirements) else None
-        before = None
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            before = msgspec.json.decode((request.build_root / request.name / _STAMP).read_bytes(), type=_Stamp)
-        return cls(request, progress, template, handler, copies, requirements, target, before)
+        return cls(request, progress, template, handler, copies, requirements, target)
 
     @property
     def folder(self) -> Path:
@@ -239,52 +231,22 @@ class _Build:
                 hashed.update(f"\0{label}\0{relative}\0".encode(errors="surrogateescape"))
                 status = file.stat()
                 hashed.update(b"x" if status.st_mode & 0o100 else b"-")
-                large = status.st_size >= _REMEMBERED_FROM
-                hashed.update((self._sha256(file) if large else _sha256(file)).encode())
+                if status.st_size >= _STAT_FROM:
+                    hashed.update(f"{identity(status)}".encode())
+                else:
+                    hashed.update(hashlib.sha256(file.read_bytes()).digest())
         return hashed.hexdigest()
 
     def earlier(self, inputs: str) -> _Stamp | None:
         """Return the stamp of an earlier build from the same *inputs*, if it is whole and runs on the target."""
-        stamp = self.before
-        if stamp is None or stamp.inputs != inputs:
-            return None
         try:
-            whole = all(self._sha256(path) == sha256 for path, sha256 in self._outputs(stamp.digest, stamp.manifest))
-        except OSError:
+            stamp = msgspec.json.decode((self.folder / _STAMP).read_bytes(), type=_Stamp)
+            whole = all(_Output.of(self.folder, self.folder / each.path) == each for each in stamp.outputs)
+        except (OSError, msgspec.DecodeError):
             return None
         needs = stamp.manifest.needs  # the platform may have changed since, or be another one
-        if not whole or (needs and self.target and any(misfits(needs, each) for each in self.target.environments)):
-            return None
-        with contextlib.suppress(OSError):  # else files that were touched are hashed once more next time
-            self._write_stamp(inputs, stamp.digest, stamp.manifest)
-        return stamp
-
-    def _write_stamp(self, inputs: str, digest: str, manifest: Manifest) -> _Stamp:
-        own = {str(path) for path, _ in self._outputs(digest, manifest)}
-        settled = {
-            name: each for name, each in self.hashed.items()
-            if name in own or self.began_ns - each.identity[-1] > _SETTLED_NS
-        }  # fmt: skip
-        stamp = _Stamp(inputs, digest, manifest, settled)
-        if stamp != self.before:
-            (self.folder / _STAMP).write_bytes(msgspec.json.encode(stamp))
-        return stamp
-
-    def _outputs(self, digest: str, manifest: Manifest) -> Iterator[tuple[Path, str]]:
-        """Yield the files of a finished build, each with its sha256."""
-        yield self.folder / BUNDLE, digest
-        for each in manifest.weights:
-            yield self.function / Path(each.path).relative_to(FUNCTION_DIR), each.sha256
-
-    def _sha256(self, path: Path) -> str:
-        """Return the sha256 of *path*; reads it only if it is not as it was when it was read last."""
-        name, now = str(path), identity(path.stat())
-        found = self.hashed.get(name) or (self.before.hashed.get(name) if self.before is not None else None)
-        if found is None or found.identity != now:
-            self.progress(f"hashing {path.name}")
-            found = _Hashed(now, _sha256(path))
-        self.hashed[name] = found
-        return found.sha256
+        unfit = needs and self.target and any(misfits(needs, each) for each in self.target.environments)
+        return stamp if whole and stamp.inputs == inputs and not unfit else None
 
     # --- making it ---
 
@@ -319,11 +281,10 @@ class _Build:
         self.progress("packing")
         _write_manifest(folder, manifest)
         digest = _pack(folder, self._roots(), {path for _, path in weights})
-        if self.hash_inputs() != inputs:
-            inputs = ""  # they changed while they were copied: it is not known what it was built from
-        for path, sha256 in self._outputs(digest, manifest):
-            self.hashed[str(path)] = _Hashed(identity(path.stat()), sha256)
-        return self._write_stamp(inputs, digest, manifest)
+        outputs = (folder / BUNDLE, *(path for _, path in weights))
+        stamp = _Stamp(inputs, digest, manifest, tuple(_Output.of(folder, path) for path in outputs))
+        (folder / _STAMP).write_bytes(msgspec.json.encode(stamp))
+        return stamp
 
     def _install(self) -> tuple[list[Missing], Needs | None]:
         """Install in site/ what the target does not provide; return it, and what is needed of the nodes."""
@@ -409,13 +370,9 @@ def _is_pickle(path: Path) -> bool:
 
 
 def _hash_weights(function: Path, path: Path) -> WeightsFile:
-    name = f"{FUNCTION_DIR}/{path.relative_to(function).as_posix()}"
-    return WeightsFile(name, _sha256(path), path.stat().st_size)
-
-
-def _sha256(path: Path) -> str:
     with open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return WeightsFile(f"{FUNCTION_DIR}/{path.relative_to(function).as_posix()}", sha256, path.stat().st_size)
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:

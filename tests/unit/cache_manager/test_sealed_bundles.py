@@ -10,7 +10,12 @@ from tests.files import MODES_HOLD, hashed_files, opened_up
 from tests.unit.cache_manager.test_bundles import WEIGHTS, Stores, manifest_of
 
 HANDLER = b"import helper\ndef handle(event, context): return helper.TEXT"
-FILES = {"function/handler.py": HANDLER, "function/helper.py": b"TEXT = 'here'", "site/pack/__init__.py": b""}
+FILES = {
+    "function/handler.py": HANDLER,
+    "function/helper.py": b"TEXT = 'here'",
+    "site/pack/__init__.py": b"",
+    "site/pack/tests/__init__.py": b"",
+}
 BUNDLE = "function", "function/__pycache__", "site", "site/pack"
 
 
@@ -41,6 +46,7 @@ def test_modules_are_compiled_when_the_bundle_is_extracted_and_then_imported_uns
     for name in ("function/handler.py", "function/helper.py", "site/pack/__init__.py"):
         bytecode = Path(importlib.util.cache_from_source(str(directory / name))).read_bytes()
         assert bytecode[4:8] == b"\x01\0\0\0", "its source is not compared"
+    assert not (directory / "site/pack/tests/__pycache__").exists(), "nobody imports it: to compile it takes time"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,6 @@ def test_what_workers_compile_lies_beside_the_bundle_and_goes_with_it(stores: St
 def test_bundles_that_come_and_go_do_not_have_their_weights_hashed_again(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each link changes the ctime of the weights, which are shared."""
     stores.put(WEIGHTS)
     hashed = hashed_files(monkeypatch)
     one, other = stores.put_bundle(FILES), stores.put_bundle(FILES, manifest_of("function/sub/weights.safetensors"))

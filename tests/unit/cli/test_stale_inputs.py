@@ -40,9 +40,8 @@ CHANGES = [write_in_place, put_another_there, lead_elsewhere]
 
 @pytest.fixture
 def project(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """Its files are all large, and were changed long ago."""
-    monkeypatch.setattr(bundles, "_REMEMBERED_FROM", 0)
-    monkeypatch.setattr(bundles, "_SETTLED_NS", -(10**18))
+    """Its files are all large."""
+    monkeypatch.setattr(bundles, "_STAT_FROM", 0)
     return project
 
 
@@ -75,35 +74,6 @@ def test_an_output_that_somebody_changed_is_built_again(project: Project, change
 
     assert not again.up_to_date
     assert output.read_bytes() == b"old"
-
-
-def test_large_files_that_were_only_touched_are_hashed_once_and_not_built(project: Project) -> None:
-    """As after a checkout, or where a build folder comes from another machine's cache."""
-    touched = [project.write("fn/weights.safetensors", b"old"), project.build().bundle_tar]
-    for file in touched:
-        put_back = file.read_bytes()
-        file.unlink()
-        file.write_bytes(put_back)
-    project.said.clear()
-
-    assert project.build().up_to_date
-    assert project.said == ["hashing weights.safetensors", "hashing bundle.tar"]
-    project.said.clear()
-    assert project.build().up_to_date
-    assert project.said == []
-
-
-def test_a_large_file_that_was_changed_a_moment_ago_is_hashed_the_next_time_too(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where times are coarse, its next change may have the same ctime."""
-    monkeypatch.setattr(bundles, "_SETTLED_NS", 10**18)
-    project.write("fn/weights.safetensors", b"old")
-    project.build()
-    project.said.clear()
-
-    assert project.build().up_to_date
-    assert "hashing weights.safetensors" in project.said
 
 
 def test_a_file_that_changes_while_it_is_built_is_built_once_more(project: Project) -> None:
