@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from gpufaas_cli.bundles import BuildRequest, build
-from gpufaas_functions.author import Context, Event, to_answer
+from gpufaas_functions.author import Context, Event, piece_of, to_answer
 from gpufaas_functions.batches import BatchHandler
-from gpufaas_functions.coroutines import called, checked, is_async
+from gpufaas_functions.coroutines import called, is_async
 
 EXAMPLES = Path(__file__).parent
 
@@ -46,7 +46,7 @@ class Deployed:
         """The same for an async handler."""
         answer, pieces = await called(self._handle, *_call(body, query))
         if pieces is not None:
-            return answer.status, [each async for each in checked(pieces, -1)]
+            return answer.status, [piece_of(each) async for each in pieces]
         return answer.status, json.loads(answer.body or b"null")
 
     def call_together(self, *bodies: Any) -> list[Any]:
