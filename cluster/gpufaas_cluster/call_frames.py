@@ -11,8 +11,7 @@ are, as those of a worker say the slot::
     ← ANSWER (answer, body inline)         or  HEAD, CHUNK*, END
     ← REFUSED: nothing was taken           or  ERROR, instead of the rest
     → ROOM (bytes): so much more than `LANE_WINDOW` of the answer may be sent; on a shared connection only
-    → CANCEL at any time: the caller is gone, or (`LATE`) the time of the call is over; the node still sends one of the
-      above, then the lane is free
+    → CANCEL at any time: the caller is gone; the node still sends one of the above, then the lane is free
 
     → ASK (what, value)     ← REPLY (value)  or  CHUNK*, END  or  ERROR; not on a shared connection
 
@@ -34,8 +33,6 @@ WINDOW: Final[Bytes] = 1024 * 1024
 """At most so many bytes of a streamed body are on their way to the worker, or wait for it at the node."""
 
 
-LATE: Final = b"late"
-"""In CANCEL."""
 LANES: Final = 256
 """So many lanes a shared connection has at most."""
 LANE_WINDOW: Final[Bytes] = 128 * 1024

@@ -125,8 +125,6 @@ class PlaceCall(Message, frozen=True, array_like=True, tag=33):
 
 class CancelCall(Message, frozen=True, array_like=True, tag=34):
     call: CallId
-    left_s: Seconds | None = None
-    """As in `Abort`."""
 
 
 class PlaceAgain(Message, frozen=True, array_like=True, tag=35):

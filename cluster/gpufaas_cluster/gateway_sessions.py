@@ -93,7 +93,7 @@ class GatewaySessions:
             )  # fmt: skip
             self._deployed.when_known(message.function, lambda: self._place(gateway, arrived))
         elif kind is control.CancelCall:
-            service.cancel(message.call, message.left_s)
+            service.cancel(message.call)
         elif kind is control.ReturnGrant:
             calls = max(1, message.calls)
             service.report(Finished(message.call, message.device, message.service_s / calls, further=calls - 1))

@@ -7,10 +7,10 @@ from typing import Final
 import msgspec
 
 from gpufaas_cluster.call_connection import CallLane, LaneBuffer
-from gpufaas_cluster.call_frames import LATE, ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
+from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_cluster.kept_grants import KeptGrant
-from gpufaas_core.errors import DeadlineExceeded, GpufaasError, GrantRefused, StorageFailed, WorkerCrashed
+from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import CHUNK_BYTES, FILE, INLINE, CallHead, EndHead, Kind
 from gpufaas_core.messages import Grant
 from gpufaas_core.units import Bytes
@@ -90,7 +90,7 @@ class RemoteExchange(LaneBuffer):
             self._chunks.clear()
             self._stop_sending()
             if self._lane is not None:
-                self._lane.send(Kind.CANCEL, None, LATE if isinstance(error, DeadlineExceeded) else b"")
+                self._lane.send(Kind.CANCEL)
                 self._resume()
         self._wake()
 

@@ -158,7 +158,7 @@ class RemotePlacement:
         future.set_result(placed)
         return future
 
-    def cancel(self, call: CallId, left_s: Seconds | None = None) -> None:
+    def cancel(self, call: CallId) -> None:
         sent = self._sent.pop(call, call)
         if self.kept.left(sent, call):
             return
@@ -167,7 +167,7 @@ class RemotePlacement:
         self._running.pop(sent, None)
         self._early.pop(sent, None)
         if self._link is not None:
-            self._link.send(control.CancelCall(sent, left_s))
+            self._link.send(control.CancelCall(sent))
 
     def over(self, call: CallId) -> None:
         """Its caller was answered."""

@@ -154,12 +154,12 @@ class ServedCalls:
             lane.send(Kind.CHUNK, None, view[at : at + CHUNK_BYTES])
         lane.send(Kind.END, EndHead(run_s))
 
-    def give_up(self, *, late: bool = False) -> None:
-        """The caller is gone: stop the call, if there is one. :param late: its time is over"""
+    def give_up(self) -> None:
+        """The caller is gone: stop the call, if there is one."""
         exchange, grant = self._exchange, self._grant
         self._end()
         if grant is not None and (exchange is None or not exchange.finished):
-            self._server.node.grants.abort(grant.call, grant.device, left_s=0.0 if late else None)
+            self._server.node.grants.abort(grant.call, grant.device)
 
     def fail(self, error: GpufaasError, exchange: Exchange | None = None) -> None:
         """Tell the gateway *error*, which is the last that it hears of the call, and how its worker was started."""

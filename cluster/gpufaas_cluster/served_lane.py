@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gpufaas_cluster.call_frames import LANE_WINDOW, LATE, NodeKind, QueryHead, WindowHead
+from gpufaas_cluster.call_frames import LANE_WINDOW, NodeKind, QueryHead, WindowHead
 from gpufaas_cluster.frame_connection import FrameConnection
 from gpufaas_cluster.node_queries import NodeQueries
 from gpufaas_cluster.served_calls import ServedCalls, Server, error_head
@@ -83,7 +83,7 @@ class ServedLane:
         elif kind == Kind.CANCEL:
             if calls.busy or self._query is not None:
                 self._held.clear()
-                self.give_up(late=body == LATE)
+                self.give_up()
                 calls.fail(CallCancelled("the caller went away"))
             elif self._held:
                 end = self._held.pop()
@@ -98,12 +98,12 @@ class ServedLane:
             what = _decode_query(header).what
             self._query = asyncio.get_running_loop().create_task(self._reply(what, body))
 
-    def give_up(self, *, late: bool = False) -> None:
-        """The caller is gone. :param late: the time of the call is over"""
+    def give_up(self) -> None:
+        """The caller is gone."""
         if self._query is not None:
             self._query.cancel()
             self._query = None
-        self.calls.give_up(late=late)
+        self.calls.give_up()
 
     def _check_free(self, what: str) -> None:
         if self.busy or self._query is not None:

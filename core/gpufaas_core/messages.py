@@ -173,8 +173,6 @@ class CallerLeft(Struct, frozen=True, tag="Cancelled"):
     """The caller is gone. A waiting call leaves its queue; a running one is aborted, and `Finished` still comes."""
 
     call: CallId
-    left_s: Seconds | None = None
-    """As in `Abort`."""
 
 
 class Loaded(Struct, frozen=True, tag=True):
@@ -424,8 +422,6 @@ class Abort(Struct, frozen=True, tag=True):
     """The number of the grant that ends."""
     unbegun: bool = False
     """The call went ahead: it waits for another grant only if its worker has not begun it. Else it goes on."""
-    left_s: Seconds | None = None
-    """The time until the limit of the call; 0.0: it has passed. None: it is not known, or there is none."""
 
 
 class LoadCopy(Struct, frozen=True, tag="Load"):

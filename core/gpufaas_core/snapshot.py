@@ -202,8 +202,6 @@ class ResidentDoc(Struct, frozen=True, omit_defaults=True):
     parts: tuple[Part, ...] = ()
     """The parts of a copy on several devices: on the first device all of them, on the others the one there. Other
     copies have none."""
-    silent: bool = False
-    """It owes a sign of life, and drains for that only."""
 
 
 class DeviceDoc(Struct, frozen=True):

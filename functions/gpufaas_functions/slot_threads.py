@@ -155,28 +155,25 @@ class Slots:
         """A frame of the call came that came last; that may have ended."""
         lane.last.frames.put((kind, header, body))
 
-    def run(self, lane: _Lane, work: Work) -> bool:
-        """
-        Run *work*, and what came for the slot meanwhile. Return whether any of it ran.
-
-        :raises Closed: the connection is closed
-        """
-        server, following, ran = lane.server, work, False
+    def run(self, lane: _Lane, work: Work) -> None:
+        """Run *work*, and what came for the slot meanwhile. :raises Closed: the connection is closed"""
+        server, following = lane.server, work
         while True:
-            if self._begin(server.index):
+            if self._begin(server):
                 server.run(following)
-                ran = True
             if (more := lane.end()) is None:
-                return ran
+                return
             following = more
 
-    def _begin(self, slot: int) -> bool:
+    def _begin(self, server: SlotServer) -> bool:
         """Count what begins. False: it was taken back, and is dropped."""
-        self._begun[slot] += 1
+        slot = server.index
+        self._begun[slot] = number = self._begun[slot] + 1
         mark = self._taken[slot]
-        if not mark or not is_taken(number := self._begun[slot], mark):
+        if not mark or not is_taken(number, mark):
             return True
         self.connection.send(encode_frame(Kind.DROPPED, DroppedHead(number), slot=slot))
+        server.took = -1.0
         return False
 
 
@@ -199,19 +196,19 @@ class OneSlot(Slots):
                 if found := self.next_work():
                     self.run(*found)
 
-    def run(self, lane: _Lane, work: Work) -> bool:
+    def run(self, lane: _Lane, work: Work) -> None:
         """
         As `Slots.run`, but for what was taken back. What runs next does not hold up the answer before it. Memory is
         measured after what has run: the node takes one figure for each.
         """
         server, following = self._server, work
         while True:
-            if self._begin(0):
+            if self._begin(server):
                 server.run(following)
                 self.connection.flush()
                 server.say_growth()
             if (more := lane.end()) is None:
-                return True
+                return
             following = more
 
     def _give(self, lane: _Lane, kind: int, header: bytes, body: Body) -> None:
@@ -310,25 +307,21 @@ class SlotThreads(Slots):
                 self._woken.put(None)
         else:
             self._step_aside(work)
-        ran = self.run(lane, work)
-        if server.took >= 0.0 and ran:
+        self.run(lane, work)
+        if server.took >= 0.0:
             self._pace.took(server.took if server.took <= QUICK_S else server.took - _delayed())
             if self._pace.quick and not self._watches:
                 self._begin_watch()
         try:
             self._running.remove(work)
         except ValueError:
-            self._say(server, ran)
+            self.connection.flush()
+            server.say_growth()
             return False
         if not self.connection.unread:
-            self._say(server, ran)
-        return True
-
-    def _say(self, server: SlotServer, ran: bool) -> None:
-        """Send what is held. The node takes one figure of memory for each call that *ran*."""
-        self.connection.flush()
-        if ran:
+            self.connection.flush()
             server.say_growth()
+        return True
 
     def long(self, slot: SlotServer) -> None:
         if slot.token is not None:

@@ -74,11 +74,6 @@ class CallLife:
         self._reads_on = False
         """Its time is up, and the caller reads the rest of the answer."""
 
-    @property
-    def left_s(self) -> Seconds:
-        """The time until its limit; 0.0: it has passed."""
-        return max(0.0, self.ends - time.perf_counter())
-
     def fail(self, error: GpufaasError) -> None:
         """End the call with *error*, whatever it waits for. Only the first error counts."""
         if self.error is not None:
@@ -158,7 +153,8 @@ class CallLife:
     def _count_down(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(self.left_s, self._expire)
+        left_s = max(0.0, self.ends - time.perf_counter())
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
 
     def _expire(self) -> None:
         exchange = self.exchange

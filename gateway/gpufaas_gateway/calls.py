@@ -275,15 +275,16 @@ class Calls:
             call.end_within(grant.within_s)
         if call.passage is not None:
             call.passage.granted()
+        now = time.perf_counter()
         head = CallHead(
-            call.name, request.method, request.path, request.query, call.passed, call.mode, call.file, call.timeout_s
+            call.name, request.method, request.path, request.query, call.passed, call.mode, call.file, call.ends - now
         )
         exchange = call.exchange = self._node.call(grant, head, call.body)
         if request.driven is not None:
             exchange.resume = request.driven.resume
         if call.error is not None:
             exchange.fail(call.error)  # it came after the grant and before there was an exchange to fail
-        call.queue_s = time.perf_counter() - call.began
+        call.queue_s = now - call.began
         if call.stream is not None:
             call.begin_stream(exchange)
         elif call.watched:
@@ -380,8 +381,7 @@ class Calls:
             )
         stream = call.answered = AnswerStream(
             call, exchange, body, whole, switched=switched,
-            on_cancel=lambda: self._scheduler.cancel(call.id, None if switched else call.left_s),
-            on_end=lambda: self._end(call),
+            on_cancel=lambda: self._scheduler.cancel(call.id), on_end=lambda: self._end(call),
         )  # fmt: skip
         if call.request.upgrade:
             if switched:
@@ -408,7 +408,7 @@ class Calls:
 
     def _refused(self, call: "_Call", exc: GpufaasError | asyncio.CancelledError) -> Answer:
         """Return the answer to a call that failed."""
-        self._scheduler.cancel(call.id, call.left_s)
+        self._scheduler.cancel(call.id)
         if isinstance(exc, GpufaasError):
             error = exc
         elif call.was_cancelled_by_us():

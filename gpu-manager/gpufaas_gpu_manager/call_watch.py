@@ -14,18 +14,18 @@ Time is counted in looks, not by the clock: a node that was held up itself, or s
 meanwhile. Quick calls share a timer: it is set if there is none, and looks once more after the last of them.
 """
 
+import time
 from collections.abc import Iterable
 from math import ceil
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from gpufaas_core.model import Seconds
-from gpufaas_gpu_manager.exchange import Exchange, PingSlot
-from gpufaas_gpu_manager.proc import state_of
+from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.timers import Timers
 
 LOOK_S: Final[Seconds] = 0.25
-LATE_S: Final[Seconds] = 1.0
-"""A call may run on for so long beyond its time limit."""
+LATE: Final = 4
+"""Looks: a call may run on for so long beyond its time limit."""
 _SILENT: Final = 3
 """Looks: the sign before was given, at the earliest, a look before the first of them."""
 _REASON: Final = "its worker gives no sign of life"
@@ -34,11 +34,13 @@ _REASON: Final = "its worker gives no sign of life"
 class Watched(Protocol):
     """The worker."""
 
-    pid: int | None
     timers: Timers
 
     @property
     def serves(self) -> bool: ...
+
+    @property
+    def stopped(self) -> bool: ...
 
     def kill(self, reason: str) -> None: ...
 
@@ -50,6 +52,8 @@ class Calls(Protocol):
     def unbegun(self) -> bool: ...
 
     def bound(self) -> Iterable[Exchange]: ...
+
+    def ping(self) -> bool: ...
 
     def take_all_back(self, reason: str) -> None: ...
 
@@ -71,14 +75,10 @@ class CallWatch:
         self._worker = worker
         self._calls = calls
         self._grace = ceil(grace_s / LOOK_S)
-        self._spared: dict[Exchange, int] = {}
-        """So many looks of grace an abandoned call has, if not `_grace`."""
         self._ages: dict[Exchange, int] = {}
         """Looks at abandoned calls, since their callers went."""
-        self._asked: PingSlot | None = None
+        self._asked = False
         """It was pinged, and has not answered."""
-        self._ponged = False
-        """It has answered a ping since the last look."""
         self._owed = 0
         """Looks at which it owed a sign of life, in a row."""
         self._patience = _SILENT
@@ -91,15 +91,9 @@ class CallWatch:
             self.looks = True
             self._worker.timers.later("watch", LOOK_S, self._look)
 
-    def spare(self, exchange: Exchange, left_s: Seconds | None) -> None:
-        """*exchange* was abandoned, *left_s* before its time limit; None: it is not known, or there is none."""
-        if left_s is not None:
-            looks = self._ages.get(exchange, 0) + ceil((left_s + LATE_S) / LOOK_S)
-            self._spared[exchange] = min(looks, self._spared.get(exchange, self._grace))
-
     def on_pong(self) -> None:
         """The worker has answered: it lives."""
-        self._asked, self._ponged = None, True
+        self._asked, self._owed = False, 0
 
     def _look(self) -> None:
         self.looks = False
@@ -109,7 +103,6 @@ class CallWatch:
         bound = list(self._calls.bound())
         self._count(bound)
         self._ages = {each: self._ages.get(each, 0) + 1 for each in bound if each.abandoned}
-        self._spared = {each: looks for each, looks in self._spared.items() if not each.finished}
         if reason := self._why_end(bound):
             self._worker.kill(reason)
         elif bound or self._asked or self.silent:
@@ -117,33 +110,29 @@ class CallWatch:
 
     def _count(self, bound: list[Exchange]) -> None:
         """Count what it owes. It is silent, or heard again."""
+        worker, calls = self._worker, self._calls
         if self.answered:
-            self._patience = _SILENT
-        signs, self.answered, self._ponged = self.answered or self._ponged, False, False
-        stopped = not signs and not self.pings and self._is_stopped()
-        owes = not signs and (self._asked is not None or stopped or self._calls.unbegun)
+            self._patience, owes = _SILENT, False
+        else:
+            owes = self._asked or calls.unbegun or (not self.pings and worker.stopped)
+        self.answered = False
         self._owed = self._owed + 1 if owes else 0
-        late = self._owed >= _SILENT and (self._owed >= self._patience or self._is_stopped())
-        if late and not self.silent:
-            self.silent = True
-            self._patience = min(2 * self._patience, self._grace)
-            self._calls.say_silent(True)
-        elif self.silent and not owes:
-            self.silent = False
-            self._calls.say_silent(False)
-        if bound and self._asked is None and (self.pings or self.silent) and hasattr(bound[0].slot, "ping"):
-            self._asked = cast(PingSlot, bound[0].slot)
-            self._asked.ping()
+        if self.silent != owes and (self.silent or self._is_late()):
+            self.silent = owes
+            if owes:
+                self._patience = min(2 * self._patience, self._grace)
+            calls.say_silent(owes)
+        if bound and not self._asked and (self.pings or self.silent):
+            self._asked = calls.ping()
         if self.silent:
-            self._calls.take_all_back(_REASON)
+            calls.take_all_back(_REASON)
 
-    def _is_stopped(self) -> bool:
-        pid = self._worker.pid
-        return pid is not None and state_of(pid) in ("T", "t")
+    def _is_late(self) -> bool:
+        return self._owed >= self._patience or (self._owed >= _SILENT and self._worker.stopped)
 
     def _why_end(self, bound: list[Exchange]) -> str:
         """Return why the worker ends; empty: it does not."""
-        due = [looks for each, age in self._ages.items() if age >= (looks := self._spared.get(each, self._grace))]
+        due = [looks for each, age in self._ages.items() if age >= (looks := self._grace_of(each))]
         if due and min(due) <= self._owed:
             return (
                 f"it stood still for {min(due) * LOOK_S:g} s, while a call ran that nobody waits for: its code holds "
@@ -152,5 +141,11 @@ class CallWatch:
         if len(self._ages) < len(bound):
             return ""
         if due:
-            return f"a call that nobody waits for ran on for {min(due) * LOOK_S:g} s"
+            return f"a call that nobody waits for ran on for {max(self._ages.values()) * LOOK_S:g} s"
         return f"it gave no sign of life for {self._owed * LOOK_S:g} s" if self._owed >= self._grace else ""
+
+    def _grace_of(self, exchange: Exchange) -> int:
+        """Return for how many looks *exchange*, which was abandoned, may go on."""
+        limit_s = exchange.timeout_s
+        is_over = limit_s and time.monotonic() - exchange.opened_at >= limit_s
+        return min(LATE, self._grace) if is_over else self._grace

@@ -80,12 +80,8 @@ class AheadSlot(Slot, Protocol):
     def take_back(self) -> "list[Exchange]":
         """Return what will certainly be dropped, since it was marked `begun.GRACE_S` ago: the slot has it no more."""
 
-
-class PingSlot(Slot, Protocol):
-    """A slot of a worker that answers pings, at the latest when it runs no call."""
-
     def ping(self) -> None:
-        """Ask for a sign of life: the slot's owner gets `on_pong`."""
+        """Ask the worker for a sign of life: `on_pong`, at the latest when it runs no call."""
 
 
 class Exchange(AnswerBuffer):
@@ -104,6 +100,7 @@ class Exchange(AnswerBuffer):
         "opened_at",
         "slot",
         "state",
+        "timeout_s",
         "watcher",
         "worker",
     )  # fmt: skip
@@ -128,6 +125,8 @@ class Exchange(AnswerBuffer):
         self.state: int = states.OPENED
         """One of `exchange_state`, and changed only by its steps."""
         self.opened_at = now
+        self.timeout_s = 0.0
+        """The time limit of its call, about from then; 0.0: it is not known."""
         self.bound_at = now
         self.watcher: Callable[[], None] | None = None
         """Called when there may be more of the answer to `take`."""
@@ -159,7 +158,7 @@ class Exchange(AnswerBuffer):
     def arrive(self, head: CallHead, body: bytes | memoryview) -> None:
         """Take its call, which has come."""
         self.state = states.ARRIVE[self.state]
-        self.head, self.body, self.name = head, body, CallId(head.call)
+        self.head, self.body, self.name, self.timeout_s = head, body, CallId(head.call), head.timeout_s
 
     @property
     def loading_s(self) -> float:

@@ -146,12 +146,11 @@ class Grants:
         else:
             exchange.once = True  # the worker's side is told next, and reports it
 
-    def abort(self, call: CallId, device: DeviceId, reason: str = "", left_s: Seconds | None = None) -> None:
+    def abort(self, call: CallId, device: DeviceId, reason: str = "") -> None:
         """
         Abandon *call*: its caller is gone, or has an answer. Its slot is free when its worker has ended it.
 
         :param reason: the policy has stopped it, and its caller is told why
-        :param left_s: see `messages.Abort`
         """
         exchange = self._grants.get(call)
         if exchange is None:
@@ -161,13 +160,11 @@ class Grants:
         worker = exchange.worker
         if exchange.abandoned:
             worker.calls.stopped.pop(exchange, None)  # it does not run again
-            worker.calls.watch.spare(exchange, left_s)
             return
         exchange.state = states.ABANDON[exchange.state]
         removed = UnknownFunction(f"{worker.spec.name} was removed while the call ran")
         exchange.fail(Preempted(f"{reason}: call again") if reason else removed)
         if exchange.slot is not None:
-            worker.calls.watch.spare(exchange, left_s)
             worker.calls.cancel(exchange)
             return
         self._take_back(exchange)

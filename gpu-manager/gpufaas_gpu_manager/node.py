@@ -178,8 +178,8 @@ class Node:
                     self.grants.open(grant.of(each))  # the first opens it; a refusal is said of each
             case Abort(call, _, True, reason, number, unbegun):
                 self.grants.requeue(call, number, reason, unbegun=unbegun)
-            case Abort(call, device, False, reason, left_s=left_s):
-                self.grants.abort(call, device, reason, left_s)
+            case Abort(call, device, False, reason):
+                self.grants.abort(call, device, reason)
             case Evict(function, device, copy, to):
                 self.evict(function, device, copy, park=to == "host")
             case Resize(function, device, memory, copy):

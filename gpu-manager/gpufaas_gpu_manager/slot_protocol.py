@@ -97,7 +97,7 @@ class Wire(Protocol):
     small: Bytes
     """Bodies and answers of at most so many bytes go in their frames: `SMALL`, or -1 while answers are large."""
     ended: int
-    """Calls that have ended, for each of which the worker may say once what memory it needed."""
+    """Calls that have ended, or were dropped, for each of which the worker may say once what memory it needed."""
 
     def write(self, *frame: bytes | memoryview) -> None:
         """Send a frame, in pieces, behind those that are held; nothing if the connection is closing."""
@@ -309,6 +309,7 @@ class WorkerSlot:
         if self._next and number != self._number:
             raise BrokenFrame(f"number {number} was dropped, before what ran was answered")
         self._marked = range(number + 1, self._marked.stop)
+        self._wire.ended += 1
         if number != self._number:
             return  # it was taken back before
         if not self.busy or self._answering:

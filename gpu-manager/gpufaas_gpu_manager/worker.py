@@ -341,6 +341,11 @@ class Worker(SlotOwner):
         return self.state is WorkerState.READY and not self._cause.killed_for
 
     @property
+    def stopped(self) -> bool:
+        """Whether its process is stopped. That of a container may be one of another machine."""
+        return self.pid is not None and not self.spec.image and state_of(self.pid) in ("T", "t")
+
+    @property
     def takes_calls(self) -> bool:
         return (
             self.state is WorkerState.READY

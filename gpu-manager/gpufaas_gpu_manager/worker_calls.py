@@ -123,7 +123,9 @@ class CallsWorker(Protocol):
     def serves(self) -> bool:
         """Whether it is ready, and is not told to end."""
 
-    pid: int | None
+    @property
+    def stopped(self) -> bool: ...
+
     replaced: bool
 
     def ask_driver(self, held: Bytes, *, ran_out: bool = False) -> Bytes: ...
@@ -150,17 +152,16 @@ class WorkerCalls:
         """How many calls of its batch have not ended, for each slot that runs one."""
         self._only: AheadSlot | None = None
         """Its slot, if there is one only: a call or batch may go ahead to it."""
-        self._counted = False
-        """Its slots are `AheadSlot`s: what its worker has not begun can be taken back."""
+        self._first: AheadSlot | None = None
+        """One of its slots, if they are `AheadSlot`s: what its worker has not begun can be taken back."""
         self._ahead: list[Exchange] = []
         """The call or batch that went ahead: the worker begins it when the one before has ended."""
         self._ahead_until = 0.0
         """When it is given back, if the one before has not ended."""
         self._look_at = inf
         """When a timer looks at that."""
-        self._taken: list[Exchange] = []
-        """What is being taken back: it is, or was, `_ahead`, and its worker drops it unless it has begun it."""
         self._why = ""
+        """Why calls are taken back."""
         self._measured = worker.spec.kind == "server" or bool(worker.spec.image)
         """Its memory was measured, or never is by itself."""
         self._served = False
@@ -189,8 +190,8 @@ class WorkerCalls:
     def on_slots(self, slots: Sequence[Slot], *, ahead: bool = False) -> None:
         """Use *slots* for calls, once the worker is ready. :param ahead: they are `AheadSlot`s"""
         self._free = list(slots[::-1])  # slot 0, the main thread, is taken first
-        self._counted = ahead
-        self._only = cast(AheadSlot, slots[0]) if ahead and len(slots) == 1 else None
+        self._first = cast(AheadSlot, slots[0]) if ahead else None
+        self._only = self._first if len(slots) == 1 else None
 
     def bind(self, exchange: Exchange) -> None:
         """Give the call to a free slot; the engine makes no more grants than there are slots."""
@@ -258,31 +259,26 @@ class WorkerCalls:
     def give_back(self, exchange: Exchange, reason: str) -> None:
         """Have a call that went ahead placed again, and its batch, unless its worker has begun it."""
         if exchange in self._ahead:
-            self._mark(reason)
+            self._mark(exchange.slot, reason)
         elif exchange in self.unbound:
             back = self.batches.take(exchange) or [exchange]
             for each in back:
                 self.unbound.remove(each)
             self._end_unbegun(back, reason)
 
-    def _mark(self, reason: str) -> None:
-        """Take back what went ahead, unless the worker has begun it."""
-        if not self._taken and self._only is not None and self._only.mark():
-            self._taken, self._why = self._ahead, reason
-            self._worker.timers.later("taken", GRACE_S, self._take_back)
+    def _mark(self, slot: Slot | None, reason: str, *, all_of_it: bool = False) -> None:
+        """Have placed again what waits at *slot*, unless the worker has begun it. :param all_of_it: see `mark` there"""
+        if cast(AheadSlot, slot).mark(all_of_it=all_of_it):
+            self._why = reason
+            self._worker.timers.later("taken", GRACE_S, self._end_taken)
 
-    def _take_back(self) -> None:
-        taken = self._taken
-        if taken and self._ahead is taken and self._only is not None:
-            self._end_taken(self._only)
-
-    def _end_taken(self, slot: AheadSlot) -> None:
-        """What *slot* was told to drop, and its worker has certainly not begun, is placed again."""
-        had = slot.busy
-        if back := slot.take_back():
+    def _end_taken(self) -> None:
+        """What slots were told to drop, and the worker has certainly not begun, is placed again."""
+        for slot in dict.fromkeys(cast(AheadSlot, each.slot) for each in self.bound()):
+            back = slot.take_back()
             if any(each in self._ahead for each in back):
-                self._taken, self._ahead = [], []
-            if had and not slot.busy:
+                self._ahead = []
+            if back and not slot.busy:
                 self._open.pop(slot, None)
                 self._free.append(slot)
             self._end_unbegun(back, self._why)
@@ -290,22 +286,21 @@ class WorkerCalls:
     @property
     def unbegun(self) -> bool:
         """Whether its worker has not begun all that it was given to run now."""
-        return self._counted and any(cast(AheadSlot, each.slot).unbegun for each in self.bound())
+        return self._first is not None and any(cast(AheadSlot, each.slot).unbegun for each in self.bound())
+
+    def ping(self) -> bool:
+        """Ask its worker for a sign of life. False: it gives none when it is asked."""
+        if self._first is not None:
+            self._first.ping()
+        return self._first is not None
 
     def take_all_back(self, reason: str) -> None:
         """Have placed again what its worker has not begun."""
-        while self.unbound:
-            self.give_back(self.unbound[0], reason)
-        if not self._counted:
-            return
-        self._why = reason
-        marked = [slot for each in self.bound() if (slot := cast(AheadSlot, each.slot)).mark(all_of_it=True)]
-        if marked:
-            self._worker.timers.later("silent", GRACE_S, lambda: self._end_all_taken(marked))
-
-    def _end_all_taken(self, slots: list[AheadSlot]) -> None:
-        for each in slots:
-            self._end_taken(each)
+        for each in list(self.unbound):
+            self.give_back(each, reason)  # with its batch
+        if self._first is not None:
+            for each in self.bound():
+                self._mark(each.slot, reason, all_of_it=True)
 
     def say_silent(self, silent: bool) -> None:
         """Tell the scheduler that its worker gives no sign of life, or does again."""
@@ -317,8 +312,6 @@ class WorkerCalls:
 
     def on_dropped(self, slot: Slot, taken: list[Exchange]) -> None:
         """The worker has dropped *taken*, which was being taken back, and came next."""
-        if taken[0] in self._taken:
-            self._taken = []
         self._open.pop(slot, None)
         self._follow(slot)
         self._end_unbegun(taken, self._why)
@@ -345,13 +338,11 @@ class WorkerCalls:
             cast(Slot, exchange.slot).cancel(exchange)
             self.watch.begin()
         elif all(each.abandoned for each in self._ahead):
-            self._mark("its caller is gone")
+            self._mark(exchange.slot, "its caller is gone")
 
     def _follow(self, slot: Slot) -> None:
         """What *slot* had is over: what went ahead begins, or the slot is free."""
         following, self._ahead = self._ahead, []
-        if self._taken and self._taken is not following:
-            self._taken = []  # it was begun before
         if not following:
             self._free.append(slot)
             return
@@ -523,7 +514,7 @@ class WorkerCalls:
         """
         running = len(list(self.bound()))
         exchanges, self.exchanges = self.exchanges, {}
-        self._ahead, self._taken = [], []
+        self._ahead = []
         self.unbound.clear()
         self.batches.clear()
         refused: list[Exchange] = []

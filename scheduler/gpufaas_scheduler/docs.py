@@ -88,14 +88,13 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
                 loading=each.loading,
                 ready_in_s=each.ready_at - now,
                 running=each.running,
-                draining=each in each.owner.draining,
+                draining=each in each.owner.draining and not each.silent,  # its node tells of that
                 limit=each.limit if each.limit != each.memory else 0,
                 asked=each.asked != NOT_ASKED,
                 share=each.share,
                 slots=each.slots,
                 batch=each.batch,
                 parts=parts_of(each, device) if each.split else (),
-                silent=each.silent,
             )
             for each in device.residency
         ),

@@ -153,16 +153,12 @@ class SchedulerService:
     def over(self, call: CallId) -> None:
         """Its caller was answered. In the same process, nothing is kept of a call that has its grant."""
 
-    def cancel(self, call: CallId, left_s: Seconds | None = None) -> None:
-        """
-        The caller of *call* is gone, or its time is up: remove it from the queue, or stop it.
-
-        :param left_s: see `Abort.left_s`
-        """
+    def cancel(self, call: CallId) -> None:
+        """The caller of *call* is gone, or its time is up: remove it from the queue, or stop it."""
         self._waiting.pop(call, None)
         self._begin.pop(call, None)
         self._refused.pop(call, None)
-        self.handle(m.CallerLeft(call, left_s))
+        self.handle(m.CallerLeft(call))
 
     # --- gateways of other processes ---
 

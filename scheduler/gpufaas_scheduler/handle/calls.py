@@ -315,7 +315,7 @@ def cancelled(world: World, event: m.CallerLeft) -> None:
         if world.lost.pop(event.call, None) is None:
             world.ignored["Cancelled"] += 1
     elif call.state == RUNNING:
-        world.out.append(m.Abort(call.id, world.calls.abort(call), left_s=event.left_s))
+        world.out.append(m.Abort(call.id, world.calls.abort(call)))
     else:
         give_up(world, call)
 

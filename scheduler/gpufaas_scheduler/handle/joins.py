@@ -287,9 +287,8 @@ def _adopt_residents(
         world.cluster.place(state, copy)
         world.lending.note(state, copy)
         closed = doc is not None and doc.closed
-        drains = before is not None and before.draining and not before.silent
-        owner.adopt(copy, state, draining=closed or drains)
-        if each.silent and not (closed or drains or each.loading):
+        owner.adopt(copy, state, draining=closed or (before is not None and before.draining))
+        if each.silent and copy in owner.active:
             world.cluster.silence(state, copy)
         world.cluster.note_waiting(owner)
         found.append((key, each.memory, each.loading, copy.running))

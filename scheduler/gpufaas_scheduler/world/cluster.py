@@ -60,8 +60,6 @@ class Cluster:
         """The least compute that one of the devices has."""
         self.partitions = False
         """Nodes can load copies with several parts."""
-        self.silent = 0
-        """The number of copies that are silent."""
         self.keeps = False
         """A function with a minimum of copies was deployed, so copies may hold memory for ever."""
         self.idle_devices: list[IdleKey] = []
@@ -174,31 +172,24 @@ class Cluster:
     def silence(self, device: DeviceState, copy: Copy) -> None:
         """*copy* takes no more calls until it is heard again. It drains, but is not evicted for that."""
         copy.silent = True
-        self.silent += 1
+        device.silent += copy.owner.queued
         self.drain(copy.owner, copy)
-        if device.idle_key is not None and self._hides(device):
+        if device.idle_key is not None and device.silent and not self.mixed:
             self.set_busy(device)
 
     def hear(self, device: DeviceState, copy: Copy) -> None:
         """*copy*, which was silent, takes calls again, unless its device takes none."""
         owner = copy.owner
         copy.silent = False
-        self.silent -= 1
+        device.silent -= owner.queued
         if not device.closed:
             owner.add(copy, owner.draining.pop(copy))
         self.offer(device)
         self.note_waiting(owner)
 
-    def _hides(self, device: DeviceState) -> bool:
-        """
-        Whether policies do not see *device*, though it is idle: one of its copies is silent, and policies take it that
-        an idle device can use all that it holds. Where compute is shared, they ask `can_start`.
-        """
-        return not self.mixed and any(each.silent and each.owner.queued for each in device.residency)
-
     def set_idle(self, device: DeviceState) -> None:
-        if self.silent and self._hides(device):
-            return
+        if device.silent and not self.mixed:
+            return  # policies take it that all that an idle device holds can be used, unless compute is shared
         first = JOINED if device.reserved and device.reserved >= device.compute else -device.starts
         device.idle_key = key = (first, device.order, device)
         insort(self.idle_devices, key)
@@ -265,7 +256,7 @@ class Cluster:
         else:
             del owner.draining[copy]
         if copy.silent:
-            self.silent -= 1
+            device.silent -= owner.queued
             if not lost:
                 self.offer(device)
         if copy.loading:

@@ -361,7 +361,7 @@ class DeviceState(Marked):
         "ahead", "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "direct", "evictions",
         "flows", "free_at", "gone", "hits", "holding", "host", "id", "idle_key", "kind", "listed", "local", "local_s",
         "misses", "node", "noted_at", "order", "others", "part", "preload", "preloads", "reserved", "residency",
-        "served", "shut", "starts",
+        "served", "shut", "silent", "starts",
     )  # fmt: skip
 
     def __init__(self, device: Device, order: int, changes: Changes, host: Host) -> None:
@@ -419,6 +419,8 @@ class DeviceState(Marked):
         """It is drained: it takes no new calls, and does not count as idle."""
         self.shut = False
         """It takes no new calls: it is drained, or cleared for one call (`clearing`)."""
+        self.silent = 0
+        """The number of silent copies of queued functions in its memory."""
         self.gone = False
         """It has left."""
         self.served = 0

@@ -88,8 +88,6 @@ class Worker:
         self.gate = threading.Event()
         self.meet = threading.Barrier(SLOTS)
         self.slow_s = 0.0
-        self.measured = 0
-        """Frames MEASURED."""
         self.lock = threading.Lock()
         self.at_once = self.most = 0
         """Slow calls: now, and at most."""
@@ -112,7 +110,6 @@ class Worker:
         reader = FrameReader(slots=SLOTS)
         while data := self.node.recv(1 << 20):
             for kind, header, body in reader.feed(data):
-                self.measured += kind == Kind.MEASURED
                 if kind != Kind.MEASURED:
                     self.slots[kind >> SLOT].frames.put((kind & KIND, header, body))
 
@@ -199,27 +196,17 @@ def test_an_answer_does_not_wait_for_a_call_that_was_read_with_its_own_and_block
     assert slow.answer()
 
 
-def test_a_call_that_was_taken_back_is_not_run_and_no_memory_is_said_of_it(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The node takes one figure for each call that has ended."""
+def test_a_call_that_was_taken_back_is_not_run(worker: Worker) -> None:
     worker.settle()
-    slot = worker.slots[0]
-    slot.send(Kind.PING)
-    slot.next(Kind.PONG)  # memory was measured after the last call
-    monkeypatch.setattr(CpuMemory, "grown", lambda _: 1)
-    before, measured = worker.begun[0], worker.measured
+    slot, before = worker.slots[0], worker.begun[0]
     worker.taken[0] = taken(before + 2, 1)
 
     assert slot.call("/")
     slot.begin("/gate")
     slot.next(Kind.DROPPED)
     assert slot.call("/")
-    until(lambda: worker.measured >= measured + 2)
-    slot.send(Kind.PING)
-    slot.next(Kind.PONG)
 
-    assert (worker.begun[0] - before, worker.measured - measured) == (3, 2)
+    assert worker.begun[0] - before == 3
 
 
 def test_a_call_that_blocks_in_the_leader_is_left_to_its_thread(worker: Worker) -> None:

@@ -55,7 +55,7 @@ class Waiting(Functions):
         self.waiting.append(asyncio.get_running_loop().create_future())
         return self.waiting[-1]
 
-    def cancel(self, call: CallId, left_s: float | None = None) -> None:  # noqa: ARG002 - the port's
+    def cancel(self, call: CallId) -> None:
         self.cancelled.append(call)
 
     def over(self, call: CallId) -> None:
@@ -85,7 +85,7 @@ class Streaming(Functions):
     def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:  # noqa: ARG002 - the port's
         return InPieces(grant, [b"one", b"two"], self.error)
 
-    def cancel(self, call: CallId, left_s: float | None = None) -> None:  # noqa: ARG002 - the port's
+    def cancel(self, call: CallId) -> None:  # noqa: ARG002 - the port's
         self.cancelled += 1
 
 

@@ -99,7 +99,7 @@ class Functions:
     def again(self, call: CallId) -> asyncio.Future[Grant]:
         raise NotImplementedError
 
-    def cancel(self, call: CallId, left_s: float | None = None) -> None:  # noqa: ARG002 - the port's
+    def cancel(self, call: CallId) -> None:
         del call
 
     def over(self, call: CallId) -> None:

@@ -461,7 +461,7 @@ class Holding(Functions):
         self.held.append(Endless(grant))
         return self.held[-1]
 
-    def cancel(self, call: object, left_s: object = None) -> None:  # noqa: ARG002 - the port's
+    def cancel(self, call: object) -> None:  # noqa: ARG002 - the port's
         self.cancelled += 1
 
 

@@ -221,7 +221,7 @@ class Waiting(Functions):
         self.places.append((call, function, future))
         return future
 
-    def cancel(self, call: CallId, left_s: float | None = None) -> None:  # noqa: ARG002 - the port's
+    def cancel(self, call: CallId) -> None:
         self.cancelled.append(call)
 
     def grant(self) -> None:

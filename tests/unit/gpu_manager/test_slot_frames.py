@@ -975,7 +975,7 @@ async def test_a_worker_that_says_first_that_it_dropped_all_has_no_call_any_more
     rig.slot.mark(all_of_it=True)
     rig.begun[0] = 2
 
-    rig.say(dropped(1), dropped(2))
+    rig.say(dropped(1), dropped(2), MEASURED)
 
     assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, rig.connection.running) == (2, "", False, 0)
     assert rig.slot.take_back() == []

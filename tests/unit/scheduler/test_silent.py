@@ -4,7 +4,7 @@ import pytest
 from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Need, Profile
+from gpufaas_core.model import DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_scheduler.policies import POLICIES
 
 
@@ -122,12 +122,3 @@ def test_a_silent_copy_goes_with_its_device_and_with_its_function() -> None:
     assert world.models("b") == []
     world.call("d", "f")
     assert world.started == [("d", "b")]
-
-
-def test_a_limit_goes_with_the_call_whose_caller_is_gone() -> None:
-    world = world_of("f", "a", warm="f")
-    world.call("c", "f")
-
-    world.tell(m.CallerLeft(CallId("c"), 2.5))
-
-    assert world.out == [m.Abort(CallId("c"), DeviceId("a"), left_s=2.5)]
