@@ -181,7 +181,7 @@ class BundleStore:
         with storage_errors(place), self._linking:
             place.parent.chmod(0o755)
             try:
-                with contextlib.suppress(PermissionError):  # of another user
+                with contextlib.suppress(OSError):  # of another user, or on a disk that is read-only
                     artifact.chmod(0o444)  # an earlier release made it writable
                 try:
                     os.link(artifact, aside)
