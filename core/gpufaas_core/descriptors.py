@@ -23,10 +23,7 @@ def callers_share() -> int:
 
 
 def lingering_share() -> int:
-    """
-    Return how many further connections may be open that were answered or refused, and wait until their callers close
-    them: of what is on top of the reserve.
-    """
+    """Return how many connections that were answered may wait for their callers: of what is on top of the reserve."""
     return max(1, limit() // 16)
 
 

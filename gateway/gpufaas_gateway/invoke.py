@@ -116,8 +116,8 @@ class FunctionCall(Driven):
     """
 
     __slots__ = (
-        "_chunked", "_connection", "_front", "_left", "_news", "_sent_at", "_started", "_tell", "_waiter", "body",
-        "disconnected", "headers", "keep_alive", "method", "more_body", "read", "response_complete", "target",
+        "_chunked", "_connection", "_front", "_left", "_news", "_sent_at", "_tell", "_waiter", "body", "disconnected",
+        "headers", "keep_alive", "method", "more_body", "read", "response_complete", "response_started", "target",
         "waiting_for_100_continue",
     )  # fmt: skip
 
@@ -136,7 +136,7 @@ class FunctionCall(Driven):
         self._chunked = False
         self._sent_at = -1.0
         """The turn of the loop in which a piece of the answer was sent."""
-        self._started = False
+        self.response_started = False
         """Some of the answer was sent."""
         self._news = False
         """Of the body something came, or its end, which was not received yet."""
@@ -266,7 +266,7 @@ class FunctionCall(Driven):
         try:
             answer = await front.run(request)
             if answer.stream is None:
-                if not self._started:
+                if not self.response_started:
                     if flow.write_paused and not self.disconnected:
                         await flow.drain()
                     self._send(front, answer)
@@ -295,7 +295,7 @@ class FunctionCall(Driven):
         head, chunked = self._head(front, answer)
         if chunked:
             body = (b"%x\r\n%b\r\n" % (len(body), bytes(body)) if body else b"") + b"0\r\n\r\n"
-        self._started = True
+        self.response_started = True
         transport = self._connection.transport
         if len(body) <= _COPIED:
             transport.write(head + body)
@@ -309,7 +309,7 @@ class FunctionCall(Driven):
             await flow.drain()
         head, self._chunked = self._head(front, answer)
         if not self.disconnected:
-            self._started = True
+            self.response_started = True
             transport.write(head)
         if self.method == "HEAD":
             stream.cancel()  # an answer to HEAD has no body, and the function's may have no end
@@ -398,7 +398,7 @@ class FunctionCall(Driven):
         if self.disconnected:
             return
         connection = self._connection
-        if not self._started:
+        if not self.response_started:
             start = front.start_of(500, connection.server_state.default_headers)
             connection.transport.write(start + _FAILED)
             self.response_complete = True

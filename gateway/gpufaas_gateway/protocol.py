@@ -9,7 +9,7 @@ read it, for ever. The WebSocket protocol leaves some connections open that are 
 import asyncio
 import logging
 from collections.abc import Sized
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -21,7 +21,7 @@ from gpufaas_core.descriptors import callers_share
 from gpufaas_core.loopback import count_unsent, unpace
 from gpufaas_core.units import Bytes, MiB, Seconds
 from gpufaas_gateway.errors import RETRY_AFTER_REFUSED_S
-from gpufaas_gateway.lingering import LingeringTransport
+from gpufaas_gateway.lingering import linger
 
 log = logging.getLogger(__name__)
 
@@ -92,12 +92,12 @@ class BoundedHttp(HttpToolsProtocol):
     _refusal: tuple[int, str, str] | None = None
     """Status, phrase and reason of the refusal of the head that was just read."""
     _refused = False
-    """What came is answered with a refusal, whatever else comes."""
+    """What comes is dropped; the connection is closed, or will be when earlier requests are answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, LingeringTransport(transport, self._expects)))
+        super().connection_made(transport)
         unpace(transport)
-        self.flow = _BoundedFlow(self.transport, self.pipeline)
+        self.flow = _BoundedFlow(transport, self.pipeline)
         if len(self.connections) > (most := callers_share()):
             self._refuse(503, "Service Unavailable", f"{most} connections are open", quiet=_said_full(self.loop.time()))
             return
@@ -111,9 +111,13 @@ class BoundedHttp(HttpToolsProtocol):
         if self._reader is not None:
             self._reader.stop()
         super().connection_lost(exc)
-        self.transport.expects = bool  # type: ignore[attr-defined]  # False, and does not refer to this
+        cycle: Any = self.cycle
+        if exc is None and (self._refused or (cycle is not None and cycle.response_complete and cycle.more_body)):
+            linger(self.transport, REST_S)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         self._parse(data)
         if self._in_head:
             self._head_bytes += len(data)
@@ -137,7 +141,7 @@ class BoundedHttp(HttpToolsProtocol):
                     return
                 data = self._read_again() + data[exc.args[0] :]
             except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
+                self.send_400_response("it is not HTTP, or the end of its body is in doubt")
                 return
 
     def _read_again(self) -> bytes:
@@ -244,13 +248,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        if self._refusal is not None:
-            self._refuse(*self._refusal)
-            return
-        _log(self.client, 400, "it is not HTTP, or the end of its body is in doubt")
-        self._in_head = False
-        self._refused = True
-        super().send_400_response(msg)
+        self._refuse(*(self._refusal or (400, "Bad Request", msg)))
 
     def _too_slow(self) -> None:
         self._head_timer = None
@@ -263,10 +261,14 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _refuse(self, status: int, phrase: str, reason: str, *, quiet: bool = False) -> None:
         self._in_head = False
+        self._refused = True
         if not quiet:
             _log(self.client, status, reason)
-        if not self._answering():
-            self._refused = True
+        cycle: Any = self.cycle
+        if self._answering() and not cycle.more_body:
+            cycle.keep_alive = False  # requests that came before are answered: this would be taken for their answer
+            return
+        if not self._answering() or not (cycle.response_started or self.pipeline):
             body = f"{reason}\n".encode()
             after = f"Retry-After: {RETRY_AFTER_REFUSED_S:.0f}\r\n" if status == 503 else ""
             self.transport.write(
@@ -275,11 +277,6 @@ class BoundedHttp(HttpToolsProtocol):
                 + body
             )
         self.transport.close()
-
-    def _expects(self) -> bool:
-        """Whether the caller has an answer, and may still send: the rest of a body, or what nobody reads."""
-        cycle: Any = self.cycle
-        return self._refused or (cycle is not None and cycle.response_complete and cycle.more_body)
 
     def _answering(self) -> bool:
         cycle: Any = self.cycle
@@ -365,11 +362,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     _left: bytes = b""
     """Bytes that came and were not parsed yet."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        # A caller who has closed its side sends nothing more.
-        self.transport.expects = lambda: self.conn.close_rcvd is None  # type: ignore[attr-defined]
-
     def data_received(self, data: bytes) -> None:
         if self._left:
             self._left += data  # only once: reading is paused by now
@@ -407,7 +399,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if left:
             self._parse(left)  # it may hold a message or a Close frame
         super().connection_lost(exc)
-        self.transport.expects = bool  # type: ignore[attr-defined]
+        if exc is None and self.conn.close_rcvd is None:  # else the caller sends nothing more
+            linger(self.transport, REST_S)
 
     def _parse(self, data: bytes) -> None:
         super().data_received(data)

@@ -137,8 +137,8 @@ async def listening(http: Any, app: Any = nothing_else, ws: Any = "none", **of_p
         server.close()
         for each in list(state.connections):
             each.transport.abort()
-        for drain in list(lingering._lingering):
-            drain.end()
+        for sock in list(lingering._lingering):
+            lingering.end(sock)
         async with asyncio.timeout(LIMIT_S):
             while state.tasks:
                 await asyncio.sleep(0)

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import random
 import re
+import socket
 import weakref
 from typing import Any
 
@@ -157,11 +158,25 @@ async def test_an_answer_has_the_bytes_that_it_has_through_asgi(
         assert await compared(calls.run, sent[:at], sent[at:]) == whole
 
 
+class Gone(socket.socket):
+    """The socket of a `Wire`: closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.close()
+
+    def getpeername(self) -> tuple[str, int]:
+        return "10.0.0.1", 1
+
+    def getsockname(self) -> tuple[str, int]:
+        return "10.0.0.2", 80
+
+
 class Wire(asyncio.Transport):
     """Keeps what is written."""
 
     def __init__(self) -> None:
-        super().__init__({"peername": ("10.0.0.1", 1), "sockname": ("10.0.0.2", 80)})
+        super().__init__({"socket": Gone()})
         self.written = b""
         self.closed = False
 
@@ -172,9 +187,6 @@ class Wire(asyncio.Transport):
         self.closed = True
 
     abort = close
-
-    def can_write_eof(self) -> bool:
-        return False
 
     def is_closing(self) -> bool:
         return self.closed
@@ -507,10 +519,12 @@ async def test_a_websocket_behind_a_call_that_runs_is_refused(
             GET + b"Upgrade: websocket\r\nConnection: upgrade\r\nSec-WebSocket-Version: 13\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
-        assert await asyncio.wait_for(reader.read(-1), 10) == b"", "what it said would be taken for the call's answer"
-        await eventually(lambda: holding.cancelled)
+        await eventually(lambda: "a WebSocket was asked for behind" in caplog.text)
+        holding.held[0].fail(GpufaasError("the call's own"))
+        answer = await asyncio.wait_for(reader.read(-1), 10)
         writer.close()
-    assert "a WebSocket was asked for behind" in caplog.text
+    assert answer.startswith(b"HTTP/1.1 500 "), "what is said to the WebSocket would be taken for the call's answer"
+    assert answer.endswith(b"the call's own")
     assert "Traceback" not in caplog.text
 
 

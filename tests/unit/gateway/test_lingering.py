@@ -53,23 +53,24 @@ async def too_large(_: Request) -> Answer:
 class Gateway:
     port: int
 
-    async def ask(self, said: bytes, then: bytes = MUCH) -> bytes:
-        """Send all before anything is read; return all that is answered."""
+    async def ask(self, said: bytes, then: bytes = MUCH, last: bytes = b"") -> bytes:
+        """Send all before anything is read, but *last*; return all that is answered."""
         with socket.create_connection(("127.0.0.1", self.port)) as sock:
             sock.settimeout(LIMIT_S)
-            return await asyncio.to_thread(self._talk, sock, said, then)
+            return await asyncio.to_thread(self._talk, sock, said, then, last)
 
-    def _talk(self, sock: socket.socket, said: bytes, then: bytes) -> bytes:
+    def _talk(self, sock: socket.socket, said: bytes, then: bytes, last: bytes) -> bytes:
         sock.sendall(said)
         sock.sendall(then)
-        answer = b""
+        answer = sock.recv(65_536) if last else b""
+        sock.sendall(last)
         while piece := sock.recv(65_536):
             answer += piece
         return answer
 
 
 @asynccontextmanager
-async def opened(run: Any = too_large, http: Any = FunctionHttp) -> AsyncIterator[Gateway]:
+async def opened(run: Any = too_large, http: Any = FunctionHttp, app: Any = app) -> AsyncIterator[Gateway]:
     gateway = Gateway()
     async with listening(http, app, BoundedWebSocket, front=FunctionFront(run, Origins())) as gateway.port:
         yield gateway
@@ -159,7 +160,7 @@ def test_callers_who_do_not_close_hold_a_bounded_number_of_connections(
         async with opened() as gateway:
             held = [await silent(gateway.port) for _ in range(3)]
             held[0].send(b"GET / HTTP/1.1\r\n\r\n")
-            await eventually(lambda: list(lingering._lingering)[2]._came)
+            await eventually(lambda: list(lingering._lingering)[2].getpeername() == held[0].getsockname())
             held += [await silent(gateway.port) for _ in range(2)]
 
             assert len(lingering._lingering) == 3
@@ -172,27 +173,15 @@ def test_callers_who_do_not_close_hold_a_bounded_number_of_connections(
     on_loop(test())
 
 
-def test_a_caller_who_sends_nothing_is_not_waited_for(on_loop: OnLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_caller_is_waited_for_without_end(on_loop: OnLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "callers_share", lambda: 0)
-    monkeypatch.setattr(lingering, "QUIET_S", 0.05)
+    monkeypatch.setattr(protocol, "REST_S", 0.2)
 
     async def test() -> None:
         async with opened() as gateway:
-            with await silent(gateway.port):
+            with await silent(gateway.port), await silent(gateway.port) as sends:
+                await eventually(lambda: is_closed(sends))
                 await eventually(lambda: not lingering._lingering)
-
-    on_loop(test())
-
-
-def test_a_caller_who_sends_for_ever_is_not_waited_for(on_loop: OnLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "callers_share", lambda: 0)
-    monkeypatch.setattr(lingering, "QUIET_S", 0.05)
-    monkeypatch.setattr(lingering, "LINGER_S", 0.2)
-
-    async def test() -> None:
-        async with opened() as gateway:
-            with await silent(gateway.port) as sock:
-                await eventually(lambda: is_closed(sock))
 
     on_loop(test())
 
@@ -239,5 +228,36 @@ def test_a_connection_that_was_waited_for_leaves_nothing_for_the_garbage_collect
                 await eventually(lambda: made[0]() is None)
             finally:
                 gc.enable()
+
+    on_loop(test())
+
+
+@pytest.mark.parametrize("behind", [b"no HTTP\r\n\r\n", head("POST / HTTP/1.1", "Host: y", LENGTH)])
+@pytest.mark.parametrize("path", ["/", "/function/f"])
+def test_requests_before_one_that_is_refused_are_answered(on_loop: OnLoop, path: str, behind: bytes) -> None:
+    """The refusal was taken for the answer to the first one, or there was none to any of them."""
+
+    async def test() -> None:
+        async with opened() as gateway:
+            answer = await gateway.ask(2 * head(f"GET {path} HTTP/1.1") + behind)
+            assert answer.count(b"HTTP/1.1 413 ") == 2
+            assert answer.count(b"HTTP/1.1 ") == 2
+
+    on_loop(test())
+
+
+def test_a_refusal_is_not_taken_for_the_rest_of_an_answer(on_loop: OnLoop) -> None:
+    """A body broke off after the answer had begun: the refusal of one was the end of the other."""
+
+    async def begins(_: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"500")]})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def test() -> None:
+        async with opened(app=begins) as gateway:
+            answer = await gateway.ask(head("POST / HTTP/1.1", "Transfer-Encoding: chunked"), b"", b"zz\r\n")
+            assert answer.endswith(b"\r\n\r\nbegun")
 
     on_loop(test())
