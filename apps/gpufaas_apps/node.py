@@ -7,6 +7,7 @@ It registers in etcd under a lease, obeys the scheduler that leads, and takes ca
 import asyncio
 import contextlib
 import logging
+import sys
 from contextlib import aclosing
 from pathlib import Path
 
@@ -32,8 +33,7 @@ from gpufaas_cluster.connection import Identity, split_address
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
-from gpufaas_core.units import format_bytes
-from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.devices import described, open_devices
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node
@@ -131,7 +131,9 @@ class NodeApp:
             self._agent.address = advertised(listen, options.advertise, self._calls.port)
             port = await stack.enter_async_context(status_served(self._status, host, options.cluster.status_port))
             for each in self._node.devices():
-                print(f"✓ device     {each.id}  {format_bytes(each.memory)}", flush=True)
+                print(f"✓ device     {described(each)}", flush=True)
+            if self._node.enforcement.why:
+                print(f"! {self._node.enforcement.why}", file=sys.stderr, flush=True)
             print(f"✓ node       {self._me.id} at {self._agent.address}, status at port {port}", flush=True)
             await self._node.start()
             settle()

@@ -34,14 +34,12 @@ from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cache_manager.collect import collect
 from gpufaas_core import compiled
-from gpufaas_core.constraints import CORES, ENFORCED_BY, MEMORY, PLATFORM_LABELS
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId, Seconds
 from gpufaas_core.origin import Origins
-from gpufaas_core.units import format_bytes
 from gpufaas_gateway.auth import PASSWORD_FILE, Credentials
-from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.devices import described, open_devices
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.metrics import NodeFamilies
 from gpufaas_gpu_manager.node import Node
@@ -292,16 +290,7 @@ def greet(options: ServeOptions, credentials: Credentials | None, node: Node) ->
     lines = [f"gateway    {_url(options)}      OpenFaaS API; stop with Ctrl-C"]
     form = compiled.said()
     lines.append(f"scheduler  {options.policy}{'' if form == 'Python' else f'; engine: {form}'}")
-    for device in node.devices():
-        how = ENFORCED_BY.get(device.labels.get(MEMORY, ""), "")
-        cores = (
-            f"{device.labels[CORES]} core{'' if device.labels[CORES] == '1' else 's'}, "
-            if CORES in device.labels
-            else ""
-        )
-        kind = f"CPU device, {cores}memory limit enforced {how}" if how else device.kind
-        own = ", ".join(f"{key}={value}" for key, value in device.labels.items() if key not in PLATFORM_LABELS)
-        lines.append(f"device     {device.id}  {format_bytes(device.memory)}  {kind}{'  ' * bool(own)}{own}")
+    lines += [f"device     {described(each)}" for each in node.devices()]
     lines.append(f"data       {options.data}")
     if credentials is not None:
         lines.append(f"auth       user {credentials.user}, password in {auth_dir_of(options) / PASSWORD_FILE}")

@@ -54,14 +54,12 @@ class Cgroups(Protocol):
     """The groups of one platform."""
 
     version: str
+    counts_sockets: bool
+    """Whether a group with a limit on memory is held to some for the buffers of its sockets."""
 
     @property
     def limits_cpu(self) -> bool:
         """Whether `Group.limit_cpu` has an effect."""
-
-    @property
-    def counts_sockets(self) -> bool:
-        """Whether a group with a limit on memory is held to some for the buffers of its sockets."""
 
     def make(self, name: str, within: str = "", cores: float = 0.0) -> Group:
         """

@@ -114,6 +114,7 @@ class CgroupsV1:
                     raise
             else:
                 self._homes[controller] = parent / name
+        self.counts_sockets = (self._homes["memory"] / _SOCKETS).exists()
         for controller, parent in parents.items():
             for stale in files.stale(parent):
                 files.clear(stale, _one_of(controller))
@@ -121,10 +122,6 @@ class CgroupsV1:
     @property
     def limits_cpu(self) -> bool:
         return "cpu" in self._homes
-
-    @property
-    def counts_sockets(self) -> bool:
-        return (self._homes["memory"] / _SOCKETS).exists()
 
     def make(self, name: str, within: str = "", cores: float = 0.0) -> GroupV1:
         directories = {controller: home / name for controller, home in self._homes.items()}

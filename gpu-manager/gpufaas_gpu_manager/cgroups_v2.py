@@ -74,16 +74,13 @@ class CgroupsV2:
         for stale in files.stale(parent):
             files.clear(stale, GroupV2)
         self._home = parent / name
+        self.counts_sockets = not any("nosocket" in each for each in files.words(_BOOTED_WITH))
         files.make(self._home)
         _enable(self._home)
 
     @property
     def limits_cpu(self) -> bool:
         return "cpu" in files.words(self._home / "cgroup.controllers")
-
-    @property
-    def counts_sockets(self) -> bool:
-        return not any("nosocket" in each for each in files.words(_BOOTED_WITH))
 
     def make(self, name: str, within: str = "", cores: float = 0.0) -> GroupV2:
         home = self._home

@@ -17,6 +17,7 @@ from gpufaas_core.constraints import (
     CORES,
     DEVICE,
     EMULATED,
+    ENFORCED_BY,
     GPU,
     KIND,
     MEMORY,
@@ -262,6 +263,16 @@ def _labels(node: NodeId, device: DeviceId, kind: str) -> dict[str, str]:
         "node.platform.arch": machine,
         "kubernetes.io/arch": _GO_ARCH.get(machine, machine),
     }
+
+
+def described(device: Device) -> str:
+    """Return a line about *device*: its size, how memory of its workers is limited, its own labels."""
+    labels = device.labels
+    how, cores = ENFORCED_BY.get(labels.get(MEMORY, ""), ""), labels.get(CORES, "")
+    limited = f"{cores} core{'' if cores == '1' else 's'}, " if cores else ""
+    kind = f"CPU device, {limited}memory limit enforced {how}" if how else device.kind
+    own = ", ".join(f"{key}={value}" for key, value in labels.items() if key not in PLATFORM_LABELS)
+    return f"{device.id}  {format_bytes(device.memory)}  {kind}{'  ' * bool(own)}{own}"
 
 
 def open_devices(

@@ -508,6 +508,7 @@ def test_the_cli_lists_nodes_and_drains_one(cluster: Cluster) -> None:
     gateway = cluster.gateways[0]
     path = gateway.deploy("model", ECHO_MODEL)
 
+    assert "memory limit enforced by" in cluster.nodes[0].said()
     listed = cli("node", "list", "--gateway", gateway.url)
     assert all(f"n{number}" in listed for number in (1, 2)), listed
     assert cluster.nodes[0].address in cli("node", "describe", "n1", "--gateway", gateway.url)
