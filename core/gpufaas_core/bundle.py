@@ -123,8 +123,6 @@ class WorkerSpec(Struct, frozen=True):
     """On the devices that it may run on. The scheduler obeys them, and a deployment is checked on such a device."""
     elastic: bool = False
     """It declares no memory: once it is loaded, the scheduler says how much it may use beyond its reservation."""
-    idempotent: bool = False
-    """Its calls may run again."""
     weights: tuple[WeightsFile, ...] = ()
     """Of its bundle, so that a node knows which it has before it has the bundle. Empty, too, if its gateway is of an
     older release."""

@@ -25,7 +25,7 @@ A batch::
 
     → BATCH, then CALL for each of its calls; their place is their number in this order, from 0
     ← ANSWERS: small answers, each with the place of its call; as often as needed
-    ← HEAD, with the place of its call, CHUNK*, END for each call that is in no ANSWERS
+    ← HEAD, CHUNK*, END for each call that ANSWERS left out, in their order
 
 A worker with one slot, that is no event loop, may have a call or batch ahead of the one that it runs. The node can mark
 it in memory that both share (`gpufaas_functions.begun`)::
@@ -112,7 +112,7 @@ answered 101, bodies are the bytes of that protocol, both ways, and the answer e
 class CallHead(msgspec.Struct, array_like=True, frozen=True):
     """
     `headers` are the caller's, with names in lower case; `path` begins with ``/`` and is still percent-encoded.
-    `body_path` is the file with the body; for a worker, which gets it open, why it does not come.
+    `body_path` is the file with the body. A worker gets that open, and no path: with one, the file does not come.
     """
 
     call: str
@@ -185,8 +185,6 @@ class AnswerHead(msgspec.Struct, array_like=True, frozen=True):
     length: int = -1
     """Content-Length of a body that streams, or that an answer to HEAD leaves out. -1: the function did not declare
     it."""
-    place: int = 0
-    """Of its call in its batch, in HEAD."""
 
 
 class LaidHead(msgspec.Struct, array_like=True, frozen=True):

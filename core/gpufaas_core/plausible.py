@@ -23,9 +23,9 @@ MAX_S: Final[Seconds] = 366 * 86_400.0
 """Nothing takes longer."""
 MAX_BYTES: Final[Bytes] = 1 << 50
 _MAX_PHASES: Final = 16
-_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+HEADER_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 """RFC 9110: a token. In lower case: by that, the headers of a connection are told from those of an answer."""
-_NOT_IN_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+NOT_IN_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _USUAL: Final = frozenset(
     (b"content-type", value)
     for value in (
@@ -58,7 +58,7 @@ def why_no_answer(status: int, headers: Sequence[tuple[bytes, bytes]]) -> str:
     size = 0
     for name, value in headers:
         size += len(name) + len(value)
-        if not _NAME.fullmatch(name) or _NOT_IN_VALUE.search(value):
+        if not HEADER_NAME.fullmatch(name) or NOT_IN_VALUE.search(value):
             return f"{name[:80]!r}: {value[:80]!r} is no header: its name or value has characters that none here has"
     if size > MAX_HEADERS:
         return f"headers of {format_bytes(size)}: an answer may have {format_bytes(MAX_HEADERS)}"

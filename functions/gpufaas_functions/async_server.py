@@ -80,7 +80,7 @@ class AsyncServer(asyncio.Protocol):
         self.parking: Parking | None = None
         self.shared: ctypes.Array[ctypes.c_char] | None = None
         """The memory that the node lends areas of; None: it lends none."""
-        self.files: socket | None = None
+        self.files: socket
         """Over which the open files of bodies come."""
         self._slots = [AsyncSlot(self, index) for index in range(slots)]
         self._reader = FrameReader(sys.maxsize, slots)

@@ -27,7 +27,7 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 
 from gpufaas_core.frames import MAX_HEADER
-from gpufaas_core.plausible import why_no_answer
+from gpufaas_core.plausible import HEADER_NAME, NOT_IN_VALUE, why_no_answer
 
 if TYPE_CHECKING:
     from gpufaas_functions.areas import Area  # containers of other programs have no areas
@@ -42,8 +42,6 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 _JSON: Final = b"application/json"
 _BINARY: Final = b"application/octet-stream"
 _CONTENT_TYPE: Final = b"content-type"
-_HEADER_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110: a token
-_NOT_IN_HEADER: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _CHARSET: Final = re.compile(rb";\s*charset\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
 JSON: Final = 1
 TEXT: Final = 2
@@ -99,36 +97,18 @@ class Query(dict[str, str]):
 class BadBody(msgspec.DecodeError):
     """The body of *event* is not what the handler asked for. A ValueError; it is the caller's fault."""
 
-    status: int = 400
-    """What the caller is answered if the handler lets it pass."""
-
-    def __init__(self, text: str, event: "Event | None" = None) -> None:
+    def __init__(self, text: str, event: "Event | None" = None, status: int = 400) -> None:
+        """:param status: what the caller is answered if the handler lets it pass"""
         super().__init__(text)
-        self.event = event
-
-
-class BadCharset(BadBody):
-    """The body of *event* is in a charset that is not known here."""
-
-    status = 415
+        self.event, self.status = event, status
 
 
 class Event:
     """One call. Reading `body` reads all of it; `stream` gives a body that streams piece by piece."""
 
     __slots__ = (
-        "_ahead",
-        "_body",
-        "_laid",
-        "_path",
-        "_query",
-        "_raw_headers",
-        "_stream",
-        "asked",
-        "method",
-        "tried",
-        "unreadable",
-    )
+        "_ahead", "_body", "_laid", "_path", "_query", "_raw_headers", "_stream", "asked", "method", "unreadable",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -150,8 +130,8 @@ class Event:
         """Where a large body lies: in memory shared with the node, or a file. None: it is in memory, or streams."""
         self._ahead: dict[int, Any] | None = None
         """What was read ahead and not asked for yet, by its reading."""
-        self.asked = self.tried = self.unreadable = 0
-        """The readings (`JSON`, `TEXT`) that the handler has asked for; that were tried before; that failed then."""
+        self.asked = self.unreadable = 0
+        """The readings (`JSON`, `TEXT`) that the handler has asked for; that were tried before, and failed."""
 
     @property
     def body(self) -> bytes:
@@ -229,33 +209,28 @@ class Event:
     def read_ahead(self, readings: int) -> bool:
         """Read the body before the handler does. Return whether it can be read in all of these ways."""
         ahead = self._ahead = {} if self._ahead is None else self._ahead
-        tried, self.tried = readings & ~self.tried, readings | self.tried
-        try:
-            if tried & JSON:
-                ahead[JSON] = self._json()
-        except BadBody:
-            self.unreadable |= JSON
-        try:
-            if tried & TEXT:
-                ahead[TEXT] = self._text()
-        except BadBody:
-            self.unreadable |= TEXT
+        for reading in (JSON, TEXT):
+            if readings & reading and not self.unreadable & reading and reading not in ahead:
+                try:
+                    ahead[reading] = self._json() if reading == JSON else self._text()
+                except Exception:  # no room for it in memory, say
+                    self.unreadable |= reading
         return not readings & self.unreadable
 
     def _json(self) -> Any:
+        plain = self._encoding() == _UTF_8 and not self.body.startswith(b"\xef\xbb\xbf")
+        text = self.body if plain else self._text()
         try:
-            plain = self._encoding() == _UTF_8 and not self.body.startswith(b"\xef\xbb\xbf")
-            return msgspec.json.decode(self.body if plain else self._text())
-        except BadBody:
-            raise
+            return msgspec.json.decode(text)
         except (ValueError, RecursionError) as exc:
             raise BadBody(f"the body is no JSON: {exc}", self) from None
 
     def _encoding(self) -> str:
-        """Return Python's name of the charset. :raises BadCharset: it is not known"""
+        """Return Python's name of the charset. :raises BadBody: it is not known"""
         if encoding := _encoding_in(value := self.content_type):
             return encoding
-        raise BadCharset(f"the charset in {value[:80].decode('latin-1')!r} is not known: send the body in UTF-8", self)
+        shown = value[:80].decode("latin-1")
+        raise BadBody(f"the charset in {shown!r} is not known: send the body in UTF-8", self, 415)
 
     @property
     def content_type(self) -> bytes:
@@ -333,6 +308,8 @@ def to_answer(value: Any) -> HandlerAnswer:
         return HandlerAnswer(status, headers, b"", None)
     if hasattr(value, "__next__"):
         return HandlerAnswer(status, _typed(headers, _TEXT), None, (piece_of(each) for each in value))
+    if isinstance(value, HandlerAnswer):
+        return value
     return HandlerAnswer(status, _typed(headers, _JSON), _to_json(value), None)
 
 
@@ -373,7 +350,7 @@ def _headers(given: Any) -> list[tuple[bytes, bytes]]:
 
 def _header(name: str, value: str) -> tuple[bytes, bytes]:
     pair = name.encode("latin-1").lower(), value.encode("latin-1")
-    if not _HEADER_NAME.fullmatch(pair[0]) or _NOT_IN_HEADER.search(pair[1]):
+    if not HEADER_NAME.fullmatch(pair[0]) or NOT_IN_VALUE.search(pair[1]):
         raise TypeError(f"{name!r}: {value[:80]!r} is no header: its name or value has characters that none has")
     return pair
 

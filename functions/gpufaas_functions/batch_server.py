@@ -38,31 +38,33 @@ class BatchServer:
             self._answer(dict.fromkeys(range(size), no_room()), heads, began)
             return
         contexts = [slot.context(head) for head in heads]
+        large: dict[int, HandlerAnswer] = {}
         for results in self._handler.run(events, contexts):
-            self._answer(results, heads, began)
+            large |= self._answer(results, heads, began)
+        for place in sorted(large):  # after the others: their callers may read slowly
+            slot.begin_answer(place)
+            slot.stream_answer(large.pop(place), began)
 
-    def _answer(self, results: Mapping[int, Result], heads: list[CallHead], began: Seconds) -> None:
-        """Send *results*, by the place of their call."""
+    def _answer(self, results: Mapping[int, Result], heads: list[CallHead], began: Seconds) -> dict[int, HandlerAnswer]:
+        """Send *results*, by the place of their call, and return those that are too large."""
         slot, memory, run_s = self._slot, self._slot.memory, time.perf_counter() - began
         small: list[_Small] = []
-        large: list[tuple[int, HandlerAnswer]] = []
+        large: dict[int, HandlerAnswer] = {}
         shown: dict[int, str] = {}
-        for place in sorted(results):
-            head, result = heads[place], results[place]
+        for place, result in results.items():
+            head = heads[place]
             failed = isinstance(result, BaseException)
             out_of_memory = isinstance(result, BaseException) and is_out_of_memory(result)
             answer = _failure(memory, head.call, result, shown) if isinstance(result, BaseException) else result
             assert answer.body is not None
             if len(answer.body) > CHUNK_BYTES:
-                large.append((place, answer))
+                large[place] = answer
                 continue
             peak = memory.grown() if out_of_memory else 0
             small.append((place, whole_head(answer, head.method, run_s, peak, out_of_memory, failed), answer.body))
         for frame in _frames(small, slot.index):
             slot.out.send(frame)
-        for place, answer in large:  # after the others: their callers may read slowly
-            slot.begin_answer(place)
-            slot.stream_answer(answer, began)
+        return large
 
 
 def _frames(answers: Iterable[_Small], slot: int) -> Iterator[bytes]:

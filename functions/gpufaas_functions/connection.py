@@ -43,18 +43,13 @@ Frame: TypeAlias = tuple[int, bytes, Body]
 class Connection:
     """See module."""
 
-    def __init__(
-        self, sock: socket.socket, shared: "ctypes.Array[ctypes.c_char] | None" = None,
-        files: socket.socket | None = None,
-    ) -> None:  # fmt: skip
-        """
-        :param shared: the memory that its node lends areas of; None: it lends none
-        :param files: over which the open files of bodies come; None: none comes
-        """
+    def __init__(self, sock: socket.socket, shared: "ctypes.Array[ctypes.c_char] | None" = None) -> None:
+        """:param shared: the memory that its node lends areas of; None: it lends none"""
         self.sock = sock
+        self.files: socket.socket
+        """Over which the open files of bodies come."""
         self._await_more = _readable(sock)
         self._shared = shared
-        self._files = files
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
         self._at = 0
@@ -81,7 +76,7 @@ class Connection:
     def file(self, head: CallHead) -> BodyFile:
         """Return the file with the body of the call that has come. :raises Closed: no more files can come"""
         try:
-            return take(self._files, head)
+            return take(self.files, head)
         except OSError:
             raise Closed from None
 

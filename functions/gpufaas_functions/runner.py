@@ -88,25 +88,21 @@ class WorkerStart(msgspec.Struct, frozen=True):
     """The file is attached in which it counts what it begins (`begun`)."""
     parks: bool = False
     """It may be parked: it keeps what its self-check says after the load."""
-    files: bool = False
-    """The socket is attached over which open files of bodies come (`body_file`)."""
-    idempotent: bool = False
-    """Calls of a batch may run again."""
     known: int = 0
     """The peak memory that other workers of the function have had: this one measures its own only beyond that."""
 
 
 def run(
-    start: WorkerStart, control: socket.socket, counts: Counts, clocks: Sequence[socket.socket] = (),
-    shared: "ctypes.Array[ctypes.c_char] | None" = None, files: socket.socket | None = None,
+    start: WorkerStart, control: socket.socket, files: socket.socket, counts: Counts,
+    clocks: Sequence[socket.socket] = (), shared: "ctypes.Array[ctypes.c_char] | None" = None,
 ) -> int:  # fmt: skip
     """
     Serve until *control*, the connection to the node, is closed; return the exit status.
 
+    :param files: over which open files of bodies come (`body_file`)
     :param counts: of what each slot begins (`begun`)
     :param clocks: on an emulated device, one for each slot
     :param shared: the memory that the node lends areas of (`areas`)
-    :param files: over which open files of bodies come
     """
     together: BatchHandler | None = None
     parking: Parking | None = None
@@ -127,7 +123,7 @@ def run(
             memory.synchronize()
             loaded_s = time.perf_counter() - began
             warmed = _warm_up(handler, model, memory) if start.warm else []
-            handle, together = _with_model(handler, model, start)
+            handle, together = _with_model(handler, model)
             if start.parks:
                 parking = Parking(handler, model, start.device, memory)
         else:
@@ -157,7 +153,8 @@ def run(
         server.serve(control, ready)
         return 0
     control.sendall(ready)
-    connection = Connection(control, shared, files)
+    connection = Connection(control, shared)
+    connection.files = files
     os.register_at_fork(after_in_child=connection.leave)
     flush_at_exit(connection.flush_at_exit)
     _slots(start, connection, handle, together, memory, counts, parking).serve()
@@ -230,7 +227,7 @@ def _memory_of(start: WorkerStart, slots: int) -> Memory:
     return CpuMemory(slots, start.known)
 
 
-def _with_model(handler: Any, model: Any, start: WorkerStart) -> tuple[Handle, BatchHandler | None]:
+def _with_model(handler: Any, model: Any) -> tuple[Handle, BatchHandler | None]:
     """Return the author's functions for one call and for several, with *model* as their first argument."""
     author_handle, author_batch = getattr(handler, "handle", None), getattr(handler, batches.NAME, None)
 
@@ -242,7 +239,7 @@ def _with_model(handler: Any, model: Any, start: WorkerStart) -> tuple[Handle, B
 
     if author_batch is None:
         return handle, None
-    together = BatchHandler(handle_batch, idempotent=start.idempotent)
+    together = BatchHandler(handle_batch)
     return handle if author_handle is not None else together.one, together
 
 

@@ -228,7 +228,7 @@ class SlotServer:
         """:raises Closed: the connection is closed"""
         error, out_of_memory = "", False
         length = declared_length(answer.headers) if answer.body is None else len(answer.body)
-        self._send(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length, place=self.place))
+        self._send(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length))
         chunks: Iterator[bytes | memoryview] | None = answer.chunks
         if answer.body is not None:
             chunks = iter(pieces_of(answer.body))

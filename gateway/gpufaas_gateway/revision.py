@@ -179,7 +179,6 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
         memory_limit=0 if options.bundle else options.memory_limit,
         constraints=options.placement.constraints,
         elastic=not options.memory and kind != "server",
-        idempotent=options.idempotent,
         labels={**(record.spec.labels or {}), "faas_function": record.name},
     )
     return replace(spec, memory=memory + OWN_PROCESS) if _imports_itself(spec, options) else spec

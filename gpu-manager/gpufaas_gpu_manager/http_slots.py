@@ -167,10 +167,8 @@ class HttpSlot:
         self._sending = mode in (STREAM, FILE)
         self._chunked = False
         connection.expect(head.method, mode == UPGRADE)
-        if mode == FILE:
-            assert self._exchange is not None
-            assert self._exchange.file is not None
-            self._task = self.loop.create_task(self._send_file(connection, head, self._exchange.file))
+        if (exchange := self._exchange) is not None and exchange.file is not None:
+            self._task = self.loop.create_task(self._send_file(connection, head, exchange.file))
             return
         length = declared_length(head) if mode == STREAM else len(body)
         request = request_head(head, length)

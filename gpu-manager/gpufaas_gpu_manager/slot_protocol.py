@@ -12,7 +12,6 @@ import msgspec
 
 from gpufaas_core.errors import BadAnswer, GpufaasError
 from gpufaas_core.frames import (
-    FILE,
     INLINE,
     PIECE_COST,
     STREAM,
@@ -185,7 +184,7 @@ class WorkerSlot:
             if not streams:
                 exchange.state = states.HOLD[exchange.state]
             return  # its worker ends: then its calls are failed or placed again
-        if head.body_mode == FILE:
+        if exchange.file is not None and wire.files is not None:
             head, exchange.file = give(wire.files, exchange.file, head), None
         if len(body) > wire.small:
             self._send_large(exchange, head, body, alone=not in_batch)
@@ -527,12 +526,10 @@ class WorkerSlot:
             self.cancel(exchange)
 
     def _stream_next(self, head: AnswerHead) -> None:
-        """An answer of a batch begins to stream that was too large for ANSWERS."""
+        """The first answer of a batch begins to stream that was too large for ANSWERS."""
         self._answering = True
-        exchange, bodiless = self._batch.pop(head.place, _NOBODY)
-        if exchange is None:
-            raise BrokenFrame(f"an answer for call {head.place} of its batch")
-        self._exchange, self._bodiless, self._place = exchange, bodiless, head.place
+        self._place = place = next(iter(self._batch))
+        self._exchange, self._bodiless = exchange, _ = self._batch.pop(place)
         self._on_head(exchange, head)
         if exchange.abandoned:
             self.cancel(exchange)

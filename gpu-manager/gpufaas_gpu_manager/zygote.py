@@ -55,8 +55,8 @@ _MAX_FDS: Final = 253  # SCM_MAX_FD of the kernel
 
 class Spawn(msgspec.Struct, frozen=True, tag=True):
     """
-    Fork a worker. Attached: its connection, its clocks if it is emulated, the file of its counts (`begun`), the memory
-    files of `start.weights`, then the write ends of stdout's and stderr's pipe.
+    Fork a worker. Attached: its connection, that for files, its clocks if it is emulated, the file of its counts
+    (`begun`), the memory files of `start.weights`, then the write ends of stdout's and stderr's pipe.
     """
 
     worker: int
@@ -476,8 +476,7 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     if start.counts:
         counts, shared = shared_in(ends[-1], start.slots)
         os.close(ends.pop())
-    connection, *clocks = (socket.socket(fileno=fd) for fd in ends)
-    files = clocks.pop(0) if start.files else None
+    connection, files, *clocks = (socket.socket(fileno=fd) for fd in ends)
     chance.seed_afresh()  # before the author's imports: a seed of theirs counts
     function_dir = os.path.join(start.bundle, "function")
     os.chdir(function_dir)
@@ -488,7 +487,7 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     _name_process(f"{start.label} {start.function}")
     if start.limit:
         set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
-    return runner.run(start, connection, counts, clocks, shared, files)
+    return runner.run(start, connection, files, counts, clocks, shared)
 
 
 def data_limit(base: int, memory: int, slots: int) -> int:

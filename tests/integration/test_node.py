@@ -1152,7 +1152,7 @@ async def test_of_a_worker_that_is_killed_the_calls_that_it_had_not_begun_are_pl
     assert ran.read_text() == "xx"
 
 
-async def test_a_worker_costs_its_node_a_connection_and_two_pipes_whatever_its_slots_are(rig: Rig) -> None:
+async def test_a_worker_costs_its_node_two_sockets_and_two_pipes_whatever_its_slots_are(rig: Rig) -> None:
     before = set(os.listdir("/proc/self/fd"))
     function = await rig.function("many", "def handle(event, context): return event.body", kind="http", slots=100)
 
@@ -1160,7 +1160,7 @@ async def test_a_worker_costs_its_node_a_connection_and_two_pipes_whatever_its_s
 
     opened = [Path(f"/proc/self/fd/{each}") for each in set(os.listdir("/proc/self/fd")) - before]
     kinds = sorted(os.readlink(each).partition(":")[0] for each in opened if each.is_symlink())
-    assert kinds == ["pipe", "pipe", "socket"]
+    assert kinds == ["pipe", "pipe", "socket", "socket"], "calls go over one socket, open files over the other"
 
 
 async def test_a_body_streams_down_while_the_answer_streams_up(rig: Rig) -> None:

@@ -55,11 +55,11 @@ class ForkedProcess:
         weights = self._recipes.attached(worker)
         paths = tuple(os.path.join(start.bundle, each.weights.path) for each in weights)
         counts = self._counts(start.slots)
-        start = msgspec.structs.replace(start, weights=paths, counts=bool(counts), files=True)
+        start = msgspec.structs.replace(start, weights=paths, counts=bool(counts))
         files = [each.descriptor for each in weights]
         theirs: list[socket.socket] = []
         try:
-            theirs += await self._connect(start.slots, counts)
+            await self._connect(start.slots, counts, theirs)
             if start.emulated is not None:
                 theirs += self._clocks(start.slots)
             with worker.output.piped() as ends:
@@ -79,30 +79,22 @@ class ForkedProcess:
                 raise
             return []
 
-    async def _connect(self, slots: int, counts: list[int]) -> tuple[socket.socket, socket.socket]:
-        """Make the connection of the worker, and that for files; return its ends."""
+    async def _connect(self, slots: int, counts: list[int], theirs: list[socket.socket]) -> None:
+        """Make the connection of the worker, and that for files; add its ends to *theirs*."""
         shown, areas = no_counts(slots, UNKNOWN), None
         if counts:
             shown, shared = shared_in(counts[0], slots)
             areas = Areas(shared, self._lent) if len(shared) > AREAS_AT else None
-        ours, theirs = socket.socketpair()
-        try:
-            files, their_files = body_file.connected()
-        except OSError:
-            ours.close()
-            theirs.close()
-            raise
-        try:
+        with contextlib.ExitStack() as failed:
+            ours, its = map(failed.enter_context, socket.socketpair())
+            files, its_files = map(failed.enter_context, body_file.connected())
             ours.setblocking(False)
             connection = WorkerConnection(self._worker, shown, areas, files)
             await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
-        except BaseException:
-            for each in (ours, theirs, files, their_files):
-                each.close()
-            raise
+            failed.pop_all()
+        theirs += its, its_files
         self._connection = connection
         self._worker.on_slots(connection.slots, ahead=True)
-        return theirs, their_files
 
     def _lent(self, held: Bytes) -> None:
         """The worker has mapped *held* bytes of areas, which are not of its memory."""

@@ -137,7 +137,6 @@ class Recipes:
             device=source.torch_device,
             slots=spec.need.slots,
             batch=spec.need.batch_max,
-            idempotent=spec.idempotent,
             threads=self._threads if share is None else share.threads,
             limit=worker.memory if source.enforced else 0,
             env=env,

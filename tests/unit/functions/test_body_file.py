@@ -1,18 +1,24 @@
 """A body in a file belongs to whoever has it open, and goes to a worker in the order of the calls."""
 
 import contextlib
+import gc
 import os
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.frames import FILE, CallHead
-from gpufaas_functions.author import Event
+from gpufaas_functions.author import Context, Event
+from gpufaas_functions.batch_server import BatchServer
+from gpufaas_functions.batches import BatchHandler
 from gpufaas_functions.body_file import BodyFile, connected, give, opened, take
+from gpufaas_functions.connection import Connection
+from gpufaas_functions.memory import CpuMemory
+from gpufaas_functions.slot_server import SlotServer
 
 MOST = 2 * 240
 """Two batches of the largest size: one may be with the worker beside that which it runs."""
@@ -58,14 +64,12 @@ def test_a_file_that_could_not_be_sent_is_no_other_calls_body(
     first, second, third = (call(tmp_path / name, name.encode()) for name in "abc")
     unsent = give(ends[0], BodyFile(-1), first)
     sent = give(ends[0], opened(second), second)
-    unknown = give(None, None, third)
 
     missing, there = take(ends[1], unsent), take(ends[1], sent)
 
     assert there.read(0, 9) == b"b"
-    for each in (missing, take(ends[1], unknown), take(None, sent)):
-        with pytest.raises(OSError, match="too many open files"):
-            len(each)
+    with pytest.raises(OSError, match="too many open files"):
+        len(missing)
     ends[1].shutdown(socket.SHUT_RDWR)
     with pytest.raises(OSError, match="closed"):
         take(ends[1], give(ends[0], opened(third), third))
@@ -92,14 +96,33 @@ def test_a_process_that_can_have_no_more_open_files_says_so(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     with pytest.raises(OSError, match="too many open files"):
-        missing.read(0, 1)
+        len(missing)
 
 
 def test_a_file_is_closed_when_nobody_has_it_any_more(tmp_path: Path) -> None:
     file = opened(call(tmp_path / "body"))
-    descriptor = file.fileno()
+    descriptor = file.descriptor
 
     del file
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+
+
+@pytest.mark.parametrize("read", [Event.json, lambda event: int(event.text)])
+def test_the_body_of_a_call_that_failed_is_closed_without_a_collection(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path, read: Callable[[Event], object]
+) -> None:
+    handler = BatchHandler(lambda events, _: [read(each) for each in events])
+    slot = SlotServer(0, Connection(ends[1]), lambda *_: None, "f.ns", "cpu", CpuMemory(), alone=True)
+    before = len(os.listdir("/proc/self/fd"))
+    gc.collect()
+    gc.disable()
+    try:
+        BatchServer(slot, handler).serve([(head, opened(head)) for head in (call(tmp_path / name) for name in "abc")])
+        with pytest.raises(ValueError, match="body"):
+            handler.one(Event("POST", "/", b"", [], None, laid=opened(call(tmp_path / "d"))), Context("c", "f", "cpu"))
+
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
