@@ -15,13 +15,14 @@ meanwhile. Quick calls share a timer: it is set if there is none, and looks once
 """
 
 import time
-from collections.abc import Iterable
 from math import ceil
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.exchange import Exchange
-from gpufaas_gpu_manager.timers import Timers
+
+if TYPE_CHECKING:
+    from gpufaas_gpu_manager.worker_calls import CallsWorker, WorkerCalls
 
 LOOK_S: Final[Seconds] = 0.25
 LATE: Final = 4
@@ -31,39 +32,10 @@ _SILENT: Final = 3
 _REASON: Final = "its worker gives no sign of life"
 
 
-class Watched(Protocol):
-    """The worker."""
-
-    timers: Timers
-
-    @property
-    def serves(self) -> bool: ...
-
-    @property
-    def stopped(self) -> bool: ...
-
-    def kill(self, reason: str) -> None: ...
-
-
-class Calls(Protocol):
-    """Its calls (`WorkerCalls`)."""
-
-    @property
-    def unbegun(self) -> bool: ...
-
-    def bound(self) -> Iterable[Exchange]: ...
-
-    def ping(self) -> bool: ...
-
-    def take_all_back(self, reason: str) -> None: ...
-
-    def say_silent(self, silent: bool) -> None: ...
-
-
 class CallWatch:
     """Of one worker. See module."""
 
-    def __init__(self, worker: Watched, calls: Calls, grace_s: Seconds) -> None:
+    def __init__(self, worker: "CallsWorker", calls: "WorkerCalls", grace_s: Seconds) -> None:
         """:param grace_s: see `NodeSettings.abort_grace_s`"""
         self.pings = False
         """The worker answers pings while calls run."""

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_scheduler.handle.grants import next_local, reserve, return_local, start
+from gpufaas_scheduler.handle.grants import next_local, reserve, return_all, return_local, start
 from gpufaas_scheduler.handle.parking import evicted, park, parked_of
 from gpufaas_scheduler.world.places import room_for
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
@@ -84,6 +84,16 @@ def send_off(world: World, device: DeviceState, copy: Copy) -> None:
     else:
         evict(world, device, copy)
     balance(world, owner)
+
+
+def shun(world: World, device: DeviceState, copy: Copy) -> None:
+    """Its worker is silent: it takes no calls until it is heard, and those that wait for it may run elsewhere."""
+    owner = copy.owner
+    return_all(world, device)
+    world.cluster.silence(device, copy)
+    world.tangled = True
+    if not owner.queued and owner.flow.calls and not owner.active:
+        world.homeless[owner.id] = owner
 
 
 def drop(world: World, device: DeviceState, copy: Copy) -> None:

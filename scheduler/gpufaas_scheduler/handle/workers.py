@@ -7,16 +7,8 @@ from gpufaas_core.model import copy_id
 from gpufaas_core.plausible import is_size, is_time
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.handle.batches import ran_out
-from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, note_lack, serve_fifo
-from gpufaas_scheduler.handle.grants import (
-    end,
-    estimate,
-    evictions,
-    leave_for_others,
-    next_local,
-    return_local,
-    run_within,
-)
+from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, note_lack, serve_fifo, shun
+from gpufaas_scheduler.handle.grants import end, estimate, evictions, leave_for_others, next_local, run_within
 from gpufaas_scheduler.handle.parking import unparked
 from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
 from gpufaas_scheduler.world import backoff, memory
@@ -146,23 +138,18 @@ def worker_exited(world: World, event: m.WorkerExited) -> None:
 
 def silent(world: World, event: m.CopySilent) -> None:
     found = _resident(world, event)
-    copy = None if found is None else found[1]
-    if found is None or copy is None or copy.silent == event.silent or copy.loading or copy.split:
+    if found is None or found[1].silent == event.silent or found[1].loading or found[1].split:
         world.ignored["CopySilent"] += 1
         return
-    device, owner = found[0], copy.owner
+    device, copy = found
+    owner = copy.owner
     if not event.silent:
         world.cluster.hear(device, copy)
         balance(world, owner)
         if not owner.queued:
             serve_fifo(world, owner)
     elif copy in owner.active:
-        for call in [each for each in device.local if each.owner is owner]:
-            return_local(world, device, call)
-        world.cluster.silence(device, copy)
-        if not owner.queued and owner.flow.calls and not owner.active:
-            world.homeless[owner.id] = owner
-        world.tangled = world.freed = True
+        shun(world, device, copy)
 
 
 def _start_failed(world: World, owner: FunctionState, awaited: bool, why: str) -> None:
