@@ -9,9 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""A fork tells libraries that are loaded already. Those of other libraries (numexpr, numba) are read when they load."""
-
 _OWN_PROCESS: Final = re.compile(
     r"""
     LD_ | MALLOC_ | GLIBC_TUNABLES= | OPENSSL_

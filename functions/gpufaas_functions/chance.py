@@ -14,15 +14,15 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
-_KINDS: Final = (("random", "Random"), ("numpy.random", "BitGenerator"), ("numpy.random", "RandomState"),
-                 ("torch", "Generator"))  # fmt: skip
+_KINDS: Final = ("random.Random", "numpy.random.BitGenerator", "numpy.random.RandomState", "torch.Generator")
 _generators: Final[dict[int, Any]] = {}
 """Those that were found, by `id`."""
 
 
 def find_generators() -> None:
     """Remember the generators that are in memory and were not frozen (`gc.freeze`). Takes 0.1 s with torch."""
-    kinds = [kind for module, name in _KINDS if (kind := getattr(sys.modules.get(module), name, None))]
+    parts = [each.rpartition(".") for each in _KINDS]
+    kinds = [kind for module, _, name in parts if (kind := getattr(sys.modules.get(module), name, None))]
     for each in kinds:
         kinds += each.__subclasses__()
     wanted, objects = set(kinds), iter(gc.get_objects())

@@ -8,22 +8,17 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
-from gpufaas_core.start_env import THREADS
-
-_RULE: Final = re.compile(r"(?:<[^>]+>|[A-Za-z]{3,})[-+]?\d|UTC|GMT")
-"""A time zone that needs no file."""
-_SETTERS: Final = (
-    "scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads64_",
-    "openblas_set_num_threads", "MKL_Set_Num_Threads",
-)  # fmt: skip
-_BLAS: Final = re.compile(r"/\S*(?:openblas|mkl_rt)\S*")
+_THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Those of other libraries (numexpr, numba) are read when the author imports them."""
+_SETTERS: Final = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads")
+_BLAS: Final = re.compile(r"/\S*openblas\S*")
 
 
 def with_threads(env: Mapping[str, str], threads: int) -> dict[str, str]:
     """Return *env* with the numbers of threads of math libraries, which are *threads* where *env* does not say."""
-    return {**{name: env.get("OMP_NUM_THREADS") or str(threads) for name in THREADS}, **env}
+    return {**{name: env.get("OMP_NUM_THREADS") or str(threads) for name in _THREADS}, **env}
 
 
 def put_in_force(env: Mapping[str, str], threads: int, *, forked: bool) -> None:
@@ -38,7 +33,10 @@ def put_in_force(env: Mapping[str, str], threads: int, *, forked: bool) -> None:
     sys.path[:0] = [os.path.abspath(each) for each in env.get("PYTHONPATH", "").split(os.pathsep) if each]
     if "TZ" in env:
         time.tzset()
-        _check_zone(env["TZ"].removeprefix(":"))
+        zone = env["TZ"].removeprefix(":")
+        # glibc calls it by its first letters, with the time of UTC.
+        if not time.timezone and not time.daylight and time.tzname[0] == zone.partition("/")[0] not in ("UTC", "GMT"):
+            print(f"gpufaas: TZ: there is no time zone {zone!r} here: the time is UTC", file=sys.stderr, flush=True)
     if not forked:
         return
     for name in new.keys() & _ACTS.keys():
@@ -49,12 +47,6 @@ def put_in_force(env: Mapping[str, str], threads: int, *, forked: bool) -> None:
         _use_threads(int(of_numpy))
 
 
-def _check_zone(zone: str) -> None:
-    file = os.path.join(os.environ.get("TZDIR", "/usr/share/zoneinfo"), zone)
-    if zone and not _RULE.match(zone) and not os.path.isfile(file):
-        print(f"gpufaas: TZ: there is no time zone {zone!r} here: the time is UTC", file=sys.stderr, flush=True)
-
-
 def _filter_warnings(options: str) -> None:
     asked = [each for each in options.split(",") if each]
     sys.warnoptions += asked
@@ -62,10 +54,8 @@ def _filter_warnings(options: str) -> None:
 
 
 def _set_allocator(settings: str) -> None:
-    """Tell torch's allocator, which has read them when a torch with CUDA was imported."""
-    torch: Any = sys.modules.get("torch")
-    if tell := getattr(getattr(torch, "_C", None), "_accelerator_setAllocatorSettings", None):
-        tell(settings)
+    if torch := sys.modules.get("torch"):  # with CUDA it has read them when it was imported
+        torch._C._accelerator_setAllocatorSettings(settings)
 
 
 def _use_threads(number: int) -> None:

@@ -28,7 +28,7 @@ HTTP_BASE: Final[Bytes] = 96 * MiB
 SERVER_BASE: Final[Bytes] = 192 * MiB
 """For a program with its own interpreter. It is not measured later: the reservation is its limit."""
 OWN_PROCESS: Final[Bytes] = 192 * MiB
-"""On top, for workers that are processes of their own (`WorkerSpec.own_process`): each imports torch itself."""
+"""On top, for workers that are processes of their own (`WorkerSpec.own_process`), but on a GPU: each imports torch."""
 
 _FIRST: Final[Mapping[Kind, tuple[Bytes, float]]] = {
     "http": (HTTP_BASE, 1.0),
@@ -80,7 +80,7 @@ def deployed(
         floor=spec.memory if options.memory or manifest.kind == "server" else 0,
         elastic=spec.elastic,
     )
-    why_memory = _why_memory(manifest, options, function, _imports_itself(spec, options))
+    why_memory = _why_memory(manifest, options, function, spec.own_process)
     return Deployed(record, spec, options, function, stats, dict(learnt), why_memory=why_memory)
 
 
@@ -137,7 +137,8 @@ def first_reservation(manifest: Manifest) -> Bytes:
 
 def _why_memory(manifest: Manifest, options: Options, function: Function, own_process: str) -> str:
     """Return how the first reservation was computed, and how to change it."""
-    own = own_process and f" + {format_bytes(OWN_PROCESS)}: {own_process} needs a new process, which imports torch"
+    own = f" + {format_bytes(OWN_PROCESS)}: {own_process} needs a new process, which imports torch"
+    own = own if own_process and not options.placement.gpu else ""
     if options.memory:
         return f"declared{own}"
     files, (base, factor) = manifest.weight_bytes + manifest.data_bytes, _FIRST[manifest.kind]
@@ -181,12 +182,7 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
         elastic=not options.memory and kind != "server",
         labels={**(record.spec.labels or {}), "faas_function": record.name},
     )
-    return replace(spec, memory=memory + OWN_PROCESS) if _imports_itself(spec, options) else spec
-
-
-def _imports_itself(spec: WorkerSpec, options: Options) -> str:
-    """Return why `OWN_PROCESS` is reserved; empty: it is not. It is no memory of a GPU."""
-    return "" if options.placement.gpu else spec.own_process
+    return replace(spec, memory=memory + OWN_PROCESS) if spec.own_process and not options.placement.gpu else spec
 
 
 def image_sizes(options: Options, memory: Bytes, devices: Sequence[Device]) -> dict[str, Bytes]:

@@ -157,6 +157,8 @@ class Worker(SlotOwner):
         """A call ran out of memory: the next one begins when the worker has what it was promised."""
         self.number = number
         self.scratch = scratch
+        self.may_begin_blank = not self.scratch and not spec.own_process
+        """A standby may become it, and it may be forked from a layer."""
         self.state = WorkerState.WAITING
         self.pid: int | None = None
         self.loop = asyncio.get_running_loop()
@@ -225,7 +227,7 @@ class Worker(SlotOwner):
     def on_started(self, pid: int) -> None:
         self.pid = pid
         if self.limits is not None:
-            shares_nothing = self.spec.kind == "server" or self.own_process
+            shares_nothing = self.spec.kind == "server" or self.spec.own_process
             self.limits.started(pid, None if shares_nothing else parent_of(pid) or None)
         if self.state is WorkerState.ENDING or self._cause.killed_for:
             self.run.kill()
@@ -320,16 +322,6 @@ class Worker(SlotOwner):
         self.on_exited(reason)
 
     # --- calls ---
-
-    @property
-    def own_process(self) -> bool:
-        """Whether it is one (`WorkerSpec.own_process`): not where the handler does not run."""
-        return bool(self.spec.own_process) and self.device.source.emulation is None
-
-    @property
-    def may_begin_blank(self) -> bool:
-        """Whether a standby may become it, and a layer be what it is forked from."""
-        return not self.scratch and not self.own_process
 
     @property
     def ends(self) -> bool:

@@ -116,9 +116,7 @@ class KillWithManager(msgspec.Struct, frozen=True, tag=True):
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
-    """
-    The zygote is ready. `missing`: modules that are not there, and why (a node without torch runs CPU functions).
-    """
+    """The zygote is ready. `missing`: modules that are not there, and why (without torch CPU functions run)."""
 
     threads: int
     missing: list[str]
@@ -160,34 +158,27 @@ ToZygote = Fork | Ping | KillWithManager
 TAKEN: Final = b"taken"
 _decode: Final = msgspec.msgpack.Decoder(ToZygote).decode
 _ALONE: Final = "alone"
-_SET_LATER: Final = ("PYTHONPATH", MARK_VARIABLE)
-"""A worker sets them itself: the platform's modules are the operator's, and the mark is not for its children."""
 
 
 def main() -> None:
+    use_small_stacks()  # of all workers' threads: forks inherit the default
+    call_lines.install()  # before what is imported keeps the streams that were there
+    give_loops()
+    ours = socket.socket(fileno=int(sys.argv[1]))
     if _ALONE in sys.argv:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        _end_with(lambda: _work_alone(socket.socket(fileno=int(sys.argv[1]))))
+        _end_with(lambda: _work_alone(ours))
     # Not SIGKILL: when the manager dies, the zygote ends the workers and what they started.
     end_with_parent(signal.SIGTERM)
     inherit_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the platform, which then ends the zygote
-    missing = _prepare()
+    missing = _preload()
     _settle()
-    server = _ForkServer(socket.socket(fileno=int(sys.argv[1])))
+    server = _ForkServer(ours)
     server.serve(ZygoteReady(_threads(), missing), collapse_own())
 
 
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
-
-
-def _prepare() -> list[str]:
-    """Make this process ready to be a worker, or forks of it; return what cannot be imported."""
-    use_small_stacks()  # of all workers' threads: forks inherit the default
-    call_lines.install()  # before what is imported keeps the streams that were there
-    give_loops()
-    return _preload()
 
 
 def _preload() -> list[str]:
@@ -393,8 +384,7 @@ def _stand_by(prepared: Prepare, door: socket.socket) -> int:
         return 0
     door.send(TAKEN)
     door.close()
-    spawn = _decode(data)
-    assert isinstance(spawn, Spawn)
+    spawn = msgspec.msgpack.decode(data, type=Spawn)
     _print_to(*fds[-2:])
     bind(spawn.confine.cpus)
     return _work(spawn, fds[:-2], fork_point)
@@ -451,18 +441,18 @@ def _execute_anew(spawn: Spawn, fds: list[int]) -> NoReturn:
         os.close(each)
     door.set_inheritable(True)
     asked = start_env.with_threads(spawn.start.env, spawn.start.threads)
-    env = {**os.environ, **{name: value for name, value in asked.items() if name not in _SET_LATER}}
-    os.chdir(os.path.join(spawn.start.bundle, "function"))
-    os.execve(sys.executable, [sys.executable, "-P", "-m", __spec__.name, str(door.fileno()), _ALONE], env)
+    for name in ("PYTHONPATH", MARK_VARIABLE):  # `_work` sets them: the platform's modules are the operator's, and the
+        asked.pop(name, None)  # children of the worker must not find the mark
+    argv = [sys.executable, "-P", "-m", __spec__.name, str(door.fileno()), _ALONE]
+    _become_program(Exec(spawn.worker, argv, {**os.environ, **asked}, os.path.join(spawn.start.bundle, "function"), 0))
 
 
 def _work_alone(door: socket.socket) -> int:
-    _prepare()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _preload()
     data, fds, _, _ = socket.recv_fds(door, MAX_MESSAGE, _MAX_FDS)
     door.close()
-    spawn = _decode(data)
-    assert isinstance(spawn, Spawn)
-    return _work(spawn, fds, mark_fork_point(forked=False))
+    return _work(msgspec.msgpack.decode(data, type=Spawn), fds, mark_fork_point(forked=False))
 
 
 def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:

@@ -108,7 +108,7 @@ class ForkedProcess:
         try:
             if not await self._become(start, fds):
                 limits = self._limits()
-                spawn = Spawn(worker.number, start, limits.confine, worker.own_process)
+                spawn = Spawn(worker.number, start, limits.confine, bool(worker.spec.own_process))
                 await self._server.zygote.fork(spawn, fds)
         finally:
             self._layers.release(self._server)
