@@ -113,7 +113,7 @@ async def test_a_caller_may_ask_for_less_time_but_not_for_more(rig: Rig, asked: 
     """As with OpenFaaS, a value that is none, or above the function's limit, changes nothing."""
     await rig.call(x_timeout=asked)
 
-    assert rig.timeout_s == expected
+    assert expected - 1.0 < rig.timeout_s <= expected, "what is left of it when a device is there"
     assert (b"x-timeout", asked.encode()) in rig.seen
 
 

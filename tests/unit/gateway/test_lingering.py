@@ -246,18 +246,27 @@ def test_requests_before_one_that_is_refused_are_answered(on_loop: OnLoop, path:
     on_loop(test())
 
 
-def test_a_refusal_is_not_taken_for_the_rest_of_an_answer(on_loop: OnLoop) -> None:
+@pytest.mark.parametrize("path", ["/", "/function/f"])
+def test_a_refusal_is_not_taken_for_the_rest_of_an_answer(on_loop: OnLoop, path: str) -> None:
     """A body broke off after the answer had begun: the refusal of one was the end of the other."""
+    length = [(b"content-length", b"500")]
 
     async def begins(_: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"500")]})
+        await send({"type": "http.response.start", "status": 200, "headers": length})
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
         while (await receive())["type"] != "http.disconnect":
             pass
 
+    async def run(request: Request) -> Answer:
+        assert request.caller is not None
+        assert request.send is not None
+        request.send(Answer(200, length, b"begun"))
+        while True:
+            await request.caller.receive()
+
     async def test() -> None:
-        async with opened(app=begins) as gateway:
-            answer = await gateway.ask(head("POST / HTTP/1.1", "Transfer-Encoding: chunked"), b"", b"zz\r\n")
+        async with opened(run, app=begins) as gateway:
+            answer = await gateway.ask(head(f"POST {path} HTTP/1.1", "Transfer-Encoding: chunked"), b"", b"zz\r\n")
             assert answer.endswith(b"\r\n\r\nbegun")
 
     on_loop(test())
