@@ -70,7 +70,6 @@ def _use_threads(number: int) -> None:
 
 _ACTS: Final[dict[str, Callable[[str], object]]] = {
     "PYTHONDONTWRITEBYTECODE": lambda _: setattr(sys, "dont_write_bytecode", True),
-    "PYTHONPYCACHEPREFIX": lambda folder: setattr(sys, "pycache_prefix", folder),
     "PYTHONFAULTHANDLER": lambda _: faulthandler.enable(),
     "PYTHONWARNINGS": _filter_warnings,
     "PYTORCH_ALLOC_CONF": _set_allocator,

@@ -50,7 +50,7 @@ _STANDBY_CONTEXT: Final = 512 * MiB
 _CUDA_SPARE: Final = 512 * MiB
 """Not promised on a GPU when no size is given: memory of the driver, and growth of other programs' contexts."""
 
-ALLOCATOR: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+_ALLOCATOR: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """Blocks of torch's allocator grow in place: gaps between them, which are counted as occupied, stay small."""
 _OPTIONS: Final[Mapping[str, Sequence[str]]] = {"cpu": ("cores",), "cuda": ("mps",), EMULATED: ("kind", "profile")}
 """By kind of device: what follows behind commas and is no label."""
@@ -193,11 +193,7 @@ class CudaDevice:
         spare = _CUDA_SPARE + (0 if self._mps else standby * _STANDBY_CONTEXT)
         self.device = Device(device, name, memory or max(total - spare, 0), every)
         self.compiles_for = re.sub(r"[^\w.-]+", "-", f"{name}-driver-{nvml.driver()}")
-        self.env = {
-            "CUDA_VISIBLE_DEVICES": self.uuid,
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            **ALLOCATOR,
-        }
+        self.env = {"CUDA_VISIBLE_DEVICES": self.uuid, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
     def share_env(self, need: Need, share: int, memory: Bytes) -> dict[str, str]:
         return self._mps.env(need, share, memory) if self._mps else {}
@@ -211,6 +207,11 @@ class CudaDevice:
 
     def fault(self) -> str:
         return self._nvml.fault(self.uuid)
+
+
+def with_allocator(env: dict[str, str]) -> dict[str, str]:
+    """Return *env* with the allocator's settings, unless it has some, under the older name, too."""
+    return env if "PYTORCH_CUDA_ALLOC_CONF" in env else {**_ALLOCATOR, **env}
 
 
 def _started(uuid: str) -> tuple[Mps | None, str]:

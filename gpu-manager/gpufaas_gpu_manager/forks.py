@@ -16,7 +16,7 @@ import msgspec
 
 from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.confine import inherit_orphans
-from gpufaas_gpu_manager.devices import ALLOCATOR
+from gpufaas_gpu_manager.devices import with_allocator
 from gpufaas_gpu_manager.orphans import end_orphans, is_fork_server
 from gpufaas_gpu_manager.proc import progress_of, state_of
 from gpufaas_gpu_manager.stuck import LOOK_S, Replaced, Silence
@@ -456,8 +456,7 @@ def environment() -> dict[str, str]:
     # Threads of math libraries do not survive a fork: the zygote must not start any. Workers set their own number.
     env = {**inherited(os.environ), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     env.setdefault("OMP_STACKSIZE", "2M")  # read when the library is loaded: as `use_small_stacks` has it
-    if "PYTORCH_CUDA_ALLOC_CONF" not in env:  # the older name, of an operator's own choice
-        env = {**ALLOCATOR, **env}  # read when a torch with CUDA is imported: in a worker it would be too late
+    env = with_allocator(env)  # read when a torch with CUDA is imported
     if "PYTHONPATH" in env:  # Python takes an empty part of it (a trailing colon) for the current directory
         env["PYTHONPATH"] = os.pathsep.join(
             os.path.abspath(each) for each in env["PYTHONPATH"].split(os.pathsep) if each

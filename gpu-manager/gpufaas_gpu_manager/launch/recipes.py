@@ -19,7 +19,7 @@ from gpufaas_core.units import MiB
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.cores import CpuShare
-from gpufaas_gpu_manager.devices import ALLOCATOR, NodeDevice
+from gpufaas_gpu_manager.devices import NodeDevice, with_allocator
 from gpufaas_gpu_manager.enforcement import Enforcement, WorkerLimits
 from gpufaas_gpu_manager.forks import inherited
 from gpufaas_gpu_manager.host_cache import Attached, HostCache
@@ -213,7 +213,7 @@ class Recipes:
             )
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
-        env = {**inherited(os.environ), **manifest.env, **self._environment(worker)}
+        env = with_allocator({**inherited(os.environ), **manifest.env, **self._environment(worker)})
         paths = [str(bundle / "site"), env.get("PYTHONPATH", "")]
         if manifest.port:
             env["GPUFAAS_FIXED_PORT"] = str(manifest.port)
@@ -237,7 +237,7 @@ class Recipes:
     def container_env(self, worker: Worker, gateway: str) -> dict[str, str]:
         """Return the environment of a container or pod; *gateway* is the gateway's URL as seen from there."""
         spec, source = worker.spec, worker.device.source
-        return {
+        env = {
             **self.settings.env,
             **self.address_for(worker, gateway),
             "OPENFAAS_NAME": spec.name,
@@ -250,6 +250,7 @@ class Recipes:
             "GPUFAAS_DEVICE_MEMORY": str(worker.memory),
             MARK_VARIABLE: worker.output.secret,
         }
+        return with_allocator(env)
 
     def address_for(self, worker: Worker, gateway: str) -> dict[str, str]:
         """Return the variable with the URL *gateway* for *worker*, with its origin; none for an empty *gateway*."""
@@ -270,9 +271,8 @@ class Recipes:
             "OPENFAAS_NAME": spec.name,
             "OPENFAAS_NAMESPACE": spec.namespace,
             **self.address_for(worker, self.settings.env.get("OPENFAAS_URL", "")),
-            **source.env,
             **spec.env,
-            **{name: value for name, value in source.env.items() if name not in ALLOCATOR},
+            **source.env,
             **({} if worker.scratch else self._share_env(worker)),
             MARK_VARIABLE: worker.output.secret,
         }

@@ -233,3 +233,26 @@ def test_a_deployment_with_such_variables_has_the_memory_and_says_why(platform: 
     assert (answer.status_code, answer.text) == (200, "2 1000")
     assert shown["memoryReason"] == "declared + 192 MiB: PYTHONOPTIMIZE needs a new process, which imports torch"
     assert platform.http.get("/system/status").json()["devices"][0]["used"] < 300 * MiB
+
+
+READS = """
+    import os
+    names, find = set(), os._Environ.__getitem__
+    def noted(environ, name):
+        names.add(name)
+        return find(environ, name)
+    os._Environ.__getitem__ = noted
+    import numpy, torch, safetensors.torch
+    from gpufaas_core.start_env import own_process
+    print(len(names), *(each for each in names if "TORCH" in each and not own_process({each: "1"})))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_every_variable_that_torch_reads_when_it_is_imported_needs_a_process_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(READS)], env={}, capture_output=True, check=True)
+
+    count, *unknown = done.stdout.decode().split()
+    assert int(count) > 40
+    assert unknown == []
