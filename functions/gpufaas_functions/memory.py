@@ -207,9 +207,8 @@ _FORK_POINT = MemoryPoint()
 
 def mark_fork_point(*, forked: bool = True) -> MemoryPoint:
     """
-    Called in the zygote's child before it does anything: what comes on top from here on is the worker's own.
-
-    :param forked: False: of a process of its own, which has imported torch, all but what it has mapped of libraries is
+    Called in the zygote's child before it does anything: what comes on top from here on is the worker's own. Of a
+    process that was not *forked*, but has imported torch itself, all but what it has mapped of libraries is.
     """
     global _FORK_POINT
     now = MemoryPoint.read()

@@ -23,9 +23,8 @@ def with_threads(env: Mapping[str, str], threads: int) -> dict[str, str]:
 
 def put_in_force(env: Mapping[str, str], threads: int, *, forked: bool) -> None:
     """
-    Give this process *env*. Call it in the function's directory.
+    Give this process *env*, as `with_threads` returns it. Call it in the function's directory.
 
-    :param threads: see `with_threads`
     :param forked: False: the process has started with it, but for PYTHONPATH
     """
     new = {name: value for name, value in env.items() if value and value != os.environ.get(name)}
@@ -39,8 +38,9 @@ def put_in_force(env: Mapping[str, str], threads: int, *, forked: bool) -> None:
             print(f"gpufaas: TZ: there is no time zone {zone!r} here: the time is UTC", file=sys.stderr, flush=True)
     if not forked:
         return
-    for name in new.keys() & _ACTS.keys():
-        _ACTS[name](new[name])
+    for name, act in _ACTS.items():
+        if name in new:
+            act(new[name])
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(int(env.get("OMP_NUM_THREADS") or env.get("MKL_NUM_THREADS") or threads))
     if of_numpy := env.get("OPENBLAS_NUM_THREADS") or env.get("OMP_NUM_THREADS"):
@@ -73,5 +73,5 @@ _ACTS: Final[dict[str, Callable[[str], object]]] = {
     "PYTHONFAULTHANDLER": lambda _: faulthandler.enable(),
     "PYTHONWARNINGS": _filter_warnings,
     "PYTORCH_ALLOC_CONF": _set_allocator,
-    "PYTORCH_CUDA_ALLOC_CONF": _set_allocator,
+    "PYTORCH_CUDA_ALLOC_CONF": _set_allocator,  # last: torch prefers it
 }

@@ -458,9 +458,8 @@ def environment() -> dict[str, str]:
     env.setdefault("OMP_STACKSIZE", "2M")  # read when the library is loaded: as `use_small_stacks` has it
     env = with_allocator(env)  # read when a torch with CUDA is imported
     if "PYTHONPATH" in env:  # Python takes an empty part of it (a trailing colon) for the current directory
-        env["PYTHONPATH"] = os.pathsep.join(
-            os.path.abspath(each) for each in env["PYTHONPATH"].split(os.pathsep) if each
-        )
+        parts = filter(None, env["PYTHONPATH"].split(os.pathsep))
+        env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, parts))
     return env
 
 

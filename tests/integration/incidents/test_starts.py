@@ -109,7 +109,7 @@ async def test_no_two_workers_draw_the_same_and_none_imports_from_where_the_plat
 
 
 SEES = """
-    import ctypes, os, sys, time, warnings
+    import ctypes, faulthandler, os, sys, time, warnings
     import numpy, torch
     zone = time.strftime("%Z")
     def load(device):
@@ -122,6 +122,7 @@ SEES = """
         blas = ctypes.CDLL(next(each.split()[-1] for each in open("/proc/self/maps") if "openblas" in each))
         return {
             "zone": zone, "path": sys.path, "filter": [str(each) for each in warnings.filters[0]], "hash": hash("word"),
+            "tells faults": faulthandler.is_enabled(),
             "writes": not sys.dont_write_bytecode, "torch": torch.get_num_threads(), "optimize": sys.flags.optimize,
             "numpy": blas.scipy_openblas_get_num_threads64_(), "environment": dict(os.environ), "pid": os.getpid(),
             "session": os.getsid(0), "server": os.getppid(), "group": open("/proc/self/cgroup").read(),
@@ -154,7 +155,7 @@ async def test_a_forked_worker_obeys_its_environment_as_a_process_that_starts_wi
     env = {
         "TZ": "Asia/Tokyo", "PYTHONPATH": f"{tmp_path}/more:beside:", "PYTHONWARNINGS": "ignore,error::BytesWarning",
         "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "3", "PYTHON_LEVEL": "ours",
-        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
+        "PYTHONFAULTHANDLER": "1", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "PYTORCH_ALLOC_CONF": "x:1",
     }  # fmt: skip
     said = await start(rig, "given", env)
     plain = await start(rig, "plain", {"TZ": "Nowhere/Land", "OPENBLAS_NUM_THREADS": "2"})
@@ -164,6 +165,7 @@ async def test_a_forked_worker_obeys_its_environment_as_a_process_that_starts_wi
     assert said["path"][:4] == [*folders, f"{tmp_path}/more", f"{folders[0]}/beside"]
     assert said["filter"][:3:2] == ["error", "<class 'BytesWarning'>"]
     assert plain["filter"] != said["filter"]
+    assert (said["tells faults"], plain["tells faults"]) == (True, False)
     assert (said["writes"], plain["writes"]) == (False, True)
     assert said["environment"].items() >= env.items()
     assert (said["allocator"], plain["allocator"]) == ("max_split_size_mb:64", "expandable_segments:True")
