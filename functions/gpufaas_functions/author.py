@@ -213,7 +213,7 @@ class Event:
             if readings & reading and not self.unreadable & reading and reading not in ahead:
                 try:
                     ahead[reading] = self._json() if reading == JSON else self._text()
-                except Exception:  # no room for it in memory, say
+                except (BadBody, OSError, MemoryError):
                     self.unreadable |= reading
         return not readings & self.unreadable
 

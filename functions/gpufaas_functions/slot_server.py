@@ -150,7 +150,7 @@ class SlotServer:
             for each in work.areas:
                 each.end()
             return
-        head, body = work.calls[0]
+        head, body = work.calls.pop()  # its slot has the work until the next call
         if work.areas:
             self._area = work.areas[0]
         call_lines.begin(head.call, self._alone)

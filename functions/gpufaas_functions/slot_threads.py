@@ -159,13 +159,13 @@ class Slots:
         """Run *work*, and what came for the slot meanwhile. :raises Closed: the connection is closed"""
         server, following = lane.server, work
         while True:
-            if self._begin(server):
+            if self._begin(server, following):
                 server.run(following)
             if (more := lane.end()) is None:
                 return
             following = more
 
-    def _begin(self, server: SlotServer) -> bool:
+    def _begin(self, server: SlotServer, work: Work) -> bool:
         """Count what begins. False: it was taken back, and is dropped."""
         slot = server.index
         self._begun[slot] = number = self._begun[slot] + 1
@@ -173,6 +173,7 @@ class Slots:
         if not mark or not is_taken(number, mark):
             return True
         self.connection.send(encode_frame(Kind.DROPPED, DroppedHead(number), slot=slot))
+        work.calls.clear()
         server.took = -1.0
         return False
 
@@ -203,7 +204,7 @@ class OneSlot(Slots):
         """
         server, following = self._server, work
         while True:
-            if self._begin(server):
+            if self._begin(server, following):
                 server.run(following)
                 self.connection.flush()
                 server.say_growth()

@@ -31,8 +31,8 @@ from gpufaas_gpu_manager.zygote import Exec
 STACKS: Final[Bytes] = 64 * MiB
 """Private memory that a program may have beyond its reservation: the kernel counts stacks of threads as a whole (8 MiB
 each by default), although little of them is ever touched."""
-_CONNECTIONS: Final = 2
-"""What a new worker is given beside weights and output: its connection, and the file of its counts (`begun`)."""
+_CONNECTIONS: Final = 3
+"""What a new worker is given beside weights and output: its connection, that for files, its counts (`begun`)."""
 _SOCKET_PATH: Final[Bytes] = 107
 """Of the path of a unix socket, at most."""
 _SCRATCH: Final = "GPUFAAS_SCRATCH"

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -160,6 +160,19 @@ def test_a_body_for_which_there_is_no_room_fails_its_call_alone() -> None:
     found = run(lambda events, _: [each.text for each in events], Full("POST", "/", b"", [], None), b"1")
 
     assert (type(found[0]), found[1]) == (MemoryError, b"1")
+
+
+def test_a_caller_who_leaves_while_a_body_streams_ends_a_call_by_itself() -> None:
+    class Gone(Exception): ...
+
+    def stream() -> Iterator[bytes]:
+        yield b"["
+        raise Gone
+
+    with pytest.raises(Gone):
+        BatchHandler(lambda events, _: [each.json() for each in events]).one(
+            Event("POST", "/", b"", [], None, stream), context()
+        )
 
 
 def test_a_bad_body_of_no_call_is_an_error_of_all() -> None:

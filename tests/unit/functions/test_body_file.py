@@ -5,20 +5,24 @@ import gc
 import os
 import resource
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S, until
 
 from gpufaas_core.errors import StorageFailed
-from gpufaas_core.frames import FILE, CallHead
+from gpufaas_core.frames import FILE, CallHead, FrameReader, Kind, encode_frame
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import BatchHandler
+from gpufaas_functions.begun import no_counts, taken
 from gpufaas_functions.body_file import BodyFile, connected, give, opened, take
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.slot_server import SlotServer
+from gpufaas_functions.slot_threads import OneSlot
 
 MOST = 2 * 240
 """Two batches of the largest size: one may be with the worker beside that which it runs."""
@@ -126,3 +130,28 @@ def test_the_body_of_a_call_that_failed_is_closed_without_a_collection(
         assert len(os.listdir("/proc/self/fd")) == before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_worker_that_rests_has_no_body_open(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path, is_dropped: bool
+) -> None:
+    node, theirs = socket.socketpair()
+    connection, counts = Connection(theirs), no_counts(1)
+    connection.files = ends[1]
+    slot = SlotServer(0, connection, lambda event, _: event.body, "f.ns", "cpu", CpuMemory(), alone=True)
+    serving = threading.Thread(target=OneSlot(slot, counts).serve, daemon=True)
+    serving.start()
+    before = len(os.listdir("/proc/self/fd"))
+    if is_dropped:
+        counts.taken[0] = taken(1, 1)
+
+    head = call(tmp_path / "body")
+    node.sendall(encode_frame(Kind.CALL, give(ends[0], opened(head), head)))
+    ((kind, _, body),) = FrameReader().feed(node.recv(1 << 16))
+    assert (kind, body) == ((Kind.DROPPED, b"") if is_dropped else (Kind.ANSWER, b"body"))
+
+    until(lambda: len(os.listdir("/proc/self/fd")) == before, "it is closed")
+    node.close()
+    serving.join(LIMIT_S)
+    theirs.close()
