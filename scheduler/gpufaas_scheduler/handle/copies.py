@@ -72,9 +72,9 @@ def send_off(world: World, device: DeviceState, copy: Copy) -> None:
     owner = copy.owner
     if copy.split:
         copy = world.cluster.copies[copy.id][1]
-    if copy.silent:
-        world.cluster.hear(device, copy)
-    if copy in owner.draining:
+    if copy.silent and not copy.pinned:
+        evict(world, device, copy)
+    elif copy in owner.draining:
         pass
     elif copy.pinned:
         world.cluster.drain(owner, copy)

@@ -288,7 +288,7 @@ def _adopt_residents(
         world.lending.note(state, copy)
         closed = doc is not None and doc.closed
         owner.adopt(copy, state, draining=closed or (before is not None and before.draining))
-        if each.silent and copy in owner.active:
+        if each.silent and not (each.loading or copy.split):
             world.cluster.silence(state, copy)
         world.cluster.note_waiting(owner)
         found.append((key, each.memory, each.loading, copy.running))

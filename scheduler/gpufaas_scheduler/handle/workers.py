@@ -148,7 +148,7 @@ def silent(world: World, event: m.CopySilent) -> None:
         balance(world, owner)
         if not owner.queued:
             serve_fifo(world, owner)
-    elif copy in owner.active:
+    else:
         shun(world, device, copy)
 
 

@@ -172,17 +172,20 @@ class Cluster:
     def silence(self, device: DeviceState, copy: Copy) -> None:
         """*copy* takes no more calls until it is heard again. It drains, but is not evicted for that."""
         copy.silent = True
+        device.mark()
         device.silent += copy.owner.queued
-        self.drain(copy.owner, copy)
+        if copy in copy.owner.active:
+            self.drain(copy.owner, copy)
         if device.idle_key is not None and device.silent and not self.mixed:
             self.set_busy(device)
 
     def hear(self, device: DeviceState, copy: Copy) -> None:
-        """*copy*, which was silent, takes calls again, unless its device takes none."""
+        """*copy*, which was silent, takes calls again, unless its device takes none. It may be one too many."""
         owner = copy.owner
         copy.silent = False
+        device.mark()
         device.silent -= owner.queued
-        if not device.closed:
+        if not device.shut:
             owner.add(copy, owner.draining.pop(copy))
         self.offer(device)
         self.note_waiting(owner)

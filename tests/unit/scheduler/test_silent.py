@@ -122,3 +122,18 @@ def test_a_silent_copy_goes_with_its_device_and_with_its_function() -> None:
     assert world.models("b") == []
     world.call("d", "f")
     assert world.started == [("d", "b")]
+
+
+def test_one_that_falls_silent_while_it_drains_gets_no_calls_again_before_it_is_heard() -> None:
+    world = world_of("f", "a b", size=60, warm="f")
+    world.scale("f", 2)
+    world.calls("x y", "f")
+    world.scale("f", 1)
+    (drains,) = [device for device in "ab" if world.model("f", device).draining]
+    falls_silent(world, "f", drains)
+
+    world.scale("f", 2)
+    assert world.model("f", drains).draining
+    is_heard(world, "f", drains)
+
+    assert not world.model("f", drains).draining

@@ -62,6 +62,7 @@ class Worker:
     began_at: float
     loading: bool = True
     tier: str = ""
+    silent: bool = False
 
 
 @dataclass
@@ -151,7 +152,7 @@ class Nodes:
             tuple(
                 ResidentSnapshot(
                     each.function, f"digest of {each.function}", each.memory, each.copy, now - each.used_at,
-                    each.loading, now - each.began_at if each.loading else 0.0, each.tier,
+                    each.loading, now - each.began_at if each.loading else 0.0, each.tier, each.silent,
                 )
                 for each in workers.values()
             ),
@@ -310,6 +311,12 @@ class Site:
             self.tell(m.Woken())
         if self.host and choice % 5 == 0:
             self.stage(choice // 5)
+        devices = self.nodes.workers.items()
+        ready = [(device, each) for device, held in devices for each in held.values() if not each.loading]
+        if choice % 7 == 0 and ready:
+            device, worker = ready[choice // 7 % len(ready)]
+            worker.silent = not worker.silent
+            self.tell(m.CopySilent(worker.function, device, worker.copy, worker.silent))
         running = [each for calls in self.nodes.running.values() for each in calls.values()]
         workers = [(device, each) for device, held in self.nodes.workers.items() for each in held.values()]
         loading = [(device, each) for device, each in workers if each.loading]
