@@ -107,6 +107,11 @@ def test_a_text_is_read_in_the_charset_that_its_caller_names(body: bytes, conten
     assert sent(body, content_type).json() == ["café"]
 
 
+def test_json_whose_bytes_could_be_ascii_is_read_in_its_charset_where_that_matters() -> None:
+    assert sent('["a"]'.encode("utf-16-le"), b"application/json; charset=utf-16le").json() == ["a"]
+    assert sent(b'["a"]', b"application/json; charset=klingon").json() == ["a"]
+
+
 @pytest.mark.parametrize(
     ("body", "content_type", "status"),
     [
