@@ -299,7 +299,7 @@ class AsyncSlot:
         alone = self._server.alone
         call_lines.begin(head.call, alone)
         try:
-            if counts.taken[index] and is_taken(number, counts.taken[index]):
+            if is_taken(number, counts.taken[index]):
                 self._send(encode_frame(Kind.DROPPED, DroppedHead(number), slot=index))
             else:
                 await self._answer(head, body, area)

@@ -29,7 +29,6 @@ LATE: Final = 4
 """Looks: a call may run on for so long beyond its time limit."""
 _SILENT: Final = 3
 """Looks: the sign before was given, at the earliest, a look before the first of them."""
-_REASON: Final = "its worker gives no sign of life"
 
 
 class CallWatch:
@@ -89,7 +88,8 @@ class CallWatch:
             owes = self._asked or calls.unbegun or (not self.pings and worker.stopped)
         self.answered = False
         self._owed = self._owed + 1 if owes else 0
-        if self.silent != owes and (self.silent or self._is_late()):
+        late = self._owed >= self._patience or (self._owed >= _SILENT and worker.stopped)
+        if self.silent != owes and (self.silent or late):
             self.silent = owes
             if owes:
                 self._patience = min(2 * self._patience, self._grace)
@@ -97,10 +97,7 @@ class CallWatch:
         if bound and not self._asked and (self.pings or self.silent):
             self._asked = calls.ping()
         if self.silent:
-            calls.take_all_back(_REASON)
-
-    def _is_late(self) -> bool:
-        return self._owed >= self._patience or (self._owed >= _SILENT and self._worker.stopped)
+            calls.take_all_back()
 
     def _why_end(self, bound: list[Exchange]) -> str:
         """Return why the worker ends; empty: it does not."""

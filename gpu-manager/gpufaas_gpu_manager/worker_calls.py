@@ -294,8 +294,9 @@ class WorkerCalls:
             self._first.ping()
         return self._first is not None
 
-    def take_all_back(self, reason: str) -> None:
-        """Have placed again what its worker has not begun."""
+    def take_all_back(self) -> None:
+        """Its worker is silent: have placed again what that has not begun."""
+        reason = "its worker gives no sign of life"
         for each in list(self.unbound):
             self.give_back(each, reason)  # with its batch
         if self._first is not None:

@@ -66,8 +66,7 @@ class Rig:
         self.asked += self.frames
         return self.frames
 
-    def take_all_back(self, reason: str) -> None:
-        assert reason
+    def take_all_back(self) -> None:
         if self.unbegun:
             self.calls, self.unbegun = [], False
 
