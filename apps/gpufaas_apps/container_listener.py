@@ -6,12 +6,14 @@ A peer must be in that network. Without a password it reaches public routes only
 asks for no password on loopback.
 """
 
+import asyncio
 import ipaddress
 import logging
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufaas_core.origin import without_origin
@@ -19,8 +21,6 @@ from gpufaas_gateway.auth import is_public
 from gpufaas_gateway.errors import headers_of
 
 if TYPE_CHECKING:
-    import asyncio
-
     from uvicorn import Config, Server
 
 log = logging.getLogger("gateway")
@@ -64,8 +64,6 @@ class ContainerListener:
 
     async def open(self) -> None:
         """Listen, once the network is found and the server has started. If that fails, log it and go on."""
-        import asyncio
-
         server = self._server
         if self._open or not self._needed or not self._address or server is None or not server.started:
             return
@@ -73,9 +71,9 @@ class ContainerListener:
         config = self._configured(self, self._admits)
         config.load()
 
-        def protocol() -> "asyncio.Protocol":
+        def protocol() -> asyncio.Protocol:
             made: Any = config.http_protocol_class
-            return cast("asyncio.Protocol", made(config=config, server_state=server.server_state, app_state={}))
+            return cast(asyncio.Protocol, made(config=config, server_state=server.server_state, app_state={}))
 
         family = socket.AF_INET6 if self._subnet.version == 6 else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
@@ -93,13 +91,13 @@ class ContainerListener:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         peer = scope.get("client")
         if peer is None or not self._admits(peer[0]):
-            await _refuse(scope, send, _STRANGER)
+            await _refuse(scope, receive, send, _STRANGER)
         elif (
             scope["type"] == "http"
             and not self._guarded
             and not is_public(scope["method"], without_origin(scope["path"])[1])
         ):
-            await _refuse(scope, send, _REFUSED)
+            await _refuse(scope, receive, send, _REFUSED)
         else:
             await self._app(scope, receive, send)
 
@@ -107,11 +105,8 @@ class ContainerListener:
         return bool(address) and ipaddress.ip_address(address) in self._subnet
 
 
-async def _refuse(scope: Scope, send: Send, text: bytes) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send, text: bytes) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": text.decode().strip()})
         return
-    headers = [(name.lower().encode(), value.encode()) for name, value in headers_of().items()]
-    headers.append((b"content-length", b"%d" % len(text)))
-    await send({"type": "http.response.start", "status": 403, "headers": headers})
-    await send({"type": "http.response.body", "body": text})
+    await Response(text, 403, headers_of())(scope, receive, send)

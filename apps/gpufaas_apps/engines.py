@@ -1,10 +1,23 @@
-"""The container engine that ``--functions`` asks for: it runs functions that have only an image."""
+"""The devices of a node, and the container engine that ``--functions`` asks for, as its options say."""
 
 import os
 from collections.abc import Awaitable, Callable
 
+from gpufaas_apps.options import DeviceOptions
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.model import NodeId
+from gpufaas_gpu_manager.devices import NodeDevice, open_devices
+from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.supervisor import ContainerEngine
+
+
+def opened_devices(given: DeviceOptions, node: NodeId) -> tuple[list[NodeDevice], Enforcement]:
+    """Return the devices of *node*, and what holds its workers to their memory. Raises as `open_devices`."""
+    enforcement = Enforcement(given.memory_enforcement)
+    devices = open_devices(
+        given.devices, node, given.labels, enforcement.name, given.read_costs, enforcement.shares_by, given.standby
+    )
+    return devices, enforcement
 
 
 def container_engine(

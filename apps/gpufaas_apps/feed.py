@@ -67,11 +67,8 @@ class EtcdFeed:
         async with aclosing(self._deployed.watch_quotas()) as changes:
             async for change in changes:
                 match change:
-                    case QuotaChanged(namespace, None):
-                        seen.discard(namespace)
-                        quotas.adopt(namespace, None)
                     case QuotaChanged(namespace, quota):
-                        seen.add(namespace)
+                        (seen.discard if quota is None else seen.add)(namespace)
                         quotas.adopt(namespace, quota)
                     case Listed():
                         quotas.keep_only(seen)

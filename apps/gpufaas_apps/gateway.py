@@ -25,7 +25,7 @@ from gpufaas_apps.data_directory import credentials_of, owned
 from gpufaas_apps.feed import EtcdFeed
 from gpufaas_apps.front import Front, Parts
 from gpufaas_apps.options import GatewayOptions
-from gpufaas_apps.process import first_of, listen, on_signals, prepare_process, run_loop
+from gpufaas_apps.process import asked_to_stop, first_of, listen, prepare_process, run_loop
 from gpufaas_apps.server import GRACE_S
 from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.uploads import GatewayArtifacts
@@ -61,28 +61,23 @@ def run(options: GatewayOptions) -> None:
 async def _main(
     options: GatewayOptions, credentials: Credentials | None, spool: Path, listening: socket.socket
 ) -> None:
-    stop = asyncio.Event()
-    on_signals(stop)
+    stop = asked_to_stop()
     me = identity(options.cluster, "gateway")
-    data = options.front.data
-    artifacts = ArtifactStore(data / "artifacts")
-    weights = Weights(me, artifacts, BundleStore(data / "bundles", artifacts), options.object_store)
-    await GatewayApp(options, me, credentials, spool, artifacts, weights).run(listening, stop)
+    await GatewayApp(options, me, credentials, spool).run(listening, stop)
 
 
 class GatewayApp:
     """A gateway, with what it needs of the cluster: etcd, the scheduler that leads, and the nodes."""
 
-    def __init__(
-        self, options: GatewayOptions, me: Identity, credentials: Credentials | None, spool: Path,
-        artifacts: ArtifactStore, weights: Weights,
-    ) -> None:  # fmt: skip
+    def __init__(self, options: GatewayOptions, me: Identity, credentials: Credentials | None, spool: Path) -> None:
+        data = options.front.data
         self._options = options
         self._me = me
         self._credentials = credentials
         self._spool = spool
-        self._artifacts = artifacts
-        self._weights = weights
+        self._artifacts = ArtifactStore(data / "artifacts")
+        bundles = BundleStore(data / "bundles", self._artifacts)
+        self._weights = Weights(me, self._artifacts, bundles, options.object_store)
         self._scheduler = RemoteScheduler(me, on_view=self._on_view)
         self._nodes = RemoteNodes(me, self._scheduler.unreachable, self._scheduler.kept)
         self._nodes.watchers.add(lambda: self._scheduler.unlinked(self._nodes.unlinked()))

@@ -23,7 +23,7 @@ from gpufaas_apps.data_directory import auth_dir_of, credentials_of, owned
 from gpufaas_apps.gateway import key_of_secrets
 from gpufaas_apps.metrics_view import asked, joined, with_label
 from gpufaas_apps.options import GatewayOptions
-from gpufaas_apps.process import listen, on_signals, prepare_process, run_loop
+from gpufaas_apps.process import asked_to_stop, listen, prepare_process, run_loop
 from gpufaas_apps.server import GRACE_S
 from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.watchdog import OVERDUE_S, notify
@@ -110,7 +110,8 @@ class GatewayProcesses:
 
     def __init__(self, options: GatewayOptions) -> None:
         self._options = options
-        self._stop = asyncio.Event()
+        self._stop: asyncio.Event
+        """Since `run`."""
         self._failed = ""
         self._processes: Sequence[_Process] = ()
 
@@ -121,7 +122,7 @@ class GatewayProcesses:
 
         :raises GpufaasError: one cannot be started
         """
-        on_signals(self._stop)
+        self._stop = asked_to_stop()
         cluster, front = self._options.cluster, self._options.front
         status = Status(self._why_not_ready, self._metrics)
         async with status_served(status, front.host, cluster.status_port) as port:

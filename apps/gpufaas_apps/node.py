@@ -18,10 +18,10 @@ from gpufaas_adapters.etcd.election import Registration, register
 from gpufaas_adapters.etcd.secrets import EtcdSecrets, SecretChanged, SecretRemoved, SecretsKey
 from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_apps.cluster import advertised, identity, leader_addresses, listening, opened
-from gpufaas_apps.engines import connect, container_engine
+from gpufaas_apps.engines import connect, container_engine, opened_devices
 from gpufaas_apps.host_cache import host_budget, host_cache
 from gpufaas_apps.options import DEFAULT_NODE_PORT, NodeOptions
-from gpufaas_apps.process import first_of, on_signals, own_directory, prepare_process, run_loop, settle
+from gpufaas_apps.process import asked_to_stop, first_of, own_directory, prepare_process, run_loop, settle
 from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.watchdog import notify
 from gpufaas_apps.weights import Weights
@@ -33,8 +33,7 @@ from gpufaas_cluster.connection import Identity, split_address
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
-from gpufaas_gpu_manager.devices import described, open_devices
-from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.devices import described
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -53,8 +52,7 @@ def run(options: NodeOptions) -> None:
 
 
 async def _main(options: NodeOptions) -> None:
-    stop = asyncio.Event()
-    on_signals(stop)
+    stop = asked_to_stop()
     await composed(options, identity(options.cluster, "node")).run(stop)
 
 
@@ -62,16 +60,7 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     """Open the node's devices and stores, and compose it. :raises GpufaasError: one of them cannot be used"""
     given, data = options.devices, options.data
     budget = host_budget(given.host_cache)
-    enforcement = Enforcement(given.memory_enforcement)
-    devices = open_devices(
-        given.devices,
-        NodeId(me.id),
-        given.labels,
-        enforcement.name,
-        given.read_costs,
-        enforcement.shares_by,
-        given.standby,
-    )
+    devices, enforcement = opened_devices(given, NodeId(me.id))
     containers = container_engine(given.functions, f"node-{me.id}", 0, _no_container_listener)
     logs = FunctionLogs(data / "logs")
     secrets = SecretFiles(data / "secrets", data / "secret-mounts")

@@ -102,8 +102,7 @@ class ClusterOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     status_port: int = 0
-    status_host: str = "127.0.0.1"
-    """The address of ``/healthz``, ``/readyz`` and ``/metrics``."""
+    """The port of ``/healthz``, ``/readyz`` and ``/metrics``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

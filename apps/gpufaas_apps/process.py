@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -44,18 +43,15 @@ def run_loop(main: Coroutine[Any, Any, None], grace_s: Seconds = 0.0) -> None:
     """Run *main* on uvloop. *grace_s*: how long calls may run on when the process is asked to stop."""
     import uvloop
 
-    if sys.version_info >= (3, 12):
-        uvloop.run(watched(main, grace_s))
-    else:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(watched(main, grace_s))
+    uvloop.run(watched(main, grace_s))
 
 
-def on_signals(stop: asyncio.Event) -> None:
-    """Set *stop* when the process is asked to stop."""
-    loop = asyncio.get_running_loop()
+def asked_to_stop() -> asyncio.Event:
+    """Return an event that is set when the process is asked to stop."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    return stop
 
 
 async def first_of(*tasks: Awaitable[Any]) -> None:

@@ -12,7 +12,7 @@ from gpufaas_adapters.etcd.client import Etcd
 from gpufaas_adapters.etcd.election import campaign
 from gpufaas_apps.cluster import advertised, identity, leader_addresses, listening, opened
 from gpufaas_apps.options import DEFAULT_SCHEDULER_PORT, SchedulerOptions
-from gpufaas_apps.process import first_of, on_signals, prepare_process, run_loop, settle
+from gpufaas_apps.process import asked_to_stop, first_of, prepare_process, run_loop, settle
 from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.term import Term
 from gpufaas_apps.watchdog import notify
@@ -30,8 +30,7 @@ def run(options: SchedulerOptions) -> None:
 
 
 async def _main(options: SchedulerOptions) -> None:
-    stop = asyncio.Event()
-    on_signals(stop)
+    stop = asked_to_stop()
     await SchedulerApp(options, identity(options.cluster, "scheduler")).run(stop)
 
 

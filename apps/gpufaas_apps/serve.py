@@ -22,7 +22,7 @@ from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 from gpufaas_adapters.sqlite.functions import SqliteStore
 from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.data_directory import auth_dir_of, credentials_of, is_loopback, owned
-from gpufaas_apps.engines import connect, container_engine
+from gpufaas_apps.engines import connect, container_engine, opened_devices
 from gpufaas_apps.front import Front, Parts
 from gpufaas_apps.host_cache import host_budget, host_cache
 from gpufaas_apps.one_node import OneNode
@@ -39,8 +39,7 @@ from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import PASSWORD_FILE, Credentials
-from gpufaas_gpu_manager.devices import described, open_devices
-from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.devices import described
 from gpufaas_gpu_manager.metrics import NodeFamilies
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -107,16 +106,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     """Open what the platform stands on, and compose it. Needs the event loop. :raises GpufaasError: as `run`"""
     origins = Origins()
     budget = host_budget(options.host_cache)
-    enforcement = Enforcement(options.memory_enforcement)
-    devices = open_devices(
-        options.devices,
-        _NODE,
-        options.labels,
-        enforcement.name,
-        options.read_costs,
-        enforcement.shares_by,
-        options.standby,
-    )
+    devices, enforcement = opened_devices(options, _NODE)
     header = _header(options)
     engine = header.engine()
     journal = _open_journal(options.journal, header) if options.journal else None

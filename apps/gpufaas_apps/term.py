@@ -119,19 +119,14 @@ class Term:
     # --- functions, as etcd has them ---
 
     async def _follow_functions(self) -> None:
-        seen: set[str] = set()
         async with aclosing(self._deployed.watch()) as changes:
             async for change in changes:
                 match change:
                     case EntryChanged(entry):
                         await self._changed(entry)
-                        seen.add(entry.record.full_name)
                     case EntryRemoved(name):
-                        seen.discard(name)
                         self._removed(name)
                     case Listed():
-                        for name in [each for each in self._entries if each not in seen]:
-                            self._removed(name)
                         self._listed.set()
 
     async def _changed(self, entry: FunctionEntry) -> None:

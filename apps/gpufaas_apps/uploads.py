@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Generator
-from contextlib import AbstractContextManager
 
 from gpufaas_apps.weights import Weights
 from gpufaas_cache_manager.artifacts import ArtifactStore
@@ -30,11 +29,8 @@ class GatewayArtifacts:
             store is not None and asyncio.run_coroutine_threadsafe(store.head(digest), self._loop).result() is not None
         )
 
-    def writer(self, digest: str) -> AbstractContextManager[ArtifactWriter]:
-        return self._writer(digest)
-
     @contextlib.contextmanager
-    def _writer(self, digest: str) -> Generator[ArtifactWriter]:
+    def writer(self, digest: str) -> Generator[ArtifactWriter]:
         with self._artifacts.writer(digest) as writer:
             yield writer
         # The context is left in a thread, as it was entered in one.

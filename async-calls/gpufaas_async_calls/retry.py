@@ -55,9 +55,9 @@ Decision: TypeAlias = TryAgain | GiveUp | None
 """None: the answer counts."""
 
 
-def read_policy(annotations: Mapping[str, str] | None, defaults: RetryPolicy | None = None) -> RetryPolicy:
+def read_policy(annotations: Mapping[str, str] | None) -> RetryPolicy:
     """Return what the annotations ask for. As with OpenFaaS, a malformed value falls back to the default."""
-    default = defaults or RetryPolicy()
+    default = RetryPolicy()
     given = {name[len(PREFIX) :]: text for name, text in (annotations or {}).items() if name.startswith(PREFIX)}
     attempts = _whole(given.get("attempts", ""))
     codes = [_whole(code) for code in given.get("codes", "").split(",")]

@@ -38,7 +38,6 @@ class Agent:
         address: str,
         *,
         prepare: Callable[[WorkerSpec], None] = lambda _: None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """
         :param address: where gateways reach the node
@@ -50,7 +49,6 @@ class Agent:
         self.leaders = LeaderLink(me, self)
         self.note = ""
         self._prepare = prepare
-        self._clock = clock
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self._telling: asyncio.Task[None] | None = None
@@ -77,7 +75,7 @@ class Agent:
         node = self.node
         assert node is not None
         node.obey(link.epoch)
-        link.send(control.NodeJoins(self.address, _encoded(node), self._clock(), node.makes))
+        link.send(control.NodeJoins(self.address, _encoded(node), time.time(), node.makes))
         self._link = link
         if self.note:
             link.send(control.NodeNote(self.note))

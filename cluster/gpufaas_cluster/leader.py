@@ -7,7 +7,6 @@ are then placed in the order in which they had arrived.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -46,7 +45,6 @@ class Leader:
         may_act: Callable[[], bool] = lambda: True,
         drained: set[NodeId] | None = None,
         on_drain: Callable[[NodeId, bool], None] = lambda _, __: None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.service = service
         self.epoch = epoch
@@ -58,7 +56,7 @@ class Leader:
         self.deployed = Deployed(service, lambda message: self.nodes.send(message))
         self.nodes = NodeSessions(
             service, self.deployed.workers, drained if drained is not None else set(),
-            on_change=self._view_changed, on_joined=self._node_joined, on_drain=on_drain, clock=clock,
+            on_change=self._view_changed, on_joined=self._node_joined, on_drain=on_drain,
         )  # fmt: skip
         self.gateways = GatewaySessions(service, self.deployed, self.nodes)
         self._loop = asyncio.get_running_loop()

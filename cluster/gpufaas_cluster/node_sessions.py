@@ -76,7 +76,6 @@ class NodeSessions:
         on_change: Callable[[bool], None],
         on_joined: Callable[[NodeId], None],
         on_drain: Callable[[NodeId, bool], None],
-        clock: Callable[[], float],
     ) -> None:
         self.by_id: dict[NodeId, NodeSession] = {}
         self.differences = 0
@@ -88,7 +87,6 @@ class NodeSessions:
         self._on_change = on_change
         self._on_joined = on_joined
         self._on_drain = on_drain
-        self._clock = clock
 
     def accept(self, link: Link, hello: control.ClientHello) -> NodeSession | control.Turned:
         """Take a new link, whose node says next what it holds; or say why it is turned away."""
@@ -172,7 +170,7 @@ class NodeSessions:
 
     def _join(self, node: NodeSession, joining: control.NodeJoins) -> None:
         node.address, node.makes = joining.address, joining.makes
-        off = joining.wall - self._clock()
+        off = joining.wall - time.time()
         if joining.wall and abs(off) > CLOCK_OFF_S:
             # Ages travel, never times: a clock that is off decides nothing, but confuses readers of logs.
             node.clock_note = f"its clock is {off:+.0f} s off this scheduler's: set it by NTP"

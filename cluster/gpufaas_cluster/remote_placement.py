@@ -166,8 +166,7 @@ class RemotePlacement:
         self._waiting.pop(sent, None)
         self._running.pop(sent, None)
         self._early.pop(sent, None)
-        if self._link is not None:
-            self._link.send(control.CancelCall(sent))
+        self._send(control.CancelCall(sent))
 
     def over(self, call: CallId) -> None:
         """Its caller was answered."""
@@ -176,13 +175,12 @@ class RemotePlacement:
             return
         self._running.pop(sent, None)
         self.kept.over(sent)
-        if self._early and self._early.pop(sent, None) is not None and self._link is not None:
-            self._link.send(control.CancelCall(sent))  # no call will open it
+        if self._early and self._early.pop(sent, None) is not None:
+            self._send(control.CancelCall(sent))  # no call will open it
 
     def unreachable(self, grant: Grant, reason: str) -> None:
         """Report that the node of a grant could not be reached."""
-        if self._link is not None:
-            self._link.send(control.NodeUnreachable(grant.call, grant.device, reason, grant.epoch, grant.number))
+        self._send(control.NodeUnreachable(grant.call, grant.device, reason, grant.epoch, grant.number))
 
     def _send(self, message: control.Message) -> None:
         if self._link is not None:
@@ -242,8 +240,8 @@ class RemotePlacement:
             if grant.call in self._running:
                 # The next grant came before the refusal of the last one.
                 self._early[grant.call] = grant
-            elif self._link is not None:
-                self._link.send(control.CancelCall(grant.call))  # its caller went while the grant was on its way
+            else:
+                self._send(control.CancelCall(grant.call))  # its caller went while the grant was on its way
             return
         self._running[grant.call] = waiting.function
         if keep_s > 0.0 and waiting.outer is None and not waiting.endless:
@@ -252,11 +250,8 @@ class RemotePlacement:
 
     def _rejected(self, rejected: control.CallRejected) -> None:
         waiting = self._waiting.pop(rejected.call, None)
-        if waiting is None:
-            return
-        error = make_error(rejected.code, rejected.message, rejected.retry_after_s)
-        if not waiting.future.done():
-            waiting.future.set_exception(error)
+        if waiting is not None and not waiting.future.done():
+            waiting.future.set_exception(make_error(rejected.code, rejected.message, rejected.retry_after_s))
 
     def _unknown(self, call: CallId) -> None:
         """The scheduler does not know *call* (any more)."""

@@ -40,8 +40,7 @@ class RemoteScheduler(RemotePlacement):
         """Tell the scheduler which nodes are not reached from here."""
         if nodes != self._unlinked:
             self._unlinked = nodes
-            if self._link is not None:
-                self._link.send(control.UnreachedNodes(nodes))
+            self._send(control.UnreachedNodes(nodes))
 
     def deploy(self, function: Function, worker: WorkerSpec) -> None:  # noqa: ARG002 - the port's
         """A revision may be called from here. The scheduler learns of it from etcd."""
@@ -57,8 +56,7 @@ class RemoteScheduler(RemotePlacement):
         self._link.send(control.ScaleFunction(function, copies))
 
     def counted(self, functions: dict[str, tuple[int, int, int, int]]) -> None:
-        if self._link is not None:
-            self._link.send(control.CallCounts(functions))
+        self._send(control.CallCounts(functions))
 
     def status(self) -> EngineStatus:
         """Return what the scheduler last sent: at most half a second old while one leads."""

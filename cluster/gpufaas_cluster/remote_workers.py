@@ -125,7 +125,7 @@ class RemoteLogs:
         self._followers: set[asyncio.Queue[LogLine | None]] = set()
 
     def query(self, query: LogQuery) -> list[LogLine]:
-        return self._wait(self._query(query))
+        return _merged(self._wait(self._query_each(query)).values(), query.tail)
 
     def known(self, name: str, namespace: str) -> bool:
         answers = self._wait(_ask_all(self._nodes, "known", LogQuery(name, namespace)))
@@ -177,9 +177,6 @@ class RemoteLogs:
             if lines.full():
                 lines.get_nowait()
             lines.put_nowait(None)
-
-    async def _query(self, query: LogQuery) -> list[LogLine]:
-        return _merged((await self._query_each(query)).values(), query.tail)
 
     async def _query_each(self, query: LogQuery) -> dict[str, list[LogLine]]:
         """Return the lines by node; nodes that cannot be reached are left out."""

@@ -1,11 +1,11 @@
 """Calls that come through ASGI: their caller, their answer, and what is said of a bug."""
 
 import logging
-from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
 from gpufaas_core.errors import CallCancelled
+from gpufaas_gateway.call_body import Caller
 from gpufaas_gateway.request import Answer
 
 log = logging.getLogger("gateway")
@@ -16,8 +16,8 @@ def log_failure(scope: Scope) -> None:
     log.exception("a request failed in the platform itself: %s", scope.get("path"))
 
 
-class AsgiCaller:
-    """`Caller`: the client of an HTTP request."""
+class AsgiCaller(Caller):
+    """The client of an HTTP request."""
 
     __slots__ = ("_receive",)
 
@@ -29,9 +29,6 @@ class AsgiCaller:
         if message["type"] == "http.disconnect":
             raise CallCancelled("the caller went away")
         return message.get("body", b""), message.get("more_body", False)
-
-    def on_gone(self, tell: Callable[[], None] | None) -> bool:  # noqa: ARG002 - the port's
-        return False
 
 
 async def send_whole(send: Send, answer: Answer) -> None:

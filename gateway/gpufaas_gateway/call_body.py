@@ -39,11 +39,12 @@ class Caller(Protocol):
         :raises CallCancelled: the caller went away; also after the last piece
         """
 
-    def on_gone(self, tell: Callable[[], None] | None) -> bool:
+    def on_gone(self, tell: Callable[[], None] | None) -> bool:  # noqa: ARG002 - for those that tell
         """
         Have *tell* called when the caller goes away, or nothing any more if it is None. False: only `receive` says so,
         at which a task has to wait.
         """
+        return False
 
 
 Body = tuple[bytes | memoryview, int, str, Bytes]

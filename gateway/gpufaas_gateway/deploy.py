@@ -154,10 +154,8 @@ class Deployer:
         if full_name in self._deploying:
             self._deploying[full_name] = lambda: self.dropped(full_name)
             return
-        old = self.catalogue.get(full_name)
-        if old is None:
-            return
-        self.catalogue.drop(old)
+        if (old := self.catalogue.get(full_name)) is not None:
+            self.catalogue.drop(old)
 
     def used(self, namespace: str) -> dict[str, int]:
         """Return what *namespace* uses of its quota; the numbers of calls only if there is a limit on calls."""

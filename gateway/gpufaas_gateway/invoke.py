@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 from msgspec import Struct
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gpufaas_core.driven import Driven
@@ -24,6 +24,7 @@ from gpufaas_core.origin import Origins, without_origin
 from gpufaas_core.units import Bytes, KiB, Seconds
 from gpufaas_gateway.call_headers import BODILESS, Header, ReadHead
 from gpufaas_gateway.large_body import BodyReceiver
+from gpufaas_gateway.large_body import Connection as BodyConnection
 from gpufaas_gateway.request import Answer, AnswerStream, BrokenAnswer, Request, Run, let_go
 
 log = logging.getLogger("gateway")
@@ -84,26 +85,13 @@ class FunctionFront:
         return found
 
 
-class Connection(Protocol):
+class Connection(BodyConnection, Protocol):
     """The connection that a call came on."""
 
-    transport: asyncio.Transport
-    flow: FlowControl
     client: tuple[str, int] | None
     loop: asyncio.AbstractEventLoop
     tasks: Any
     server_state: Any
-    parser: Any
-
-    def on_message_complete(self) -> None: ...
-
-    def connection_lost(self, exc: Exception | None) -> None: ...
-
-    def eof_received(self) -> None: ...
-
-    def pause_writing(self) -> None: ...
-
-    def resume_writing(self) -> None: ...
 
     def on_response_complete(self) -> None:
         """The answer was sent."""

@@ -49,7 +49,7 @@ class BodyMemory:
         else:
             wanted = -(-size // _PAGE) * _PAGE
             while self._free and self.held + wanted > self._bound:
-                self._drop(self._free.pop(0)[1])
+                self.held -= len(self._free.pop(0)[1])
             if self.held + wanted > self._bound:
                 return None
             try:
@@ -66,13 +66,10 @@ class BodyMemory:
         if self._sweeping is None and not self._loop.is_closed():
             self._sweeping = self._loop.call_later(_IDLE_S, self._sweep)
 
-    def _drop(self, memory: mmap.mmap) -> None:
-        self.held -= len(memory)
-
     def _sweep(self) -> None:
         old = self._loop.time() - _IDLE_S
         while self._free and self._free[0][0] <= old:
-            self._drop(self._free.pop(0)[1])
+            self.held -= len(self._free.pop(0)[1])
         self._sweeping = self._loop.call_later(_IDLE_S, self._sweep) if self._free else None
 
 

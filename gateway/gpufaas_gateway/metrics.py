@@ -150,7 +150,12 @@ class _Families(Collector):
     def collect(self) -> Iterator[Metric]:
         functions = sorted(self._metrics.functions.values(), key=lambda stats: stats.name)
         status = self._status()
-        yield from _calls(functions)
+        yield from _histogram(
+            ("gateway_function_invocation", "Calls ended, by HTTP status"),
+            ("gateway_functions_seconds", "Duration of calls at the gateway"),
+            ("function_name", "code"),
+            (((each.name, str(code)), counts) for each in functions for code, counts in sorted(each.by_code.items())),
+        )
         yield from families(_OF_FUNCTION, "function_name", ((each.name, each) for each in functions))
         yield _batch_sizes(functions)
         yield _batch_waits(functions)
@@ -190,15 +195,6 @@ _OF_QUEUE: Final = (
     (GAUGE, "gpufaas_async_queue_delivering", "Those whose callback is being delivered", "delivering"),
     (GAUGE, "gpufaas_async_queue_concurrency", "How many may be executed at once", "concurrency"),
 )
-
-
-def _calls(functions: list[FunctionStats]) -> Iterator[Metric]:
-    return _histogram(
-        ("gateway_function_invocation", "Calls ended, by HTTP status"),
-        ("gateway_functions_seconds", "Duration of calls at the gateway"),
-        ("function_name", "code"),
-        (((stats.name, str(code)), counts) for stats in functions for code, counts in sorted(stats.by_code.items())),
-    )
 
 
 def _histogram(

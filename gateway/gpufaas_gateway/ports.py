@@ -64,8 +64,6 @@ class FunctionStore(Protocol):
         """Return all namespaces except the default one, which is not stored, sorted by name."""
         ...
 
-    def close(self) -> None: ...
-
 
 class QuotaStore(Protocol):
     """Keeps the quotas of namespaces that have one. Calls block; each may raise `StorageFailed`."""

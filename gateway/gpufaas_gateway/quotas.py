@@ -46,18 +46,11 @@ class Gate:
         """
         limit = self.max_in_flight
         if limit is not None and self.in_flight >= limit:
-            raise self._full("in flight", self.in_flight, limit, "--in-flight")
+            raise self.full("in flight", self.in_flight, limit, "--in-flight")
         self.in_flight += 1
         return Passage(self)
 
-    def full(self) -> Overloaded | None:
-        """Return an error if no further call may wait, else None."""
-        limit = self.max_waiting
-        if limit is None or self.waiting < limit:
-            return None
-        return self._full("waiting for a device", self.waiting, limit, "--waiting")
-
-    def _full(self, what: str, count: int, limit: int, option: str) -> Overloaded:
+    def full(self, what: str, count: int, limit: int, option: str) -> Overloaded:
         return Overloaded(
             f"namespace {self.namespace} is at its quota of calls {what} ({count} of {limit}, at this gateway): call "
             f"again later, or raise it with 'gpufaas namespace quota {self.namespace} {option} N'"
@@ -82,10 +75,11 @@ class Passage:
         """
         if self._waits:
             return
-        if not self._granted and (error := self._gate.full()) is not None:
-            raise error
+        gate = self._gate
+        if not self._granted and gate.max_waiting is not None and gate.waiting >= gate.max_waiting:
+            raise gate.full("waiting for a device", gate.waiting, gate.max_waiting, "--waiting")
         self._waits = True
-        self._gate.waiting += 1
+        gate.waiting += 1
 
     def granted(self) -> None:
         """Count the call as having its grant."""
@@ -130,7 +124,8 @@ class NamespaceQuotas:
 
     async def put(self, namespace: str, quota: Quota) -> None:
         """
-        Store *quota* and apply it, replacing an earlier one. Functions and calls that exceed it stay.
+        Store *quota* and apply it, replacing an earlier one; one without limits removes it. Functions and calls that
+        exceed it stay.
 
         :raises StorageFailed: it could not be stored; nothing has changed
         """
@@ -141,10 +136,6 @@ class NamespaceQuotas:
                 await asyncio.to_thread(self._store.put_quota, namespace, quota)
             self.adopt(namespace, quota)
         log.info("quota.set namespace=%s quota=%s", namespace, quota)
-
-    async def remove(self, namespace: str) -> None:
-        """:raises StorageFailed: it could not be removed; it still applies"""
-        await self.put(namespace, _NO_LIMITS)
 
     def adopt(self, namespace: str, quota: Quota | None) -> None:
         """Apply a quota that the store has; None: the store has none."""

@@ -107,7 +107,7 @@ def quota_routes(deployer: Deployer) -> APIRouter:
     async def remove_quota(name: str) -> None:
         namespaces.get(name)
         with namespaces.entered(name):
-            await quotas.remove(name)
+            await quotas.put(name, Quota())
 
     return routes
 

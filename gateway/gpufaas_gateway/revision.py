@@ -15,7 +15,7 @@ from gpufaas_core.errors import InvalidSpec, NoDeviceFits
 from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Device, Function, Need, Profile
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
 from gpufaas_gateway.catalogue import Deployed
-from gpufaas_gateway.spec import Defaults, FunctionRecord, FunctionSpec, Options, default_options
+from gpufaas_gateway.spec import Defaults, FunctionRecord, Options, default_options
 from gpufaas_gateway.usage import FunctionStats
 
 # The first reservation of a model, before it is measured. Weights are mapped, so they count once; a quarter more is
@@ -109,7 +109,7 @@ def check_fits(new: Deployed, devices: Sequence[Device]) -> None:
     how = (
         "measured"
         if need.measured and "memory" not in need.estimated and size > floor
-        else ("declared" if _declares_memory(new.record.spec) else "estimated")
+        else ("declared" if new.options.memory else "estimated")
     )
     raise NoDeviceFits(
         f"function {new.name} needs {format_bytes(size)} ({how}) but the largest device "
@@ -253,7 +253,3 @@ def _need_of_model(options: Options) -> Need:
             f"annotation gpufaas.batch-max: {most} calls in one process are over its limit of {MOST_FORKED}"
         )
     return need
-
-
-def _declares_memory(spec: FunctionSpec) -> bool:
-    return "gpufaas.memory" in (spec.annotations or {}) or bool((spec.limits or {}).get("memory"))

@@ -14,7 +14,7 @@ import asyncio
 import base64
 import os
 from collections import defaultdict
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
@@ -25,6 +25,7 @@ from websockets.utils import accept_key
 from gpufaas_core.errors import CallCancelled, GpufaasError, UnknownFunction, WorkerCrashed
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_core.units import Bytes, MiB, format_bytes
+from gpufaas_gateway.call_body import Caller
 from gpufaas_gateway.call_headers import Header
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.errors import headers_of, status_of
@@ -124,8 +125,8 @@ class WebSocketCalls:
                 del self._open[function]
 
 
-class _Connection:
-    """Joins a caller's connection and that of the function. A `Caller`."""
+class _Connection(Caller):
+    """Joins a caller's connection and that of the function."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -135,8 +136,9 @@ class _Connection:
         self._name = ""
         self._timeout_s: Seconds = 0.0
         self._max_message: Bytes = MAX_MESSAGE
-        self._first = self._loop.create_task(_next(receive))
-        self._stream: AnswerStream | None = None
+        self._first = asyncio.ensure_future(receive())
+        self._stream: AnswerStream
+        """Since `accept`."""
         self._timer: asyncio.TimerHandle | None = None
         self._group: asyncio.TaskGroup | None = None
         self._pump: asyncio.Task[None] | None = None
@@ -154,9 +156,6 @@ class _Connection:
             raise CallCancelled("the caller went away")
         await asyncio.Event().wait()  # its messages are for the function
         raise AssertionError
-
-    def on_gone(self, tell: Callable[[], None] | None) -> bool:  # noqa: ARG002 - the port's
-        return False
 
     async def accept(self, answer: Answer, stream: AnswerStream, key: bytes, offered: list[str]) -> None:
         """
@@ -196,7 +195,6 @@ class _Connection:
 
         :raises GpufaasError: it broke off, or the caller did
         """
-        assert self._stream is not None
         function = self._function
         passed = 0
         while (data := await self._stream.chunk()) is not None:
@@ -269,7 +267,6 @@ class _Connection:
                 pass
 
     async def _to_function(self) -> None:
-        assert self._stream is not None
         message = await self._first
         taken = 0
         while message["type"] == "websocket.receive":
@@ -310,7 +307,6 @@ class _Connection:
             await self._flush()
 
     async def _flush(self) -> None:
-        assert self._stream is not None
         try:
             while data := b"".join(self._function.data_to_send()):
                 async with asyncio.timeout(self._timeout_s):
@@ -346,7 +342,6 @@ class _Connection:
 
     def _end_within(self, seconds: Seconds) -> None:
         if self._timer is None:
-            assert self._stream is not None
             self._timer = self._loop.call_later(
                 seconds, self._stream.fail, CallCancelled(f"{self._name} did not end its connection in time")
             )
@@ -362,10 +357,6 @@ class _Connection:
 
 class _TooBig(GpufaasError):
     """A message of the function is larger than `MAX_MESSAGE`."""
-
-
-async def _next(receive: Receive) -> MutableMapping[str, Any]:
-    return await receive()
 
 
 def _passed(scope: Scope) -> list[Header]:

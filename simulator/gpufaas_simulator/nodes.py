@@ -106,7 +106,7 @@ class HostMemory:
             self._numbers[place], self.parked[number] = number, place
             return []
         unparked: list[m.Event] = [m.Unparked(copy[0], device, copy[1], "there is no room for it")]
-        return [*unparked, *self._end(self.tier.crowding(size))]
+        return [*unparked, *self._crowd_out(size)]
 
     def unpark(self, device: DeviceId, copy: CopyKey) -> bool:
         """A copy wakes, or ends. Return whether it was parked."""
@@ -123,11 +123,8 @@ class HostMemory:
             self.unpark(device, place[1:])
 
     def _crowd_out(self, size: Bytes) -> list[m.Event]:
-        return self._end(self.tier.crowding(size))
-
-    def _end(self, numbers: list[int]) -> list[m.Event]:
         facts: list[m.Event] = []
-        for number in numbers:
+        for number in self.tier.crowding(size):
             device, function, copy = self.parked[number]
             self.unpark(device, (function, copy))
             facts.append(m.Unparked(function, device, copy, "its node needs the memory"))

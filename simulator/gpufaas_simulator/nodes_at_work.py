@@ -301,13 +301,12 @@ class Nodes:
             self._calendar.last(self.now, lambda: self._tell(device, facts), (device,))
 
     def _evict(self, command: m.Evict) -> None:
-        place = self._devices[command.device]
-        if place.host is not None and place.host.unpark(command.device, (command.function, command.copy)):
+        device = self._devices[command.device]
+        if device.host is not None and device.host.unpark(command.device, (command.function, command.copy)):
             return
         self.record.release(command.function, command.copy, self.now)
         self.record.evictions += 1
         self._caps.pop((command.function, command.copy), None)
-        device = self._devices[command.device]
         if command.to == "host" and device.host is not None:
             device.host.ask(command.function, self._costs.of(command.function, device.kind).cost, self.now)
             self._keep(device.host, device, command.function)

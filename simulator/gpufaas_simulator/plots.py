@@ -151,9 +151,7 @@ def residency(stays: Sequence[Stay], end_s: Seconds, title: str) -> Figure:
     return figure
 
 
-def lines(
-    x: Sequence[float], series: Mapping[str, Sequence[Estimate]], x_label: str, y_label: str, *, log: bool = False
-) -> Figure:
+def lines(x: Sequence[float], series: Mapping[str, Sequence[Estimate]], x_label: str, y_label: str) -> Figure:
     """Draw lines with bands of 95 % confidence intervals."""
     with mpl.rc_context(_SETTINGS):
         figure = Figure(figsize=(4.5, 3))
@@ -164,8 +162,6 @@ def lines(
             halves = np.array([value.half_width for value in values])
             axes.plot(x, means, marker="o", markersize=3, label=label, color=colour)
             axes.fill_between(x, means - halves, means + halves, alpha=0.2, color=colour, linewidth=0)
-        if log:
-            axes.set_yscale("log")
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         if len(series) > 1:

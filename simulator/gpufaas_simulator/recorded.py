@@ -68,15 +68,13 @@ def read_journal(path: Path) -> Recorded:
 
 
 def _numbered(path: Path, events: Iterator[tuple[m.Event, Seconds]]) -> Iterator[tuple[m.Event, Seconds]]:
-    line = _HEADER_LINES
-    while True:
-        line += 1
-        try:
-            yield next(events)
-        except StopIteration:
-            return
-        except msgspec.DecodeError as exc:
-            raise BadWorkload(f"{path}:{line}: this is no event of a journal ({exc}): cut the file there") from exc
+    line = _HEADER_LINES + 1
+    try:
+        for event in events:
+            yield event
+            line += 1
+    except msgspec.DecodeError as exc:
+        raise BadWorkload(f"{path}:{line}: this is no event of a journal ({exc}): cut the file there") from exc
 
 
 class _JournalReader:

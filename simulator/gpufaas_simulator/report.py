@@ -246,10 +246,7 @@ def _in_goal(record: Record, calls: _Calls) -> float | None:
 
 def answered(record: Record) -> Floats:
     """Return the latencies of the calls that were answered, in seconds, in order of arrival."""
-    if not record.outcome:
-        return np.zeros(0)
-    done = np.frombuffer(bytes(record.outcome), dtype=np.uint8) == COMPLETED
-    found: Floats = (np.frombuffer(record.ended) - np.frombuffer(record.workload.times))[done]
+    found: Floats = _Calls(record).latency
     return found
 
 

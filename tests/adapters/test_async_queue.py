@@ -50,7 +50,10 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AsyncQueue
             opening = EtcdAsyncQueue.open(request.getfixturevalue("etcd_elsewhere"), "g1", tmp_path)
             made = asyncio.run_coroutine_threadsafe(opening, loop).result(30)
     yield made
-    made.close()
+    if isinstance(made, SqliteAsyncQueue):
+        made.close()
+    elif isinstance(made, EtcdAsyncQueue):
+        asyncio.run_coroutine_threadsafe(made.stop(), loop).result(30)
 
 
 def accepted(name: str = "1", *, at: float = 100.0, function: str = F, body: Body = b"x") -> AcceptedCall:

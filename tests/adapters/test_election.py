@@ -304,9 +304,7 @@ async def test_an_unreadable_leader_is_nobody(etcd: Etcd) -> None:
 async def test_what_is_registered_is_there_until_it_is_closed(etcd: Etcd) -> None:
     registration = await register(etcd, "v1/nodes/n1", b'{"id":"n1"}')
     await registration.put("v1/artifacts/abc/n1", b'{"url":"http://n1"}')
-    await registration.put("v1/artifacts/def/n1", b"{}")
     await registration.put("v1/nodes/n1", b'{"id":"n1","devices":1}')
-    await registration.remove("v1/artifacts/def/n1")
 
     items = (await etcd.range("v1/")).items
 

@@ -205,9 +205,7 @@ async def _give_back(lease: EtcdLease) -> None:
         pass  # it ends by itself
 
 
-async def watch_leader(
-    etcd: Etcd, on_trouble: Callable[[StorageFailed], None] | None = None
-) -> AsyncGenerator[KnownLeader | None]:
+async def watch_leader(etcd: Etcd) -> AsyncGenerator[KnownLeader | None]:
     """
     Yield the leader, now and after each change; None: there is none. While etcd is away the last one stays.
 
@@ -215,17 +213,14 @@ async def watch_leader(
     """
     seen: KnownLeader | None = None
     told = False
-    async with aclosing(etcd.watch(LEADER, exact=True, on_trouble=on_trouble)) as changes:
+    async with aclosing(etcd.watch(LEADER, exact=True)) as changes:
         async for change in changes:
             before = seen
-            match change:
-                case Put(item):
-                    leader = decoded(item, KnownLeader)
-                    seen = leader and replace(leader, epoch=item.create_revision)
-                case Deleted():
-                    seen = None
-                case Listed():
-                    pass
+            if isinstance(change, Put):
+                leader = decoded(change.item, KnownLeader)
+                seen = leader and replace(leader, epoch=change.item.create_revision)
+            elif isinstance(change, Deleted):
+                seen = None
             if seen != before or (isinstance(change, Listed) and not told):
                 told = True
                 yield seen
@@ -273,13 +268,6 @@ class Registration:
             except EtcdRefused:
                 if await self._lease.confirm():
                     raise
-
-    async def remove(self, key: str) -> None:
-        """Delete *key*. :raises StorageFailed: it may stay until this process ends"""
-        self._values.pop(key, None)
-        async with self._lock:
-            if key not in self._values:
-                await self._etcd.delete(key)
 
     async def close(self) -> None:
         """Delete all keys. No error when etcd is away: then they end with the lease."""

@@ -39,7 +39,7 @@ NAMESPACES: Final = "v1/namespaces/"
 
 class EtcdFunctionStore:
     """
-    The methods block, and are called from other threads than that of *etcd*'s loop. `close` leaves *etcd* open.
+    The methods block, and are called from other threads than that of *etcd*'s loop.
 
     After a `StorageFailed` nothing has changed, unless it is an `EtcdUnreachable` with `maybe_done`: then it may have
     been done, and `DeployedFunctions.watch` will tell.
@@ -117,9 +117,6 @@ class EtcdFunctionStore:
 
     def quotas(self) -> dict[str, Quota]:
         return self._blocking(read_all(self._etcd, QUOTAS, Quota))
-
-    def close(self) -> None:
-        pass
 
 
 def _number(value: bytes | None) -> int:

@@ -21,8 +21,20 @@ import msgspec
 from msgspec import Struct
 
 from gpufaas_adapters.etcd.blocking import Blocking
-from gpufaas_adapters.etcd.client import Deleted, DoGet, DoPut, Etcd, EtcdRefused, Item, Listed, Put, absent, present
-from gpufaas_core.errors import InvalidSpec, NameTaken, StorageFailed, UnknownName
+from gpufaas_adapters.etcd.client import (
+    Compare,
+    Deleted,
+    DoGet,
+    DoPut,
+    Etcd,
+    EtcdRefused,
+    Item,
+    Listed,
+    Put,
+    absent,
+    present,
+)
+from gpufaas_core.errors import InvalidSpec, NameTaken, UnknownName
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +144,7 @@ class EtcdSecrets:
 
         :raises WrongKey: it is another
         """
-        mine = _encode(_Sealed(self._key_id, self._seal("", KEY_CHECK, b"")))
+        mine = self._sealed("", KEY_CHECK, b"")
         done = await self._etcd.txn((absent(KEY_CHECK),), (DoPut(KEY_CHECK, mine),), (DoGet(KEY_CHECK),))
         if not done.succeeded:
             self._open(done.found[0][0], "", KEY_CHECK)
@@ -144,17 +156,13 @@ class EtcdSecrets:
         return [key.removeprefix(prefix) for key in self._blocking(self._etcd.keys(prefix))]
 
     def create(self, namespace: str, name: str, value: bytes) -> None:
-        key = f"{SECRETS}{namespace}/{name}"
-        done = self._blocking(self._etcd.txn((absent(key),), (DoPut(key, self._sealed(namespace, name, value)),)))
-        if not done.succeeded:
+        if not self._put(absent, namespace, name, value):
             raise NameTaken(f"secret {name} in {namespace} exists: update it with PUT, or remove it first")
         log.info("secret.created name=%s namespace=%s", name, namespace)
 
     def update(self, namespace: str, name: str, value: bytes) -> None:
         """Durable when it returns. Running functions find it in their files as soon as their nodes have read it."""
-        key = f"{SECRETS}{namespace}/{name}"
-        done = self._blocking(self._etcd.txn((present(key),), (DoPut(key, self._sealed(namespace, name, value)),)))
-        if not done.succeeded:
+        if not self._put(present, namespace, name, value):
             raise _unknown(namespace, name)
         log.info("secret.updated name=%s namespace=%s", name, namespace)
 
@@ -168,9 +176,9 @@ class EtcdSecrets:
 
     # --- for nodes ---
 
-    async def watch(self, on_trouble: Callable[[StorageFailed], None] | None = None) -> AsyncGenerator[SecretChange]:
+    async def watch(self) -> AsyncGenerator[SecretChange]:
         """Yield what is there, then `Listed`, then each change, without end. What cannot be opened is logged."""
-        async with aclosing(self._etcd.watch(SECRETS, on_trouble=on_trouble)) as changes:
+        async with aclosing(self._etcd.watch(SECRETS)) as changes:
             async for change in changes:
                 match change:
                     case Put(item):
@@ -187,11 +195,14 @@ class EtcdSecrets:
 
     # --- sealing ---
 
-    def _sealed(self, namespace: str, name: str, value: bytes) -> bytes:
-        return _encode(_Sealed(self._key_id, self._seal(namespace, name, value)))
+    def _put(self, condition: Callable[[str], Compare], namespace: str, name: str, value: bytes) -> bool:
+        key = f"{SECRETS}{namespace}/{name}"
+        put = DoPut(key, self._sealed(namespace, name, value))
+        return self._blocking(self._etcd.txn((condition(key),), (put,))).succeeded
 
-    def _seal(self, namespace: str, name: str, value: bytes) -> bytes:
-        return bytes(self._box.encrypt(msgspec.msgpack.encode((namespace, name, value))))
+    def _sealed(self, namespace: str, name: str, value: bytes) -> bytes:
+        sealed = self._box.encrypt(msgspec.msgpack.encode((namespace, name, value)))
+        return _encode(_Sealed(self._key_id, bytes(sealed)))
 
     def _open(self, item: Item, namespace: str, name: str) -> bytes:
         from nacl.exceptions import CryptoError

@@ -133,9 +133,6 @@ class MemoryAsyncQueue:
     def new_file(self) -> SpoolFile:
         return SpoolFile(self._folder / secrets.token_hex(16))
 
-    def close(self) -> None:
-        pass
-
     def _settle(self, outcome: Outcome) -> None:
         kept = self._kept[outcome.key]
         kept.is_claimed = False

@@ -48,7 +48,6 @@ class MemoryStore:
         self.known_namespaces: dict[str, Namespace] = {}
         self.known_quotas: dict[str, Quota] = {}
         self.failure: str | None = None
-        self.closed = False
 
     def put(self, record: FunctionRecord, *_: object) -> None:
         self._may_write()
@@ -96,9 +95,6 @@ class MemoryStore:
 
     def quotas(self) -> dict[str, Quota]:
         return dict(sorted(self.known_quotas.items()))
-
-    def close(self) -> None:
-        self.closed = True
 
     def _may_write(self) -> None:
         if self.failure is not None:

@@ -39,7 +39,7 @@ from gpufaas_async_calls.call import (
     cancelled,
 )
 from gpufaas_async_calls.spool_file import SpoolFile
-from gpufaas_core.errors import StorageAway, StorageFailed
+from gpufaas_core.errors import StorageAway
 from gpufaas_core.units import Seconds
 
 _TOLD_S: Final = 60
@@ -105,10 +105,7 @@ class EtcdAsyncQueue:
         await self.owner.registration.close()
 
     async def follow(
-        self,
-        on_found: Callable[[Sequence[Waiting]], None],
-        on_lost: Callable[[int, str, bool], None],
-        on_trouble: Callable[[StorageFailed], None] | None = None,
+        self, on_found: Callable[[Sequence[Waiting]], None], on_lost: Callable[[int, str, bool], None]
     ) -> None:
         """
         Take over the calls of gateways that end, until cancelled. Call `waiting` first.
@@ -119,7 +116,7 @@ class EtcdAsyncQueue:
         :raises EtcdRefused: we may not watch
         """
         self._owned.on_found, self._owned.on_lost = on_found, on_lost
-        await self._takeover.follow(on_trouble)
+        await self._takeover.follow()
 
     # --- AsyncQueue ---
 
@@ -170,10 +167,6 @@ class EtcdAsyncQueue:
 
     def new_file(self) -> SpoolFile:
         return self._bodies.new_file()
-
-    def close(self) -> None:
-        """Do `stop`, from another thread."""
-        self._blocking(self.stop())
 
     # --- on the loop ---
 

@@ -14,7 +14,7 @@ from gpufaas_adapters.etcd.async_queue.owner import Owner
 from gpufaas_adapters.etcd.async_queue.records import CALLS, CANCELLED, GATEWAYS, Found, encode, key_of, read_calls
 from gpufaas_adapters.etcd.async_queue.steps import WriteStep, commit
 from gpufaas_adapters.etcd.client import Deleted, DoPut, Etcd, Listed, Put, absent, present, unchanged
-from gpufaas_core.errors import StorageAway, StorageFailed
+from gpufaas_core.errors import StorageAway
 from gpufaas_core.units import Seconds
 
 log = logging.getLogger(__name__)
@@ -34,15 +34,13 @@ class Takeover:
         self._refused_calls = refused_calls
         self._lock = lock
         self._look = asyncio.Event()
-        self._on_trouble: Callable[[StorageFailed], None] = lambda _: None
 
     def look(self) -> None:
         """Check soon whether a request that etcd did not answer has made a call ours."""
         self._look.set()
 
-    async def follow(self, on_trouble: Callable[[StorageFailed], None] | None) -> None:
+    async def follow(self) -> None:
         """:raises EtcdRefused: we may not watch"""
-        self._on_trouble = on_trouble or self._on_trouble
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_gateways())
             tasks.create_task(self._follow_cancelled())
@@ -104,7 +102,7 @@ class Takeover:
         await self.take_over()
 
     async def _follow_gateways(self) -> None:
-        async with aclosing(self._etcd.watch(GATEWAYS, on_trouble=self._on_trouble)) as changes:
+        async with aclosing(self._etcd.watch(GATEWAYS)) as changes:
             async for change in changes:
                 match change:
                     case Put(item) if item.key == self._owner.path and self._owner.is_unsure:
@@ -124,7 +122,7 @@ class Takeover:
 
     async def _follow_cancelled(self) -> None:
         prefix = f"{CANCELLED}{self._owner.name}/"
-        async with aclosing(self._etcd.watch(prefix, on_trouble=self._on_trouble)) as changes:
+        async with aclosing(self._etcd.watch(prefix)) as changes:
             async for change in changes:
                 if isinstance(change, Put):
                     async with self._lock:
@@ -135,6 +133,5 @@ class Takeover:
         while True:
             try:
                 return await work()
-            except StorageAway as exc:
-                self._on_trouble(exc)
+            except StorageAway:
                 await asyncio.sleep(_AGAIN_S)
