@@ -66,9 +66,8 @@ class ArtifactStore:
         self._incoming = root / "incoming"
         self._partial = root / "partial"
         with storage_errors(root):
-            self._files.mkdir(parents=True, exist_ok=True)
-            self._incoming.mkdir(parents=True, exist_ok=True)
-            self._partial.mkdir(parents=True, exist_ok=True)
+            for each in (self._files, self._incoming, self._partial):
+                each.mkdir(parents=True, exist_ok=True)
             for leftover in self._incoming.iterdir():
                 _remove_if_abandoned(leftover)
 

@@ -164,10 +164,8 @@ class BundleStore:
     def _link(self, weights: WeightsFile, directory: Path) -> None:
         try:
             artifact = self._artifacts.path(weights.sha256)
-        except CorruptArtifact as exc:
-            raise CorruptArtifact(f"weights {weights.path} of the function in {directory}: {exc}") from exc
-        except UnknownArtifact as exc:
-            raise UnknownArtifact(f"weights {weights.path} of the function in {directory}: {exc}") from exc
+        except (CorruptArtifact, UnknownArtifact) as exc:
+            raise type(exc)(f"weights {weights.path} of the function in {directory}: {exc}") from exc
         if (found := artifact.stat().st_size) != weights.bytes:
             raise InvalidSpec(
                 f"{MANIFEST} of the bundle says {weights.bytes} bytes of {weights.path}, and its weights have {found}: "

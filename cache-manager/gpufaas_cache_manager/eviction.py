@@ -18,11 +18,7 @@ def evictable(copy: Copy[OwnerT], others: int = 0) -> bool:
 
 
 def victims(
-    replacement: Replacement,
-    residency: Residency[OwnerT],
-    need: Bytes,
-    owner: OwnerT | None = None,
-    compute: int = 0,
+    replacement: Replacement, residency: Residency[OwnerT], need: Bytes, owner: OwnerT | None = None, compute: int = 0
 ) -> tuple[Copy[OwnerT], ...] | None:
     """
     Return what to evict so that *need* bytes are free: nothing if they are, None if pins make it impossible.

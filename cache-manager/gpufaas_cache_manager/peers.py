@@ -88,13 +88,7 @@ class PeerArtifacts:
         return os.open(path, os.O_RDONLY)
 
     async def _serve(
-        self,
-        digest: str,
-        descriptor: int,
-        headers: dict[bytes, bytes],
-        head_only: bool,
-        receive: _Receive,
-        send: _Send,
+        self, digest: str, descriptor: int, headers: dict[bytes, bytes], head_only: bool, receive: _Receive, send: _Send
     ) -> None:
         size = os.fstat(descriptor).st_size
         etag = f'"{digest}"'

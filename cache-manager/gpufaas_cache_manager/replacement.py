@@ -25,23 +25,23 @@ class ReplacementOptions(Struct, frozen=True):
     park: Annotated[bool, Meta(description="victims are parked on nodes that can do that, and not ended")] = False
 
 
-_DEFAULT: Final = ReplacementOptions()
+class _Order:
+    Options = ReplacementOptions
+
+    def __init__(self, options: ReplacementOptions = ReplacementOptions()) -> None:  # noqa: B008 (frozen)
+        self.park = options.park
 
 
-class Lru:
+class Lru(_Order):
     """Least recently used first (GPU-FaaS, cache manager)."""
 
     name = "lru"
-    Options = ReplacementOptions
-
-    def __init__(self, options: ReplacementOptions = _DEFAULT) -> None:
-        self.park = options.park
 
     def order(self, residency: Residency[OwnerT]) -> Iterable[Copy[OwnerT]]:
         return residency.copies.values()
 
 
-class CostAware:
+class CostAware(_Order):
     """
     Duplicates before last copies, then the least seconds of reload per byte freed; ties: least recently used.
 
@@ -50,10 +50,6 @@ class CostAware:
     """
 
     name = "cost-aware"
-    Options = ReplacementOptions
-
-    def __init__(self, options: ReplacementOptions = _DEFAULT) -> None:
-        self.park = options.park
 
     def order(self, residency: Residency[OwnerT]) -> Iterable[Copy[OwnerT]]:
         kind = residency.kind

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import msgspec
 
@@ -50,8 +50,6 @@ from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.files import FileIdentity, identity
 from gpufaas_core.units import MiB, Seconds
 from gpufaas_templates import Template, find_template
-
-__all__ = ["ALLOW_PICKLE", "BuildRequest", "Built", "build"]
 
 ALLOW_PICKLE: Final = "gpufaas.allow-pickle"
 BUNDLE: Final = "bundle.tar"
@@ -385,15 +383,15 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def _pack(folder: Path, roots: Mapping[str, Path], left_out: set[Path]) -> str:
     """Write the bundle; return its digest. The same files give the same bytes: no times, no owners, names sorted."""
-    with open(folder / BUNDLE, "wb") as file:
-        hashing = _Hashing(file)
-        with tarfile.open(fileobj=hashing, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
+    with open(folder / BUNDLE, "w+b") as file:
+        with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
             _add(tar, MANIFEST, folder / MANIFEST)
             for name, source in roots.items():
                 for path in walk(source) if source.exists() else ():
                     if path not in left_out:
                         _add(tar, name if path == source else f"{name}/{path.relative_to(source).as_posix()}", path)
-    return hashing.sha256.hexdigest()
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
@@ -402,15 +400,3 @@ def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
     member.size = len(content)
     member.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
     tar.addfile(member, io.BytesIO(content))
-
-
-class _Hashing:
-    """A file that can only be written, and the hash of what was."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.sha256 = hashlib.sha256()
-        self._file = file
-
-    def write(self, content: bytes) -> int:
-        self.sha256.update(content)
-        return self._file.write(content)

@@ -39,10 +39,6 @@ def console(err: bool = False, width: int | None = None) -> "Console":
     return Console(stderr=err, highlight=False, width=width)
 
 
-def is_terminal() -> bool:
-    return sys.stdout.isatty()
-
-
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns by spaces, as wide as they must be: what `cut` and `awk` can still read."""
     widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -277,7 +278,7 @@ def _table(columns: Mapping[str, Mapping[str, Estimate]], title: str) -> None:
     for heading, name, form in _FIGURES:
         if name not in _WHERE_KNOWN or any(name in column for column in columns.values()):
             table.add_row(heading, *(_cell(column.get(name), form) for column in columns.values()))
-    output.console(width=None if output.is_terminal() else 40 + 24 * len(columns)).print(table)
+    output.console(width=None if sys.stdout.isatty() else 40 + 24 * len(columns)).print(table)
 
 
 def _tell_losses(name: str, found: Report) -> None:

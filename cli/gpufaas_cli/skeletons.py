@@ -63,28 +63,19 @@ def new_function(
     if Path(place).is_absolute() or ".." in Path(place).parts:
         raise InvalidSpec(f"{place!r} is no folder beside the stack file: name one like ./src/{name}")
     folder = root / place
-    if lang.lower() == DOCKERFILE:
-        return _new_image(folder)
-    template = find_template(lang, template_dirs)
+    template = None if lang.lower() == DOCKERFILE else find_template(lang, template_dirs)
     if folder.exists() or folder.is_symlink():
         raise InvalidSpec(f"{folder} exists already: choose another name, or remove it first")
-    if not template.skeleton.is_dir():
+    if template is not None and not template.skeleton.is_dir():
         raise InvalidSpec(f"template {template.name} has no folder {template.handler_folder}/ in {template.path}")
     try:
-        copy_tree(template.skeleton, folder)
+        if template is not None:
+            copy_tree(template.skeleton, folder)
+        else:
+            folder.mkdir(parents=True)
+            for file, content in _IMAGE_SKELETON.items():
+                (folder / file).write_text(content)
     except OSError as exc:
         shutil.rmtree(folder, ignore_errors=True)
         raise StorageFailed(f"cannot write {exc.filename or folder}: {exc.strerror or exc}") from exc
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _new_image(folder: Path) -> list[Path]:
-    if folder.exists() or folder.is_symlink():
-        raise InvalidSpec(f"{folder} exists already: choose another name, or remove it first")
-    try:
-        folder.mkdir(parents=True)
-        for name, content in _IMAGE_SKELETON.items():
-            (folder / name).write_text(content)
-    except OSError as exc:
-        raise StorageFailed(f"cannot write {exc.filename or folder}: {exc.strerror or exc}") from exc
-    return sorted(folder / name for name in _IMAGE_SKELETON)

@@ -14,13 +14,6 @@ class NotFetched(GpufaasError):
 
 def fetch_text(url: str) -> str:
     """:raises NotFetched: says where it looked"""
-    try:
-        return _download(url).decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        raise NotFetched(f"{url}: it is not text in UTF-8 (byte {exc.start})") from exc
-
-
-def _download(url: str) -> bytes:
     import httpx
 
     content = bytearray()
@@ -34,4 +27,7 @@ def _download(url: str) -> bytes:
                     raise NotFetched(f"{url}: it is larger than {_MOST >> 20} MiB: is it the right address?")
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise NotFetched(f"{url}: it cannot be reached: {exc or type(exc).__name__}") from exc
-    return bytes(content)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise NotFetched(f"{url}: it is not text in UTF-8 (byte {exc.start})") from exc

@@ -49,9 +49,7 @@ def digest() -> str:
 
 
 def _sources(root: str) -> list[str]:
-    return [
-        os.path.join(at, name) for at, _, names in os.walk(root) for name in names if name.endswith(".py")
-    ]  # fmt: skip
+    return [os.path.join(at, name) for at, _, names in os.walk(root) for name in names if name.endswith(".py")]
 
 
 @cache

@@ -276,7 +276,7 @@ class _Log:
         self.complete = not path.exists()
         self.keep(_tail_of(path))
         self.followers: list[_Follower] = []
-        self._micros = _micros_of(self.lines[-1].timestamp) if self.lines else 0
+        self._micros = round(datetime.fromisoformat(self.last).timestamp() * 1_000_000) if self.lines else 0
         self._second = -1
         self._prefix = ""
 
@@ -443,8 +443,3 @@ def _older(path: Path) -> Path:
 def _stamp_of(moment: datetime) -> str:
     # Not strftime: it does not pad years, and Go's zero time is of the year 1.
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-
-
-def _micros_of(timestamp: str) -> int:
-    moment = datetime.fromisoformat(timestamp)
-    return round(moment.timestamp() * 1_000_000)

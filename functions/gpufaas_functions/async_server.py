@@ -93,7 +93,8 @@ class AsyncServer(asyncio.Protocol):
         self.turn = 0
         """Of the loop: a number that grows when what calls sent has gone out."""
         self.full = False
-        self._writable: asyncio.Event = asyncio.Event()
+        self.writable: asyncio.Event = asyncio.Event()
+        """Set when the node takes more after it was `full`."""
         self._closed: asyncio.Event = asyncio.Event()
 
     def serve(self, connection: socket, ready: bytes) -> None:
@@ -125,11 +126,11 @@ class AsyncServer(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.full = True
-        self._writable.clear()
+        self.writable.clear()
 
     def resume_writing(self) -> None:
         self.full = False
-        self._writable.set()
+        self.writable.set()
 
     def send(self, *frame: bytes | memoryview) -> None:
         """Send a frame, in pieces, at the end of this turn of the loop."""
@@ -168,10 +169,6 @@ class AsyncServer(asyncio.Protocol):
         if grown := growth_frame(self.memory):
             self.send(grown)
 
-    async def drain(self) -> None:
-        """Wait while the node does not take more."""
-        await self._writable.wait()
-
     def data_received(self, data: bytes) -> None:
         for kind, header, body in self._reader.feed(data):
             slot, what = self._slots[kind >> SLOT], kind & KIND
@@ -190,6 +187,7 @@ class AsyncSlot:
 
     def __init__(self, server: AsyncServer, index: int) -> None:
         self._server = server
+        self._send = server.send
         self._index = index
         self._head: CallHead | None = None
         """The head of a call whose body is still coming."""
@@ -245,9 +243,6 @@ class AsyncSlot:
         else:
             self._body_ends()
 
-    def _send(self, *frame: bytes | memoryview) -> None:
-        self._server.send(*frame)
-
     async def _send_piece(self, piece: bytes | memoryview) -> None:
         if len(piece) > CHUNK_BYTES:
             for part in pieces_of(piece):
@@ -255,7 +250,7 @@ class AsyncSlot:
             return
         server = self._server
         if server.full:
-            await server.drain()
+            await server.writable.wait()
         if self._turn == server.turn:
             # A generator that never waits would stop the other calls, and not see that its caller is gone.
             await asyncio.sleep(0)
@@ -325,7 +320,9 @@ class AsyncSlot:
         except BaseException as exc:
             if isinstance(exc, KeyboardInterrupt):
                 raise
-            answer, out_of_memory, failed = self._failed(exc), is_out_of_memory(exc), True
+            gone = self._cancelled and isinstance(exc, asyncio.CancelledError)  # nobody reads the answer
+            answer = answer_of(exc) if gone else failure(exc, server.memory)
+            out_of_memory, failed = is_out_of_memory(exc), True
         if answer.body is not None and area is not None and area.takes(len(answer.body)) and head.method != "HEAD":
             self._send(laid_frame(answer, area, time.perf_counter() - began, failed, self._index))
         elif answer.body is not None and len(answer.body) <= CHUNK_BYTES:
@@ -335,12 +332,6 @@ class AsyncSlot:
         else:
             await self._stream(answer, pieces, began)
         server.measure()
-
-    def _failed(self, exc: BaseException) -> HandlerAnswer:
-        """Return the answer of a call that ends with *exc*. Nobody reads that of a caller who is gone."""
-        if self._cancelled and isinstance(exc, asyncio.CancelledError):
-            return answer_of(exc)
-        return failure(exc, self._server.memory)
 
     async def _stream(self, answer: HandlerAnswer, pieces: Pieces | None, began: float) -> None:
         error, out_of_memory = "", False

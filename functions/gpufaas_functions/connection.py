@@ -48,7 +48,11 @@ class Connection:
         self.sock = sock
         self.files: socket.socket
         """Over which the open files of bodies come."""
-        self._await_more = _readable(sock)
+        waits = select.poll()
+        waits.register(sock, select.POLLIN)
+        self._await_more: Callable[[], object] = waits.poll
+        """Waits until something has come. A thread that waits in ``recv`` on a unix socket is also woken when the other
+        end has read what was sent on it."""
         self._shared = shared
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
@@ -230,14 +234,3 @@ class Connection:
         if not count:
             raise Closed
         return count
-
-
-def _readable(sock: socket.socket) -> Callable[[], object]:
-    """
-    Return what waits until something has come on *sock*.
-
-    A thread that waits in ``recv`` on a unix socket is also woken when the other end has read what was sent on it.
-    """
-    waits = select.poll()
-    waits.register(sock, select.POLLIN)
-    return waits.poll

@@ -180,15 +180,21 @@ class Application:
             listening.cancel()
 
 
-class _HandlerCall:
-    """One call in a slot's thread."""
+class _Call:
+    """What one call is made of."""
 
     def __init__(
         self, handle: Handle, event: Event, context: Context, send: _Send, loop: asyncio.AbstractEventLoop
     ) -> None:
+        """:param loop: that of *send*"""
         self._handle, self._event, self._context = handle, event, context
         self._send, self._loop = send, loop
-        self.gone = False
+
+
+class _HandlerCall(_Call):
+    """One call in a slot's thread."""
+
+    gone = False
 
     async def listen(self, receive: _Receive) -> None:
         """Note when the caller goes away. Its generator is closed before the next piece; if it waits, it never runs."""
@@ -240,15 +246,8 @@ class _HandlerCall:
             raise Gone from None
 
 
-class _AsyncCall:
+class _AsyncCall(_Call):
     """One call of an async handler."""
-
-    def __init__(
-        self, handle: Handle, event: Event, context: Context, send: _Send, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        """:param loop: that of *send*"""
-        self._handle, self._event, self._context = handle, event, context
-        self._send_there, self._loop = send, loop
 
     async def run_on(
         self, handlers: asyncio.AbstractEventLoop, variables: contextvars.Context, receive: _Receive, alone: bool
@@ -281,13 +280,13 @@ class _AsyncCall:
         except BaseException as exc:  # a handler that raises SystemExit fails, and does not end this process
             answer = _failure(exc, self._context.device)
         if answer.body is not None or pieces is None:
-            await self._sent(_send_whole(self._send_there, answer))
+            await self._sent(_send_whole(self._send, answer))
             return
         try:
-            await self._send(_start(answer))
+            await self._sent(self._send(_start(answer)))
             async for piece in pieces:
                 if piece:
-                    await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await self._sent(self._send({"type": "http.response.body", "body": piece, "more_body": True}))
         except (Gone, asyncio.CancelledError):
             raise
         except BaseException as exc:
@@ -295,10 +294,7 @@ class _AsyncCall:
             raise RuntimeError("the answer broke off") from None  # the connection is cut: half must not look whole
         finally:
             await closed(pieces)
-        await self._send({"type": "http.response.body"})
-
-    async def _send(self, message: dict[str, Any]) -> None:
-        await self._sent(self._send_there(message))
+        await self._sent(self._send({"type": "http.response.body"}))
 
     async def _sent(self, sending: Awaitable[None]) -> None:
         """Let the other loop send, and wait until the connection takes more."""
@@ -346,13 +342,13 @@ def _failure(exc: BaseException, device: str) -> HandlerAnswer:
     if isinstance(exc, BadBody):
         return answer_of(exc)
     print(traceback_of(exc), end="", file=sys.stderr)
-    text = in_one_line(exc)
-    if is_out_of_memory(exc):
-        if device.startswith("cuda") and "torch" in sys.modules:
-            sys.modules["torch"].cuda.empty_cache()
-        text = f"out of memory on {device} ({text}): send less at once, or deploy it with a larger gpufaas.memory"
-        return HandlerAnswer(507, [*_TEXT, (b"x-gpufaas-error", b"out-of-memory")], text.encode(), None)
-    return HandlerAnswer(500, _TEXT, text.encode(), None)
+    if not is_out_of_memory(exc):
+        return answer_of(exc)
+    if device.startswith("cuda") and "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
+    advice = "send less at once, or deploy it with a larger gpufaas.memory"
+    text = f"out of memory on {device} ({in_one_line(exc)}): {advice}"
+    return HandlerAnswer(507, [*_TEXT, (b"x-gpufaas-error", b"out-of-memory")], text.encode(), None)
 
 
 def _prepare(settings: ContainerSettings) -> str:

@@ -36,6 +36,12 @@ def use_small_stacks() -> None:
         libc.pthread_setattr_default_np(attributes)
 
 
+def trim() -> None:
+    """Give freed heap back to the kernel."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class CpuMemory:
     """
     Occupation of this process on a CPU device: the memory that it added since the fork.
@@ -103,8 +109,7 @@ class CpuMemory:
         import gc
 
         gc.collect()
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+        trim()
 
 
 _contexts: Final[dict[str, int]] = {}
@@ -172,9 +177,8 @@ class CudaMemory:
         """See `CpuMemory.grown`."""
         if self._measured > 1 and self._torch.cuda.max_memory_reserved(self._device) <= self._seen:
             return 0
-        self._measured += (
-            1  # twice at least: the first call loads kernels, and one that fails says no more than its peak
-        )
+        # Twice at least: the first call loads kernels, and one that fails says no more than its peak.
+        self._measured += 1
         return self.peak()
 
     def release(self) -> None:

@@ -8,8 +8,6 @@ A woken copy must answer as before. What ``self_check(model)`` of the handler re
 what it returns after each wake; without one, samples of all parameters and buffers are.
 """
 
-import contextlib
-import ctypes
 import hashlib
 import sys
 import time
@@ -20,6 +18,7 @@ import msgspec
 
 from gpufaas_core.frames import Kind, ParkedHead, WakeHead, WokenHead, encode_frame
 from gpufaas_functions.answers import Memory, in_one_line
+from gpufaas_functions.memory import trim
 
 PARK: Final = "park"
 WAKE: Final = "wake"
@@ -72,7 +71,7 @@ class Parking:
             if self._moves:
                 self._memory.release()
             else:
-                _trim()
+                trim()  # no garbage is collected: that would copy pages of the fork server
             return ParkedHead(self._memory.held())
         except Exception as exc:
             return ParkedHead(0, f"it could not be parked: {in_one_line(exc)}")
@@ -103,12 +102,6 @@ class Parking:
             digest.update(f"{tuple(each.shape)} {each.dtype} ".encode())
             digest.update(_sample(each))
         return digest.digest()
-
-
-def _trim() -> None:
-    """Give freed heap back to the kernel. No garbage is collected: that would copy pages of the fork server."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _is_module(model: Any) -> bool:

@@ -19,23 +19,9 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from gpufaas_core.frames import (
-    WARM,
-    FailedHead,
-    Kind,
-    ReadyHead,
-    encode_frame,
-)
+from gpufaas_core.frames import WARM, FailedHead, Kind, ReadyHead, encode_frame
 from gpufaas_functions import batches, staged
-from gpufaas_functions.answers import (
-    SAID,
-    Handle,
-    Memory,
-    from_the_author,
-    in_one_line,
-    traceback_of,
-    utf8,
-)
+from gpufaas_functions.answers import SAID, Handle, Memory, from_the_author, in_one_line, traceback_of, utf8
 from gpufaas_functions.areas import keep_bodies, leave_areas
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batch_server import BatchServer
@@ -110,7 +96,7 @@ def run(
     if "tempfile" in sys.modules:
         vars(sys.modules["tempfile"])["tempdir"] = None  # the fork server's: here TMPDIR is the scratch directory
     try:
-        memory = _memory_of(start, start.slots)
+        memory = _memory_of(start)
         began = time.perf_counter()
         about = start.emulated
         handler = import_handler(start) if about is None else EmulatedHandler(about, start.function, clocks)
@@ -129,7 +115,9 @@ def run(
         else:
             handle = handler.handle
             loaded_s, warmed = time.perf_counter() - began, []
-        phases = [*_phases(loaded_s), *warmed]
+        told = spent()  # by loaders of weights
+        phases = [(name, seconds) for name, seconds in told.items() if seconds]
+        phases += [("init", loaded_s - sum(told.values())), *warmed]
     except BaseException as exc:
         # Every error of a load ends this worker. The manager gets a summary, the log the whole traceback.
         text = utf8(traceback_of(from_the_author(exc)))
@@ -142,7 +130,11 @@ def run(
         return 1
     os.register_at_fork(before=keep_bodies, after_in_child=leave_areas)
     is_loop = is_async(getattr(handler, "handle", None))
-    ready = encode_frame(Kind.READY, _ready(memory, phases, parking, loop=is_loop or start.slots > 1))
+    head = ReadyHead(
+        memory.loaded(), phases, fork_point().data, is_loop or start.slots > 1, memory.held(), staged.used(),
+        parking is not None and parking.can,
+    )  # fmt: skip
+    ready = encode_frame(Kind.READY, head)
     if is_loop:
         from gpufaas_functions.async_server import AsyncServer  # only where it is needed
 
@@ -172,12 +164,6 @@ def flush_at_exit(flush: Callable[[], None]) -> None:
         leave(status)
 
     os._exit = leave_at_once
-
-
-def _phases(all_s: float) -> list[tuple[str, float]]:
-    """Return how long the parts of a load took that took *all_s*: what loaders say, and the rest."""
-    told = spent()
-    return [*((name, seconds) for name, seconds in told.items() if seconds), ("init", all_s - sum(told.values()))]
 
 
 def _warm_up(handler: Any, model: Any, memory: Memory) -> list[tuple[str, float]]:
@@ -210,21 +196,12 @@ def _slots(
     return OneSlot(servers[0], counts, parking) if start.slots == 1 else SlotThreads(servers, counts, parking)
 
 
-def _ready(
-    memory: Memory, phases: list[tuple[str, float]], parking: Parking | None, *, loop: bool = False
-) -> ReadyHead:
-    return ReadyHead(
-        memory.loaded(), phases, fork_point().data, loop, memory.held(), staged.used(),
-        parking is not None and parking.can,
-    )  # fmt: skip
-
-
-def _memory_of(start: WorkerStart, slots: int) -> Memory:
+def _memory_of(start: WorkerStart) -> Memory:
     if start.emulated is not None:
         return EmulatedMemory(start.emulated)
     if start.device.startswith("cuda"):
         return CudaMemory(start.device, start.device_memory)
-    return CpuMemory(slots, start.known)
+    return CpuMemory(start.slots, start.known)
 
 
 def _with_model(handler: Any, model: Any) -> tuple[Handle, BatchHandler | None]:

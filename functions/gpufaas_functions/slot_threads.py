@@ -157,13 +157,12 @@ class Slots:
 
     def run(self, lane: _Lane, work: Work) -> None:
         """Run *work*, and what came for the slot meanwhile. :raises Closed: the connection is closed"""
-        server, following = lane.server, work
-        while True:
+        server = lane.server
+        following: Work | None = work
+        while following is not None:
             if self._begin(server, following):
                 server.run(following)
-            if (more := lane.end()) is None:
-                return
-            following = more
+            following = lane.end()
 
     def _begin(self, server: SlotServer, work: Work) -> bool:
         """Count what begins. False: it was taken back, and is dropped."""
@@ -202,15 +201,14 @@ class OneSlot(Slots):
         As `Slots.run`, but for what was taken back. What runs next does not hold up the answer before it. Memory is
         measured after what has run: the node takes one figure for each.
         """
-        server, following = self._server, work
-        while True:
+        server = self._server
+        following: Work | None = work
+        while following is not None:
             if self._begin(server, following):
                 server.run(following)
                 self.connection.flush()
                 server.say_growth()
-            if (more := lane.end()) is None:
-                return
-            following = more
+            following = lane.end()
 
     def _give(self, lane: _Lane, kind: int, header: bytes, body: Body) -> None:
         """A body that comes in pieces is of the call that came last: nothing comes behind it before it is whole."""
@@ -412,11 +410,7 @@ class SlotThreads(Slots):
             quiet = 0
 
 
-class _Delay(threading.local):
-    known: Seconds = 0.0
-
-
-_delay: Final = _Delay()
+_delay: Final = threading.local()
 
 
 def _delayed() -> Seconds:
@@ -429,7 +423,8 @@ def _delayed() -> Seconds:
             now = int(file.read().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
-    before, _delay.known = _delay.known, now
+    before: Seconds = getattr(_delay, "known", 0.0)
+    _delay.known = now
     return now - before
 
 
