@@ -99,7 +99,8 @@ class CgroupsV2:
 
 def _enable(directory: Path) -> None:
     """Enable the available controllers for groups below; memory must be one."""
-    there = (directory / "cgroup.controllers").read_text().split() if _is_kernels(directory) else ["memory"]
+    available = directory / "cgroup.controllers"  # not there: no directory of the kernel's
+    there = available.read_text().split() if available.exists() else ["memory"]
     for controller in ("memory", "pids", "cpu"):
         if controller in there or controller == "memory":
             try:
@@ -107,10 +108,6 @@ def _enable(directory: Path) -> None:
             except OSError:
                 if controller == "memory":
                     raise
-
-
-def _is_kernels(directory: Path) -> bool:
-    return (directory / "cgroup.controllers").exists()
 
 
 def _delegate(parent: Path, name: str) -> None:

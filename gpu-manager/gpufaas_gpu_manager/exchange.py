@@ -12,11 +12,7 @@ from typing import Any, Final, Protocol
 
 from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import (
-    AnswerHead,
-    CallHead,
-    EndHead,
-)
+from gpufaas_core.frames import AnswerHead, CallHead, EndHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import Bytes, CallId
 from gpufaas_functions.body_file import BodyFile
@@ -88,21 +84,8 @@ class Exchange(AnswerBuffer):
     """See module."""
 
     __slots__ = (
-        "_bound",
-        "body",
-        "bound_at",
-        "file",
-        "grant",
-        "head",
-        "kept",
-        "name",
-        "once",
-        "opened_at",
-        "slot",
-        "state",
-        "timeout_s",
-        "watcher",
-        "worker",
+        "_bound", "body", "bound_at", "file", "grant", "head", "kept", "name", "once", "opened_at", "slot", "state",
+        "timeout_s", "watcher", "worker",
     )  # fmt: skip
 
     def __init__(self, grant: Grant, worker: Any, loop: asyncio.AbstractEventLoop, now: float) -> None:
@@ -258,9 +241,5 @@ class Exchange(AnswerBuffer):
         self.end = end
         self._resume()  # the last pieces may have paused the slot, which takes another call from now on
         if end.error and not self.abandoned:
-            self.fail(_broke_off(end.error))
+            self.fail(GpufaasError(f"the function's answer broke off: {end.error}"))
         self._wake()
-
-
-def _broke_off(reason: str) -> GpufaasError:
-    return GpufaasError(f"the function's answer broke off: {reason}")

@@ -91,7 +91,7 @@ class Mps:
         with (self._home / "log" / "output").open("ab") as output:
             self._daemon = subprocess.Popen(
                 [self._program, "-f"], env=self._env, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True, preexec_fn=_with_node,
+                start_new_session=True, preexec_fn=lambda: end_with_parent(signal.SIGTERM),
             )  # fmt: skip
         until = time.monotonic() + _UP_WITHIN_S
         while not self._ask("get_server_list"):
@@ -112,7 +112,3 @@ class Mps:
         except subprocess.TimeoutExpired:
             return False
         return done.returncode == 0
-
-
-def _with_node() -> None:
-    end_with_parent(signal.SIGTERM)

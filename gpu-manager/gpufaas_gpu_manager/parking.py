@@ -145,8 +145,7 @@ class Parking:
         return by_driver or (held + worker.uncounted) or min(_CONTEXT, worker.memory)
 
     async def _park_by_driver(self) -> None:
-        failed = await self._toggle()
-        self.on_parked(ParkedHead(0, failed))
+        self.on_parked(ParkedHead(0, await self._toggle()))
 
     async def _wake_by_driver(self) -> None:
         if failed := await self._toggle():

@@ -82,8 +82,8 @@ class Reaper:
             self.workers.pop(pid, None)
 
 
-def kill_group(pid: int) -> None:
-    """Send SIGKILL to the process *pid*, and to the group that it may lead."""
+def kill_group(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send signal *number* to the process *pid*, and to the group that it leads after its setsid."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+            kill(pid, number)

@@ -98,7 +98,7 @@ class WorkerDevice:
         else:
             self.ledger.release(worker.number)
         held = self.ledger.reserved.get(worker.number, 0)
-        worker.calls.tell(Parked(worker.spec.function, self.id, worker.copy, held))
+        worker.host.report(Parked(worker.spec.function, self.id, worker.copy, held))
         self.admit()
 
     def not_parked(self, worker: Worker, reason: str) -> None:
@@ -128,7 +128,7 @@ class WorkerDevice:
         return True
 
     def _tell_unparked(self, worker: Worker, reason: str) -> None:
-        worker.calls.tell(Unparked(worker.spec.function, self.id, worker.copy, reason))
+        worker.host.report(Unparked(worker.spec.function, self.id, worker.copy, reason))
 
     def admit(self) -> None:
         """Start waiting workers in order, as far as the memory goes: a later, smaller one does not overtake."""

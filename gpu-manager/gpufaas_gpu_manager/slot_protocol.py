@@ -198,27 +198,17 @@ class WorkerSlot:
 
     def _send_large(self, exchange: Exchange, head: CallHead, body: bytes | memoryview, *, alone: bool) -> None:
         """Send a call whose body, or whose answer, may be large. *alone*: it is not in a batch."""
-        frame = b""
+        frame, areas = b"", self._wire.areas
         size = len(body) if head.body_mode == INLINE and len(body) > MIN else 0
-        if (area := self._area_for(exchange, size, answer=alone)) is not None:
-            assert self._wire.areas is not None
+        wanted = 0 if areas is None else max(size, areas.expects if alone else 0)
+        if areas is not None and wanted and (area := areas.take(wanted)) is not None:
+            self._lent[exchange] = area
             if size:
-                self._wire.areas.put(area, body)
+                areas.put(area, body)
                 body = b""
             frame = encode_frame(Kind.AREA, AreaHead(area.at, area.size, size), slot=self.index)
         frame += encode_prefix(Kind.CALL, head, len(body), self.index)
         self._wire.write(frame, body)  # to join a large body to its head would copy it
-
-    def _area_for(self, exchange: Exchange, size: Bytes, *, answer: bool) -> Area | None:
-        """Return an area for a body of *size* bytes, and for its *answer*; None: they are sent."""
-        areas = self._wire.areas
-        if areas is None:
-            return None
-        wanted = max(size, areas.expects if answer else 0)
-        area = areas.take(wanted) if wanted else None
-        if area is not None:
-            self._lent[exchange] = area
-        return area
 
     def _release(self, exchange: Exchange) -> None:
         """*exchange* has ended, and has an area."""
@@ -247,7 +237,7 @@ class WorkerSlot:
         """
         if self._exchange is exchange:
             self._wire.write(encode_frame(Kind.CANCEL, CancelHead(self._place, self._number), slot=self.index))
-            self._wake_sender()
+            self.wake_sender()
             self.resume()
 
     # --- what the worker has beside what it runs ---
@@ -346,13 +336,10 @@ class WorkerSlot:
             self._room += room
             self._wire.write(encode_frame(Kind.ROOM, RoomHead(room), slot=self.index))
 
-    def _wake_sender(self) -> None:
+    def wake_sender(self) -> None:
+        """Its call has ended, room has come, or the connection is closed: the sender of a body looks again."""
         if self._roomy is not None and not self._roomy.done():
             self._roomy.set_result(None)
-
-    def lost(self) -> None:
-        """The connection is closed."""
-        self._wake_sender()
 
     def end(self) -> None:
         """Its worker is dead: what it had not begun can be placed again."""
@@ -438,7 +425,7 @@ class WorkerSlot:
             self._body_room += decoded(_decode_room, header).room
             if not 0 < self._body_room <= WINDOW:
                 raise BrokenFrame("room for more of a body than was sent")
-            self._wake_sender()
+            self.wake_sender()
         else:
             raise BrokenFrame(f"a frame of kind {kind} {'in the middle of' if self._answering else 'before'} an answer")
 
@@ -466,7 +453,7 @@ class WorkerSlot:
         self._wire.running -= 1
         self._paused = False
         if self._streams:
-            self._wake_sender()
+            self.wake_sender()
         if self._owed:
             self._give_room()
         if self._next or self._marked:
@@ -492,10 +479,7 @@ class WorkerSlot:
         if at < len(bodies):
             raise BrokenFrame("bytes of no answer")
         self._wire.ended += len(found)
-        self._wire.running -= len(found)
-        for each, _, _ in found:
-            if each in self._lent:
-                self._release(each)
+        self._let_go([each for each, _, _ in found])
         self._begin_next()
         errors = [self._why_none(head, body) for _, head, body in found]
         # The engine first, as it may have the next batch for this slot. Then the callers.

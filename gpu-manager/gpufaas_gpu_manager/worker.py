@@ -251,12 +251,10 @@ class Worker(SlotOwner):
         self.state = advance(self.state, WorkerEvent.BECAME_READY)
         if self.state is not WorkerState.READY:
             return
-        now = time.monotonic()
-        warm_s = dict(head.phases).get(WARM, 0.0)
-        within = sum(seconds for _, seconds in head.phases)
-        fetch_s = self._fetch.took_s or 0.0
-        process_s = now - self._begun_at - within - fetch_s
         within_load = dict(head.phases)
+        warm_s = within_load.get(WARM, 0.0)
+        fetch_s = self._fetch.took_s or 0.0
+        process_s = time.monotonic() - self._begun_at - sum(seconds for _, seconds in head.phases) - fetch_s
         read_s = within_load.pop("read", 0.0) + fetch_s
         self.tier = self._fetch.tier or ("host" if self.staged and head.staged else "disk")
         fetched = (("fetch", fetch_s),) if self._fetch.tier else ()

@@ -316,8 +316,8 @@ class WorkerCalls:
         self._open.pop(slot, None)
         self._follow(slot)
         self._end_unbegun(taken, self._why)
-        if self.unbound and self._free and self._worker.takes_calls:
-            self.bind(self.unbound.popleft())
+        if self._worker.takes_calls:
+            self.bind_waiting()
 
     def _end_unbegun(self, exchanges: list[Exchange], reason: str) -> None:
         """*exchanges* were not begun, and their slot has them no more."""
@@ -388,10 +388,6 @@ class WorkerCalls:
         to.exchanges.update(self.exchanges)
         self.exchanges.clear()
         self.batches.hand_all_over(to.batches)
-
-    def tell(self, fact: Event) -> None:
-        """Tell the scheduler of its worker."""
-        self._host.report(fact)
 
     def on_done(self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:
         worker, host = self._worker, self._host

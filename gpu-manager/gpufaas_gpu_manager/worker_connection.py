@@ -174,34 +174,28 @@ class WorkerConnection(asyncio.Protocol):
         elif kind == Kind.PONG and self._pings:
             self._pings -= 1
             self._worker.on_pong()
-        elif kind == self._asked:
+        elif kind == self._asked == Kind.PARKED:
             self._asked = 0
-            self._on_asked(kind, header)
-        elif kind in (Kind.READY, Kind.FAILED) and not self._spoke:
-            self._spoke = True
-            self._on_spoken(kind, header)
-        else:
-            raise BrokenFrame(f"a frame of kind {kind}, which nothing asked for")
-
-    def _on_asked(self, kind: int, header: bytes) -> None:
-        if kind == Kind.PARKED:
             parked = decoded(_decode_parked, header)
             check_figures(0.0, parked.held)
             self._worker.on_parked(msgspec.structs.replace(parked, failed=parked.failed[:_SAID]))
-            return
-        woken = decoded(_decode_woken, header)
-        if wrong := why_no_phases(woken.phases):
-            raise BrokenFrame(wrong)
-        self._worker.on_woken(msgspec.structs.replace(woken, failed=woken.failed[:_SAID]))
-
-    def _on_spoken(self, kind: int, header: bytes) -> None:
-        if kind == Kind.FAILED:
+        elif kind == self._asked:
+            self._asked = 0
+            woken = decoded(_decode_woken, header)
+            if wrong := why_no_phases(woken.phases):
+                raise BrokenFrame(wrong)
+            self._worker.on_woken(msgspec.structs.replace(woken, failed=woken.failed[:_SAID]))
+        elif kind == Kind.FAILED and not self._spoke:
+            self._spoke = True
             self._worker.on_failed(shortened(decoded(_decode_failed, header)))
-            return
-        head = decoded(_decode_ready, header)
-        if wrong := why_not_ready(head):
-            raise BrokenFrame(wrong)
-        self._worker.on_ready(head)
+        elif kind == Kind.READY and not self._spoke:
+            self._spoke = True
+            head = decoded(_decode_ready, header)
+            if wrong := why_not_ready(head):
+                raise BrokenFrame(wrong)
+            self._worker.on_ready(head)
+        else:
+            raise BrokenFrame(f"a frame of kind {kind}, which nothing asked for")
 
     # --- asyncio's side ---
 
@@ -225,7 +219,7 @@ class WorkerConnection(asyncio.Protocol):
         self.lost = self.closing = True
         self.resume_writing()
         for slot in self.slots:
-            slot.lost()
+            slot.wake_sender()
         self._worker.on_slot_lost()
         if not self._closed:
             self._worker.on_slot_closed()

@@ -23,20 +23,8 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 from msgspec import Struct
 
 from gpufaas_core.messages import Event
-from gpufaas_core.model import (
-    CallId,
-    CopyId,
-    FunctionId,
-    NodeId,
-    Part,
-    PlacementPlan,
-    Seconds,
-)
-from gpufaas_scheduler.view_contract import (
-    DeviceView,
-    View,
-    WaitingCall,
-)
+from gpufaas_core.model import CallId, CopyId, FunctionId, NodeId, Part, PlacementPlan, Seconds
+from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
 
 NEVER: Final = 1 << 62
 """An arrival number above all others."""

@@ -10,18 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import Protocol
 
-from gpufaas_core.model import (
-    Bytes,
-    CallId,
-    CopyId,
-    DeviceId,
-    FunctionId,
-    NodeId,
-    Offer,
-    Part,
-    PlacementPlan,
-    Seconds,
-)
+from gpufaas_core.model import Bytes, CallId, CopyId, DeviceId, FunctionId, NodeId, Offer, Part, PlacementPlan, Seconds
 
 
 class FiguresView(Protocol):

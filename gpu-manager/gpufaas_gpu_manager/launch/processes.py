@@ -23,6 +23,7 @@ from gpufaas_gpu_manager.launch.recipes import STACKS, Recipes
 from gpufaas_gpu_manager.launch.served import Face, Ports
 from gpufaas_gpu_manager.layers import Layers
 from gpufaas_gpu_manager.proc import sizes_of
+from gpufaas_gpu_manager.reaper import kill_group
 from gpufaas_gpu_manager.standbys import Home
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_connection import WorkerConnection
@@ -60,8 +61,8 @@ class ForkedProcess:
         theirs: list[socket.socket] = []
         try:
             await self._connect(start.slots, counts, theirs)
-            if start.emulated is not None:
-                theirs += self._clocks(start.slots)
+            if start.emulated is not None and (emulation := worker.device.source.emulation) is not None:
+                theirs += [emulation.clock(worker.spec, worker.copy, worker.share) for _ in range(start.slots)]
             with worker.output.piped() as ends:
                 await self._fork(start, [*(each.fileno() for each in theirs), *counts, *files, *ends])
         finally:
@@ -154,12 +155,6 @@ class ForkedProcess:
 
     def go_on(self) -> None:
         _signal(self._worker, signal.SIGCONT)
-
-    def _clocks(self, slots: int) -> list[socket.socket]:
-        """Return the worker's ends of what tells it when calls on an emulated device are over."""
-        worker, emulation = self._worker, self._worker.device.source.emulation
-        assert emulation is not None  # else nothing would be emulated
-        return [emulation.clock(worker.spec, worker.copy, worker.share) for _ in range(slots)]
 
     def end(self) -> None:
         # A victim is idle, so there is no call to finish, and this is quick.
@@ -280,10 +275,7 @@ def _kill(worker: Worker) -> None:
 
 def _signal(worker: Worker, number: signal.Signals) -> None:
     if worker.pid is not None and not worker.reaped:
-        # Before its setsid there is no process group of its own.
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(worker.pid, number)
+        kill_group(worker.pid, number)
 
 
 def limit_data(pid: int, limit: Bytes, hard_is_soft: bool) -> None:

@@ -273,12 +273,9 @@ class Recipes:
             **self.address_for(worker, self.settings.env.get("OPENFAAS_URL", "")),
             **spec.env,
             **source.env,
-            **({} if worker.scratch else self._share_env(worker)),
+            **({} if worker.scratch else source.share_env(spec.need, worker.share, worker.memory)),
             MARK_VARIABLE: worker.output.secret,
         }
         if mounted := self.mounted_secrets(worker):
             env["secret_mount_path"] = mounted
         return env
-
-    def _share_env(self, worker: Worker) -> dict[str, str]:
-        return worker.device.source.share_env(worker.spec.need, worker.share, worker.memory)

@@ -1,16 +1,15 @@
 """The actions of a policy. Each is checked against the present state and done, or refused with a reason."""
 
-from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, Part, Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.handle.batches import batch_of, tell_held, with_held
 from gpufaas_scheduler.handle.grants import obtain, reserve, reserve_parts, start
-from gpufaas_scheduler.handle.parking import parked_of
+from gpufaas_scheduler.handle.parking import order_load
 from gpufaas_scheduler.handle.parts import Place, full_part, places_for
 from gpufaas_scheduler.handle.staging import try_stage
 from gpufaas_scheduler.world.call_state import WAITING
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 
@@ -185,13 +184,7 @@ def try_load(world: World, action: contract.Load) -> str | None:
         each.hold(owner.reserves, world.cluster.now, copy.ready_at)
         if each.idle_key is not None:
             world.cluster.set_busy(each)
-    world.grant = number = world.grant + 1
-    world.out.append(
-        m.LoadCopy(
-            world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number,
-            parked=parked_of(world, device, names) if names else (),
-        )
-    )  # fmt: skip
+    order_load(world, device, copy, names)
     return None
 
 
@@ -208,10 +201,7 @@ def _try_load_beside(world: World, owner: FunctionState, action: contract.Load) 
     if isinstance(found, Reason):
         return found.say(owner.id, device.id, device.kind)
     copy, names = reserve(world, device, owner, ())
-    world.grant = number = world.grant + 1
-    world.out.append(
-        m.LoadCopy(world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number, True)
-    )
+    order_load(world, device, copy, names, beside=True)
     return None
 
 

@@ -7,9 +7,9 @@ from typing import Final
 
 from gpufaas_core import messages as m
 from gpufaas_scheduler.handle.grants import next_local, reserve, return_all, return_local, start
-from gpufaas_scheduler.handle.parking import evicted, park, parked_of
+from gpufaas_scheduler.handle.parking import evicted, order_load, park
 from gpufaas_scheduler.world.places import room_for
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 MAX_LOADING: Final = 4
@@ -204,13 +204,7 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
     if victims and owner.copies >= owner.min_copies and not owner.eager and not owner.flow.calls:
         return False
     copy, names = reserve(world, device, owner, victims)
-    world.grant = number = world.grant + 1
-    world.out.append(
-        m.LoadCopy(
-            world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number,
-            parked=parked_of(world, device, names) if names else (),
-        )
-    )  # fmt: skip
+    order_load(world, device, copy, names)
     if not owner.queued:
         serve_fifo(world, owner)  # its slots are free from now on, see `_free_copy`
     return True

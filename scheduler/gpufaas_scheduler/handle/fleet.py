@@ -106,15 +106,11 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
     owner.remove()
     note_lack(world, owner)
     if not event.drain:
-        _reject_waiting(world, owner, "removed", f"function {owner.id} was removed")
+        for call in world.waits_of(owner):
+            give_up(world, call)
+            world.out.append(m.Reject(call.id, "removed", f"function {owner.id} was removed"))
         for call in world.runs_of(owner):
             if not call.aborted:
                 world.out.append(m.Abort(call.id, world.calls.abort(call)))
     forget_if_done(world, owner)
     world.freed = True
-
-
-def _reject_waiting(world: World, owner: FunctionState, code: str, message: str) -> None:
-    for call in world.waits_of(owner):
-        give_up(world, call)
-        world.out.append(m.Reject(call.id, code, message))

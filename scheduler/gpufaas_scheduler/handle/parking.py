@@ -6,7 +6,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import Bytes, CopyId, copy_id
 from gpufaas_core.plausible import is_size
 from gpufaas_scheduler.world.parked import ParkedCopy
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState, parts_of
 from gpufaas_scheduler.world.world import World
 
 
@@ -40,6 +40,17 @@ def parked_of(world: World, device: DeviceState, names: Iterable[CopyId]) -> tup
     """Return those of *names* that are parked on *device*."""
     here = {each.id for each in world.cluster.parked.on(device)}
     return tuple([each for each in names if each in here])
+
+
+def order_load(
+    world: World, device: DeviceState, copy: Copy, victims: tuple[CopyId, ...], *, beside: bool = False
+) -> None:
+    """Have the node of *device* load *copy*, which has its reservation, once *victims* are gone from there."""
+    owner, parts, world.grant = copy.owner, parts_of(copy, device), world.grant + 1
+    parked = parked_of(world, device, victims) if victims and not beside else ()
+    world.out.append(
+        m.LoadCopy(world.epoch, world.grant, owner.id, owner.digest, parts, victims, copy.number, beside, parked)
+    )
 
 
 def parked(world: World, event: m.Parked) -> None:

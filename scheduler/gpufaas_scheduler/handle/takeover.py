@@ -207,7 +207,7 @@ def _restore_wishes(world: World, left: Left, functions: list[tuple[FunctionDoc,
             world.cluster.orphans.functions[name] = owner
     for names, wishes, holds in (
         (() if engine is None else engine.short, world.short, lambda owner: _lacks(world, owner)),
-        (() if engine is None else engine.surplus, world.surplus, _has_surplus),
+        (() if engine is None else engine.surplus, world.surplus, lambda owner: bool(owner.surplus or owner.draining)),
         (() if engine is None else engine.homeless, world.homeless, _is_homeless),
     ):
         for name in names:
@@ -229,10 +229,6 @@ def _restore_wishes(world: World, left: Left, functions: list[tuple[FunctionDoc,
 
 def _lacks(world: World, owner: FunctionState) -> bool:
     return owner.copies < owner.target and not owner.removed and not is_held_back(world, owner)
-
-
-def _has_surplus(owner: FunctionState) -> bool:
-    return bool(owner.surplus or owner.draining)
 
 
 def _is_homeless(owner: FunctionState) -> bool:

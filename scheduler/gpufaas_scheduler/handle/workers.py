@@ -69,24 +69,19 @@ def loaded(world: World, event: m.Loaded) -> None:
                 device.free_at = grant.free_at if grant.alone else max([each.free_at for each in device.holding])
                 world.overdue.note(device)
     if copy.split:
-        _parts_loaded(world, copy)
+        for other, entry in world.cluster.parts(copy):
+            other.mark()
+            entry.loading, entry.ready_at = False, world.cluster.now
+            if other.preload is entry:
+                other.end_preload(world.cluster.now)
+                next_local(world, other)
+            elif other.holding:
+                other.free_at = max(each.free_at for each in other.holding)
+                world.overdue.note(other)
     if not owner.queued:
         serve_fifo(world, owner)
     if not copy.pinned or owner.copies < owner.target or owner.surplus:
         world.freed = True
-
-
-def _parts_loaded(world: World, copy: Copy) -> None:
-    now = world.cluster.now
-    for device, entry in world.cluster.parts(copy):
-        device.mark()
-        entry.loading, entry.ready_at = False, now
-        if device.preload is entry:
-            device.end_preload(now)
-            next_local(world, device)
-        elif device.holding:
-            device.free_at = max(each.free_at for each in device.holding)
-            world.overdue.note(device)
 
 
 def load_failed(world: World, event: m.CopyFailed) -> None:

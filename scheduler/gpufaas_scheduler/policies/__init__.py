@@ -42,13 +42,7 @@ from gpufaas_scheduler.contract import (
     Why,
     start_on,
 )
-from gpufaas_scheduler.policies.registry import (
-    DEFAULT_POLICY,
-    ENTRY_POINTS,
-    POLICIES,
-    make_policy,
-    policy_spec,
-)
+from gpufaas_scheduler.policies.registry import DEFAULT_POLICY, ENTRY_POINTS, POLICIES, make_policy, policy_spec
 from gpufaas_scheduler.policies.spec import PolicySpec
 from gpufaas_scheduler.view_contract import (
     DeviceView,

@@ -20,14 +20,7 @@ from gpufaas_scheduler.policies.least_wait import NAME, LeastMissed, Relief
 from gpufaas_scheduler.policies.load_balance import Anywhere, Arrival
 from gpufaas_scheduler.policies.locality import O3, Locality
 from gpufaas_scheduler.policies.prefetch import NextMisses
-from gpufaas_scheduler.policies.spec import (
-    Chosen,
-    NoOptions,
-    PolicySpec,
-    allowed,
-    description,
-    read_options,
-)
+from gpufaas_scheduler.policies.spec import Chosen, NoOptions, PolicySpec, allowed, description, read_options
 from gpufaas_scheduler.roles import (
     ADMISSION,
     BATCHING,

@@ -109,8 +109,7 @@ class Cluster:
 
     def attach(self, device: Device, order: int | None = None) -> DeviceState:
         """A device joins, as number *order* or the next. The caller makes it idle or busy."""
-        if order is None:
-            order = self.joined
+        order = self.joined if order is None else order
         self.joined = max(self.joined, order + 1)
         state = DeviceState(device, order, self.changes, self.hosts.of(device))
         state.mark()
@@ -215,11 +214,8 @@ class Cluster:
         self, device: DeviceState, owner: FunctionState, memory: Bytes, load_s: Seconds, woken: int | None = None
     ) -> Copy:
         """:param woken: the number of the parked copy that it was"""
-        number = owner.number
-        if woken is None:
-            owner.number += 1
-        else:
-            number = woken
+        number = owner.number if woken is None else woken
+        owner.number += woken is None
         copy: Copy = residency.Copy(owner, memory, self.now, self.now + load_s, number)
         self.place(device, copy)
         owner.add(copy, device)
@@ -245,7 +241,12 @@ class Cluster:
             owner.mark()
         if copy.split:
             device, copy = self.copies[copy.id]
-            self._evict_rest(copy)
+            for other, entry in self.parts(copy):
+                other.mark()
+                other.residency.remove(entry.id)
+                del other.copies[owner.id]
+                if other.preload is entry:
+                    other.end_preload(self.now)
         if not device.marked:
             device.mark()
         device.evictions += not lost
@@ -288,14 +289,6 @@ class Cluster:
         copy.rest = tuple(entries)
         self.asked = None
 
-    def _evict_rest(self, copy: Copy) -> None:
-        for device, entry in self.parts(copy):
-            device.mark()
-            device.residency.remove(entry.id)
-            del device.copies[copy.owner.id]
-            if device.preload is entry:
-                device.end_preload(self.now)
-
     def fits(
         self,
         device: DeviceState,
@@ -330,12 +323,8 @@ class Cluster:
         """Whether some device that it may be on would be large enough if it were empty."""
         if owner.fits_as_of != self.fleet:
             owner.fits_as_of = self.fleet
-            owner.fits = False
-            for kind, memory in self.largest_for(owner).items():
-                costs = owner.costs[kind]
-                if costs is not None and costs.occupation <= memory:
-                    owner.fits = True
-                    break
+            needs = ((owner.costs[kind], memory) for kind, memory in self.largest_for(owner).items())
+            owner.fits = any(costs is not None and costs.occupation <= memory for costs, memory in needs)
         return owner.fits
 
     def largest_for(self, owner: FunctionState) -> dict[str, Bytes]:

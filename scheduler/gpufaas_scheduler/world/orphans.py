@@ -22,12 +22,11 @@ class Orphans:
         returned = self._queue.returned
         for owner in self.functions.values():
             calls = owner.flow.calls
-            if owner.holders:
-                call = None
-            elif returned:
-                call = self._first_of(owner)
-            else:
-                call = calls[0] if calls else None
+            call = None if owner.holders or not calls else calls[0]
+            if returned and not owner.holders:
+                back = next((each for each in returned if each.owner is owner), None)
+                if back is not None and (not calls or back.number < calls[0].number):
+                    call = back
             if call is None:
                 stale.append(owner.id)
             elif len(found) < limit:
@@ -37,10 +36,3 @@ class Orphans:
         for function in stale:
             del self.functions[function]
         return found
-
-    def _first_of(self, owner: FunctionState) -> Call | None:
-        first = owner.flow.calls[0] if owner.flow.calls else None
-        for call in self._queue.returned:
-            if call.owner is owner and (first is None or call.number < first.number):
-                return call
-        return first

@@ -101,7 +101,7 @@ class Rooms:
         """Return the victims that free *lacking* bytes and the compute of *function*; None: they are too few."""
         short = function.compute - device.spare
         if short <= 0:
-            return self._victims(device, lacking) if lacking > 0 else (0.0, ())
+            return self._victims_of(self._shelf_of(device), lacking) if lacking > 0 else (0.0, ())
         models = self._shelf_of(device)
         leaving: list[_Model] = []
         for model in sorted([each for each in models if each[4]], key=_by_worth):
@@ -117,9 +117,6 @@ class Rooms:
             return worth, names
         others = self._victims_of([each for each in models if each not in leaving], lacking)
         return None if others is None else (worth + others[0], names + others[1])
-
-    def _victims(self, device: DeviceView, lacking: Bytes) -> Victims | None:
-        return self._victims_of(self._shelf_of(device), lacking)
 
     @staticmethod
     def _victims_of(models: list[_Model], lacking: Bytes) -> Victims | None:
@@ -147,16 +144,13 @@ class Rooms:
         return worth, tuple([model[3] for model in chosen])
 
     def _shelf_of(self, device: DeviceView) -> list[_Model]:
-        models = self._shelves.get(device.id)
-        if models is None:
-            models = self._shelves[device.id] = self._shelf(device)
-        return models
-
-    def _shelf(self, device: DeviceView) -> list[_Model]:
-        found, kind, worth_of = [], device.kind, self.estimates.worth
-        for each in self.view.evictable(device):
-            worth, memory = worth_of(each.owner, kind), each.memory
-            found.append((worth / max(1, memory), worth, memory, each.id, each.share))
+        found = self._shelves.get(device.id)
+        if found is None:
+            found, kind, worth_of = [], device.kind, self.estimates.worth
+            for each in self.view.evictable(device):
+                worth, memory = worth_of(each.owner, kind), each.memory
+                found.append((worth / max(1, memory), worth, memory, each.id, each.share))
+            self._shelves[device.id] = found
         return found
 
     def _crowd(self, device: DeviceView, victims: Collection[CopyId]) -> float:
