@@ -16,20 +16,12 @@ from gpufaas_core.units import Seconds
 from gpufaas_gateway.errors import NotReady, headers_of, status_of
 from gpufaas_gateway.metrics import CONTENT_TYPE
 
-_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?")
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?", re.MULTILINE)
 
 
 def with_label(text: str, name: str, value: str) -> str:
     """Return *text* with one more label on every sample."""
-    return "".join(f"{_labelled(line, name, value)}\n" for line in text.splitlines())
-
-
-def _labelled(line: str, name: str, value: str) -> str:
-    found = _SAMPLE.match(line)
-    if found is None:
-        return line  # a comment
-    rest = line[found.end() :]
-    return f'{found[1]}{{{name}="{value}"{"," if found[2] else "}"}{rest}'
+    return _SAMPLE.sub(lambda found: f'{found[1]}{{{name}="{value}"{"," if found[2] else "}"}', text)
 
 
 def joined(texts: Iterable[str]) -> str:

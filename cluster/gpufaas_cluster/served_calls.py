@@ -18,6 +18,7 @@ import msgspec
 from gpufaas_cluster.call_frames import WINDOW, ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
 from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.error_codes import error_name
+from gpufaas_cluster.node_queries import NodeQueries
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed
 from gpufaas_core.frames import (
     CHUNK_BYTES,
@@ -38,9 +39,10 @@ _decode_call: Final = msgspec.msgpack.Decoder(NodeCallHead).decode
 
 
 class Server(Protocol):
-    """Where calls are served; see `call_server.CallServer`."""
+    """Where calls are served and queries answered; see `call_server.CallServer`."""
 
     node: Node
+    queries: NodeQueries
     me: Identity
     spool: Path
     closing: bool

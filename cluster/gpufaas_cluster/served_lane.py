@@ -4,13 +4,12 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import aclosing
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from gpufaas_cluster.call_frames import LANE_WINDOW, NodeKind, QueryHead, WindowHead
 from gpufaas_cluster.frame_connection import FrameConnection
-from gpufaas_cluster.node_queries import NodeQueries
 from gpufaas_cluster.served_calls import ServedCalls, Server, error_head
 from gpufaas_core.errors import CallCancelled, GpufaasError
 from gpufaas_core.frames import PIECE_COST, BrokenFrame, Kind
@@ -23,16 +22,10 @@ _decode_query: Final = msgspec.msgpack.Decoder(QueryHead).decode
 _decode_room: Final = msgspec.msgpack.Decoder(WindowHead).decode
 
 
-class QueriedServer(Server, Protocol):
-    """Where queries are answered, too."""
-
-    queries: NodeQueries
-
-
 class ServedLane:
     """:param shared: others share its connection, so what it sends of an answer is limited by ROOM"""
 
-    def __init__(self, server: QueriedServer, connection: FrameConnection, number: int, shared: bool) -> None:
+    def __init__(self, server: Server, connection: FrameConnection, number: int, shared: bool) -> None:
         self.calls = ServedCalls(server, self)
         self._server = server
         self._connection = connection

@@ -109,8 +109,7 @@ class NamespaceQuotas:
     async def load(self) -> None:
         """:raises StorageFailed: the store cannot be read"""
         found = await asyncio.to_thread(self._store.quotas)
-        for namespace in self._quotas.keys() - found.keys():
-            self.adopt(namespace, None)
+        self.keep_only(set(found))
         for namespace, quota in found.items():
             self.adopt(namespace, quota)
 
