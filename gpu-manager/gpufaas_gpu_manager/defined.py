@@ -53,7 +53,7 @@ class Functions:
         await asyncio.to_thread(self._bundles.install, spec.digest)
         self.specs[spec.function] = spec
         manifest = self._bundles.manifest(spec.digest)
-        self._staging.know(spec, manifest)
+        self._staging.know(spec, manifest.weights)
         return manifest
 
     def _check_emulated(self, spec: WorkerSpec) -> None:
@@ -72,7 +72,7 @@ class Functions:
         For functions with a bundle only: `define` pulls images.
         """
         self.specs[spec.function] = spec
-        self._staging.expect(spec)
+        self._staging.know(spec, spec.weights)
 
     def prefetch(self, function: FunctionId) -> None:
         """Bring what the workers of *function* need to this node, in the background. A failure is left to its load."""

@@ -355,10 +355,9 @@ class Zygote:
             self._on_exited(worker, -9)
 
     def _start_again(self, fault: str) -> None:
-        loop = asyncio.get_running_loop()
         self._fault = f"{fault}; another one starts"
         if self._ready is None or self._ready.done():
-            self._ready = loop.create_future()
+            self._ready = asyncio.get_running_loop().create_future()
         delay = _RESTART_BACKOFF_S[min(self._deaths, len(_RESTART_BACKOFF_S) - 1)]
         self._deaths += 1
         self._timers.later("start", delay, self.start)

@@ -49,10 +49,10 @@ class Staging:
         self._tasks: dict[FunctionId, asyncio.Task[None]] = {}
         cache.on_changed = self._changed
 
-    def know(self, spec: WorkerSpec, manifest: Manifest) -> None:
-        """The bundle of *spec* is here: its weights may be in the host tier for another function already."""
+    def know(self, spec: WorkerSpec, weights: tuple[WeightsFile, ...]) -> None:
+        """*spec* was deployed: its weights may be here for another function, or for its older revision."""
         self._deployed.add(spec.function)
-        self._note(spec, manifest.weights)
+        self._note(spec, weights)
 
     def _note(self, spec: WorkerSpec, weights: tuple[WeightsFile, ...]) -> None:
         if weights and self._cache.status().budget:
@@ -69,11 +69,6 @@ class Staging:
             if spec.function not in self._weights:
                 self._note(spec, manifest.weights)
             self._cache.asked(manifest.weights, self._bundles.install(spec.digest), time.monotonic())
-
-    def expect(self, spec: WorkerSpec) -> None:
-        """*spec* was deployed elsewhere: its weights may be here for another function, or for its older revision."""
-        self._deployed.add(spec.function)
-        self._note(spec, spec.weights)
 
     def stage(self, function: FunctionId) -> None:
         """Bring the weights of *function* into the host tier, in the background; the scheduler is told how it went."""

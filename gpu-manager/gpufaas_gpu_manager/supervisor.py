@@ -99,10 +99,6 @@ class Supervisor:
         for worker in self.living():
             worker.close()
 
-    @property
-    def fork_server(self) -> int | None:
-        return self.zygote.pid
-
     def living(self) -> list[Worker]:
         """Every worker that has a process or waits for one."""
         return list(self._workers.values())

@@ -53,13 +53,8 @@ from gpufaas_scheduler.world.world import Handler, World
 
 
 def _serving(world: World, _event: m.Serving) -> None:
-    def replay(event: m.Event) -> None:
-        if world.observe is not None:
-            world.observe(event, world.cluster.now)
-        HANDLERS[type(event)](world, event)
-
-    world.handlers = _handlers(world)
-    takeover.serving(world, replay)
+    world.handlers = handlers = _handlers(world)
+    takeover.serving(world, lambda event: handlers[type(event)](world, event))
 
 
 def _restored(world: World, event: m.Restored) -> None:

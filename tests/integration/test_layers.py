@@ -102,7 +102,7 @@ async def test_functions_that_preload_the_same_share_a_layer_and_others_have_non
     assert second["wave"]
     assert not third["wave"]
     assert first["server"] == second["server"] == rig.layers[0]
-    assert third["server"] == rig.node.host.fork_server
+    assert third["server"] == rig.node.host.zygote.pid
     assert rig.node.host.blank()["layers"] == 1
     assert 0 < rig.node.host.blank()["layerMemory"] < 8 << 20, "of a small module"
     watch = rig.node.enforcement._watch
@@ -117,7 +117,7 @@ async def test_what_cannot_be_imported_is_refused_at_deploy_and_a_start_goes_on_
         await rig.check(function)
 
     said = await rig.first(function)
-    assert said["server"] == rig.node.host.fork_server
+    assert said["server"] == rig.node.host.zygote.pid
     assert "a worker imports wave, no_such_module itself: no_such_module" in rig.said
     assert rig.layers == []
 
@@ -137,7 +137,7 @@ async def test_the_layer_that_was_used_longest_ago_makes_room_unless_it_has_work
     one, two = await rig.preloading("one", WAVE), await rig.preloading("two", XMLRPC)
     first = await rig.first(one)
 
-    assert (await rig.first(two))["server"] == rig.node.host.fork_server
+    assert (await rig.first(two))["server"] == rig.node.host.zygote.pid
     assert "this node has 1 sets of preloaded modules" in rig.said
     assert psutil.pid_exists(first["pid"])
 
@@ -181,11 +181,11 @@ async def test_a_layer_that_is_killed_or_whose_fork_server_is_has_a_successor(ri
 async def test_workers_of_a_layer_live_on_when_the_fork_server_is_stuck(rig: LayerRig) -> None:
     function = await rig.preloading("one", WAVE)
     first = await rig.first(function)
-    stuck = rig.node.host.fork_server
+    stuck = rig.node.host.zygote.pid
     assert stuck is not None
 
     os.kill(stuck, signal.SIGSTOP)
-    await eventually(lambda: rig.node.host.fork_server != stuck)
+    await eventually(lambda: rig.node.host.zygote.pid != stuck)
     other = await rig.first(await rig.preloading("two", WAVE))
 
     assert other["server"] != first["server"]
@@ -201,7 +201,7 @@ async def test_modules_that_take_too_long_are_given_up(rig: LayerRig) -> None:
 
     said = await rig.first(function)
 
-    assert said["server"] == rig.node.host.fork_server
+    assert said["server"] == rig.node.host.zygote.pid
     assert "they were not imported within 0 s" in rig.said
     assert rig.layers == []
 
@@ -237,7 +237,7 @@ async def test_threads_and_exits_of_modules_are_told_and_each_is_imported_once(
             wrong = await rig.preloading(module, (module,))
             with pytest.raises(InvalidSpec, match=why):
                 await rig.check(wrong)
-            assert (await rig.first(wrong))["server"] == rig.node.host.fork_server
+            assert (await rig.first(wrong))["server"] == rig.node.host.zygote.pid
             await rig.end(wrong)
     finally:
         await rig.node.close()

@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 from typing import Final, Protocol
 
-from gpufaas_core.bundle import Manifest
 from gpufaas_core.constraints import COMPUTE, CPU_QUOTA, TIME_SLICING
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.files import remove_tree
@@ -17,6 +16,7 @@ from gpufaas_core.messages import Outer
 from gpufaas_core.model import ALL_COMPUTE, Bytes
 from gpufaas_core.units import MiB
 from gpufaas_functions.runner import WorkerStart
+from gpufaas_gpu_manager import staging
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.cores import CpuShare
 from gpufaas_gpu_manager.devices import NodeDevice, with_allocator
@@ -48,12 +48,8 @@ def _cpu_name(source: NodeDevice) -> str:
     return source.device.id.rpartition("/")[2].replace(":", "-")
 
 
-class Bundles(Protocol):
-    """The installed bundles (gpufaas_cache_manager.bundles)."""
-
-    def install(self, digest: str) -> Path: ...
-
-    def manifest(self, digest: str) -> Manifest: ...
+class Bundles(staging.Bundles, Protocol):
+    """The installed bundles, with what their workers have compiled."""
 
     def compiled(self, digest: str) -> Path: ...
 

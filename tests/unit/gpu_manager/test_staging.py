@@ -53,7 +53,7 @@ class Rig:
             weights.append(WeightsFile(f"{name}{index}", sha256(data).hexdigest(), size))
         self.manifests[name] = Manifest(kind="model", template="test", weights=tuple(weights))
         self.staging.specs[spec.function] = spec
-        self.staging.know(spec, self.manifests[name])
+        self.staging.know(spec, self.manifests[name].weights)
         return spec
 
     async def idle(self) -> None:
@@ -122,7 +122,7 @@ async def test_weights_that_another_function_has_stay(rig: Rig) -> None:
     first = rig.spec("a")
     rig.manifests["b"] = rig.manifests["a"]
     second = WorkerSpec(FunctionId("b.ns@1"), "b", "ns", "b", "model", Need())
-    rig.staging.know(second, rig.manifests["b"])
+    rig.staging.know(second, rig.manifests["b"].weights)
     rig.staging.loaded(first)
     await asyncio.sleep(0)
     rig.staging.forget(first.function)
@@ -171,7 +171,7 @@ async def test_weights_stay_for_a_new_revision_whose_bundle_is_not_here_yet(rig:
     rig.staging.loaded(old)
     await rig.idle()
     new = WorkerSpec(FunctionId("a.ns@2"), "a", "ns", "new", "model", Need(), weights=rig.manifests["a"].weights)
-    rig.staging.expect(new)
+    rig.staging.know(new, new.weights)
     assert rig.staged == [old.function, new.function], "the scheduler knows before the first start"
     rig.staging.forget(old.function)
     assert (rig.staged, rig.tier.used) == ([new.function], SIZE)
