@@ -137,8 +137,8 @@ def first_reservation(manifest: Manifest) -> Bytes:
 
 def _why_memory(manifest: Manifest, options: Options, function: Function, own_process: str) -> str:
     """Return how the first reservation was computed, and how to change it."""
-    own = f" + {format_bytes(OWN_PROCESS)}: {own_process} needs a new process, which imports torch"
-    own = own if own_process and not options.placement.gpu else ""
+    own = f"{own_process} needs a new process, which imports torch" if own_process else ""
+    own = own and (f"; {own}" if options.placement.gpu else f" + {format_bytes(OWN_PROCESS)}: {own}")
     if options.memory:
         return f"declared{own}"
     files, (base, factor) = manifest.weight_bytes + manifest.data_bytes, _FIRST[manifest.kind]

@@ -132,7 +132,7 @@ def _standbys(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not (known := status.get("standbys")):
         return []
     count = int(known["ready"])
-    return [("Standbys", f"{count} {'process waits' if count == 1 else 'processes wait'} to become its worker")]
+    return [("Standbys", f"{count} {'process waits' if count == 1 else 'processes wait'} for any function")]
 
 
 def _batches(ours: Mapping[str, Any]) -> str:

@@ -545,7 +545,7 @@ def test_describe_says_where_a_copy_is_parked_and_how_many_standbys_wait(gateway
 
     assert re.search(r"Resident on: +no device: the next call wakes or loads it\n", shown)
     assert re.search(r"Parked on: +n1/cpu:0\n", shown)
-    assert re.search(r"Standbys: +2 processes wait to become its worker\n", shown)
+    assert re.search(r"Standbys: +2 processes wait for any function\n", shown)
     assert json.loads(run("describe", "a", "--json").stdout)["gpufaas"]["parked"] == ["n1/cpu:0"]
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemoryStore
 
-from gpufaas_core.bundle import Kind
+from gpufaas_core.bundle import Kind, Manifest
 from gpufaas_core.errors import (
     CorruptArtifact,
     FunctionExists,
@@ -23,7 +23,7 @@ from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
-from gpufaas_gateway.revision import worker_spec
+from gpufaas_gateway.revision import _why_memory, worker_spec
 from gpufaas_gateway.spec import Defaults, FunctionSpec, read_options
 
 ECHO = "echo.openfaas-fn"
@@ -187,6 +187,8 @@ async def test_a_worker_that_imports_torch_itself_has_memory_for_that_beside_wha
     assert worker_spec(deployed.record, options, "model", Need(), 48 * MiB).memory == 48 * MiB, (
         "it is no memory of a GPU"
     )
+    why = _why_memory(Manifest("model", "python3-torch"), options, deployed.function, "LD_PRELOAD")
+    assert why == "declared; LD_PRELOAD needs a new process, which imports torch"
 
 
 async def test_annotations_set_limits(platform: Platform) -> None:
