@@ -37,7 +37,10 @@ class ThreadState:
     def run(self, call: Callable[..., object], *arguments: object) -> None:
         """*call* what runs the author's code in this thread, with all that was set."""
         self.begin()
-        self.context.copy().run(call, *arguments)
+        context = self.context.copy()
+        if decimal := sys.modules.get("decimal"):  # its variable holds an object, which code changes in place
+            context.run(lambda: decimal.setcontext(decimal.getcontext().copy()))
+        context.run(call, *arguments)
 
     def executor(self) -> ThreadPoolExecutor:
         """Return what runs ``asyncio.to_thread``."""

@@ -69,6 +69,14 @@ def test_what_load_sets_for_its_thread_is_set_in_the_others(
     assert in_another(loaded(lambda: None), look) != expected, "it is load's doing"
 
 
+def test_a_thread_that_changes_its_decimal_context_in_place_changes_no_other_one() -> None:
+    state = loaded(lambda: setattr(decimal.getcontext(), "prec", 5))
+
+    in_another(state, lambda: setattr(decimal.getcontext(), "prec", 77))
+
+    assert in_another(state, lambda: decimal.getcontext().prec) == 5
+
+
 def test_torch_is_as_quick_as_before_where_nothing_was_set() -> None:
     """A default device, also one that is the default, is a mode that each function of torch goes through."""
     assert in_another(loaded(lambda: None), torch._C._len_torch_function_stack) == 0
