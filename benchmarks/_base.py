@@ -1,5 +1,5 @@
 """
-What `--base TREE` of a benchmark is: another working tree's platform and this one's, by turns (`_pairs.py`).
+What `--base TREE` of a benchmark is: another working tree's platform and this one's, in turn (`_pairs.py`).
 
 Judged is the processor time of a call. A process keeps its luck (addresses, the seed of hashes) for life, and that is
 some per cent of a call: both platforms start anew for each round. Each process is asked whose code it runs.

@@ -1,5 +1,5 @@
 """
-Two servers measured by turns: pairs of figures, the median of their ratios, bars, a table.
+Two servers measured in turn: pairs of figures, the median of their ratios, bars, a table.
 
 A round measures both, perhaps in several slices, every second time in the other order: its figures are a pair, from the
 same seconds.

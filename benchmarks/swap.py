@@ -15,7 +15,7 @@ Two CPU devices, each with room for four of the models and one torch thread for 
 The rate: runs, and the loads of the ideal LRU's misses, as they take by hand in two forks of a process with torch at
 once, would keep both devices busy for --load of the time. So it does not depend on the platform. --sleep: a run is so
 many ms of sleep and one look at the weights, as where a device computes and leaves the processors free. --base: the
-platform of another working tree, by turns with this one; same models, same requests. --serve: more
+platform of another working tree, in turn with this one; same models, same requests. --serve: more
 options of `gpufaas serve` for this tree's.
 """
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from gpufaas_core.model import Seconds
 
 QUIET: Final = 0.1
-"""Of a second: a process that uses less processor time has no storm."""
+"""The share of a second. A process that uses less processor time has no storm."""
 BUSY_S: Final[Seconds] = 0.05
 """Processor time after which there may be something to give back. To look for it takes 0.3 ms, and 0.2 ms per MiB."""
 _trim: Final[Any] = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # musl has none, and keeps less

@@ -1,6 +1,6 @@
 """
-Bodies that lie in files. Node and worker have the file open, so that it is there for as long as the call runs, whoever
-removes its name: the caller may leave, and others of its batch go on.
+Bodies that lie in files. Node and worker keep such a file open, so it can be read for as long as the call runs, even
+when its name is removed because the caller has left. Other calls of the batch go on.
 """
 
 import errno

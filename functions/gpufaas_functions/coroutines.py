@@ -42,7 +42,7 @@ async def called(
 
 
 async def aopened(answer: HandlerAnswer, pieces: Pieces, length: int, *, rests: bool) -> Pieces | None:
-    """As `answers.opened`: return *pieces* as bytes, with the first of them made; None: the answer is whole."""
+    """Do what `answers.opened` does: make the first of *pieces*, and return all as bytes; None: the answer is whole."""
     pieces = _checked(pieces, length, rests=rests)
     if await anext(pieces, None) is not None:
         return pieces

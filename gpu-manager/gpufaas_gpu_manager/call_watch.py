@@ -15,14 +15,13 @@ meanwhile. Quick calls share a timer: it is set if there is none, and looks once
 """
 
 import time
+from collections.abc import Iterable
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.exchange import Exchange
-
-if TYPE_CHECKING:
-    from gpufaas_gpu_manager.worker_calls import CallsWorker, WorkerCalls
+from gpufaas_gpu_manager.timers import Timers
 
 LOOK_S: Final[Seconds] = 0.25
 LATE: Final = 4
@@ -31,15 +30,43 @@ _SILENT: Final = 3
 """Looks: the sign before was given, at the earliest, a look before the first of them."""
 
 
-class CallWatch:
-    """Of one worker. See module."""
+class WatchedWorker(Protocol):
+    timers: Timers
 
-    def __init__(self, worker: "CallsWorker", calls: "WorkerCalls", grace_s: Seconds) -> None:
+    @property
+    def serves(self) -> bool:
+        """Whether it is ready, and is not told to end."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def kill(self, reason: str) -> None: ...
+
+
+class WatchedCalls(Protocol):
+    """The calls of a worker (`WorkerCalls`)."""
+
+    @property
+    def unbegun(self) -> bool: ...
+
+    def bound(self) -> Iterable[Exchange]: ...
+
+    def ping(self) -> bool: ...
+
+    def take_all_back(self) -> None: ...
+
+    def say_silent(self, silent: bool) -> None: ...
+
+
+class CallWatch:
+    """The watch of one worker. See module."""
+
+    def __init__(self, worker: WatchedWorker, calls: WatchedCalls, grace_s: Seconds) -> None:
         """:param grace_s: see `NodeSettings.abort_grace_s`"""
         self.pings = False
         """The worker answers pings while calls run."""
         self.answered = False
-        """It has ended a call since the last look."""
+        """The worker has ended a call since the last look."""
         self.silent = False
         self.looks = False
         """A look comes."""
@@ -49,11 +76,11 @@ class CallWatch:
         self._ages: dict[Exchange, int] = {}
         """Looks at abandoned calls, since their callers went."""
         self._asked = False
-        """It was pinged, and has not answered."""
+        """The worker was pinged, and has not answered."""
         self._owed = 0
         """Looks at which it owed a sign of life, in a row."""
         self._patience = _SILENT
-        """It is silent when it owes one for so long; for longer, each time that it was only slow and ended no call
+        """The looks after which the worker is silent. Doubled each time that it was only slow and has ended no call
         since: else calls could be given to it and taken back for ever."""
 
     def begin(self) -> None:

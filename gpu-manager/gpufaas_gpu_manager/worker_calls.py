@@ -14,13 +14,12 @@ from gpufaas_core.model import Bytes, CallId, DeviceId, Seconds
 from gpufaas_core.units import format_bytes
 from gpufaas_functions.begun import GRACE_S
 from gpufaas_gpu_manager.batches import Batches
-from gpufaas_gpu_manager.call_watch import CallWatch
+from gpufaas_gpu_manager.call_watch import CallWatch, WatchedWorker
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.exchange import MODEL_BUFFER, STREAM_BUFFER, AheadSlot, Exchange, Slot
 from gpufaas_gpu_manager.ledger import MemoryLedger
 from gpufaas_gpu_manager.output import Output
 from gpufaas_gpu_manager.settings import NodeSettings
-from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_end import WorkerEnd
 
 _LOOK_S: Final[Seconds] = 0.05
@@ -101,7 +100,7 @@ class CallsHost(Protocol):
     """Called with an exchange that has no worker any more."""
 
 
-class CallsWorker(Protocol):
+class CallsWorker(WatchedWorker, Protocol):
     """A worker, as its calls use it."""
 
     spec: WorkerSpec
@@ -111,7 +110,6 @@ class CallsWorker(Protocol):
     outgrown: bool
     run: Running
     output: Output
-    timers: Timers
 
     @property
     def device(self) -> DevicePort: ...
@@ -119,18 +117,9 @@ class CallsWorker(Protocol):
     @property
     def takes_calls(self) -> bool: ...
 
-    @property
-    def serves(self) -> bool:
-        """Whether it is ready, and is not told to end."""
-
-    @property
-    def stopped(self) -> bool: ...
-
     replaced: bool
 
     def ask_driver(self, held: Bytes, *, ran_out: bool = False) -> Bytes: ...
-
-    def kill(self, reason: str) -> None: ...
 
 
 class WorkerCalls:
