@@ -124,6 +124,13 @@ def workers(place: Place) -> list[psutil.Process]:
     return found
 
 
+def is_parked_or_gone(process: psutil.Process) -> bool:
+    """Whether a worker has no memory of its device: one that is parked is stopped, and nothing else stops one here."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    return True
+
+
 def _is_fork_server(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         runs = process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)

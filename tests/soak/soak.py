@@ -25,7 +25,16 @@ from tests.integration.conftest import LIMIT_S, TORCH, private_bytes, until
 from tests.soak.functions import FUNCTIONS
 from tests.soak.judge import Fault, Verdict, judge
 from tests.soak.load import Load, is_open
-from tests.soak.place import DEVICE_MIB, DEVICES, ManyProcesses, OneMachine, Place, fork_servers, workers
+from tests.soak.place import (
+    DEVICE_MIB,
+    DEVICES,
+    ManyProcesses,
+    OneMachine,
+    Place,
+    fork_servers,
+    is_parked_or_gone,
+    workers,
+)
 
 MiB: Final = 1024 * 1024
 RATE: Final = 12.0
@@ -57,6 +66,7 @@ class Sample:
     """Of the serving processes alone, their own."""
     files: int
     workers_mib: float
+    """Of the workers that have a device: a parked one has memory of its node's host cache."""
     workers: int
 
 
@@ -242,9 +252,9 @@ class Soak:
     # --- what is looked at ---
 
     def _sample(self) -> None:
-        sizes = {each.pid: private_bytes(each.pid) or 0 for each in workers(self.place)}
-        # One by one, and each takes a while: what ended since then was not there together with the last.
-        held = [size for pid, size in sizes.items() if private_bytes(pid) is not None]
+        sizes = {each: private_bytes(each.pid) or 0 for each in workers(self.place)}
+        # One by one, and each takes a while: what ended or was parked since then was not there together with the last.
+        held = [size for each, size in sizes.items() if not is_parked_or_gone(each)]
         self.report.samples.append(
             Sample(
                 time.monotonic() - self._began,
