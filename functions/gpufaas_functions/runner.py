@@ -119,15 +119,8 @@ def run(
         phases = [(name, seconds) for name, seconds in told.items() if seconds]
         phases += [("init", loaded_s - sum(told.values())), *warmed]
     except BaseException as exc:
-        # Every error of a load ends this worker. The manager gets a summary, the log the whole traceback.
-        text = utf8(traceback_of(from_the_author(exc)))
-        with contextlib.suppress(OSError):
-            sys.stderr.write(text)
-            sys.stderr.flush()
-            control.sendall(
-                encode_frame(Kind.FAILED, FailedHead(in_one_line(exc), text[-16 * SAID :], is_out_of_memory(exc)))
-            )
-        return 1
+        _say_failed(control, exc)
+        return 1  # every error of a load ends this worker
     os.register_at_fork(before=keep_bodies, after_in_child=leave_areas)
     is_loop = is_async(getattr(handler, "handle", None))
     head = ReadyHead(
@@ -151,6 +144,16 @@ def run(
     flush_at_exit(connection.flush_at_exit)
     _slots(start, connection, handle, together, memory, counts, parking).serve()
     return 0
+
+
+def _say_failed(control: socket.socket, exc: BaseException) -> None:
+    """Say why the load failed: a summary to the manager, the whole traceback to the log."""
+    text = utf8(traceback_of(from_the_author(exc)))
+    head = FailedHead(in_one_line(exc), text[-16 * SAID :], is_out_of_memory(exc))
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        control.sendall(encode_frame(Kind.FAILED, head))
 
 
 def flush_at_exit(flush: Callable[[], None]) -> None:
