@@ -1,5 +1,6 @@
 """What the two ways to serve calls share, in threads (`slot_server`) and on an event loop (`async_server`)."""
 
+import contextlib
 import errno
 import importlib
 import os
@@ -158,12 +159,13 @@ def from_the_author(exc: BaseException) -> BaseException:
     Remove the frames of the runner and of the import that come before the author's: they explain nothing. Say what to
     do about a write beside the handler.
     """
-    if isinstance(exc, OSError) and exc.errno in (errno.EACCES, errno.EROFS) and isinstance(exc.filename, str):
-        bundle = os.path.dirname(os.getcwd())
-        if os.path.abspath(exc.filename).startswith(bundle + os.sep):
-            exc.add_note(
-                "a function cannot write to its own files: write below $GPUFAAS_SCRATCH, which ends with the worker"
-            )
+    with contextlib.suppress(OSError):  # the author may have gone into a directory that was removed
+        if isinstance(exc, OSError) and exc.errno in (errno.EACCES, errno.EROFS) and isinstance(exc.filename, str):
+            bundle = os.path.dirname(os.getcwd())
+            if os.path.abspath(exc.filename).startswith(bundle + os.sep):
+                exc.add_note(
+                    "a function cannot write to its own files: write below $GPUFAAS_SCRATCH, which ends with the worker"
+                )
     trace = exc.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next

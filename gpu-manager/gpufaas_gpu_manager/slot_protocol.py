@@ -263,6 +263,8 @@ class WorkerSlot:
 
     def mark(self, *, all_of_it: bool = False) -> bool:
         first = self._number if all_of_it and self.unbegun else self._sent
+        if first == self._number and not self.unbegun:  # parts of a body that streams are with the worker alone
+            return False
         if not self._waits(first) or (self._marked and self._marked[0] <= first):
             return False
         self._marked = range(first, self._sent + 1)

@@ -1,5 +1,8 @@
 """How the runner reports exceptions, and which of them it takes for an out of memory."""
 
+import errno
+from pathlib import Path
+
 import pytest
 
 from gpufaas_core.errors import LoadFailed
@@ -104,3 +107,16 @@ def _noted() -> Exception:
 )
 def test_all_words_of_an_exception_are_in_one_line_with_its_type(error: BaseException, said: str) -> None:
     assert in_one_line(error) == said
+
+
+def test_a_write_that_is_refused_is_reported_wherever_the_authors_code_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    answer = failure(PermissionError(errno.EACCES, "Permission denied", "out.txt"), CpuMemory(1))
+
+    assert (answer.status, answer.body) == (500, b"PermissionError: [Errno 13] Permission denied: 'out.txt'")

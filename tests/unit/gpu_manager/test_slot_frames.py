@@ -798,6 +798,15 @@ async def test_a_call_that_begins_after_its_caller_has_left_is_cancelled() -> No
     assert rig.transport.written == encode_frame(Kind.CANCEL, CancelHead(0, 2))
 
 
+async def test_a_call_whose_body_streams_is_not_taken_back_as_its_parts_are_with_the_worker_alone() -> None:
+    rig = Rig(body_mode=STREAM)
+    rig.begun[0] = 0
+
+    assert not rig.slot.mark(all_of_it=True)
+    assert not rig.slot.take_back()
+    assert rig.slot.busy
+
+
 async def test_what_the_worker_had_not_begun_when_it_was_marked_is_the_node_s_again() -> None:
     rig = Ahead()
     assert rig.slot.mark()
