@@ -92,7 +92,7 @@ def test_nothing_is_resident_after_a_deploy_and_the_first_call_says_that_it_miss
     path = platform.deploy("cold", ECHO_MODEL)
 
     assert platform.residents() == []
-    assert platform.workers() == []
+    until(lambda: platform.workers() == [])  # that of the check ends
     assert started(platform.call(path)) == "disk"
     assert started(platform.call(path)) == "hit"
 
