@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, TypeVar
 
 import click
@@ -12,23 +13,24 @@ from gpufaas_core.errors import InvalidSpec
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _EXAMPLES = "\n\nExamples:\n"
+_TAIL = {"true": "--follow", "false": "--no-follow"}  # of faas-cli: a switch, and not a number of lines
 
 
 class Command(click.Command):
-    """A command whose docstring ends with ``Examples:``, and a line for each."""
+    """A command whose docstring ends with ``Examples:``, and a line for each. It takes flags as Go's programs do."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **_with_epilog(attributes))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _without_go_spellings(ctx, args))
 
-class Group(click.Group):
+
+class Group(Command, click.Group):
     """As `Command`; so are its commands."""
 
     command_class = Command
     group_class = type
-
-    def __init__(self, *args: Any, **attributes: Any) -> None:
-        super().__init__(*args, **_with_epilog(attributes))
 
 
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
@@ -41,7 +43,33 @@ def group(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Group]
 
 def _with_epilog(attributes: dict[str, Any]) -> dict[str, Any]:
     text, _, examples = inspect.cleandoc(attributes.get("help") or "").partition(_EXAMPLES)
-    return {**attributes, "help": text, "epilog": f"\b\nExamples:\n{examples}" if examples else None}
+    return {
+        **attributes,
+        "help": text,
+        "epilog": f"\b\nExamples:\n{examples}" if examples else attributes.get("epilog"),
+    }
+
+
+def _without_go_spellings(ctx: click.Context, args: list[str]) -> list[str]:
+    """Return *args* as click takes them: for ``--update=false`` ``--no-update``, for ``-g=URL`` ``-g URL``."""
+    known = [each for each in ctx.command.get_params(ctx) if isinstance(each, click.Option)]
+    options = {name: each for each in known for name in each.opts + each.secondary_opts}
+    given: list[str] = []
+    words = iter(args)
+    for word in words:
+        name, equals, value = word.partition("=")
+        option = options.get(name)
+        if option is None or (option.is_flag and not equals):
+            given += [word, *(words if word == "--" else ())]
+        elif "--tail" in option.opts and value in _TAIL:
+            given.append(_TAIL[value])
+        elif not option.is_flag:
+            given += [name, *([value] if equals else islice(words, 1))]  # which may look like a switch
+        elif click.BOOL.convert(value, option, ctx) == (name in option.opts):
+            given.append(option.opts[0])
+        else:  # without a negative, it was not given
+            given = [each for each in given if each not in option.opts] + option.secondary_opts[:1]
+    return given
 
 
 def options(*each: Callable[[F], F]) -> Callable[[F], F]:

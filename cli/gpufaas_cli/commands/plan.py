@@ -85,7 +85,7 @@ def _make(name: str, plan: _Plan) -> click.Command:
         told: list[str] = module.explain(asked, answer) if explain else []
         _show(answer, told, as_json, module.rows)
 
-    made = click.command(name, short_help=plan.help, help=f"{plan.help} {_READS}", epilog=_EXAMPLES.format(name))(run)
+    made = declare.command(name, short_help=plan.help, help=f"{plan.help} {_READS}", epilog=_EXAMPLES.format(name))(run)
     explain = click.Option(["--explain"], is_flag=True, help="Add the working in words.")
     made.params += [click.Argument(["file"], type=click.File("rb")), explain, *plan.options]
     return made

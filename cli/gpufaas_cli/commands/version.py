@@ -15,6 +15,7 @@ from gpufaas_core.revision import git_revision
 
 @declare.command("version")
 @click.option("--short-version", "short", is_flag=True, help="Only this CLI's version.")
+@click.option("--warn-update", is_flag=True, hidden=True, expose_value=False)  # faas-cli's
 @declare.as_json
 @flags.gateway
 @flags.yaml_file

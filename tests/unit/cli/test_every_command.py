@@ -87,6 +87,26 @@ def test_every_option_says_what_it_is_for(path: tuple[str, ...]) -> None:
             assert each.help or isinstance(each.type, click.Choice) or each.show_default, each.opts
 
 
+@pytest.mark.parametrize("path", [path for path in EVERY if path], ids=words)
+def test_every_switch_may_have_a_value_as_in_go(path: tuple[str, ...]) -> None:
+    command = EVERY[path]
+    for each in command.params:
+        if isinstance(each, click.Option) and each.is_flag:
+            for spelling, meant in (("true", True), ("1", True), ("False", False), ("0", False)):
+                for name in each.opts:
+                    given = [name, f"{name}={spelling}"]  # the last one wins
+                    context = command.make_context(words(path), given, resilient_parsing=True)
+                    assert context.params.get(each.name, meant) is meant, given  # type: ignore[arg-type]
+
+
+def test_a_switch_that_is_neither_true_nor_false_says_so(run: Run) -> None:
+    result = run("deploy", "--update=maybe")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("gpufaas: invalid value for '--update': 'maybe' is not a valid boolean")
+    assert result.stderr.endswith("(see 'gpufaas deploy --help')\n")
+
+
 @pytest.mark.parametrize("path", GROUPS, ids=words)
 def test_a_group_alone_prints_its_help(run: Run, path: tuple[str, ...]) -> None:
     alone = run(*path)

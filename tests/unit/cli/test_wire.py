@@ -45,6 +45,23 @@ HELLO = {"service": "hello", "image": "x", "labels": {}, "annotations": {}}
             [("DELETE", "/system/functions"), ("POST", "/system/functions")],
             HELLO,
         ),
+        (
+            "deploy --image=x --name hello --update=false --replace=true --readonly=false --tls-no-verify=F",
+            [("DELETE", "/system/functions"), ("POST", "/system/functions")],
+            HELLO,
+        ),
+        ("deploy --image x --name hello --update=1 --replace --replace=0", [("PUT", "/system/functions")], HELLO),
+        (
+            "secret create k --from-file=key.txt --trim=false",
+            [("POST", "/system/secrets")],
+            {**OF_FILE, "value": " abc\n"},
+        ),
+        (
+            "secret create k --from-literal --trim=false",
+            [("POST", "/system/secrets")],
+            {"name": "k", "value": "--trim=false"},
+        ),
+        ("secret create --from-literal abc -n=dev -- k", [("POST", "/system/secrets")], {**SECRET, "namespace": "dev"}),
         ("remove hello", [("DELETE", "/system/functions")], {"functionName": "hello"}),
         ("remove hello -n dev", [("DELETE", "/system/functions")], {"functionName": "hello", "namespace": "dev"}),
     ],
@@ -253,10 +270,14 @@ def test_a_header_as_it_was_written_of_old_is_sent_and_warned_about(run: Run, wi
 def test_logs_follow_when_asked(run: Run, wire: WireLog) -> None:
     run("logs", "--follow", "hello")
     run("logs", "-t", "5", "hello")
+    run("logs", "hello", "--tail=false", "--lines=10")  # faas-cli's: there, --tail is a switch
+    run("logs", "hello", "-t=true", "--lines", "10")
 
     assert [each.path for each in wire.sent] == [
         "/system/logs?name=hello&follow=true&tail=-1",
         "/system/logs?name=hello&follow=false&tail=5",
+        "/system/logs?name=hello&follow=false&tail=10",
+        "/system/logs?name=hello&follow=true&tail=10",
     ]
 
 
