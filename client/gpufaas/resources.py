@@ -83,6 +83,8 @@ class Status(TypedDict, total=False):
     """Waiting calls, by function."""
     running: dict[str, int]
     desired: dict[str, int]
+    held: list[str]
+    """Those of ``desired`` from which the autoscaler takes nothing for a while: their number was set."""
     failing: dict[str, dict[str, Any]]
     functions: dict[str, dict[str, Any]]
     asyncQueues: dict[str, Any]

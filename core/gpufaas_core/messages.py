@@ -149,6 +149,8 @@ class Scaled(Struct, frozen=True, tag=True):
 
     function: FunctionId
     copies: int
+    hold_s: Seconds = 0.0
+    """For so long the autoscaler takes none of them away."""
 
 
 class Arrived(Struct, frozen=True, tag=True):

@@ -446,11 +446,13 @@ class EngineStatus(Struct, frozen=True):
     desired: dict[FunctionId, int] = field(default_factory=dict)
     """The copies that scaled functions should have, within their bounds. Other functions are left out."""
     failing: dict[FunctionId, Failing] = field(default_factory=dict)
-    """Functions whose calls are refused because their loads fail."""
+    """Functions without a copy that serves, whose last load failed."""
     lacking: dict[FunctionId, str] = field(default_factory=dict)
     """Functions with fewer copies than they should have, for which no device has room; and why."""
     kept_out: dict[FunctionId, str] = field(default_factory=dict)
     """Functions whose calls are refused since copies that are never evicted hold what they need; and why."""
+    held: tuple[FunctionId, ...] = ()
+    """Those of `desired` whose number was set so lately that the autoscaler takes no copies away."""
 
 
 class NodeView(Struct, frozen=True, array_like=True):

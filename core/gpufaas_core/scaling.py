@@ -9,8 +9,11 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Seconds, parse_duration
 
 PREFIX: Final = "com.openfaas.scale."
-TYPES: Final = ("rps", "capacity", "cpu", "queue")
-"""What is measured: completions per second, calls waiting or running, millicores, pending asynchronous calls."""
+TYPES: Final = ("rps", "capacity", "cpu", "queue", "alert")
+"""
+What is measured: completions per second, calls waiting or running, millicores, pending asynchronous calls; ``alert``:
+nothing, the number stays as ``/system/alert`` or a person sets it.
+"""
 
 _MAX_COPIES: Final = 10_000
 
@@ -33,13 +36,18 @@ class ScalingRule:
     """The load of one copy, in the unit of `type`."""
     target_proportion: float = 0.9
     """The part of `target` to aim at."""
-    factor: int = 20
-    """0 switches scaling by load off; other values do nothing (percent of max that OpenFaaS CE adds for an alert)."""
+    factor: int = 10
+    """The per cent of `max` that an alert adds, as in OpenFaaS CE; 0 switches scaling by load and by alerts off."""
     down_window_s: Seconds = 30.0
     """The highest need within this time counts before copies are removed. OpenFaaS's default is 0: its copies go as
     soon as load drops, and its users complain."""
     pinned: int = 0
     """Copies that stay whatever others need: the minimum, if it is given and zero is not allowed."""
+
+    @property
+    def by_load(self) -> bool:
+        """Whether its load changes the number of copies while it is in use."""
+        return self.factor > 0 and self.type != "alert"
 
     @property
     def floor(self) -> int:

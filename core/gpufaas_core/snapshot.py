@@ -289,6 +289,8 @@ class FunctionDoc(Struct, frozen=True):
     called_age_s: Seconds = 0.0
     desired: int | None = None
     """The copies that it should have since it was scaled; None: its calls decide."""
+    held_s: Seconds = 0.0
+    """Until the autoscaler may take some of them away."""
     eager: bool = False
     excess: int = 0
     costs: dict[str, CostsDoc] = {}

@@ -6,16 +6,13 @@ from typing import Final
 from fastapi import APIRouter
 
 from gpufaas_core.errors import GpufaasError, UnknownFunction
+from gpufaas_core.scaling import ScalingRule
 from gpufaas_gateway.catalogue import Deployed, replicas_of
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.ports import Scheduler
 from gpufaas_gateway.typed_routes import TEXT, Responses, router
 from gpufaas_gateway.wire import AlertMessage
 
-# OpenFaaS's own defaults (§8).
-_MIN: Final = 1
-_MAX: Final = 20
-_FACTOR: Final = 10
 _FAILED: Final[Responses] = {500: {"description": "Alerts that could not be applied, one line each.", "content": TEXT}}
 
 
@@ -47,19 +44,14 @@ def alert_routes(deployer: Deployer, scheduler: Scheduler) -> APIRouter:
 
 def wanted(function: Deployed, replicas: int, firing: bool) -> int:
     """
-    Return the number of copies that an alert asks for.
+    Return the number of copies that an alert asks for, by OpenFaaS CE's rule.
 
-    While the alert fires, add ``com.openfaas.scale.factor`` percent of the maximum to *replicas*, up to the maximum.
-    When it is resolved, go back to the minimum. A factor of 0 turns scaling by alerts off.
+    While the alert fires, add `ScalingRule.factor` percent of the maximum to *replicas*, within the bounds. When it is
+    resolved, go back to the minimum. A factor of 0 turns scaling by alerts off.
     """
-    least, most, factor = (_label(function, *each) for each in (("min", _MIN), ("max", _MAX), ("factor", _FACTOR)))
-    if factor == 0:
+    rule = function.options.scaling or ScalingRule()
+    if rule.factor == 0:
         return replicas
     if not firing:
-        return least
-    return max(replicas, min(most, replicas + math.ceil(most * factor / 100)))
-
-
-def _label(function: Deployed, name: str, otherwise: int) -> int:
-    text = (function.record.spec.labels or {}).get(f"com.openfaas.scale.{name}", "")
-    return int(text) if text.isascii() and text.isdecimal() else otherwise
+        return rule.min
+    return max(replicas, rule.min, min(rule.max, replicas + math.ceil(rule.max * rule.factor / 100)))

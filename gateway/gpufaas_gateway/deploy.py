@@ -263,7 +263,8 @@ class Deployer:
 
     def scale(self, function: Deployed, replicas: int) -> None:
         """
-        Set the desired copies of a function, within its bounds, until its next update or restart of the platform.
+        Set the desired copies of a function, within its bounds, until its next update or restart of the platform. If
+        it has a scaling rule, the autoscaler decides again after a while.
 
         The scheduler's status shows the number at once; the copies follow.
 

@@ -47,20 +47,25 @@ class History:
     """(when, copies needed), oldest first: each is above all later ones, and younger than the window."""
 
 
-def desired_copies(rule: ScalingRule, load: FunctionLoad, current: int, now: Seconds, history: History) -> int:
+def desired_copies(
+    rule: ScalingRule, load: FunctionLoad, current: int, now: Seconds, history: History, *, held: bool = False
+) -> int:
     """
     Return the number of copies that the function should have, within the bounds of *rule*. It is 0 only if *rule*
     allows that, or if it is 0 already.
 
     :param current: the number that it should have so far
     :param history: up to now, see `remember`
+    :param held: *current* was set lately: the present load can raise it, nothing lowers it, and a call ends a 0
     """
+    if held:
+        return max(current, min(needed_copies(rule, load), rule.max)) if current and rule.by_load else current
     if load.idle:
         if current == 0:
             return 0  # it was scaled to zero, and stays so until a call comes
         if rule.zero and now - history.active_at >= rule.zero_duration_s:
             return 0
-    if rule.factor == 0:
+    if not rule.by_load:
         needed = current
     else:
         needed = max([needed_copies(rule, load), *(copies for at, copies in history.needs if _fresh(rule, at, now))])

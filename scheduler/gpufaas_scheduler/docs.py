@@ -126,6 +126,7 @@ def function_doc(owner: FunctionState, now: Seconds) -> FunctionDoc:
         called=owner.called,
         called_age_s=now - owner.called_at,
         desired=owner.desired,
+        held_s=max(0.0, owner.held_until - now),
         eager=owner.eager,
         excess=owner.excess,
         costs={kind: costs_doc(each) for kind, each in owner.costs.known()},
@@ -215,6 +216,7 @@ def restore_function(owner: FunctionState, doc: FunctionDoc, since: Seconds) -> 
     owner.called = doc.called
     owner.called_at = since - doc.called_age_s
     owner.scale(doc.desired)
+    owner.held_until = since + doc.held_s
     owner.eager = doc.eager
     owner.excess = doc.excess
     owner.number = max(owner.number, doc.next_copy)

@@ -192,6 +192,7 @@ def status(world: World, now: Seconds) -> EngineStatus:
             each.id: _no_room(world, each) for each in world.short.values() if not each.loading and each.backoff is None
         },
         kept_out=_kept_out(world),
+        held=tuple(each.id for each in world.functions.values() if each.desired is not None and each.held_until > now),
     )
 
 

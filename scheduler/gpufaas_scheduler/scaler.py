@@ -91,7 +91,8 @@ class Scaler:
             seen = self._seen.setdefault(name, _Tracked(History(now)))
             self._observe(seen, each, now)
             current = status.desired.get(each.function, copies.get(each.function, 0))
-            wanted = desired_copies(each.rule, seen.load, current, now, seen.history)
+            held = each.function in status.held
+            wanted = desired_copies(each.rule, seen.load, current, now, seen.history, held=held)
             if wanted != current:
                 log.info("function.scaled id=%s copies=%d before=%d", each.function, wanted, current)
                 self._scale(each.function, wanted)

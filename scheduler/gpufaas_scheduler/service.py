@@ -41,6 +41,9 @@ from gpufaas_core.snapshot import DeviceSnapshot, StagedWeights
 from gpufaas_scheduler.driver import EngineDriver, JournalPort
 from gpufaas_scheduler.engine import Engine
 
+HELD_S: Final[Seconds] = 120.0
+"""A number of copies that a person or an alert has set holds for so long, unless the load needs more."""
+
 
 class NodeCommands(Protocol):
     """What the scheduler asks of a node."""
@@ -210,7 +213,13 @@ class SchedulerService:
         self.handle(m.FunctionRemoved(function, drain))
 
     def scale(self, function: FunctionId, copies: int) -> None:
-        """Let *function* have so many copies, within its bounds; see `Scaled`. An unknown function is ignored."""
+        """
+        Let *function* have so many copies, within its bounds, whatever the autoscaler says for `HELD_S`; see `Scaled`.
+        An unknown function is ignored.
+        """
+        self.handle(m.Scaled(function, copies, HELD_S))
+
+    def autoscale(self, function: FunctionId, copies: int) -> None:
         self.handle(m.Scaled(function, copies))
 
     def status(self) -> EngineStatus:

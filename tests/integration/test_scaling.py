@@ -213,3 +213,29 @@ def test_the_autoscaler_reaches_its_target_on_one_device(platform: Platform) -> 
     for each in gates:
         each.open()
     assert len({each.result().text for each in calls}) == 3
+
+
+def test_a_number_that_was_set_outlives_the_next_looks_of_the_autoscaler(platform: Platform) -> None:
+    """Also a zero that was set while a call runs, and the number that an alert asks for."""
+
+    def shown(name: str) -> int:
+        return int(platform.http.get(f"/system/function/{name}").json()["replicas"])
+
+    labels = {"com.openfaas.scale.max": "4", "com.openfaas.scale.factor": "50"}
+    for name in ("by-hand", "by-alert", "runs"):
+        platform.deploy(name, GATED, HTTP, labels=labels, memory="32Mi")
+    gate = platform.gate()
+    call = platform.begin("/function/runs", gate.body)
+    until(gate.reached)
+
+    scale(platform, "by-hand", 3)
+    scale(platform, "runs", 0)
+    fires = {"alerts": [{"status": "firing", "labels": {"function_name": "by-alert"}}]}
+    platform.http.post("/system/alert", json=fires).raise_for_status()
+    idle = {"com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "1s"}
+    platform.call(platform.deploy("idle", ECHO, HTTP, labels=idle, memory="32Mi"))
+    until(lambda: shown("idle") == 0, "the autoscaler has looked at all of them, twice")
+
+    assert (shown("by-hand"), shown("runs"), shown("by-alert")) == (3, 0, 3)
+    gate.open()
+    assert call.result().status_code == 200

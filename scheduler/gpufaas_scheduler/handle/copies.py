@@ -245,6 +245,7 @@ def scaled(world: World, event: m.Scaled) -> None:
         world.ignored["Scaled"] += 1
         return
     owner.ask(event.copies)
+    owner.held_until = world.cluster.now + event.hold_s
     balance(world, owner)
 
 

@@ -14,8 +14,9 @@ class Deployed(Costed):
 
     __slots__ = (
         "adaptive", "backoff", "batch_max", "batch_wait_s", "batches", "constraints", "costs", "declared", "desired",
-        "digest", "fits", "fits_as_of", "id", "max_copies", "max_queue", "min_copies", "parked", "queued", "removed",
-        "reserves", "share", "shared_hold", "slots", "staged", "staging", "starved", "target", "wanted", "whole",
+        "digest", "fits", "fits_as_of", "held_until", "id", "max_copies", "max_queue", "min_copies", "parked", "queued",
+        "removed", "reserves", "share", "shared_hold", "slots", "staged", "staging", "starved", "target", "wanted",
+        "whole",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -26,6 +27,8 @@ class Deployed(Costed):
         self.constraints = function.constraints
         self.desired: int | None = None
         """The number of copies that `Scaled` set; None: its calls decide."""
+        self.held_until: Seconds = 0.0
+        """Before, the autoscaler takes none of `desired` away."""
         self.staged = {}
         self.staging = {}
         self.parked: dict[DeviceId, DeviceView] = {}

@@ -16,7 +16,7 @@ def test_without_labels_about_scaling_there_is_no_rule() -> None:
 
 def test_defaults_are_those_of_openfaas_but_for_the_window_of_scaling_down() -> None:
     assert read_scaling_rule(label("zero", "false")) == ScalingRule(
-        min=1, max=20, zero=False, zero_duration_s=900, type="rps", target=50, target_proportion=0.9, factor=20,
+        min=1, max=20, zero=False, zero_duration_s=900, type="rps", target=50, target_proportion=0.9, factor=10,
         down_window_s=30, pinned=0,
     )  # fmt: skip
 

@@ -5,9 +5,13 @@ from dataclasses import replace
 
 from tests.waiting import LIMIT_S
 
-from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, FunctionId, ResidentStatus
+from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, Function, FunctionId, ResidentStatus
 from gpufaas_core.scaling import ScalingRule
+from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.policies import make_policy
 from gpufaas_scheduler.scaler import Scaler, Watched
+from gpufaas_scheduler.service import HELD_S, SchedulerService
 
 ECHO = FunctionId("echo.openfaas-fn@1")
 RPS = ScalingRule(type="rps", target=10, target_proportion=1.0, down_window_s=0)
@@ -20,6 +24,7 @@ class Platform:
         self.echo: Watched | None = Watched(ECHO, rule, 0, 0, 0)
         self.copies = copies
         self.desired: dict[FunctionId, int] = {}
+        self.held: tuple[FunctionId, ...] = ()
         self.told: list[tuple[FunctionId, int]] = []
         self.scaler = Scaler(self.watched, self.status, self.scale, every_s=0.001)
 
@@ -33,7 +38,7 @@ class Platform:
             DeviceStatus(Device(DeviceId(f"n/cpu:{i}"), "cpu", 1), 0, False, held, 0, 0, 0, 0, 0, 0.0)
             for i in range(self.copies)
         )
-        return EngineStatus("lalb", devices, {}, {}, self.desired)
+        return EngineStatus("lalb", devices, {}, {}, self.desired, held=self.held)
 
     def scale(self, function: FunctionId, copies: int) -> None:
         self.told.append((function, copies))
@@ -96,6 +101,52 @@ def test_an_update_keeps_what_was_measured() -> None:
     new = FunctionId("echo.openfaas-fn@2")
 
     assert platform.tick(2.0, begun=50, finished=50, function=new) == [(new, 3)]
+
+
+def test_a_number_that_was_set_holds_until_the_load_asks_for_more_or_its_time_is_over() -> None:
+    platform = Platform()
+    platform.tick(0.0)
+    platform.tick(1.0, begun=25, finished=25)
+    platform.desired, platform.held = {ECHO: 4}, (ECHO,)
+
+    assert platform.tick(2.0, begun=30, finished=30) == [], "30 calls in 2 s need two copies"
+    assert platform.tick(3.0, begun=150, finished=150) == [(ECHO, 5)]
+    platform.desired, platform.held = {ECHO: 4}, (ECHO,)
+    assert [platform.tick(float(second)) for second in range(9, 99)] == [[]] * 90
+    platform.held = ()
+    assert platform.tick(130.0) == [(ECHO, 1)]
+
+
+def test_a_zero_that_was_set_holds_though_calls_run_that_came_before() -> None:
+    platform = Platform(ScalingRule(min=2))
+    platform.tick(0.0, begun=1)
+    platform.desired, platform.held = {ECHO: 0}, (ECHO,)
+
+    assert platform.tick(1.0, begun=9, inflight=9) == []
+
+
+async def test_the_service_holds_what_it_was_told_and_not_what_the_autoscaler_says() -> None:
+    service = SchedulerService(Engine(policy=make_policy("lb"), replacement=make_replacement("lru")))
+    service.deploy(Function(ECHO, "digest"))
+
+    service.scale(ECHO, 3)
+    now, later = service.status(), service.engine.status(service.driver.now() + HELD_S)
+    service.scale(ECHO, 4)
+    service.autoscale(ECHO, 5)
+    scaled = service.status()
+
+    assert (now.desired, now.held) == ({ECHO: 3}, (ECHO,))
+    assert (later.desired, later.held) == ({ECHO: 3}, ())
+    assert (scaled.desired, scaled.held) == ({ECHO: 5}, ())
+
+
+def test_of_a_function_that_is_scaled_by_alerts_the_load_changes_nothing() -> None:
+    platform = Platform(ScalingRule(type="alert", max=5))
+    platform.tick(0.0)
+    platform.desired = {ECHO: 3}
+
+    assert platform.tick(1.0, begun=900, finished=900) == []
+    assert platform.tick(99.0) == []
 
 
 def test_a_removed_function_is_forgotten() -> None:

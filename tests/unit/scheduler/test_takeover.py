@@ -353,7 +353,7 @@ class Site:
             self.waiting.pop(call, None)
             self.tell(m.CallerLeft(call))
         elif kind == 20:
-            self.tell(m.Scaled(FunctionId(f"f{pick % 8}"), (pick // 8) % 6))
+            self.tell(m.Scaled(FunctionId(f"f{pick % 8}"), (pick // 8) % 6, hold_s=20.0))
         elif kind == 21 and running:
             self.refuse(running[pick % len(running)])
         elif kind == 22:
