@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sized
 from typing import Any, Final
+from urllib.parse import quote_from_bytes
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -127,6 +128,8 @@ class BoundedHttp(HttpToolsProtocol):
                 self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
 
     def _parse(self, data: bytes) -> None:
+        cycle: Any = self.cycle
+        at_head = self._in_head or cycle is None or not cycle.more_body
         while data:
             try:
                 self.parser.feed_data(data)
@@ -140,9 +143,29 @@ class BoundedHttp(HttpToolsProtocol):
                         self.handle_websocket_upgrade()
                     return
                 data = self._read_again() + data[exc.args[0] :]
-            except httptools.HttpParserError:
-                self.send_400_response("it is not HTTP, or the end of its body is in doubt")
-                return
+            except httptools.HttpParserError as exc:
+                in_url = isinstance(exc, httptools.HttpParserInvalidURLError)
+                data = self._in_ascii(data) if in_url and at_head and self.cycle is cycle else b""
+                if not data:
+                    self.send_400_response("it is not HTTP, or the end of its body is in doubt")
+
+    def _in_ascii(self, data: bytes) -> bytes:
+        """
+        Return the request in whose target the parser has stopped, as far as it has come, with what is beyond ASCII
+        there percent-encoded; empty if nothing is. *data* begins with its first line, or in that. OpenFaaS's gateway
+        takes such bytes; many servers of functions would refuse them, as this parser does.
+        """
+        line, end, rest = data.partition(b"\n")
+        if line.isascii() or len(self.url) > MAX_TARGET:
+            return b""
+        if self.url:
+            line = b"%b %b%b" % (self.parser.get_method(), self.url, line)
+        self._renew_parser()
+        return quote_from_bytes(line, bytes(range(128))).encode() + end + rest
+
+    def _renew_parser(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the server's own
 
     def _read_again(self) -> bytes:
         """
@@ -158,8 +181,7 @@ class BoundedHttp(HttpToolsProtocol):
                 value = b", ".join(each for each in options if each.lower() not in _OF_UPGRADES)
             if value and name not in _OF_UPGRADES:
                 lines.append(b"%s: %s" % (name, value))
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the server's own
+        self._renew_parser()
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _get_upgrade(self) -> bytes | None:

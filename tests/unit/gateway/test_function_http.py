@@ -10,6 +10,7 @@ import re
 import socket
 import weakref
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import uvicorn
@@ -156,6 +157,47 @@ async def test_an_answer_has_the_bytes_that_it_has_through_asgi(
     if b"nonsense" not in sent and b"no request" not in sent:  # where the rest comes in time to be answered first
         at = len(sent) // 2
         assert await compared(calls.run, sent[:at], sent[at:]) == whole
+
+
+@pytest.mark.parametrize(
+    ("line", "at"),
+    [("/Zoë?q=José", 0), ("/a?q=José", 24), ("/Zoë", 24), ("/a?q=é" + "é" * 99, 30), ("/a?q=" + "ö" * 30_000, 0)],
+)
+async def test_bytes_beyond_ascii_in_a_target_reach_the_function_percent_encoded(
+    gateway: Gateway, line: str, at: int
+) -> None:
+    """They were 400, which they are not with OpenFaaS."""
+    functions = Functions()
+    calls = await gateway.calls(functions)
+    sent = f"GET /function/echo{line} HTTP/1.1\r\n".encode() + HOST + LAST
+    answer = await compared(calls.run, *(each for each in (sent[:at], sent[at : at + 5], sent[at + 5 :]) if each))
+
+    if len(line) > 20_000:
+        assert b" 414 " in answer, "the bound of a target is that of what is passed on"
+        return
+    head = functions.called[-1][1]
+    assert head.path.isascii()
+    assert unquote(head.path + (f"?{head.query.decode()}" if head.query else "")) == line
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "GET /function/echo?q=é\x01 HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /function/echo?q=é\x7f HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GÉT /function/echo HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /function/echo?é HTTP/1.é\r\nHost: x\r\n\r\n",
+        "POST /function/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\néGET /é HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+    ids=("control", "delete", "method", "version", "behind a body"),
+)
+async def test_what_is_no_request_line_but_for_such_bytes_is_refused(gateway: Gateway, sent: str) -> None:
+    functions = Functions()
+    calls = await gateway.calls(functions)
+    answer = await compared(calls.run, sent.encode())
+
+    assert (b"HTTP/1.1 400 " in answer) != sent.startswith("POST"), "a whole request that came before is answered"
+    assert [head.method for _, head in functions.called] == ["POST", "POST"] * sent.startswith("POST")
 
 
 class Gone(socket.socket):
