@@ -209,7 +209,7 @@ class Calls:
 
     def _crossing(self, call: "_Call", found: Deployed) -> Answer | None:
         """Note the headers for a page of another origin (CORS); return the answer if the call only asks for them."""
-        if call.request.upgrade:
+        if call.request.upgrade or (found.cors is None and found.spec.kind == "server"):
             return None
         answer = preflight(found.cors, call.request.method, call.passed)
         if answer is not None:

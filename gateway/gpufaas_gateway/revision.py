@@ -157,6 +157,8 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
         env["fprocess"] = record.spec.env_process
     env["OPENFAAS_NAME"] = record.name
     env["OPENFAAS_NAMESPACE"] = record.namespace
+    if options.cors is not None and options.cors.own:
+        env["GPUFAAS_PREFLIGHTS"] = "1"
     spec = WorkerSpec(
         function=record.function_id,
         name=record.name,
