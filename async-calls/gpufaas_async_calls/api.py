@@ -26,9 +26,10 @@ from gpufaas_core.errors import (
     GpufaasError,
     StorageFailed,
 )
+from gpufaas_core.hop_by_hop import HOP_BY_HOP, end_to_end
 from gpufaas_gateway.asgi import AsgiCaller, send_whole
 from gpufaas_gateway.call_body import Caller, too_large
-from gpufaas_gateway.call_headers import HOP_BY_HOP, new_call_id, told_goal, told_size
+from gpufaas_gateway.call_headers import new_call_id, told_goal, told_size
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import BadQuery, CallEnded, UnknownCall
 from gpufaas_gateway.request import Answer, refusal
@@ -70,7 +71,7 @@ class AsyncInvocations:
         size = goal = b""
         length = -1
         forwarded = False
-        for key, value in scope["headers"]:
+        for key, value in end_to_end(scope["headers"]):
             if key == b"x-call-id":
                 call_id = value[:128]
             elif key == b"content-length":

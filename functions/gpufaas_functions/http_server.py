@@ -11,8 +11,8 @@ has its device to itself, or `GPUFAAS_SLOTS` at a time. After SIGTERM it takes n
 have `write_timeout` to end.
 
 Environment variables, all optional: PORT; GPUFAAS_DEVICE and GPUFAAS_DEVICE_MEMORY, which the platform sets
-(``cuda:0``, and the bytes that torch's allocator may take of it); GPUFAAS_SLOTS; write_timeout; OPENFAAS_NAME and
-OPENFAAS_NAMESPACE.
+(``cuda:0``, and the bytes that torch's allocator may take of it); GPUFAAS_SLOTS; GPUFAAS_PREFLIGHTS (the handler
+answers CORS preflights); write_timeout; OPENFAAS_NAME and OPENFAAS_NAMESPACE.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from typing import Any, Final
 import uvicorn
 
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.hop_by_hop import end_to_end
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
 from gpufaas_functions import batches, call_lines
@@ -154,6 +155,8 @@ class Application:
             case "/_/ready":
                 ready = self._handle.done() and not self.draining()
                 await _send_whole(send, HandlerAnswer(200 if ready else 503, _TEXT, b"", None))
+            case _ if scope["method"] == "OPTIONS" and "GPUFAAS_PREFLIGHTS" not in os.environ and _is_preflight(scope):
+                await _send_whole(send, HandlerAnswer(204, [], b"", None))
             case _:
                 with contextlib.suppress(Gone):
                     await self._call(scope, receive, send)
@@ -309,6 +312,10 @@ async def _until_gone(receive: _Receive) -> None:
         pass
 
 
+def _is_preflight(scope: _Scope) -> bool:
+    return {b"origin", b"access-control-request-method"} <= {name for name, _ in scope["headers"]}
+
+
 async def _awaited(sending: Awaitable[None]) -> None:
     await sending
 
@@ -325,7 +332,7 @@ async def _whole_body(receive: _Receive) -> bytes:
 
 
 def _start(answer: HandlerAnswer) -> dict[str, Any]:
-    headers = [each for each in answer.headers if each[0] not in _OURS]
+    headers = [each for each in end_to_end(answer.headers) if each[0] not in _OURS]
     if answer.body is not None and answer.status not in _WITHOUT_BODY:
         headers.append((b"content-length", str(len(answer.body)).encode()))
     return {"type": "http.response.start", "status": answer.status, "headers": headers}

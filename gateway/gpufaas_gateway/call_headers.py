@@ -13,6 +13,7 @@ from typing import Final
 
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.frames import AnswerHead
+from gpufaas_core.hop_by_hop import HOP_BY_HOP, NAMES_NONE, end_to_end
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import DeviceId, Seconds
 from gpufaas_core.units import parse_duration
@@ -21,10 +22,6 @@ from gpufaas_gateway.spec import read_goal
 
 Header = tuple[bytes, bytes]
 
-HOP_BY_HOP: Final = frozenset((
-    b"connection", b"proxy-connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te",
-    b"trailer", b"transfer-encoding", b"upgrade",
-))  # fmt: skip
 BODILESS: Final = frozenset((204, 304))
 """Statuses without a body: a client would take a body for the start of the connection's next answer."""
 ASKED: Final = frozenset((b"x-timeout", b"x-gpufaas-size", b"x-latency-goal"))
@@ -50,7 +47,7 @@ ReadHead = tuple[list[Header], bytes, int, dict[bytes, bytes] | None]
 """See `read_head`."""
 
 
-def read_head(headers: Iterable[Header], client: tuple[str, int] | None) -> ReadHead:
+def read_head(headers: Sequence[Header], client: tuple[str, int] | None) -> ReadHead:
     """
     Return the headers that the function is given, and what the platform itself reads.
 
@@ -81,6 +78,8 @@ def read_head(headers: Iterable[Header], client: tuple[str, int] | None) -> Read
             elif key == b"x-call-id":
                 call_id = b"".join(pair[1][:128].splitlines())  # of which a parser passes one
                 continue
+            elif key == b"connection" and pair[1] not in NAMES_NONE:
+                return read_head(end_to_end(headers), client)
             else:
                 continue
         passed.append(pair)
@@ -100,7 +99,7 @@ def answer_headers(given: list[Header], answered: list[Header]) -> list[Header]:
     """Return *given*, a function's headers, without those of its connection, and then *answered*."""
     if len(given) == 1 and given[0][0] == b"content-type":  # nearly every answer
         return [given[0], *answered]
-    return [pair for pair in given if pair[0] not in _DROPPED] + answered
+    return [pair for pair in end_to_end(given) if pair[0] not in _DROPPED] + answered
 
 
 def call_headers(answer: AnswerHead, asked: list[Header], run_s: Seconds) -> list[Header]:
@@ -115,7 +114,7 @@ def call_headers(answer: AnswerHead, asked: list[Header], run_s: Seconds) -> lis
         return [given[0], (b"x-duration-seconds", b"%.6f" % run_s)]
     typed, timed = answer.status in BODILESS, False
     out: list[Header] = []
-    for pair in given:
+    for pair in end_to_end(given):
         name = pair[0]
         if name in _DROPPED:
             continue

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 import httptools
 
 from gpufaas_core.frames import UPGRADE, CallHead
+from gpufaas_core.hop_by_hop import NAMES_NONE
 from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import MAX_HEADERS
 from gpufaas_core.units import KiB, format_bytes
@@ -200,6 +201,8 @@ class AnswerParser:
             self._chunked = True
         elif name == b"connection":
             self._closes = b"close" in value.lower()
+            if value not in NAMES_NONE:
+                self.headers.append((name, value))  # the gateway drops it, with what it names
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

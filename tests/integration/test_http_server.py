@@ -186,6 +186,26 @@ def test_the_event_the_context_and_every_kind_of_answer_are_the_authors_api(serv
     assert server.call("/spaced%20name").text == "/spaced%20name"
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_preflight_is_a_call_of_the_handler_only_where_the_function_asks_for_it(
+    serve: Callable[..., Server], own: bool
+) -> None:
+    server = serve(
+        """
+        def handle(event, context):
+            return {"statusCode": 200, "headers": {"connection": "x-leg", "x-leg": "1", "x-whole": "1"}}
+        """,
+        **({"GPUFAAS_PREFLIGHTS": "1"} if own else {}),
+    ).until("/_/ready", 200)
+    asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+
+    assert server.http.options("/", headers=asked).status_code == (200 if own else 204)
+    called = server.http.options("/")
+    assert called.status_code == 200, "OPTIONS that is no preflight is a call"
+    assert "x-whole" in called.headers
+    assert "x-leg" not in called.headers, "the handler says that it is for its own connection"
+
+
 def test_a_body_in_chunks_and_a_large_answer_arrive_whole(serve: Callable[..., Server]) -> None:
     server = serve("def handle(event, context): return event.body * 4").until("/_/ready", 200)
 

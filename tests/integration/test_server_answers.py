@@ -65,22 +65,26 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture(params=["port", "socket"])
-def path(platform: Platform, request: pytest.FixtureRequest) -> Iterator[str]:
+def deploy_program(platform: Platform, name: str, program: str, env: dict[str, str], **more: str) -> str:
+    """Deploy a server of four slots, whose *program* is one Python file; return its path."""
     packed = io.BytesIO()
     manifest = {"kind": "server", "template": "test", "command": ["python", "main.py"]}
     with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name, text in (("gpufaas.json", json.dumps(manifest)), ("function/main.py", PROGRAM)):
-            member = tarfile.TarInfo(name)
+        for file, text in (("gpufaas.json", json.dumps(manifest)), ("function/main.py", program)):
+            member = tarfile.TarInfo(file)
             member.size = len(text)
             tar.addfile(member, io.BytesIO(text.encode()))
     digest = hashlib.sha256(packed.getvalue()).hexdigest()
     platform.http.put(f"/system/artifacts/{digest}", content=packed.getvalue()).raise_for_status()
-    annotations = {"gpufaas.bundle": digest, "gpufaas.memory": "300Mi", "gpufaas.slots": "4"}
-    env = {"on_socket": "1"} if request.param == "socket" else {}
-    spec = {"service": "large", "image": "large", "annotations": annotations, "envVars": env}
+    annotations = {"gpufaas.bundle": digest, "gpufaas.memory": "300Mi", "gpufaas.slots": "4", **more}
+    spec = {"service": name, "image": name, "annotations": annotations, "envVars": env}
     platform.deploy_spec(spec).raise_for_status()
-    yield "/function/large"
+    return f"/function/{name}"
+
+
+@pytest.fixture(params=["port", "socket"])
+def path(platform: Platform, request: pytest.FixtureRequest) -> Iterator[str]:
+    yield deploy_program(platform, "large", PROGRAM, {"on_socket": "1"} if request.param == "socket" else {})
     platform.remove_all()
     until(lambda: not list((platform.data / "sockets").iterdir()), "no socket outlives its worker")
 

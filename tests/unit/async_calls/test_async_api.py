@@ -85,7 +85,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def test_a_call_is_accepted_with_what_openfaas_says(rig: Rig) -> None:
-    status, headers, body = await rig.post("f/x%2Fy", b"hello", accept="*/*", expect="100-continue")
+    status, headers, body = await rig.post(
+        "f/x%2Fy", b"hello", accept="*/*", expect="100-continue", connection="x-leg", x_leg="1"
+    )
 
     assert (status, body) == (202, b"")
     assert re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", headers["x-call-id"])
