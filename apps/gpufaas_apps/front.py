@@ -87,7 +87,7 @@ class Parts:
     gone: Sequence[str] = ()
     """A line for each device of this process that was given up."""
     fault: Callable[[], str] = lambda: ""
-    """Returns what is wrong with the node of this process."""
+    """Returns why no model can be loaded: what is wrong with the node of this process, or that no scheduler leads."""
     standbys: Callable[[], dict[str, int]] | None = None
     """Returns the processes of that node which wait to become workers, for people."""
 

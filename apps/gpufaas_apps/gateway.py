@@ -36,6 +36,7 @@ from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.remote_nodes import RemoteNodes
+from gpufaas_cluster.remote_placement import NO_LEADER_S
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_cluster.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_core.errors import GpufaasError, InvalidSpec
@@ -156,6 +157,7 @@ class GatewayApp:
             async_queue=async_queue,
             call_suffix=f"@{self._scheduler.name}",
             metrics_of_all=self._options.metrics_of_all,
+            fault=self._without_scheduler,
         )
 
     async def _may_open(self, front: Front, feed: EtcdFeed) -> None:
@@ -200,12 +202,27 @@ class GatewayApp:
         await front.async_calls.counted.wait()
         await async_queue.follow(front.async_calls.find, front.async_calls.lose)
 
+    def _without_scheduler(self) -> str:
+        """Return that there is no scheduler; empty: there is, or calls still wait for the next one (`NO_LEADER_S`)."""
+        leaders, age_s = self._scheduler.leaders, self._scheduler.status().age_s
+        if age_s == 0 or (self._scheduler.view is not None and age_s <= NO_LEADER_S):
+            return ""
+        why = (leaders.refused or f"{leaders.leader} is not reached") if leaders.leader else "none leads"
+        return f"no scheduler for {age_s:.0f} s: {why}"
+
     def _why_not_ready(self, front: Front) -> str:
+        """
+        Return why no load balancer should send calls here.
+
+        If no scheduler leads, all gateways are alike: they are ready, since they serve what is loaded. One that does
+        not reach the scheduler that leads is not ready: others may be better off.
+        """
         if not front.catalogue.loaded:
             return "functions are being read from etcd"
-        if not self._scheduler.connected:
-            return f"no scheduler: {self._scheduler.leaders.leader or 'none leads'}"
-        return ""
+        why = self._without_scheduler()
+        if why and self._scheduler.view is not None and not self._scheduler.leaders.leader:
+            return f"ready for models that are loaded; {why}"
+        return why
 
     async def _greet(self, front: Front) -> None:
         if await front.server.opened():

@@ -184,11 +184,10 @@ class GatewayProcesses:
     # --- what the status port says ---
 
     async def _why_not_ready(self) -> str:
-        """Return why none takes calls; empty: one does."""
+        """Return what the best of them says: see `Status`."""
         said = await asyncio.gather(*(asked(f"{each.url}/readyz") for each in self._processes))
-        if any(text.startswith("ready") for text in said):
-            return ""
-        return next(filter(None, said), "no process answers").strip()
+        told = sorted(filter(None, said), key=lambda text: (not text.startswith("ready"), text))
+        return (told or ["no process answers"])[0].strip()
 
     async def _metrics(self) -> bytes:
         """Return the metrics of all processes, each series with the label of its process."""

@@ -16,7 +16,10 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 @dataclass
 class Status:
-    """What the status port answers. `ready` returns why the service is not ready; empty: it is."""
+    """
+    What the status port answers. `ready` returns why the service is not ready; empty, or a text that begins with
+    "ready": it is.
+    """
 
     ready: Callable[[], str | Awaitable[str]] = lambda: ""
     metrics: Callable[[], bytes | Awaitable[bytes]] = lambda: b""
@@ -31,7 +34,8 @@ class Status:
             await _answer(send, 200, b"OK\n")
         elif path == "/readyz":
             why = await _value(self.ready())
-            await _answer(send, 503 if why else 200, f"{why or 'ready'}\n".encode())
+            why = why or "ready"
+            await _answer(send, 200 if why.startswith("ready") else 503, f"{why}\n".encode())
         elif path == "/metrics":
             await _answer(send, 200, await _value(self.metrics()), b"text/plain; version=0.0.4; charset=utf-8")
         elif self.more is not None:

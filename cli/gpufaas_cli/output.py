@@ -77,6 +77,11 @@ def format_seconds(seconds: Seconds) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 0.01 else f"{seconds * 1000:.0f} ms"
 
 
+def format_age(age_s: Seconds | None) -> str:
+    """Return what to add to a state that is *age_s* old; 0 or None: it is of now."""
+    return f", as of {age_s:.0f} s ago" if age_s else ""
+
+
 def upload_bar(what: str, size: Bytes) -> AbstractContextManager[Callable[[int], object]]:
     """Show a progress bar on a terminal; give what takes each step, in bytes."""
     from rich.progress import DownloadColumn, TransferSpeedColumn

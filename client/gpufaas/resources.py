@@ -116,7 +116,9 @@ class Node(TypedDict):
     name: str
     address: str
     state: str
-    """``ready``, ``draining`` or ``drained``."""
+    """``ready``, ``draining`` or ``drained``; ``unknown`` while no scheduler leads."""
+    ageSeconds: float
+    """How old all of this is, while no scheduler leads; else 0."""
     note: str
     version: str
     joinedSeconds: float

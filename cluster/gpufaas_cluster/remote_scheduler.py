@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity, Link
@@ -35,6 +36,8 @@ class RemoteScheduler(RemotePlacement):
         self._on_view = on_view
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self._unlinked: list[NodeId] = []
+        self._lost_at: float | None = self._loop.time()
+        """Since when `view` is not of now; None: it is."""
 
     def unlinked(self, nodes: list[NodeId]) -> None:
         """Tell the scheduler which nodes are not reached from here."""
@@ -59,8 +62,9 @@ class RemoteScheduler(RemotePlacement):
         self._send(control.CallCounts(functions))
 
     def status(self) -> EngineStatus:
-        """Return what the scheduler last sent: at most half a second old while one leads."""
-        return _NO_STATUS if self.view is None else self.view.status
+        """Return what the scheduler last sent: at most half a second old while one leads, else with its age."""
+        status = _NO_STATUS if self.view is None else self.view.status
+        return status if self._lost_at is None else replace(status, age_s=self._loop.time() - self._lost_at)
 
     async def explain(self, call: CallId) -> Explanation | None:
         granted = self.kept.ran_by(call)
@@ -70,7 +74,7 @@ class RemoteScheduler(RemotePlacement):
         if found is None or granted is None:
             return found
         rule = f"it ran at once, by a grant that this gateway had kept, of call {granted}: {found.rule}"
-        return msgspec.structs.replace(found, call=CallId(call), waited_s=0.0, rule=rule)
+        return replace(found, call=CallId(call), waited_s=0.0, rule=rule)
 
     async def ask(self, what: str, value: str) -> bytes:
         """
@@ -94,7 +98,13 @@ class RemoteScheduler(RemotePlacement):
         return answer
 
     def nodes(self) -> list[NodeView]:
-        return [] if self.view is None else self.view.nodes
+        """Return the nodes as the scheduler last said; while none says, with a note of those that are not reached."""
+        nodes = [] if self.view is None else self.view.nodes
+        if self._lost_at is None:
+            return nodes
+        return [
+            replace(each, note="not reached by this gateway") if each.id in self._unlinked else each for each in nodes
+        ]
 
     async def drain(self, node: str, drain: bool) -> None:
         await self.ask("drain" if drain else "undrain", node)
@@ -113,6 +123,7 @@ class RemoteScheduler(RemotePlacement):
 
     def end(self) -> None:
         self._link = None
+        self._lost_at = self._lost_at or self._loop.time()
         self.kept.lost()
         for question in self._asked.values():
             if not question.done():
@@ -131,6 +142,7 @@ class RemoteScheduler(RemotePlacement):
         elif kind is control.ClusterState:
             self.view = message
             self._ready = None
+            self._lost_at = None if self.connected else self._lost_at
             self._on_view(message)
         elif kind is control.QueryReply:
             future = self._asked.pop(message.number, None)

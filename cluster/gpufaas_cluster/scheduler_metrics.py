@@ -22,6 +22,10 @@ class _Collector:
             return
         status = leader.service.status()
         yield GaugeMetricFamily("gpufaas_scheduler_nodes", "Nodes that are connected.", len(leader.nodes.by_id))
+        drained = GaugeMetricFamily("gpufaas_scheduler_node_drained", "1: it takes no new calls.", labels=["node"])
+        for id_, node in leader.nodes.by_id.items():
+            drained.add_metric([id_], node.draining)
+        yield drained
         yield GaugeMetricFamily("gpufaas_scheduler_waiting", "Calls that wait.", sum(status.queued.values()))
         yield GaugeMetricFamily("gpufaas_scheduler_running", "Calls that run.", sum(status.running.values()))
         events = leader.service.driver.events

@@ -453,6 +453,8 @@ class EngineStatus(Struct, frozen=True):
     """Functions whose calls are refused since copies that are never evicted hold what they need; and why."""
     held: tuple[FunctionId, ...] = ()
     """Those of `desired` whose number was set so lately that the autoscaler takes no copies away."""
+    age_s: Seconds = 0.0
+    """How long ago a gateway lost the scheduler that said this; 0: it is of now."""
 
 
 class NodeView(Struct, frozen=True, array_like=True):

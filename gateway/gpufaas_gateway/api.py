@@ -51,7 +51,7 @@ def management_app(
 
     :param version: of the platform, for ``/system/info``; must not be empty, nor must *commit*
     :param orchestration: returns what functions run as: ``processes``, ``processes and containers``
-    :param fault: returns why the node in this process cannot start workers; empty if it can, or if there is none
+    :param fault: returns why no model can be loaded: the node in this process cannot, or no scheduler leads; else empty
     :param standbys: returns the processes of this node that wait to become workers, for ``/system/status``
     :param gone: one line for each device of this process that failed and is no longer used
     """

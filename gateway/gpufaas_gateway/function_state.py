@@ -76,6 +76,7 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
     """
     detail = FunctionDetail(
         state="resident" if copies.ready else "loading" if copies.loading else "idle",
+        age=round(status.age_s, 3) or None,
         ready=copies.ready,
         loading=copies.loading,
         revision=deployed.record.revision,

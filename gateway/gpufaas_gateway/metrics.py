@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -174,7 +174,9 @@ class _Families(Collector):
             ("method", "path", "status"),
             sorted(self._requests.items()),
         )
-        if self._with_status:
+        what = "How old what this gateway knows of devices and copies is; 0: a scheduler leads"
+        yield GaugeMetricFamily("gpufaas_status_age_seconds", what, status.age_s)
+        if self._with_status and not status.age_s:
             yield from status_metrics(status)
 
 

@@ -43,7 +43,9 @@ class NodeShown(Struct, rename="camel"):
     name: str
     address: str
     state: str
-    """``ready``; ``draining`` while calls run, then ``drained``."""
+    """``ready``; ``draining`` while calls run, then ``drained``; ``unknown`` if no scheduler says."""
+    age_seconds: Seconds
+    """How old all of this is, if no scheduler says; else 0."""
     note: str
     version: str
     joined_seconds: Seconds
@@ -102,10 +104,12 @@ def _shown(node: NodeView, status: EngineStatus) -> NodeShown:
         if each.device.node == node.id
     ]
     running = sum(each.running for each in devices)
+    state = ("draining" if running else "drained") if node.draining else "ready"
     return NodeShown(
         name=node.id,
         address=node.address,
-        state=("draining" if running else "drained") if node.draining else "ready",
+        state="unknown" if status.age_s else state,
+        age_seconds=round(status.age_s, 3),
         note=node.note,
         version=node.version,
         joined_seconds=round(node.joined_s, 1),

@@ -34,7 +34,8 @@ PAGE: Final = """<!doctype html>
       at("functions").replaceChildren(...functions.map(each => {
         const row = document.createElement("tr")
         const ready = each.availableReplicas + "/" + each.replicas
-        const devices = each.gpufaas.devices.join(", ")
+        const old = each.gpufaas.age ? ` (as of ${Math.round(each.gpufaas.age)} s ago)` : ""
+        const devices = each.gpufaas.devices.join(", ") + old
         for (const text of [each.name, each.image, each.invocationCount, ready, devices])
           row.insertCell().textContent = text
         return row

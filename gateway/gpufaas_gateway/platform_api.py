@@ -109,10 +109,10 @@ def health_routes(
     @get_and_head(routes, "/readyz", responses=refuses(Starting, NotReady))
     async def show_readiness() -> PlainTextResponse:
         """Whether calls would find a device."""
-        if not scheduler.status().devices:
-            raise NotReady("; ".join(gone) or "no device has joined yet: calls would wait")
         if reason := fault():
             raise NotReady(f"{reason}; functions that are loaded answer meanwhile")
+        if not scheduler.status().devices:
+            raise NotReady("; ".join(gone) or "no device has joined yet: calls would wait")
         return PlainTextResponse("\n".join(["OK", *gone]))
 
     return routes

@@ -239,6 +239,9 @@ class FunctionDetail(_Answer, kw_only=True):
     """What only this platform knows of a function. From `kind` on: of one that can be called."""
 
     state: State
+    age: Annotated[
+        Seconds | None, Meta(description="how old state and devices are, in seconds, if no scheduler leads")
+    ] = None
     reason: str | None = None
     since: _Time | None = None
     failures: int | None = None

@@ -89,7 +89,8 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
         case "failed":
             pairs = [("Failed", " ".join(str(ours.get("reason")).split()))]
         case _:
-            pairs = [("Resident on", devices or f"no device: the next call {'wakes or ' if parked else ''}loads it")]
+            nowhere = f"no device: the next call {'wakes or ' if parked else ''}loads it"
+            pairs = [("Resident on", (devices or nowhere) + output.format_age(ours.get("age")))]
     if parked:
         pairs.append(("Parked on", parked))
     if ours.get("keptOut"):

@@ -65,6 +65,7 @@ def _state(function: Function) -> str:
         return f"{state}{since}: {reason[:_REASON_CHARS]}{'…' if len(reason) > _REASON_CHARS else ''}"
     if state == "resident":
         state = f"resident on {', '.join(ours.get('devices') or [])}"
+    state += output.format_age(ours.get("age"))
     if not state or wanted <= 1:
         return state
     lacks = f": {' '.join(str(ours['lacks']).split())[:_REASON_CHARS]}" if ours.get("lacks") else ""

@@ -80,9 +80,13 @@ def _memory(devices: Sequence[Mapping[str, Any]]) -> str:
     return f"{format_bytes(used)} of {format_bytes(total)}"
 
 
+def _state(node: Mapping[str, Any]) -> str:
+    return f"{node['state']}{output.format_age(node.get('ageSeconds'))}"
+
+
 def _show_nodes(nodes: Sequence[Mapping[str, Any]]) -> None:
     rows = [
-        (each["name"], each["state"], str(len(each["devices"])), _memory(each["devices"]), str(each["residentCopies"]),
+        (each["name"], _state(each), str(len(each["devices"])), _memory(each["devices"]), str(each["residentCopies"]),
          str(each["running"]), each["note"])
         for each in nodes
     ]  # fmt: skip
@@ -121,7 +125,7 @@ def describe(name: str, as_json: bool, client: Client) -> None:
         return
     provided = [each for each in environments(client) or () if name in each.nodes]
     output.aligned(
-        [("Name", found["name"]), ("State", found["state"]), ("Address", found["address"]),
+        [("Name", found["name"]), ("State", _state(found)), ("Address", found["address"]),
          ("Version", found["version"] or "unknown"), ("Joined", f"{found['joinedSeconds']:.0f} s ago"),
          ("Note", found["note"] or "none"), *(("Provides", _described(each)) for each in provided)]
     )  # fmt: skip

@@ -102,6 +102,7 @@ def render(status: Mapping[str, Any], gateway: str, *, brief: bool = False) -> "
         f"{gateway} · policy {status['policy']} · {calls} running · {waiting} queued · {served} served{share}",
         style="bold",
     )
+    head.append(output.format_age(status.get("age_s")), style="yellow")
     if (standbys := status.get("standbys")) and standbys["ready"]:
         head.append(f" · {standbys['ready']} standby, {format_bytes(standbys['memory'])}")
     if parked := sum(len(each.get("parked") or ()) for each in devices):

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ def exported() -> Exported:
             _, _, name, kind = line.split()
             types[name] = kind
         elif not line.startswith("#"):
-            sample, _, rest = line.partition("{")
+            sample, _, rest = line.rpartition(" ")[0].partition("{")
             name = sample if sample in types else sample.rpartition("_")[0]
             labels.setdefault(name, set()).update(set(re.findall(r'(\w+)="', rest)) - {"le"})
     return {name: (kind, frozenset(labels[name])) for name, kind in types.items()}
@@ -88,6 +90,26 @@ def test_the_alert_rules_ask_for_exported_metrics(exported: Exported) -> None:
     for rule in rules:
         assert rule.keys() == {"alert", "expr", "for", "labels", "annotations"}
         assert_known(rule["expr"], exported)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: it comes with prometheus")
+def test_the_alerts_of_a_cluster_fire_when_they_should_and_at_no_other_time() -> None:
+    rules = Path(__file__).with_name("alerts_test.yml")
+
+    done = subprocess.run(["promtool", "test", "rules", rules], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_of_a_cluster_has_a_row_that_says_what_to_do() -> None:
+    groups = {
+        each["name"]: each["rules"] for each in yaml.safe_load((ROOT / "deploy/alerts.yml").read_text())["groups"]
+    }
+    text = (ROOT / "docs/operations.md").read_text()
+
+    assert {each["alert"] for each in groups["gpufaas-cluster"]} == set(
+        re.findall(r"^\| `(\w+)` \| ", text, re.MULTILINE)
+    )
 
 
 def test_the_dashboard_asks_for_exported_metrics(exported: Exported) -> None:
