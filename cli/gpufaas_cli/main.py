@@ -135,6 +135,9 @@ class Commands(click.Group):
         except GpufaasError as exc:
             _complain(str(exc))
             code = exit_code(exc)
+        except UnicodeEncodeError as exc:
+            _complain(f"{exc.object[: exc.end][-40:]!r} is no text in {exc.encoding}")
+            code = WRONG_USAGE
         except OSError as exc:
             _complain(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))
             code = FAILED

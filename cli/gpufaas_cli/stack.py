@@ -1,9 +1,10 @@
 """
 The stack file: functions to build and deploy, read strictly.
 
-The order is that of faas-cli: substitute ``${...}`` in the text, then read the YAML. Unlike it, a key that we do not
-know is an error with its line and the nearest key that we do; keys that begin with ``x-`` are the user's own. Scalars
-keep their source text: ``yes`` is "yes" and ``1.50`` is "1.50", so YAML is composed to nodes and never to values.
+The order is that of faas-cli: substitute ``${...}`` in the text, then read the YAML. Unlike it, the value of a variable
+stays whole, whatever YAML would read in it, and a key that we do not know is an error with its line and the nearest key
+that we do; keys that begin with ``x-`` are the user's own. Scalars keep their source text: ``yes`` is "yes" and
+``1.50`` is "1.50", so YAML is composed to nodes and never to values.
 """
 
 import difflib
@@ -28,6 +29,8 @@ FUNCTION_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 _NULL: Final = "tag:yaml.org,2002:null"
 _MERGE: Final = "tag:yaml.org,2002:merge"
+_STAND_IN: Final = re.compile("\ue000[0-9]+\ue001")  # no text has these characters
+_LINES: Final = r"\Z|\s*(- |[\w.-]+:(\s|\Z))"  # for which a variable may stand
 _STACK_KEYS: Final = ("version", "provider", "functions", "configuration")
 _PROVIDER_KEYS: Final = ("name", "gateway", "network")  # network: an old key, ignored
 _CONFIGURATION_KEYS: Final = ("templates", "copy")
@@ -162,18 +165,14 @@ def read_stack(path: Path | None = None, env: Mapping[str, str] | None = None, e
                 "there is no stack.yaml or stack.yml here: 'gpufaas new NAME --lang python3-torch' writes one, "
                 "or name yours with -f FILE"
             )
-    text = read_text(path)
-    if envsubst:
-        text = _substituted(path, text, os.environ if env is None else env)
-    return _StackReader(path).stack(text)
+    return _StackReader(path, (os.environ if env is None else env) if envsubst else None).stack()
 
 
 def gateway_in(path: Path) -> str | None:
     """Return the gateway that a stack file names, even if the rest of it is wrong; None: it names none."""
     try:
-        root = compose(path, _substituted(path, read_text(path), os.environ))
-        reader = _StackReader(path)
-        provider = dict(reader.items(root, "the file"))["provider"]
+        reader = _StackReader(path, os.environ)
+        provider = dict(reader.items(reader.root, "the file"))["provider"]
         return reader.text(dict(reader.items(provider, "provider"))["gateway"], "gateway") or None
     except (BadStack, KeyError):
         return None
@@ -244,9 +243,9 @@ def is_own(key: str) -> bool:
     return key.startswith("x-")
 
 
-def _substituted(path: Path, text: str, env: Mapping[str, str]) -> str:
+def _substituted(path: Path, text: str, env: Mapping[str, str], put: Callable[[str], str] = str) -> str:
     try:
-        return substitute(text, env)
+        return substitute(text, env, put)
     except BadSubstitution as exc:
         line = text.count("\n", 0, exc.at) + 1
         raise BadStack(f"{path}:{line}: cannot substitute: {exc} (write $$ for a dollar sign)") from exc
@@ -282,10 +281,18 @@ def _has(folder: Path, paths: Sequence[Path]) -> bool:
 
 
 class _StackReader:
-    """Reads nodes as what is expected where; every error has the line."""
+    """Reads nodes as what is expected where; every error has the line. Without `env`, ``${...}`` stays."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, env: Mapping[str, str] | None = None) -> None:
         self._path = path
+        self._values: dict[str, str] = {}  # of ${...}, by what stands for it in `root`: YAML reads nothing in it
+        text = read_text(path)
+        try:
+            self.root = compose(path, text if env is None else _substituted(path, text, env, self._stand_in))
+        except BadStack:
+            if env is None or not self._values:
+                raise
+            self.root = compose(path, _substituted(path, text, env, lambda it: self._stand_in(it, _LINES)))
         self._folder = Path() if url_of(path) else path.parent
         self._function_keys: Mapping[str, Callable[[Node, str], Any]] = {
             **dict.fromkeys(("lang", "image", "fprocess", "namespace", "platforms"), self._text_or_none),
@@ -299,8 +306,8 @@ class _StackReader:
 
     # --- the file, from the top ---
 
-    def stack(self, text: str) -> Stack:
-        top = self._keys(compose(self._path, text), "the file", _STACK_KEYS)
+    def stack(self) -> Stack:
+        top = self._keys(self.root, "the file", _STACK_KEYS)
         if (version := top.get("version")) and self.text(version, "version") not in ("1.0", ""):
             raise self._bad(version, "version must be 1.0, the only one there is")
         if "provider" not in top:
@@ -363,7 +370,7 @@ class _StackReader:
             if not path.is_file():
                 raise self._bad(each, f"environment_file {name} is not there: looked at {path}")
             inner = _StackReader(path)
-            keys = inner._keys(compose(path, read_text(path)), "the file", ("environment",))
+            keys = inner._keys(inner.root, "the file", ("environment",))
             found |= inner._strings(keys["environment"], "environment") if "environment" in keys else {}
         return found
 
@@ -373,7 +380,18 @@ class _StackReader:
         """The source text of a scalar; null is the empty string."""
         if not isinstance(node, ScalarNode):
             raise self._bad(node, f"{what} must be text, but is {_shape(node)}")
-        return "" if node.tag == _NULL else str(node.value)
+        return "" if node.tag == _NULL else _STAND_IN.sub(lambda it: self._values.get(it[0], it[0]), node.value)
+
+    def _stand_in(self, value: str, but: str = r"\Z") -> str:
+        name = value if re.match(but, value) else f"\ue000{len(self._values)}\ue001"
+        self._values[name] = value
+        return name
+
+    def _read(self, node: Node) -> Node:
+        """Return the map or list that a variable alone gives, as YAML; else *node*."""
+        value = self._values.get(node.value) if isinstance(node, ScalarNode) else None
+        before = "\n" * node.start_mark.line + " " * node.start_mark.column
+        return compose(self._path, before + value) if value else node
 
     def _text_or_none(self, node: Node, what: str) -> str | None:
         return self.text(node, what) or None
@@ -384,6 +402,7 @@ class _StackReader:
 
         :param merging: the mappings that merge this one
         """
+        node = self._read(node)
         if isinstance(node, ScalarNode) and node.tag == _NULL:
             return []
         if not isinstance(node, MappingNode):
@@ -424,6 +443,7 @@ class _StackReader:
         return {key: self.text(value, f"{what}.{key}") for key, value in self._keys(node, what, _RESOURCE_KEYS).items()}
 
     def _sequence(self, node: Node, what: str) -> list[Node]:
+        node = self._read(node)
         if isinstance(node, ScalarNode) and node.tag == _NULL:
             return []
         if not isinstance(node, SequenceNode):

@@ -1,5 +1,5 @@
 """
-``${NAME}`` in a stack file, as faas-cli reads it: on the whole text, before YAML does.
+``${NAME}`` in a stack file, with the forms of faas-cli.
 
 A form of its own, not a shell's: ``$NAME`` stays, ``$$`` is a dollar sign, ``:+`` is read like ``:-``, and without its
 colon ``${NAME-x}`` is an error.
@@ -28,25 +28,23 @@ class BadSubstitution(ValueError):
         self.at = at
 
 
-def substitute(text: str, env: Mapping[str, str]) -> str:
+def substitute(text: str, env: Mapping[str, str], put: Callable[[str], str] = str) -> str:
     """
     Return *text* with each ``${...}`` replaced from *env*; a name that is not there is empty.
 
+    :param put: what is written for a value; but that of ``[${LIST}]`` or ``{${PAIRS}}`` is, as it is
     :raises BadSubstitution: a form that is not understood, or not closed
     """
     out: list[str] = []
     at = 0
     while (dollar := text.find("$", at)) >= 0:
         out.append(text[at:dollar])
-        if text.startswith("$$", dollar):
-            out.append("$")
-            at = dollar + 2
-        elif text.startswith("${", dollar):
+        if text.startswith("${", dollar):
             value, at = _expand(text, dollar, env)
-            out.append(value)
+            out.append(value if text[dollar - 1 : dollar] + text[at : at + 1] in ("[]", "{}") else put(value))
         else:
             out.append("$")
-            at = dollar + 1
+            at = dollar + (2 if text.startswith("$$", dollar) else 1)
     out.append(text[at:])
     return "".join(out)
 

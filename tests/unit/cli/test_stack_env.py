@@ -1,5 +1,6 @@
 """``${...}`` in a stack file: the forms that the real faas-cli was seen to take."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -70,13 +71,106 @@ functions:
 """
 
 
-def test_the_whole_text_is_substituted_before_yaml_reads_it(tmp_path: Path) -> None:
+def test_variables_are_replaced_wherever_they_stand(tmp_path: Path) -> None:
     (tmp_path / "stack.yaml").write_text(STACK)
 
-    stack = read_stack(tmp_path / "stack.yaml", env={"TAG": "1.0\n    fprocess: cat", "COMMENT": "x"})
+    stack = read_stack(tmp_path / "stack.yaml", env={"TAG": "1.0", "COMMENT": "a\nb"})
 
     assert stack.functions["hello"].image == "local/hello:1.0"
-    assert stack.functions["hello"].fprocess == "cat"
+
+
+VALUES = [
+    "a #b", "# a", "a: b", "a:", "x, y", "'quoted'", '"quoted"', 'half "', "it's", "two\nlines\n", "*alias",
+    "&anchor a", "- item", "{a: 1}", "[a]", '{"json": [1, "#"]}', "!tag", "%percent", "@at", "`tick", "| bar", "> fold",
+    "~", "null", "true", "0x10", " spaces ", "\ttab", "back\\slash", "${SET}", "$$", "---", "<<", "\x1b[0m", "é",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_value_stays_whole_whatever_yaml_would_read_in_it(tmp_path: Path, value: str) -> None:
+    (tmp_path / "stack.yaml").write_text(
+        "provider: {name: openfaas}\nfunctions:\n  f:\n    image: x\n    secrets:\n    - ${V}\n    environment:\n"
+        "      PLAIN: ${V}\n      PART: a ${V} b\n      QUOTED: \"${V}\"\n      SINGLE: '${V}'\n"
+        "      BLOCK: |-\n        ${V}\n      OTHER: ${UNSET:-${V}}\n    labels: {flow: ${V}, more: 1}\n"
+    )
+
+    found = read_stack(tmp_path / "stack.yaml", env={"V": value}).functions["f"]
+
+    assert found.secrets == (value,)
+    assert found.environment == {"PART": f"a {value} b"} | dict.fromkeys(
+        ("PLAIN", "QUOTED", "SINGLE", "BLOCK", "OTHER"), value
+    )
+    assert found.labels == {"flow": value, "more": "1"}
+
+
+TYPED = """\
+version: ${VERSION}
+provider: {name: openfaas, gateway: "${GATEWAY}"}
+functions:
+  ${NAME}:
+    image: x
+    skip_build: ${SKIP}
+    readonly_root_filesystem: ${UNSET}
+    fprocess: python ${UNSET}
+    namespace: ${UNSET}
+    limits: {memory: "${MEMORY}", nvidia.com/gpu: ${GPUS}}
+    environment: ${MAP}
+    annotations: ${BLOCK}
+    labels: ${UNSET}
+    secrets: ${LIST}
+    constraints: [${FLOW}]
+    build_args: {${PAIRS}}
+    build_options:
+      ${ITEMS}
+"""
+
+
+def test_switches_numbers_maps_and_lists_may_come_from_variables(tmp_path: Path) -> None:
+    (tmp_path / "stack.yaml").write_text(TYPED)
+    env = {
+        "VERSION": "1.0", "GATEWAY": "http://g:1", "NAME": "f", "SKIP": "true", "MEMORY": "1Gi", "GPUS": "1",
+        "MAP": "{A: b, C: 'd # e'}", "BLOCK": "\n      a: b\n      c: d", "LIST": "[a, b]", "FLOW": "a=1, b=2",
+        "PAIRS": "a: b, c: d", "ITEMS": "- a\n      - b",
+    }  # fmt: skip
+
+    stack = read_stack(tmp_path / "stack.yaml", env=env)
+
+    fn = stack.functions["f"]
+    assert (stack.gateway, fn.skip_build, fn.readonly_root_filesystem) == ("http://g:1", True, False)
+    assert (fn.fprocess, fn.namespace, fn.limits) == ("python", None, {"memory": "1Gi", "nvidia.com/gpu": "1"})
+    assert (fn.environment, fn.annotations) == ({"A": "b", "C": "d # e"}, {"a": "b", "c": "d"})
+    assert (fn.labels, fn.secrets, fn.constraints) == ({}, ("a", "b"), ("a=1", "b=2"))
+    assert (fn.build_args, fn.build_options) == ({"a": "b", "c": "d"}, ("a", "b"))
+
+
+LINES = STACK + "    ${MORE}\n    ${UNSET}\n    environment:\n      KEY: ${KEY}\n"
+
+
+def test_a_variable_may_stand_for_lines_and_the_values_of_others_stay_whole(tmp_path: Path) -> None:
+    (tmp_path / "stack.yaml").write_text(LINES)
+
+    env = {"TAG": "1", "MORE": "fprocess: cat\n    namespace: dev", "KEY": "a #b"}
+    found = read_stack(tmp_path / "stack.yaml", env=env)
+
+    assert (found.functions["hello"].fprocess, found.functions["hello"].namespace) == ("cat", "dev")
+    assert found.functions["hello"].environment == {"KEY": "a #b"}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("a", "stack.yaml:6: f.environment must be a map of KEY: VALUE, but is the text 'a'"),
+        ("{a: b", "stack.yaml:6: it is not YAML"),
+        ("{a: [b]}", "stack.yaml:6: f.environment.a must be text, but is a list"),
+    ],
+)
+def test_a_variable_that_gives_no_map_is_named_by_its_line(tmp_path: Path, value: str, message: str) -> None:
+    (tmp_path / "stack.yaml").write_text(
+        "provider:\n  name: openfaas\nfunctions:\n  f:\n    image: x\n    environment: ${MAP}\n"
+    )
+
+    with pytest.raises(BadStack, match=re.escape(message)):
+        read_stack(tmp_path / "stack.yaml", env={"MAP": value})
 
 
 def test_it_can_be_switched_off(tmp_path: Path) -> None:

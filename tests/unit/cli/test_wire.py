@@ -309,6 +309,13 @@ class SlowGateway(WireLog):
         super().__exit__(*given)
 
 
+def test_what_is_no_text_is_not_sent_and_is_one_line_that_shows_it(run: Run, wire: WireLog) -> None:
+    result = run("deploy", "--image", "x", "--name", "a", "-e", "KEY=a\udcff")
+
+    assert (result.exit_code, result.stderr.count("\n"), wire.requests()) == (2, 1, [])
+    assert '"KEY":"a\\udcff' in result.stderr
+
+
 def test_a_gpu_in_the_stack_file_is_sent_which_faas_cli_drops(run: Run, wire: WireLog, here: Path) -> None:
     (here / "stack.yaml").write_text(
         "provider: {name: openfaas}\nfunctions: {f: {image: f:1, limits: {memory: 1Gi, nvidia.com/gpu: 1}}}\n"
