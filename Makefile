@@ -14,7 +14,8 @@ help:
 	@echo "make compiled    the engine as machine code, about twice as fast: a minute, needs a C compiler (make pure: Python again)"
 	@echo "make test-compiled   compile it, and run its tests in both forms"
 	@echo "make fuzz    three minutes of requests that nobody means to send, to a real platform"
-	@echo "make cluster a cluster by docker-compose on this machine: etcd, gateways, schedulers, nodes (KEEP=1, PUBLIC=1)"
+	@echo "make cluster a cluster by docker-compose on this machine: etcd, gateways, schedulers, nodes (KEEP=1, PUBLIC=1);"
+	@echo "             needs docker.io, docker-compose, etcd-server, etcd-client and haproxy; PUBLIC=1: the first two"
 	@echo "make test-charts   the Helm chart, installed by Helm's library and held against Kubernetes' schemas"
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make incidents   what once went wrong in real use, replayed against a real platform"
@@ -53,6 +54,17 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 setup: $(VENV)/.ready
+
+# What a target needs of the system, PROGRAM=PACKAGE by Debian's names: `needs-NAME`, before `setup`, says all that is missing.
+NEEDS_wrk = wrk=wrk
+NEEDS_etcd = etcd=etcd-server etcdctl=etcd-client
+NEEDS_cluster = docker=docker.io $(if $(PUBLIC),,$(NEEDS_etcd) haproxy=haproxy)
+NEEDS_soak = $(if $(CLUSTER),$(NEEDS_etcd))
+
+needs-%:
+	@missing=; PATH=$$PATH:/usr/sbin:/sbin; for each in $(NEEDS_$*); do \
+	  command -v "$${each%=*}" >/dev/null || missing="$$missing $${each#*=}"; done; \
+	if [ -n "$$missing" ]; then echo "programs are missing that this needs: apt install$$missing" >&2; exit 2; fi
 
 demo: setup
 	@$(BIN)/python -m demo $(if $(KEEP),--keep)
@@ -101,31 +113,31 @@ bench: bench-engine bench-overhead bench-gateway bench-coldstart
 bench-engine: setup
 	$(BIN)/python benchmarks/engine.py
 
-bench-overhead: setup
+bench-overhead: needs-wrk setup
 	$(BIN)/python benchmarks/peers.py --peers starlette --works echo
 
 # Both, whatever the first says: five minutes each on a machine that does nothing else.
-bench-base: setup
+bench-base: needs-wrk setup
 	@test -n "$(BASE)" || { echo "which working tree? git worktree add --detach ../before COMMIT; make bench-base BASE=../before"; exit 2; }
 	$(BIN)/python benchmarks/peers.py --base $(BASE); warm=$$?; $(BIN)/python benchmarks/coldstart.py --model echo --base $(BASE) && exit $$warm
 
 # Each peer is installed into an environment of its own, in the user's cache directory, at its first use.
-bench-peers: setup
+bench-peers: needs-wrk setup
 	$(BIN)/python benchmarks/peers.py $(if $(WRITE),--write)
 
-bench-busy: setup
+bench-busy: needs-wrk setup
 	$(BIN)/python benchmarks/busy.py
 
 bench-streams: setup
 	$(BIN)/python benchmarks/streams.py
 
-bench-bodies: setup
+bench-bodies: needs-wrk setup
 	$(BIN)/python benchmarks/bodies.py
 
-bench-functions: setup
+bench-functions: needs-wrk setup
 	$(BIN)/python benchmarks/many_functions.py
 
-bench-gateway: setup
+bench-gateway: needs-wrk setup
 	$(BIN)/python benchmarks/gateway.py
 
 bench-coldstart: setup
@@ -134,7 +146,7 @@ bench-coldstart: setup
 bench-swap: setup
 	$(BIN)/python benchmarks/swap.py
 
-bench-async: setup
+bench-async: needs-wrk setup
 	$(BIN)/python benchmarks/async_accept.py
 
 bench-simulator: setup
@@ -164,7 +176,7 @@ reproduce-gpu: setup
 
 # Every part of a cluster is killed, stopped and cut off under load: ten minutes, needs etcd, and root for networks of
 # their own (ip netns, iptables) and small disks; what cannot be done here is skipped, and says why. JSON=FILE: the table.
-chaos: setup
+chaos: needs-etcd setup
 	$(BIN)/python -m pytest -m chaos -q -s $(if $(JSON),--chaos-json=$(JSON)) tests/chaos
 
 # What is quick of it is in `make test`, all of it in `make test-all`.
@@ -177,14 +189,14 @@ chaos-async: setup
 
 # Mixed functions, heavy-tailed times, updates, cancellations, kills, a printer, a memory hog, slow readers; exits 1 if
 # anything was lost, wrong or stuck, or did not stay flat.
-soak: setup
+soak: needs-soak setup
 	$(BIN)/python -m tests.soak $(if $(CLUSTER),--cluster) $(if $(SOAK_SECONDS),--seconds $(SOAK_SECONDS)) $(if $(JSON),--json $(JSON))
 
 # Quiet, pinned to one core, beside four busy loops, in random order; what fails is run 50 times. tests/hunt/__main__.py
 hunt: setup
 	$(BIN)/python -m tests.hunt --workers $(WORKERS) $(if $(TIMES),--times $(TIMES)) $(addprefix --setting ,$(SETTING)) $(if $(FRESH),--fresh) $(TESTS)
 
-cluster: setup
+cluster: needs-cluster setup
 	@$(BIN)/python docker/cluster-demo $(if $(KEEP),--keep) $(if $(PUBLIC),--public)
 
 # Helm as a library says that it needs Python 3.12; it works with 3.11 as well.

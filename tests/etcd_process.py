@@ -32,7 +32,8 @@ _given: set[int] = set()
 
 def etcd_missing() -> str:
     """Return why no etcd can be started here; empty: it can."""
-    return "" if shutil.which("etcd") else "there is no etcd on the path: install etcd-server to run this"
+    packages = [f"etcd-{of}" for name, of in (("etcd", "server"), ("etcdctl", "client")) if not shutil.which(name)]
+    return f"programs are missing to run this: apt install {' '.join(packages)}" if packages else ""
 
 
 class EtcdProcess:

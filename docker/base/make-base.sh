@@ -7,6 +7,7 @@
 # In it is what each program is linked with, as ldd says, under the names that it is looked for. Production images are
 # made on python:3.12-slim, which gets its security updates from Debian; this one is as old as this machine is.
 set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin  # where haproxy is, also for who is not root
 
 image=${1:-gpufaas-base}
 shift || true
@@ -38,7 +39,8 @@ printf 'root:x:0:\ngpufaas:x:10001:\n' >"$root/etc/group"
 if (($#)); then
     programs=()
     for each in "$@"; do
-        path=$(readlink -f "$(command -v "$each")")
+        found=$(command -v "$each") || { echo "there is no $each on the PATH: install it" >&2; exit 1; }
+        path=$(readlink -f "$found")
         programs+=("$path")
         install -D "$path" "$root/usr/local/bin/$(basename "$each")"
     done
