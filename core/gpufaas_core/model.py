@@ -424,7 +424,10 @@ class Explanation(Struct, frozen=True):
 
 
 class Failing(Struct, frozen=True):
-    """The loads of a function fail: its calls are refused, but for one at a time that tries again."""
+    """
+    The last load of a function failed. Calls try again at once; after three failures, one call at a time does, after a
+    pause, and others are refused.
+    """
 
     reason: str
     failures: int

@@ -168,7 +168,7 @@ class BackoffDoc(Struct, frozen=True):
     failures: int
     """Failed loads in a row."""
     reason: str | None = None
-    """Why its calls are refused; None: they are accepted."""
+    """Why the last load failed; None: a copy serves, or has loaded since."""
     for_s: Seconds = 0.0
     """Since the first of `failures`."""
     retry_in_s: Seconds = 0.0

@@ -85,7 +85,7 @@ def status_metrics(status: EngineStatus) -> Iterator[Metric]:
     yield family(
         GAUGE,
         "gpufaas_function_failed_loads",
-        "Loads in a row that failed, of functions whose calls are refused for it",
+        "Loads in a row that failed, of functions whose last load failed and that have no ready copy",
         _FUNCTION,
         (([full_name_of(function)], each.failures) for function, each in sorted(status.failing.items())),
     )

@@ -60,19 +60,19 @@ def status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Func
         annotations=spec.annotations or {},
         created_at=timestamp(deployed.record.created_at),
         replicas=replicas,
-        # At least 1 for a function that can be called: an idle one is loaded by its first call. 0 after scaling to 0,
-        # because clients wait to see that, and for one whose loads fail.
+        # At least 1 for a function that can be called, because faas-cli takes 0 for not ready: the next call loads one
+        # that is idle or scaled to 0.
         available_replicas=0
         if detail.state == "unavailable"
-        else max(0 if detail.state == "failed" else min(1, replicas), copies.ready),
+        else copies.ready or int(detail.state != "failed" and detail.kept_out is None),
         gpufaas=detail,
     )
 
 
 def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> FunctionDetail:
     """
-    ``unavailable``: its bundle is damaged or gone. ``failed``: its loads fail; one call at a time tries again, others
-    are refused. ``resident``: a copy takes calls. ``loading``: the first copy loads. ``idle``: the next call loads it.
+    ``unavailable``: its bundle is damaged or gone. ``failed``: its last load failed, and no copy serves. ``resident``:
+    a copy takes calls. ``loading``: the first copy loads. ``idle``: the next call loads it.
     """
     detail = FunctionDetail(
         state="resident" if copies.ready else "loading" if copies.loading else "idle",

@@ -134,3 +134,25 @@ def test_what_a_server_writes_to_its_scratch_directory_is_gone_with_it(
 
     until(lambda: not Path(folder).exists(), "it is gone with its process")
     assert platform.call("/function/writes").text.split()[2] == "0"
+
+
+def test_one_that_ends_when_it_starts_is_not_ready_after_its_first_load_and_says_how_it_ended(
+    platform: Any, deploy: Any, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    source = f"import os\nif os.path.exists({str(broken)!r}): os._exit(3)\ndef handle(req):\n    return 'here'\n"
+    deploy("ends", source).raise_for_status()
+
+    def shown() -> tuple[int, str]:
+        found = platform.http.get("/system/function/ends").json()
+        return found["availableReplicas"], found["gpufaas"].get("reason") or ""
+
+    assert shown() == (1, "")
+    broken.touch()
+    assert platform.call("/function/ends").status_code == 502
+    available, why = shown()
+    assert available == 0
+    assert "exit status 3" in why
+    broken.unlink()
+    assert platform.call("/function/ends").text == "here"
+    assert shown() == (1, "")

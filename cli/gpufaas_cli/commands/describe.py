@@ -69,10 +69,11 @@ def _why_failed(ours: Mapping[str, Any]) -> str:
     if ours.get("state") != "failed":
         return ""
     left_s = float(ours.get("retryIn") or 0)
+    loads = "1 load" if ours.get("failures") == 1 else f"{ours.get('failures')} loads"
     again = f"in {left_s:.0f} s" if left_s >= 1 else "by its next call"
     return (
-        f": failed since {ours.get('since') or '?'}, after {ours.get('failures')} loads; it is tried again {again}, "
-        "or at once when it is deployed again"
+        f": failed since {ours.get('since') or '?'}, after {loads}; it is tried again {again}, or "
+        "at once when it is deployed again"
     )
 
 

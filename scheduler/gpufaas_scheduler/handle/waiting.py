@@ -100,4 +100,4 @@ def refuse_failing(world: World, call: CallId, owner: FunctionState) -> m.Reject
 
 def backs_off(owner: FunctionState) -> bool:
     """Whether its calls are refused, but for one that tries a load."""
-    return owner.backoff is not None and owner.backoff.reason is not None
+    return owner.backoff is not None and owner.backoff.refuses

@@ -10,7 +10,7 @@ from gpufaas_scheduler.handle.batches import ran_out
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, note_lack, serve_fifo, shun
 from gpufaas_scheduler.handle.grants import end, estimate, evictions, leave_for_others, next_local, run_within
 from gpufaas_scheduler.handle.parking import unparked
-from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
+from gpufaas_scheduler.handle.waiting import backs_off, give_up, refuse_failing
 from gpufaas_scheduler.world import backoff, memory
 from gpufaas_scheduler.world.calls import runs_on
 from gpufaas_scheduler.world.costs import DISK
@@ -151,8 +151,9 @@ def _start_failed(world: World, owner: FunctionState, awaited: bool, why: str) -
     """A copy could not be loaded. :param awaited: a call waited for it"""
     held_back = _hold_back(world, owner)
     # A function that serves elsewhere goes on, without this copy.
-    if held_back and owner.backoff is not None and (awaited or owner.copies <= owner.loading):
+    if owner.backoff is not None and ((held_back and awaited) or owner.copies <= owner.loading):
         owner.backoff.reason = why
+    if held_back and backs_off(owner):
         for call in world.waits_of(owner):
             give_up(world, call)
             world.out.append(refuse_failing(world, call.id, owner))

@@ -27,13 +27,18 @@ class Backoff:
         self.failures = 0
         """In a row."""
         self.reason: str | None = None
-        """Why its calls are refused, but for one probe at a time; None: they are accepted."""
+        """Why its last load failed; None: a copy serves, or has loaded since."""
         self.since: Seconds = 0.0
         """The time of the first of `failures`."""
         self.retry_at: Seconds = 0.0
         """It is not loaded before."""
         self.loaded_at: Seconds | None = None
         """When a load succeeded; None: one has failed since."""
+
+    @property
+    def refuses(self) -> bool:
+        """Whether its calls are refused, but for one probe at a time."""
+        return self.reason is not None and self.failures >= AT_ONCE
 
     def left_s(self, now: Seconds) -> Seconds:
         """Return how long the next load has to wait."""

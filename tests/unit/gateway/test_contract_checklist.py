@@ -22,7 +22,7 @@ from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import STREAM, AnswerHead, CallHead
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Part, Seconds
+from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Failing, FunctionId, Part, Seconds
 from gpufaas_core.units import GiB
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.spec import Namespace
@@ -257,7 +257,7 @@ async def test_11_integers_are_json_integers(gateway: Gateway, replicas: int) ->
 
     text = (await gateway.admin.get("/system/functions")).text
 
-    assert re.findall(r'"(?:r|availableR)eplicas":([^,}]*)', text) == [str(replicas), str(min(1, replicas))]
+    assert re.findall(r'"(?:r|availableR)eplicas":([^,}]*)', text) == [str(replicas), "1"]
     assert re.findall(r'"invocationCount":([^,}]*)', text) == ["0"]
 
 
@@ -532,7 +532,21 @@ async def test_replicas_show_at_once_how_many_are_wanted(gateway: Gateway) -> No
     none = (await gateway.admin.get("/system/function/echo")).json()
 
     assert (more["replicas"], more["availableReplicas"]) == (5, 1)
-    assert (none["replicas"], none["availableReplicas"]) == (0, 0)
+    assert (none["replicas"], none["availableReplicas"]) == (0, 1), "faas-cli ready takes 0 for not ready"
+
+
+async def test_a_function_that_cannot_be_called_is_not_available(gateway: Gateway) -> None:
+    function = await gateway.deployed()
+    shown = []
+    for why in (
+        {"failing": {function: Failing("exit status 3", 1, 0.0, 0.0)}},
+        {"kept_out": {function: "no room"}},
+        {},
+    ):
+        gateway.scheduler.now = EngineStatus("lalb", (), {}, {}, **why)
+        shown.append((await gateway.admin.get("/system/function/echo")).json()["availableReplicas"])
+
+    assert shown == [0, 0, 1]
 
 
 def alert(*names: str, status: str = "firing") -> dict[str, object]:

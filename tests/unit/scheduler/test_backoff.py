@@ -45,6 +45,30 @@ def test_two_failures_are_tried_again_at_once_and_the_third_rejects_all_that_wai
     assert "when it is deployed again" in told.message
 
 
+def test_the_first_failure_is_shown_until_a_load_succeeds_and_refuses_no_call() -> None:
+    world = world_of("f")
+    world.call("c", "f")
+    world.tell(NO_FILE)
+
+    shown = world.status.failing[F]
+    assert (shown.failures, shown.retry_in_s) == (1, 0)
+    assert "no such file" in shown.reason
+    world.call("next", "f")
+    assert world.started == [("next", "a")]
+    world.loaded("f", "a")
+    assert world.status.failing == {}
+
+
+def test_a_function_that_serves_elsewhere_is_not_shown_as_failing() -> None:
+    world = world_of("f", "a b", slots=1)
+    world.scale("f", 2)
+    world.loaded("f", "a")
+    world.tell(m.CopyFailed(F, DeviceId("b"), "no such file", copy=1))
+
+    assert world.models("a") == ["f"]
+    assert world.status.failing == {}
+
+
 def test_a_call_that_comes_when_the_time_is_over_is_the_only_probe() -> None:
     world = failing()
     world.now = 0.9
