@@ -63,8 +63,6 @@ class FunctionHttp(BoundedHttp):
         self._admitted = True
         self._unbegun: FunctionCall | None = None
         """The call whose head has just come."""
-        self._answers: FunctionCall | None = None
-        """The call that is answered now, or was answered last."""
         self._known_url = b""
         self._known_target: Target | None = None
         self._known: _Head | None = None

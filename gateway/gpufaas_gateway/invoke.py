@@ -104,9 +104,9 @@ class FunctionCall(Driven):
     """
 
     __slots__ = (
-        "_chunked", "_connection", "_front", "_left", "_news", "_sent_at", "_tell", "_waiter", "body", "disconnected",
-        "headers", "keep_alive", "method", "more_body", "read", "response_complete", "response_started", "target",
-        "waiting_for_100_continue",
+        "_connection", "_front", "_left", "_news", "_sent_at", "_tell", "_waiter", "body", "chunked_encoding",
+        "disconnected", "headers", "keep_alive", "method", "more_body", "read", "response_complete",
+        "response_started", "target", "waiting_for_100_continue",
     )  # fmt: skip
 
     def __init__(
@@ -121,7 +121,7 @@ class FunctionCall(Driven):
         self.read = read
         self._left: float = inf
         """Bytes that are left of the declared length of an answer that streams, if one was declared."""
-        self._chunked = False
+        self.chunked_encoding = False
         self._sent_at = -1.0
         """The turn of the loop in which a piece of the answer was sent."""
         self.response_started = False
@@ -292,13 +292,13 @@ class FunctionCall(Driven):
 
     async def _pass_on(self, front: FunctionFront, answer: Answer, stream: AnswerStream) -> None:
         """Send an answer piece by piece, each in one write."""
-        transport, flow = self._connection.transport, self._connection.flow
+        flow = self._connection.flow
         if flow.write_paused and not self.disconnected:
             await flow.drain()
-        head, self._chunked = self._head(front, answer)
+        head, self.chunked_encoding = self._head(front, answer)
         if not self.disconnected:
             self.response_started = True
-            transport.write(head)
+            self._connection.transport.write(head)
         if self.method == "HEAD":
             stream.cancel()  # an answer to HEAD has no body, and the function's may have no end
             return
@@ -309,8 +309,8 @@ class FunctionCall(Driven):
             if not self.disconnected and piece:
                 self._send_piece(piece)
         if not self.disconnected:
-            if self._chunked:
-                transport.write(b"0\r\n\r\n")
+            if self.chunked_encoding:
+                self._connection.transport.write(b"0\r\n\r\n")
             elif self._left not in (0, inf):
                 raise RuntimeError("an answer is shorter than its Content-Length")
 
@@ -326,7 +326,7 @@ class FunctionCall(Driven):
             return False
         self._sent_at = now
         if not self.disconnected:
-            if self._chunked and size <= _COPIED:
+            if self.chunked_encoding and size <= _COPIED:
                 connection.transport.write(b"%x\r\n%b\r\n" % (size, piece))
             else:
                 self._send_piece(piece)
@@ -338,7 +338,7 @@ class FunctionCall(Driven):
         if self._left < 0:
             raise RuntimeError("an answer is longer than its Content-Length")
         transport = self._connection.transport
-        if not self._chunked:
+        if not self.chunked_encoding:
             transport.write(piece)
         elif len(piece) <= _COPIED:
             transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
