@@ -133,8 +133,8 @@ class FunctionDeployed(Struct, frozen=True, tag=True):
 
 class FunctionRemoved(Struct, frozen=True, tag=True):
     """
-    No new calls will come. Calls that wait or run are served (`drain`), else rejected or aborted; then the function is
-    evicted.
+    No new calls will come. Calls that wait are served (`drain`), else rejected, and those that load or have no end
+    aborted. Calls that run may end; then the function is evicted.
     """
 
     function: FunctionId

@@ -162,7 +162,7 @@ class Grants:
             worker.calls.stopped.pop(exchange, None)  # it does not run again
             return
         exchange.state = states.ABANDON[exchange.state]
-        removed = UnknownFunction(f"{worker.spec.name} was removed while the call ran")
+        removed = UnknownFunction(f"{worker.spec.name} was removed")
         exchange.fail(Preempted(f"{reason}: call again") if reason else removed)
         if exchange.slot is not None:
             worker.calls.cancel(exchange)

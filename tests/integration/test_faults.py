@@ -119,21 +119,28 @@ def test_what_a_worker_started_itself_ends_with_it(platform: Platform) -> None:
 
 
 @pytest.mark.parametrize("lang", [TORCH, HTTP])
-def test_calls_of_a_function_that_is_removed_are_told_so(platform: Platform, lang: str) -> None:
-    """Running and waiting calls; none waits until its time limit."""
+def test_a_removed_function_ends_the_call_that_it_has_begun_and_those_that_wait_are_told(
+    platform: Platform, lang: str
+) -> None:
     path = platform.deploy("doomed", GATED_MODEL if lang == TORCH else GATED, lang, slots="1")
     gate = platform.gate()
-    calls = [platform.begin(path, gate.body)]
+    runs = platform.begin(path, gate.body)
     until(gate.reached)
-    calls += [platform.begin(path, gate.body) for _ in range(3)]
+    wait = [platform.begin(path, gate.body) for _ in range(3)]
     until(lambda: platform.queued() == 3)
 
     platform.remove("doomed")
-    answers = [call.result() for call in calls]
-    gate.open()
+    answers = [call.result() for call in wait]
 
-    assert [each.status_code for each in answers] == [404] * 4
+    assert [each.status_code for each in answers] == [404] * 3
     assert all("removed" in each.text for each in answers)
+    assert platform.http.get("/system/functions").json() == []
+    assert platform.call(platform.deploy("doomed", "def handle(event, context): return 'new'", HTTP)).text == "new"
+    assert not runs.done()
+    gate.open()
+    assert runs.result().status_code == 200
+    until(lambda: str(runs.result().text) not in {str(each.pid) for each in platform.workers()}, "its worker ends")
+    platform.remove("doomed")
 
 
 def test_calls_of_many_functions_while_workers_are_killed_all_end_and_all_functions_answer_afterwards(

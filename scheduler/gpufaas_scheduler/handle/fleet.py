@@ -110,7 +110,8 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
             give_up(world, call)
             world.out.append(m.Reject(call.id, "removed", f"function {owner.id} was removed"))
         for call in world.runs_of(owner):
-            if not call.aborted:
+            # A WebSocket has no end of its own, and the others have not begun.
+            if (call.endless or (call.copy is not None and call.copy.loading)) and not call.aborted:
                 world.out.append(m.Abort(call.id, world.calls.abort(call)))
     forget_if_done(world, owner)
     world.freed = True

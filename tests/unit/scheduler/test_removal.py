@@ -25,15 +25,22 @@ def test_a_function_that_is_removed_serves_who_waits_and_is_then_evicted() -> No
     assert world.rejected == [("later", "unknown_function")]
 
 
-def test_a_function_that_is_removed_at_once_rejects_who_waits_and_aborts_who_runs() -> None:
+@pytest.mark.parametrize(("endless", "loaded", "aborted"), [(False, True, 0), (True, True, 1), (False, False, 1)])
+def test_a_function_that_is_removed_at_once_ends_what_has_begun_and_has_an_end(
+    endless: bool, loaded: bool, aborted: int
+) -> None:
     world = world_of("f")
-    world.calls("runs waits", "f")
+    world.tell(m.Arrived(CallId("runs"), FunctionId("f"), endless=endless))
+    world.call("waits", "f")
+    if loaded:
+        world.loaded("f", "a")
 
     world.tell(m.FunctionRemoved(FunctionId("f"), drain=False))
 
     assert world.rejected == [("waits", "removed")]
-    assert world.out[-1] == m.Abort(CallId("runs"), DeviceId("a"))
-    world.finish("runs", ok=False)
+    assert world.out.count(m.Abort(CallId("runs"), DeviceId("a"))) == aborted
+    assert world.models("a") == ["f"]
+    world.finish("runs", ok=not aborted)
     assert world.models("a") == []
 
 
