@@ -52,6 +52,8 @@ _ITS_FAULT: Final = (
 )  # fmt: skip
 _LONGEST_NAME: Final[Bytes] = 64 * 1024
 """The most bytes of a name whose header continues in the next blocks: `tarfile` reads it into memory as a whole."""
+_LONG_NAMES: Final[Bytes] = 16 * MiB
+"""The most bytes of all such headers: `tarfile` takes up to 0.2 s to read a MiB of them."""
 
 
 class BundleLimits(Struct, frozen=True):
@@ -139,8 +141,9 @@ class BundleStore:
             with storage_errors(self._root):
                 aside.mkdir()
                 try:
-                    with tarfile.open(bundle, "r:*", tarinfo=_Member) as tar:
-                        tar.extractall(aside, members=_bounded(tar, self._limits), filter="data")
+                    with _Tar.open(bundle, "r:*") as tar:
+                        _check(tar, self._limits)
+                        tar.extractall(aside, filter="data")
                     manifest = _read_manifest(aside, self._limits.manifest)
                     for weights in manifest.weights:
                         (aside / weights.path).parent.mkdir(parents=True, exist_ok=True)
@@ -196,10 +199,18 @@ class BundleStore:
 class _Member(tarfile.TarInfo):
     """A header; refuses one that announces gigabytes of a name."""
 
-    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in _LONG_HEADERS and self.size > _LONGEST_NAME:
-            raise tarfile.ReadError(f"a header of {format_bytes(self.size)}")
+    def _proc_member(self, tar: "_Tar") -> tarfile.TarInfo:
+        if self.type in _LONG_HEADERS:
+            tar.long_names += self.size
+            if self.size > _LONGEST_NAME or tar.long_names > _LONG_NAMES:
+                raise tarfile.ReadError(f"a header of {format_bytes(self.size)}, {format_bytes(tar.long_names)} in all")
         return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
+
+
+class _Tar(tarfile.TarFile):
+    tarinfo = _Member
+    long_names: Bytes = 0
+    """Of `_LONG_HEADERS`, as far as it was read."""
 
 
 _LONG_HEADERS: Final = (
@@ -207,12 +218,29 @@ _LONG_HEADERS: Final = (
 )  # fmt: skip
 
 
-def _bounded(tar: tarfile.TarFile, limits: BundleLimits) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of *tar*; raise InvalidSpec before one is written that exceeds *limits*."""
-    total = 0
-    for number, member in enumerate(tar, 1):
+def _check(tar: _Tar, limits: BundleLimits) -> None:
+    """Raise InvalidSpec if *tar* exceeds *limits*; before the first file is written: 100,000 take half a minute."""
+    too_many = f"the bundle has more than {limits.members} files and folders: put data into an archive of its own"
+    assert tar.fileobj is not None
+    number = at = total = 0
+    while at <= limits.total:  # a quick look first, since `tarfile` takes 20 us for each header
+        tar.fileobj.seek(at)
+        header = tar.fileobj.read(tarfile.BLOCKSIZE)
+        if header[257:262] != b"ustar":
+            break
+        size = tarfile.nti(header[124:136])  # type: ignore[attr-defined]
+        at += (1 + max(0, -(-size // tarfile.BLOCKSIZE))) * tarfile.BLOCKSIZE
+        number += header[156:157] not in _LONG_HEADERS
         if number > limits.members:
-            raise InvalidSpec(f"the bundle has more than {limits.members} files: put data into an archive of its own")
+            raise InvalidSpec(too_many)
+    folders = set[int]()
+    for number, member in enumerate(tar, 1):
+        folder = os.path.dirname(member.name)
+        while folder and (key := hash(folder)) not in folders:  # not the names: of 4 KiB each
+            folders.add(key)
+            folder = os.path.dirname(folder)
+        if number + len(folders) > limits.members:
+            raise InvalidSpec(too_many)
         if member.name == MANIFEST:
             _check_size(member.size, limits.manifest)
         total += max(0, member.size)
@@ -221,7 +249,6 @@ def _bounded(tar: tarfile.TarFile, limits: BundleLimits) -> Iterator[tarfile.Tar
                 f"the bundle is more than {format_bytes(limits.total)} when it is unpacked: large files belong into "
                 "its weights"
             )
-        yield member
 
 
 def _read_manifest(directory: Path, limit: Bytes) -> Manifest:
