@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from gpufaas_cli.files import replace_file
+from gpufaas_cli.files import alone, replace_file
 from gpufaas_core.errors import GpufaasError
 from gpufaas_templates import bounded_yaml
 
@@ -70,20 +70,22 @@ def save_login(login: Login, file: Path | None = None) -> Path:
     :raises GpufaasError: the file cannot be read or written
     """
     file = file or config_file()
-    content = _read(file)
-    kept = [each for each in content["auths"] if not _is_of(each, login.gateway)]
-    replace_file(file, yaml.safe_dump({**content, "auths": [*kept, asdict(login)]}, sort_keys=False))
+    with alone(file):
+        content = _read(file)
+        kept = [each for each in content["auths"] if not _is_of(each, login.gateway)]
+        replace_file(file, yaml.safe_dump({**content, "auths": [*kept, asdict(login)]}, sort_keys=False))
     return file
 
 
 def remove_login(gateway: str, file: Path | None = None) -> bool:
     """Return False when there was none."""
     file = file or config_file()
-    content = _read(file)
-    kept = [each for each in content["auths"] if not _is_of(each, gateway)]
-    if len(kept) == len(content["auths"]):
-        return False
-    replace_file(file, yaml.safe_dump({**content, "auths": kept}, sort_keys=False))
+    with alone(file):
+        content = _read(file)
+        kept = [each for each in content["auths"] if not _is_of(each, gateway)]
+        if len(kept) == len(content["auths"]):
+            return False
+        replace_file(file, yaml.safe_dump({**content, "auths": kept}, sort_keys=False))
     return True
 
 

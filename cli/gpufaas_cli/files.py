@@ -1,10 +1,25 @@
 """Files that are replaced whole: a reader finds the old text or the new one, never a part of it."""
 
+import contextlib
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpufaas_core.errors import GpufaasError
+
+
+@contextlib.contextmanager
+def alone(file: Path) -> Iterator[None]:
+    """Keep other commands from changing *file*, and what is beside it, from before it is read until it is replaced."""
+    with contextlib.ExitStack() as lock:
+        with contextlib.suppress(OSError):  # NFS locks no folders; why a file cannot be written, says replace_file
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder = os.open(file.parent, os.O_RDONLY)
+            lock.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
 
 
 def replace_file(file: Path, text: str, mode: int = 0o600) -> None:

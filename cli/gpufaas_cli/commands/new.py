@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufaas_cli import declare, output
+from gpufaas_cli.files import alone, replace_file
 from gpufaas_cli.stack import DEFAULT_GATEWAY, FILE_NAMES, find_stack, is_own
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 
@@ -79,7 +80,8 @@ def command(
         resources["limits"] = {**limits, **resources["limits"]}
         entry: dict[str, str | dict[str, str]] = {"lang": lang, "handler": f"./{folder}", "image": image}
         entry |= {key: of for key, of in resources.items() if of}
-        existed, written = _write(name, lang, folder, entry, file, gateway or DEFAULT_GATEWAY)
+        with alone(file.resolve()):
+            existed, written = _write(name, lang, folder, entry, file, gateway or DEFAULT_GATEWAY)
     except InvalidSpec as exc:
         raise click.UsageError(str(exc)) from exc
     if quiet:
@@ -108,7 +110,6 @@ def _template_of(lang: str, root: Path) -> tuple[dict[str, str], str]:
 def _write(name: str, lang: str, folder: str, entry: "Entry", file: Path, gateway: str) -> tuple[bool, list[Path]]:
     """Write folder and stack file; return whether that existed, and the files of the function."""
     from gpufaas_cli.extend import extended, lines_of
-    from gpufaas_cli.files import replace_file
     from gpufaas_cli.skeletons import new_function
 
     existed, root = file.exists(), file.parent

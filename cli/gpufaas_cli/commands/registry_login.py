@@ -9,7 +9,7 @@ import click
 
 from gpufaas_cli import declare, output
 from gpufaas_cli.commands.login import password_options, read_password
-from gpufaas_cli.files import replace_file
+from gpufaas_cli.files import alone, replace_file
 from gpufaas_core.errors import GpufaasError
 
 _FILE: Final = Path("credentials/config.json")
@@ -35,10 +35,11 @@ def command(username: str | None, password: str | None, from_stdin: bool, server
     if not username:
         raise click.UsageError("the user is missing: give --username NAME (-u)")
     login = f"{username}:{read_password(password, from_stdin, 'registry-login')}"
-    try:
-        content = json.loads(_FILE.read_text()) if _FILE.exists() else {}
-        content.setdefault("auths", {})[server] = {"auth": base64.b64encode(login.encode()).decode()}
-    except (ValueError, AttributeError, TypeError) as exc:
-        raise GpufaasError(f"{_FILE} is there, and is not docker's JSON: correct it, or remove it") from exc
-    replace_file(_FILE, json.dumps(content, indent=1))
+    with alone(_FILE):
+        try:
+            content = json.loads(_FILE.read_text()) if _FILE.exists() else {}
+            content.setdefault("auths", {})[server] = {"auth": base64.b64encode(login.encode()).decode()}
+        except (ValueError, AttributeError, TypeError) as exc:
+            raise GpufaasError(f"{_FILE} is there, and is not docker's JSON: correct it, or remove it") from exc
+        replace_file(_FILE, json.dumps(content, indent=1))
     output.show(f"\nWrote ./{_FILE}..OK")
