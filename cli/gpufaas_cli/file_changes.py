@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from gpufaas_cli.source_files import leads_back
 from gpufaas_core.files import FileIdentity, identity
 from gpufaas_core.units import Seconds
 
@@ -56,8 +57,10 @@ def _look(paths: Iterable[Path]) -> _Seen:
     seen: dict[Path, FileIdentity] = {}
     for path in paths:
         if path.is_dir():
-            for directory, folders, files in os.walk(path):
-                folders[:] = [each for each in folders if each not in _SKIPPED]
+            for directory, folders, files in os.walk(path, followlinks=True):
+                folders[:] = [
+                    each for each in folders if each not in _SKIPPED and not leads_back(Path(directory, each))
+                ]
                 for name in files:
                     _note(seen, Path(directory, name))
         else:

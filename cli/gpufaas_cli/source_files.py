@@ -20,21 +20,35 @@ def walk(source: Path, skip: frozenset[str] = frozenset()) -> Iterator[Path]:
     Yield the files of a folder (or the file itself) that belong to a function, sorted.
 
     :param skip: names that are left out directly in *source*
-    :raises InvalidSpec: a link leads nowhere
+    :raises InvalidSpec: a link leads nowhere or back, or there is something that is neither a file nor a folder
     """
-    if source.is_file():
+    if not _checked(source).is_dir():
         yield source
         return
     for directory, folders, files in os.walk(source, followlinks=True):
         top = Path(directory) == source
         folders[:] = sorted(each for each in folders if each not in IGNORED and not (top and each in skip))
+        for folder in folders:
+            _checked(Path(directory, folder))
         for name in sorted(files):
-            if name in IGNORED or name.endswith(".pyc"):
-                continue
-            file = Path(directory, name)
-            if not file.exists():
-                raise InvalidSpec(f"{file} is a link to {os.readlink(file)}, which is not there: correct or remove it")
-            yield file
+            if name not in IGNORED and not name.endswith(".pyc"):
+                yield _checked(Path(directory, name))
+
+
+def leads_back(folder: Path) -> bool:
+    """Return whether *folder* is a link to one that it lies in: what follows it comes to no end."""
+    if not folder.is_symlink():
+        return False
+    target = folder.resolve()
+    return any(each.resolve().is_relative_to(target) for each in folder.absolute().parents)
+
+
+def _checked(path: Path) -> Path:
+    if path.is_file() or (path.is_dir() and not leads_back(path)):
+        return path
+    said = f"is a link to {os.readlink(path)}, which " if path.is_symlink() else ""
+    said += "contains it" if path.is_dir() else "is neither a file nor a folder" if path.exists() else "is not there"
+    raise InvalidSpec(f"{path} {said}: correct or remove it")
 
 
 def copy_tree(source: Path, target: Path, skip: frozenset[str] = frozenset()) -> None:

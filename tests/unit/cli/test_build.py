@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import stat
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -339,6 +340,44 @@ def test_a_dangling_link_is_named(project: Project) -> None:
     (project.root / "fn/link").symlink_to("nowhere")
 
     project.refuse(r"fn/link is a link to nowhere")
+
+
+@pytest.mark.parametrize("target", [".", "..", "../.."])
+def test_a_link_to_a_folder_that_contains_it_is_named_once(project: Project, target: str) -> None:
+    """It was followed until the kernel refused, and named 40 times in one path, as a link to nothing."""
+    (project.root / "fn/sub").mkdir()
+    (project.root / "fn/sub/link").symlink_to(target)
+
+    said = project.refuse(r"fn/sub/link is a link to .*, which contains it: correct or remove it")
+
+    assert said.count("link/") == 0
+
+
+def test_a_circle_of_links_through_two_folders_is_named(project: Project) -> None:
+    for one, other in (("fn/a", "fn/b"), ("fn/b", "fn/a")):
+        (project.root / one).mkdir()
+        (project.root / one / "other").symlink_to(project.root / other)
+
+    project.refuse(r"fn/a/other/other is a link to .*/fn/a, which contains it")
+
+
+def test_a_folder_that_is_linked_is_built_as_often_as_it_is_linked(project: Project) -> None:
+    project.write("lib/part.py", "x = 1")
+    for link in ("one", "two"):
+        (project.root / "fn" / link).symlink_to("../lib")
+
+    assert {"function/one/part.py", "function/two/part.py"} <= content_of(project.build()).keys()
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK])
+@pytest.mark.parametrize("place", ["fn/sub/odd", "fn/requirements.txt", "extra/odd", "odd"])
+def test_what_is_neither_a_file_nor_a_folder_is_named_and_not_read(project: Project, kind: int, place: str) -> None:
+    """To read a fifo would take until somebody writes to it."""
+    file = project.root / place
+    file.parent.mkdir(exist_ok=True)
+    os.mknod(file, kind | 0o600)
+
+    project.refuse(rf"{place} is neither a file nor a folder", copy=() if "fn" in place else (Path(place).parts[0],))
 
 
 def test_a_build_folder_that_cannot_be_written_is_an_error_of_its_own(project: Project) -> None:

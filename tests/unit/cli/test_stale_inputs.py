@@ -86,6 +86,22 @@ def test_a_file_that_changes_while_it_is_built_is_built_once_more(project: Proje
     assert not project.build().up_to_date
 
 
+def test_a_watch_sees_a_change_in_a_folder_that_is_linked_and_follows_no_link_back(tmp_path: Path) -> None:
+    """As a build does: it did not look into linked folders."""
+    function, lib = tmp_path / "fn", tmp_path / "lib"
+    function.mkdir()
+    lib.mkdir()
+    (lib / "part.py").write_text("x = 1")
+    (function / "lib").symlink_to(lib)
+    (function / "back").symlink_to(tmp_path)
+    looks = iter([None] * 10)
+    changes = file_changes.changes(lambda: [function], sleep=lambda _: next(looks))
+
+    (lib / "part.py").write_text("x = 22")
+
+    assert next(changes) == {function / "lib/part.py"}
+
+
 def test_a_watch_sees_a_change_that_keeps_size_and_mtime(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     file.write_bytes(b"old")
