@@ -28,10 +28,18 @@ def mark(secret: str, call: str) -> bytes:
 
 
 def lines_in(text: str, secret: str) -> Iterator[tuple[str, str]]:
-    """Yield the lines that one line from a pipe is made of, mostly one, each with its call; empty: of none."""
+    """
+    Yield the lines that one line from a pipe is made of, mostly one, each with its call; empty: of none.
+
+    Of what carriage returns write over, as progress bars do, only the last text is in them.
+    """
     before, *marked = text.split(f"\x1e{secret}")
     if before or not marked:
-        yield "", before
+        yield "", _last_of(before)
     for each in marked:
         call, _, said = each.partition("\x1f")
-        yield call if len(call) <= _LONGEST_CALL and call.isprintable() else "", said
+        yield call if len(call) <= _LONGEST_CALL and call.isprintable() else "", _last_of(said)
+
+
+def _last_of(text: str) -> str:
+    return text.rstrip().rpartition("\r")[2] if "\r" in text else text

@@ -5,8 +5,8 @@ The call is found by its context: asyncio tasks, and all else that copies contex
 them. In a worker that runs one call at a time, every thread writes for that call. Lines outside of calls have no mark,
 nor have lines that are written to the file descriptors directly.
 
-Lines of several threads do not mix: the start of a line is kept until the line ends, its thread flushes, or its call
-ends.
+Lines of several threads do not mix: the start of a line is kept until the line ends or returns to its start, its thread
+flushes, or its call ends.
 """
 
 import contextlib
@@ -97,9 +97,10 @@ class CallLines(io.BufferedIOBase):
         call = _of_context.get() or _running
         key = threading.get_ident(), call
         with self._lock:
-            whole, newline, rest = (self._held.pop(key, b"") + data).rpartition(b"\n")
-            if newline:
-                self._put(call, whole + newline)
+            rest = self._held.pop(key, b"") + data
+            if end := max(rest.rfind(b"\n"), rest.rfind(b"\r", 1)) + 1:  # the text after a first \r is written with it
+                self._put(call, rest[:end])
+                rest = rest[end:]
             if len(rest) > _LONGEST:
                 self._put(call, rest)
             elif rest:

@@ -5,6 +5,7 @@ No IO: the reader of a pipe or a stream feeds it, takes lines, and reads on afte
 prints without end fills up and holds it up, and it costs this process some 5 ms a second.
 """
 
+import re
 from typing import Final
 
 from gpufaas_core.model import Bytes, Seconds
@@ -19,12 +20,15 @@ PATIENCE_S: Final[Seconds] = 5.0
 """A worker that prints more is held up for so long, and nothing is lost. Then lines above the rate are left out."""
 LINE_BYTES: Final[Bytes] = 64 * KiB
 """A line without end is cut, as OpenFaaS's watchdog does."""
+OPEN_S: Final[Seconds] = 1.0
+"""After so long a line that has no end yet, as of a prompt or a progress bar, is taken as far as it is."""
 TURN_LINES: Final = 200
 """Taken in one turn of the loop: under 1 ms."""
 _TURN_S: Final[Seconds] = 0.005
 _TICK_S: Final[Seconds] = 0.1
 _NOTE_S: Final[Seconds] = 1.0
 _LAST: Final = 40
+_MARK: Final = re.compile(rb"\x1e[^\x1e\x1f]*\x1f")  # of the call that wrote a line: gpufaas_core.log_marks
 
 
 class Allowance:
@@ -50,6 +54,10 @@ class LineLimit:
         """The newest lines that the last `take` left out: they may be the reason for what happens next."""
         self._may = allowance or Allowance(now)
         self._buffer = b""
+        self._taken: bytes | None = None
+        """The mark of a line whose beginning was taken before its end came; None: of none."""
+        self._open_since: Seconds | None = None
+        """Since when there is something of a line without its end."""
         self._short_since: Seconds | None = None
         self._noted_at = now
         self._left_lines = self._left_bytes = 0
@@ -64,6 +72,10 @@ class LineLimit:
         self._buffer += data
         if b"\n" not in data:
             self._may.lines -= 1
+        elif self._taken is not None:
+            line, _, rest = self._buffer.partition(b"\n")
+            self._buffer = rest if line.strip() == self._taken else self._buffer
+            self._taken = None
 
     def turn(self, now: Seconds, *, idle: bool = False) -> list[str]:
         """Return the lines of `take`, then that of `note`; call `wait` before the next time."""
@@ -90,6 +102,11 @@ class LineLimit:
             *taken, self._buffer = self._buffer.split(b"\n", may)
             if not taken:  # it has no end
                 taken, self._buffer = [self._buffer[:LINE_BYTES]], self._buffer[LINE_BYTES:]
+        elif may and self._open_since is not None and now >= self._open_since + OPEN_S:
+            taken, self._buffer = [self._buffer], b"".join(_MARK.findall(self._buffer)[-1:])
+            self._taken = self._buffer
+        if taken or self._open_since is None:
+            self._open_since = now if self._buffer.strip() not in (b"", self._taken) else None
             allowance.lines -= len(taken)
             allowance.bytes -= sum(map(len, taken)) + len(taken)
         if allowance.lines >= LINES_PER_S and allowance.bytes >= BYTES_PER_S:
@@ -100,6 +117,10 @@ class LineLimit:
             elif now - self._short_since > PATIENCE_S and self.waiting:
                 self._leave_out()
         return [each.decode(errors="replace") for each in taken]
+
+    def due(self, now: Seconds) -> Seconds:
+        """Return after how many seconds to take a line that has not ended by then; 0.0: there is none."""
+        return 0.0 if self._open_since is None else max(_TURN_S, self._open_since + OPEN_S - now)
 
     def wait(self) -> Seconds:
         """Return after how many seconds to take lines, and then to read, again; 0.0: read as data comes."""
@@ -129,7 +150,7 @@ class LineLimit:
         """Return the lines that are left when nothing more will come; of very many the last ones."""
         keep = max(TURN_LINES, int(self._may.lines))
         left, self._buffer = self._buffer.removesuffix(b"\n"), b""
-        lines = left.rsplit(b"\n", keep) if left else []
+        lines = left.rsplit(b"\n", keep) if left not in (b"", self._taken) else []
         if len(lines) > keep:
             self._count(lines.pop(0))
         return [each[:LINE_BYTES].decode(errors="replace") for each in lines]

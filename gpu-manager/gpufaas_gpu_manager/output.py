@@ -144,11 +144,13 @@ class _Pipe:
             self._on_lines(lines, self._stream)
         if self._limit.left_out:
             self._on_left_out(self._limit.left_out)
-        if wait := self._limit.wait():
-            loop = asyncio.get_running_loop()
-            if self._fd is not None:
-                loop.remove_reader(self._fd)  # its pipe fills, and then its writer waits
-            self._later = loop.call_later(wait, self._go_on)
+        loop = asyncio.get_running_loop()
+        if (wait := self._limit.wait()) and self._fd is not None:
+            loop.remove_reader(self._fd)  # its pipe fills, and then its writer waits
+        if self._later is not None:
+            self._later.cancel()
+        wait = wait or self._limit.due(now)
+        self._later = loop.call_later(wait, self._go_on) if wait else None
 
     def _go_on(self) -> None:
         self._later = None

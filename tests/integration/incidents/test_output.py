@@ -1,6 +1,8 @@
 """A function printed short lines in a loop, and the platform served nothing else: no call, no /healthz, no SIGTERM."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from tests.integration.conftest import ECHO, HTTP, LIMIT_S, Platform, until
@@ -47,3 +49,28 @@ def test_the_log_says_how_much_of_a_printer_is_left_out(make_platform: Callable[
     kept = platform.log("printer").splitlines()
     assert len(kept) < 40_000
     assert sum(file.stat().st_size for file in (platform.data / "logs").iterdir()) < 21 * 1024 * 1024
+
+
+PROGRESS = """
+    import pathlib, sys, time
+
+    def handle(event, context):
+        print("\\r10%", end="", flush=True, file=sys.stderr)
+        while not pathlib.Path(event.body.decode()).exists():
+            time.sleep(0.01)
+        print("\\r99%\\r100%", file=sys.stderr)
+        return "done"
+"""
+
+
+def test_a_progress_bar_is_in_the_log_while_it_runs(platform: Platform, tmp_path: Path) -> None:
+    bar, gate = platform.deploy("bar", PROGRESS, HTTP), tmp_path / "gate"
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(platform.call, bar, str(gate).encode())
+        try:
+            until(lambda: platform.log("bar").endswith("10%"), lambda: platform.log("bar"))
+        finally:
+            gate.touch()
+        assert calling.result().text == "done"
+
+    until(lambda: platform.log("bar").endswith("10%\n100%"), lambda: platform.log("bar"))

@@ -118,6 +118,18 @@ def test_a_line_without_an_end_ends_with_its_call(printer: Printer) -> None:
     assert printer.said() == [("a", "half"), ("b", "flushed"), ("", "after")]
 
 
+def test_a_carriage_return_writes_what_is_before_it_as_a_terminal_would(printer: Printer) -> None:
+    """`print(done, end="\\r")` is not followed by a flush."""
+    if (pid := os.fork()) == 0:
+        call_lines.begin("a", alone=True)
+        printer.print("10%", end="\r")
+        printer.print("\r20%", end="")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+    assert printer.said() == [("a", "10%")]
+
+
 def test_what_was_flushed_is_there_though_its_worker_is_killed(printer: Printer) -> None:
     if (pid := os.fork()) == 0:
         call_lines.begin("a", alone=True)

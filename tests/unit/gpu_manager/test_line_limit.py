@@ -7,6 +7,7 @@ from gpufaas_gpu_manager.line_limit import (
     BYTES_PER_S,
     LINE_BYTES,
     LINES_PER_S,
+    OPEN_S,
     PATIENCE_S,
     TURN_LINES,
     LineLimit,
@@ -126,3 +127,50 @@ def test_single_characters_cost_no_more_reads_than_lines_do() -> None:
 
     assert BURST_LINES <= reads < BURST_LINES + 11 * LINES_PER_S
     assert taken + sum(map(len, limit.rest())) == reads, "and nothing is lost"
+
+
+def test_a_line_without_an_end_is_taken_once_a_second_and_its_end_alone_is_no_line() -> None:
+    limit, kept = LineLimit(0.0), list[tuple[float, str]]()
+
+    def turn(now: float, data: bytes = b"") -> None:
+        limit.feed(data)
+        kept.extend((now, each) for each in limit.take(now))
+
+    turn(0.0, b"Loading")
+    assert limit.due(0.25) == OPEN_S - 0.25
+    turn(0.5, b".")
+    turn(1.0)
+    assert limit.due(1.0) == 0.0, "nothing more is there to be shown"
+    turn(9.0, b"..")
+    turn(9.5, b" done\nnext")
+    turn(10.5)
+    turn(20.0, b"\n\nlast")
+
+    assert kept == [(1.0, "Loading."), (9.5, ".. done"), (10.5, "next"), (20.0, "")]
+    assert limit.rest() == ["last"]
+
+
+def test_the_rest_of_a_line_has_the_mark_of_its_beginning() -> None:
+    limit, of_one = LineLimit(0.0), b"\x1esecretone\x1f"
+    limit.feed(of_one + b"10%")
+    limit.take(0.0)
+    shown = limit.take(OPEN_S)
+
+    limit.feed(b"\r20%")
+    limit.take(2.0)
+
+    assert shown + limit.take(2.0 + OPEN_S) == ["\x1esecretone\x1f10%", "\x1esecretone\x1f\r20%"]
+    assert limit.rest() == [], "a mark alone is no line"
+
+
+def test_a_progress_bar_is_taken_once_a_second_and_at_its_end() -> None:
+    """tqdm writes ten times a second: its line was shown when it ended, which is after an hour."""
+    limit, kept = LineLimit(0.0), list[str]()
+    for tenth in range(100):
+        limit.feed(b"\r%d%%" % tenth)
+        kept += limit.take(tenth / 10)
+    limit.feed(b"\r100%\n")
+    kept += limit.take(10.0)
+
+    assert 9 <= len(kept) <= 11
+    assert kept[-1].endswith("\r100%")

@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
+import pytest
 from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.log_marks import mark
 from gpufaas_core.logs import Printed
+from gpufaas_gpu_manager import line_limit
 from gpufaas_gpu_manager.line_limit import BURST_LINES
 from gpufaas_gpu_manager.output import Output
 
@@ -134,6 +136,36 @@ async def test_the_last_lines_for_a_caller_are_those_of_its_call_and_later_ones_
     assert output.tail("one", began).splitlines()[2:] == ["of one", "new", "of one again"]
     assert output.tail("two", math.inf).splitlines()[2:] == ["of two"]
     assert output.tail("three", math.inf) == ""
+
+
+async def test_a_progress_bar_is_seen_while_it_runs_as_it_stands_last_and_with_its_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(line_limit, "OPEN_S", 0.02)
+    logs = Lines()
+    output = Output(logs, "f.openfaas-fn", "cpu:0-1")
+    stdout, stderr = piped(output)
+    of_one = mark(output.secret, "one")
+
+    os.write(stderr, of_one + b"\r 10%|#   |\r 20%|##  |")
+    os.write(stdout, b"Continue? ")
+    await eventually(lambda: len(logs.printed) == 2)
+    os.write(stderr, b"\r 30%|### |")
+    await eventually(lambda: len(logs.printed) == 3)
+    os.write(stderr, b"\r100%|####|\r         \r\n" + of_one + b"done\r\n")
+    os.close(stdout)
+    os.close(stderr)
+    await eventually(lambda: len(logs.printed) == 5)
+    output.close()
+
+    assert sorted(logs.printed) == sorted([
+        Printed(" 20%|##  |", "stderr", "one"),
+        Printed("Continue? ", "stdout"),
+        Printed(" 30%|### |", "stderr", "one"),
+        Printed("100%|####|", "stderr", "one"),
+        Printed("done", "stderr", "one"),
+    ])  # fmt: skip
+    assert output.tail().endswith("100%|####|\ndone")
 
 
 async def test_what_two_streams_print_has_the_bounds_of_one() -> None:
