@@ -396,3 +396,5 @@ def test_the_labels_bound_what_alerts_do(platform: Platform, deploy: Deploy) -> 
     assert [alert(platform, "fixed", each) for each in ("firing", "resolved")] == [2, 2]
     assert [alert(platform, "plain", each) for each in ("firing", "firing", "resolved")] == [3, 5, 1]  # 10 % of 20
     assert platform.http.post("/system/alert", content=b"{").status_code == 400
+    platform.http.post("/system/scale-function/alerted", json={"serviceName": "alerted", "replicas": 9})
+    assert described(platform, "alerted")["replicas"] == 4
