@@ -105,11 +105,21 @@ class WorkerSpec(Struct, frozen=True):
     """It runs in a container of this image, and has no bundle; empty: it has a bundle."""
     ready_path: str = ""
     """A server is ready once a GET of this path succeeds; empty: once its port accepts a connection."""
+    ready_delay_s: Seconds = 0.0
+    """Before it is first asked whether it is ready."""
+    ready_period_s: Seconds = 0.0
+    """Between two questions; 0: it is asked as often as is cheap."""
+    ready_timeout_s: Seconds = 5.0
+    ready_successes: int = 1
+    """It is ready after so many answers in a row that say so."""
     health_path: str = ""
     """The path for regular health checks of a server; one that fails them is replaced. Empty: no checks."""
     health_period_s: Seconds = 10.0
     health_failures: int = 3
     """The server is replaced after this many failures in a row."""
+    health_delay_s: Seconds = 0.0
+    """From its start to the first check."""
+    health_timeout_s: Seconds = 5.0
     read_only: bool = False
     """The container's root file system is read-only; its /tmp is not."""
     cpus: float = 0.0

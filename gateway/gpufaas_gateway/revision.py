@@ -172,10 +172,6 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
         secrets=record.spec.secrets or (),
         stall_s=options.stall_s,
         image="" if options.bundle else record.spec.image,
-        ready_path=options.ready_path,
-        health_path=options.health_path,
-        health_period_s=options.health_period_s,
-        health_failures=options.health_failures,
         read_only=bool(record.spec.read_only_root_filesystem),
         preload=options.preload,
         cpus=options.cpus,
@@ -183,6 +179,7 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
         constraints=options.placement.constraints,
         elastic=not options.memory and kind != "server",
         labels={**(record.spec.labels or {}), "faas_function": record.name},
+        **options.probes,
     )
     return replace(spec, memory=memory + OWN_PROCESS) if spec.own_process and not options.placement.gpu else spec
 

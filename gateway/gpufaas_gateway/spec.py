@@ -8,7 +8,7 @@ because the stock CLI passes annotations on but drops unknown resources.
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -144,10 +144,8 @@ class Options:
     """gpufaas.memory; of the device, also for an image on a GPU. 0: not given."""
     cpus: float = 0.0
     """limits.cpu, in cores; 0: not given."""
-    ready_path: str = ""
-    health_path: str = ""
-    health_period_s: Seconds = 10.0
-    health_failures: int = 3
+    probes: Mapping[str, Any] = field(default_factory=dict)
+    """What is given of the fields ``ready_…`` and ``health_…`` of `WorkerSpec`."""
     placement: Placement = NOTHING_ASKED
     idempotent: bool = False
     """A call may be run twice."""
@@ -241,11 +239,13 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
                 raise InvalidSpec(f"{what}: {exc}") from exc
     _check_sharing(read)
     _check_batches(read)
+    read.pop("ready_failures", None)  # a server is asked until it is ready, however often it is not
     return replace(
         default_options(bundle, defaults),
         scaling=read_scaling_rule(spec.labels or {}, annotations),
         placement=placement_of(spec, defaults, image=not bundle),
         cors=read_cors(annotations),
+        probes={each: read.pop(each) for each in list(read) if each.startswith(("ready_", "health_"))},
         **read,
     )
 
@@ -332,11 +332,10 @@ def _cores(text: str) -> float:
 
 def _refuse_unknown(annotations: Mapping[str, str]) -> None:
     for name in annotations:
-        if name.startswith("gpufaas.") and name not in ANNOTATIONS:
-            nearest = difflib.get_close_matches(name, ANNOTATIONS, n=1, cutoff=0.0)[0]
-            raise InvalidSpec(
-                f"annotation {name} is not known: did you mean {nearest}? (known: {', '.join(ANNOTATIONS)})"
-            )
+        known = ANNOTATIONS if name.startswith("gpufaas.") else _PROBES if name.startswith(_ABOUT_PROBES) else [name]
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise InvalidSpec(f"annotation {name} is not known: did you mean {nearest}? (known: {', '.join(known)})")
 
 
 def _check_environment(env: Mapping[str, str]) -> None:
@@ -429,6 +428,16 @@ def _slots(text: str) -> int:
     return slots
 
 
+_PROBE: Final[Sequence[tuple[str, str, Callable[[str], object]]]] = (
+    ("path", "path", _path),
+    ("initialDelay", "delay_s", parse_duration),
+    ("initialDelaySeconds", "delay_s", lambda text: float(_whole(text))),
+    ("periodSeconds", "period_s", lambda text: float(_count(text))),
+    ("timeoutSeconds", "timeout_s", lambda text: float(_count(text))),
+    ("successThreshold", "successes", _count),
+    ("failureThreshold", "failures", _count),
+)
+"""Annotations of one of OpenFaaS's probes, without their prefix: as `_READ`."""
 _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "limits.memory": ("memory_limit", _size),
     "limits.cpu": ("cpus", _cores),
@@ -449,10 +458,12 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "annotation gpufaas.batch-adaptive": ("batch_adaptive", _yes),
     "annotation gpufaas.preload": ("preload", _modules),
     "annotation com.openfaas.queue": ("async_queue", _queue),
-    "annotation com.openfaas.ready.http.path": ("ready_path", _path),
-    "annotation com.openfaas.health.http.path": ("health_path", _path),
-    "annotation com.openfaas.health.http.periodSeconds": ("health_period_s", lambda text: float(_count(text))),
-    "annotation com.openfaas.health.http.failureThreshold": ("health_failures", _count),
+    **{
+        f"annotation com.openfaas.{probe}.http.{name}": (f"{probe}_{field}", parse)
+        for probe in ("ready", "health")
+        for name, field, parse in _PROBE
+        if (probe, name) != ("health", "successThreshold")
+    },
 }
 """What a deployment may say, as errors name it: field of `Options`, and reader. Of two for a field the later counts."""
 ANNOTATIONS: Final = sorted([
@@ -465,3 +476,5 @@ ANNOTATIONS: Final = sorted([
     *(what.removeprefix("annotation ") for what in _READ if what.startswith("annotation gpufaas.")),
 ])  # fmt: skip
 """All that there are of ours."""
+_ABOUT_PROBES: Final = ("com.openfaas.ready.", "com.openfaas.health.")
+_PROBES: Final = [each for what in _READ if (each := what.removeprefix("annotation ")).startswith(_ABOUT_PROBES)]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -485,7 +486,7 @@ async def test_one_that_fails_its_health_check_is_killed(rig: Rig) -> None:
 
     fact = rig.facts_of(WorkerExited)[0]
     assert isinstance(fact, WorkerExited)
-    assert "health check /not-there failed 3 times: it answered 'HTTP/1.1 404 Not Found'" in fact.reason
+    assert "health check failed 3 times: GET /not-there was answered '404 Not Found' with '/not-there'" in fact.reason
 
 
 async def test_a_deploy_is_told_whether_it_starts(rig: Rig) -> None:
@@ -521,10 +522,12 @@ async def test_platforms_on_one_machine_do_not_take_each_others_ports(rig: Rig) 
     await other.close()
 
 
-async def test_one_that_never_listens_is_given_up(rig: Rig) -> None:
+async def test_one_that_never_listens_or_is_never_ready_is_given_up_and_it_is_said_which(rig: Rig) -> None:
     function = await rig.function(env={"PORT": "1"}, ready_path="/nowhere", stall_s=1.0)
+    listens = rig.launcher.kind == "process"  # which is given its port
+    why = "to be ready: GET /nowhere was answered '404 Not Found' with '/nowhere'" if listens else "to listen on port"
 
-    with pytest.raises(LoadFailed, match=r"made no progress for 1 s .* to listen on port"):
+    with pytest.raises(LoadFailed, match=rf"made no progress for 1 s .*, and has yet {re.escape(why)}"):
         await rig.call(function, cold=True)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -15,9 +16,12 @@ from gpufaas_gpu_manager.worker import Worker
 
 _FIRST_LOOK_S: Final[Seconds] = 0.005
 _LOOK_EVERY_S: Final[Seconds] = 0.1
-_ANSWER_S: Final[Seconds] = 5.0
-"""A probe that takes longer has failed."""
-_STATUS_LINE: Final = 1024
+_LATE_S: Final[Seconds] = 10.0
+"""After this long, the log of the function says what its start waits for."""
+_GOOD: Final = re.compile(rb"HTTP/1\.[01] [23]")
+_ENOUGH: Final = 4096
+_SAID: Final = 200
+"""The characters of an answer that are said."""
 PORTS: Final = range(20_000, 32_768)
 """Below those that the kernel gives to outgoing connections, which could take a port before its server does."""
 
@@ -55,24 +59,36 @@ class Face:
 
     async def _look_after(self, host: str, port: int, behind: Callable[[], bool], unix: str) -> None:
         """Wait until it answers; then do its health checks until the worker ends."""
-        spec = self._worker.spec
-        began, pause = time.monotonic(), _FIRST_LOOK_S
-        ready_path = spec.ready_path or spec.health_path
-        while await probe(host, port, ready_path, there := _there(unix)) or not behind():
+        spec, run = self._worker.spec, self._worker.run
+        began, pause, good, late = time.monotonic(), _FIRST_LOOK_S, 0, False
+        ready_path, listens = spec.ready_path or spec.health_path, run.waits_for
+        if spec.ready_delay_s:
+            run.waits_for = f"to be asked whether it is ready, {spec.ready_delay_s:g} s after its start"
+            await asyncio.sleep(spec.ready_delay_s)
+        while True:
+            reason = await probe(host, port, ready_path, there := _there(unix), spec.ready_timeout_s)
+            good = 0 if reason or not behind() else good + 1
+            if good >= spec.ready_successes:
+                break
+            run.waits_for = f"to be ready: {reason}" if reason.startswith("GET ") else listens
+            if not late and time.monotonic() - began > _LATE_S:
+                late = True
+                self._worker.output.say(f"gpufaas: it has yet {run.waits_for}")
             # The kernel does not report when a port begins to accept: this is the one place that has to poll.
-            await asyncio.sleep(pause)
+            await asyncio.sleep(spec.ready_period_s or pause)
             pause = min(pause * 1.5, _LOOK_EVERY_S)
         for slot in self._slots:
             slot.unix = there
         # It counts as occupying its reservation: it grows with its calls, and only the kernel measures that.
         self._worker.on_ready(ReadyHead(self._worker.memory, [("ready", time.monotonic() - began)]))
         failures = 0
+        await asyncio.sleep(began + spec.health_delay_s - time.monotonic())
         while spec.health_path:
             await asyncio.sleep(spec.health_period_s)
-            reason = await probe(host, port, spec.health_path, there)
+            reason = await probe(host, port, spec.health_path, there, spec.health_timeout_s)
             failures = failures + 1 if reason else 0
             if failures >= spec.health_failures:
-                self._worker.kill(f"its health check {spec.health_path} failed {failures} times: {reason}")
+                self._worker.kill(f"its health check failed {failures} times: {reason}")
                 return
 
 
@@ -81,30 +97,41 @@ def _there(unix: str) -> str:
     return unix if unix and os.path.exists(unix) else ""
 
 
-async def probe(host: str, port: int, path: str, unix: str = "") -> str:
+async def probe(host: str, port: int, path: str, unix: str = "", timeout_s: Seconds = 5.0) -> str:
     """
-    Return what is wrong with ``host:port``, or with its answer to a GET of *path*; empty: nothing.
+    Return what is wrong with ``host:port``, or with its answer to a GET of *path*, which begins with ``GET``; empty:
+    nothing.
 
     :param unix: the unix socket on which it listens in place of the port
     """
-    writer = None
+    writer, got = None, b""
     try:
-        async with asyncio.timeout(_ANSWER_S):
+        async with asyncio.timeout(timeout_s):
             opened = asyncio.open_unix_connection(unix) if unix else asyncio.open_connection(host, port)
             reader, writer = await opened
             if not path:
                 return ""
             writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n\r\n".encode("latin-1"))
-            line = (await reader.read(_STATUS_LINE)).split(b"\r\n", 1)[0].decode("latin-1")
+            # Of a bad answer also the body, which may come later: it says why.
+            while not _GOOD.match(got) and not got.partition(b"\r\n\r\n")[2] and len(got) < _ENOUGH:
+                if not (more := await reader.read(_ENOUGH)):
+                    break
+                got += more
     except TimeoutError:
-        return f"no answer within {_ANSWER_S:g} s"
+        if not got:
+            return f"{f'GET {path}: ' if writer else ''}no answer within {timeout_s:g} s"
     except OSError as exc:
-        return exc.strerror or str(exc)
+        return f"{f'GET {path}: ' if writer else ''}{exc.strerror or exc}"
     finally:
         if writer is not None:
             writer.transport.abort()
-    status = line.split(" ")[1:2]
-    return "" if status and status[0][:1] in ("2", "3") else f"it answered {line!r}"
+    if _GOOD.match(got):
+        return ""
+    head, _, body = got.partition(b"\r\n\r\n")
+    if b"chunked" in head.lower():
+        body = body.partition(b"\r\n")[2].partition(b"\r\n")[0]
+    line, said = (each.decode("utf-8", "replace").strip()[:_SAID] for each in (head.partition(b"\r\n")[0], body))
+    return f"GET {path} was answered {line.removeprefix('HTTP/1.1 ')!r}{f' with {said!r}' if said else ''}"
 
 
 class Ports:

@@ -1,6 +1,7 @@
 """Deploying is all or nothing; finding is by any name that a URL uses."""
 
 import asyncio
+import re
 
 import pytest
 from msgspec.structs import replace
@@ -130,6 +131,44 @@ async def test_a_function_that_has_only_an_image_runs_where_there_is_an_engine(p
     assert spec.labels == {"team": "a", "faas_function": "web"}
     assert deployed.compute == 0
     assert spec.need.slots == 100
+
+
+async def test_all_annotations_of_probes_reach_the_node(platform: Platform) -> None:
+    platform.workers.containers = True
+    given = {
+        "ready.http.initialDelay": "1m30s", "ready.http.periodSeconds": "2", "ready.http.timeoutSeconds": "3",
+        "ready.http.successThreshold": "4", "ready.http.failureThreshold": "5",
+        "health.http.initialDelaySeconds": "6", "health.http.periodSeconds": "7", "health.http.timeoutSeconds": "8",
+        "health.http.failureThreshold": "9",
+    }  # fmt: skip
+    annotations = {f"com.openfaas.{name}": text for name, text in given.items()}
+
+    spec = (await platform.deployer.deploy(FunctionSpec("web", "web:2", annotations=annotations), update=False)).spec
+
+    assert (spec.ready_delay_s, spec.ready_period_s, spec.ready_timeout_s, spec.ready_successes) == (90, 2, 3, 4)
+    assert (spec.health_delay_s, spec.health_period_s, spec.health_timeout_s, spec.health_failures) == (6, 7, 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("ready.http.path", "ready", "'ready' is not a path"),
+        ("ready.http.initialDelay", "soon", "'soon' is not a duration"),
+        ("ready.http.initialDelaySeconds", "1m", "'1m' is not a whole number"),
+        ("health.http.periodSeconds", "0", "'0' must be at least 1"),
+        ("health.http.timeoutSeconds", "-1", "'-1' is not a whole number"),
+        ("health.http.failureThreshold", "", "'' is not a whole number"),
+        ("health.http.intialDelay", "2s", "did you mean com.openfaas.health.http.initialDelay?"),
+        ("ready.path", "/", "did you mean com.openfaas.ready.http.path?"),
+    ],
+)
+async def test_a_wrong_annotation_of_a_probe_is_refused(platform: Platform, name: str, text: str, said: str) -> None:
+    asked = FunctionSpec("web", "web:2", annotations={f"com.openfaas.{name}": text})
+
+    with pytest.raises(InvalidSpec, match=re.escape(said)) as refused:
+        await platform.deployer.deploy(asked, update=False)
+
+    assert f"annotation com.openfaas.{name}" in str(refused.value)
 
 
 @pytest.mark.parametrize(
