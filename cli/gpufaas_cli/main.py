@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from gpufaas_cli import plugins, removed
+from gpufaas_cli import output, plugins, removed
 from gpufaas_core.errors import GpufaasError
 
 FAILED: Final = 1
@@ -178,7 +178,7 @@ def main() -> NoReturn:
 
 
 def _complain(message: str) -> None:
-    click.echo(f"gpufaas: {' '.join(message.split())}", err=True)
+    output.note(f"gpufaas: {' '.join(message.split())}")
 
 
 def _uncapitalised(message: str) -> str:

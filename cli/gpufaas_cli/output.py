@@ -1,11 +1,12 @@
 """How results are printed: tables, bars, durations, JSON. stdout carries results, stderr everything else."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -15,13 +16,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def show(text: str = "") -> None:
-    click.echo(text)
+_CONTROL: Final = re.compile(r"\x1b(?!\[[\d;]*m)|\r(?!\n)|[\0-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
+
+
+def plain(text: str, colours: bool = False) -> str:
+    """Return *text*, which others wrote, so that a terminal shows it and obeys nothing in it but *colours*."""
+    shown = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text if colours else click.unstyle(text))
+    return f"{shown}\x1b[0m" if colours and "\x1b" in shown else shown.replace("\x1b", r"\x1b")
+
+
+def show(text: str = "", colours: bool = False) -> None:
+    click.echo(plain(text, colours))
 
 
 def note(text: str) -> None:
     """Print on stderr what is not the result."""
-    click.echo(text, err=True)
+    click.echo(plain(text), err=True)
 
 
 def show_json(content: object) -> None:
@@ -36,20 +46,25 @@ def _of_struct(value: Any) -> dict[str, Any]:
 def console(err: bool = False, width: int | None = None) -> "Console":
     from rich.console import Console
 
-    return Console(stderr=err, highlight=False, width=width)
+    class Plain(Console):
+        def render(self, *args: Any, **more: Any) -> Iterator[Any]:
+            for each in super().render(*args, **more):
+                yield each if each.control else each._replace(text=plain(each.text))
+
+    return Plain(stderr=err, highlight=False, width=width)
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns by spaces, as wide as they must be: what `cut` and `awk` can still read."""
     widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
     for row in [headings, *rows]:
-        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        show("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
 def aligned(pairs: Sequence[tuple[str, str]], indent: int = 0) -> None:
     width = max((len(key) for key, _ in pairs), default=0) + 2
     for key, value in pairs:
-        click.echo(f"{' ' * indent}{f'{key}:'.ljust(width)}{value}".rstrip())
+        show(f"{' ' * indent}{f'{key}:'.ljust(width)}{value}".rstrip())
 
 
 def section(title: str, entries: Mapping[str, str] | Sequence[str], verbose: bool = False) -> None:

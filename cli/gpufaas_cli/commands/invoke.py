@@ -1,5 +1,6 @@
 """``gpufaas invoke``: the answer on stdout as it comes, everything about it on stderr."""
 
+import codecs
 import hashlib
 import hmac
 import os
@@ -193,11 +194,12 @@ def _write(answer: Stream, began: Seconds) -> Seconds | None:
     """Write the body as it comes; return when its first byte came, in seconds. None: it broke off."""
     first_s: Seconds | None = None
     out = sys.stdout.buffer
+    text = codecs.getincrementaldecoder("utf-8")("replace")
     try:
         for part in answer:
             if first_s is None:
                 first_s = time.perf_counter() - began
-            out.write(part)
+            out.write(output.plain(text.decode(part), colours=True).encode() if sys.stdout.isatty() else part)
             out.flush()
     except BrokeOff:
         return None

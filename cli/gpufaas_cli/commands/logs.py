@@ -79,7 +79,10 @@ def command(
         name, namespace, follow=follow, tail=tail, since=since or since_time, instance=from_instance, call_id=call
     ) as lines:
         for line in lines:
-            output.show(_shown(client, line, "json" if as_json else form, fields, time_format))
+            if as_json or form == "json":
+                click.echo(json.dumps(line, ensure_ascii=False))
+            else:
+                output.show(_shown(client, line, form, fields, time_format), colours=True)
             some = True
     if not some and not (call or as_json or form != "plain" or tail or since or since_time or from_instance):
         output.note(f"gpufaas: {name} has printed nothing yet")
@@ -92,8 +95,6 @@ def command(
 
 def _shown(client: Client, entry: Mapping[str, Any], form: str, fields: Sequence[str], time_format: str | None) -> str:
     """:param fields: which to show beside time and text"""
-    if form == "json":
-        return json.dumps(entry, ensure_ascii=False)
     try:
         time, text = entry["timestamp"], entry["text"].rstrip("\n")
         if time_format is not None:
