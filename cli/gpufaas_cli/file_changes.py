@@ -58,9 +58,7 @@ def _look(paths: Iterable[Path]) -> _Seen:
     for path in paths:
         if path.is_dir():
             for directory, folders, files in os.walk(path, followlinks=True):
-                folders[:] = [
-                    each for each in folders if each not in _SKIPPED and not leads_back(Path(directory, each))
-                ]
+                folders[:] = [each for each in folders if not (each in _SKIPPED or leads_back(Path(directory, each)))]
                 for name in files:
                     _note(seen, Path(directory, name))
         else:

@@ -12,25 +12,25 @@ from gpufaas_core.errors import GpufaasError
 
 @contextlib.contextmanager
 def alone(file: Path) -> Iterator[None]:
-    """Keep other commands from changing *file*, and what is beside it, from before it is read until it is replaced."""
-    with contextlib.ExitStack() as lock:
-        with contextlib.suppress(OSError):  # NFS locks no folders; why a file cannot be written, says replace_file
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            folder = os.open(file.parent, os.O_RDONLY)
-            lock.callback(os.close, folder)
+    """Make the folder of *file*, and keep other commands from changing what is in it, from reading to replacing it."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # NFS locks no folders
             fcntl.flock(folder, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(folder)
 
 
 def replace_file(file: Path, text: str, mode: int = 0o600) -> None:
     """
-    Write *text* to *file*, and make its folder if need be. Until it has *mode*, only its owner can read it.
+    Write *text* to *file*, in `alone`. Until it has *mode*, only its owner can read it.
 
     :raises GpufaasError: it cannot be written
     """
     aside = None
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, newline="", encoding="utf-8", delete=False) as made:
             aside = Path(made.name)
             made.write(text)

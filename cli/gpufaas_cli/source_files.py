@@ -37,10 +37,8 @@ def walk(source: Path, skip: frozenset[str] = frozenset()) -> Iterator[Path]:
 
 def leads_back(folder: Path) -> bool:
     """Return whether *folder* is a link to one that it lies in: what follows it comes to no end."""
-    if not folder.is_symlink():
-        return False
-    target = folder.resolve()
-    return any(each.resolve().is_relative_to(target) for each in folder.absolute().parents)
+    around = folder.absolute().parents
+    return folder.is_symlink() and any(each.resolve().is_relative_to(folder.resolve()) for each in around)
 
 
 def _checked(path: Path) -> Path:

@@ -28,11 +28,7 @@ def mark(secret: str, call: str) -> bytes:
 
 
 def lines_in(text: str, secret: str) -> Iterator[tuple[str, str]]:
-    """
-    Yield the lines that one line from a pipe is made of, mostly one, each with its call; empty: of none.
-
-    Of what carriage returns write over, as progress bars do, only the last text is in them.
-    """
+    """Yield the lines of one from a pipe, each with its call (empty: of none), and only with what \\r left of it."""
     before, *marked = text.split(f"\x1e{secret}")
     if before or not marked:
         yield "", _last_of(before)
