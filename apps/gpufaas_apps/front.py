@@ -120,10 +120,10 @@ class Front:
         )  # fmt: skip
         websocket_calls = WebSocketCalls(calls.run, self.catalogue)
         self.deployer.on_replaced = websocket_calls.close_old
-        self.callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks)
+        self.callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks, gateway=options.url)
         self.async_calls = self._async_calls(calls)
         async_invocations = AsyncInvocations(
-            self.catalogue, self.async_calls, served_by=product, allow_local_callbacks=options.allow_local_callbacks
+            self.catalogue, self.async_calls, served_by=product, callbacks=self.callbacks
         )
         management = self.metrics.counted(self._management(async_invocations))
         if parts.metrics_of_all:

@@ -46,6 +46,12 @@ class FrontOptions:
     max_body: Bytes = DEFAULT_MAX_BODY
     """Largest request body, in bytes, unless the function says otherwise."""
 
+    @property
+    def url(self) -> str:
+        """Where this machine reaches the gateway."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "localhost") else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from gpufaas_async_calls.call import INLINE_BODY, AcceptedCall, Body, CallStatus, Header
-from gpufaas_async_calls.callbacks import check_url
+from gpufaas_async_calls.callbacks import HttpCallbacks
 from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.spool_file import SpoolFile
 from gpufaas_core.errors import (
@@ -48,19 +48,12 @@ _MOST_LISTED: Final = 10_000
 class AsyncInvocations:
     """The ASGI application, for `METHOD` only."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        calls: AsyncCalls,
-        *,
-        served_by: str,
-        allow_local_callbacks: bool = False,
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, calls: AsyncCalls, *, served_by: str, callbacks: HttpCallbacks) -> None:
         """:param served_by: our product token, ``NAME/VERSION``"""
         self._catalogue = catalogue
         self._calls = calls
         self._served_by = served_by.encode()
-        self._allow_local = allow_local_callbacks
+        self._callbacks = callbacks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start_ns = time.time_ns()
@@ -100,7 +93,7 @@ class AsyncInvocations:
             if deployed is None or deployed.unavailable is not None:
                 raise self._catalogue.why_not(asked)
             if url is not None:
-                check_url(url, self._allow_local)
+                self._callbacks.check(url)
             if size:
                 told_size(size)
             if goal:
@@ -112,6 +105,8 @@ class AsyncInvocations:
                 tuple(headers), url or None, start_ns,
             )  # fmt: skip
             await self._accept(call, deployed, AsgiCaller(receive))
+            if url and (doubt := await self._callbacks.doubt(url, self._catalogue.find)):
+                answer.headers.append((b"x-callback-warning", doubt.encode()))
         except CallCancelled:
             return
         except GpufaasError as error:

@@ -4,18 +4,21 @@ Delivers answers to callback URLs, without opening the network behind the gatewa
 A caller of a function chooses the address that the platform posts to. So each address that a host resolves to is
 checked, and the connection is made to the checked addresses only: a name that resolves differently a moment later (DNS
 rebinding) changes nothing. Redirects are not followed, and proxies of the environment are not used.
+
+A URL of a function here, as functions of OpenFaaS call each other, goes to this gateway itself, as any call does.
 """
 
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from gpufaas_async_calls.call import Body, Header
 from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.origin import GATEWAY_NAMES, without_origin
 from gpufaas_core.units import Seconds
 
 if TYPE_CHECKING:
@@ -26,6 +29,10 @@ Resolved: TypeAlias = tuple[int, str]
 """Address family, and the address as text."""
 
 _MAX_URL: Final = 4096
+_TO_FUNCTIONS: Final = ("/function/", "/async-function/")
+_LOOKUP_S: Final[Seconds] = 1.0
+"""A caller waits for this long at most to hear that the host of its callback is not known."""
+_KNOWN_S: Final[Seconds] = 60.0
 _TIMEOUT_S: Final[Seconds] = 60.0
 """Without any progress; a large answer may take longer in all."""
 _CONNECT_S: Final[Seconds] = 10.0
@@ -128,30 +135,70 @@ async def resolve(host: str, port: int, family: int = socket.AF_UNSPEC) -> list[
 class HttpCallbacks:
     """`Callbacks` over aiohttp, with connections kept alive. Used in one event loop; `close` when done."""
 
-    def __init__(self, product: str, *, allow_local: bool = False, resolver: Any = resolve) -> None:
+    def __init__(self, product: str, *, allow_local: bool = False, resolver: Any = resolve, gateway: str = "") -> None:
         """
         :param product: the User-Agent, ``NAME/VERSION``
         :param resolver: like `resolve`, which asks the system
+        :param gateway: the URL at which this process reaches its gateway
         """
+        self._gateway = urlsplit(gateway)
+        self._lookups: dict[str, asyncio.Future[Any]] = {}
         self._product = product
         self._allow_local = allow_local
         self._resolve = resolver
         self._session: ClientSession | None = None
 
+    def check(self, url: str) -> None:
+        """:raises InvalidSpec: see `check_url`"""
+        check_url(url, allow_local=True)
+        check_url(url, self._allow_local or bool(self._own(url)))
+
+    def _own(self, url: str) -> str:
+        """Return where this process reaches *url*, if that is of a function of this gateway; else an empty text."""
+        parts, here = urlsplit(url), self._gateway
+        host, path = parts.hostname, without_origin(parts.path)[1]
+        ports = (8080, here.port) if host in GATEWAY_NAMES else (here.port,) * (host in (here.hostname, "localhost"))
+        if parts.scheme != "http" or parts.port not in ports or not path.startswith(_TO_FUNCTIONS):
+            return ""
+        return parts._replace(netloc=here.netloc, path=path, fragment="").geturl()
+
+    async def doubt(self, url: str, find: Callable[[str], object | None]) -> str:
+        """Return why a callback to *url*, which was checked, would not arrive now; empty: nothing is known of that."""
+        if own := self._own(url):
+            name = own.split("/")[4].partition("?")[0]
+            return "" if find(name) else f"there is no function {name}"
+        host, lookups = urlsplit(url).hostname or "", self._lookups
+        if host not in lookups and sum(not each.done() for each in lookups.values()) < 2:  # others are left out
+            lookups[host] = asyncio.gather(self._checked(host, 0), return_exceptions=True)
+            asyncio.get_running_loop().call_later(_KNOWN_S, lookups.pop, host)
+        done, _ = await asyncio.wait([lookups[host]], timeout=_LOOKUP_S) if host in lookups else ((), ())
+        return "".join(f"{host}: {found}" for each in done for found in each.result() if isinstance(found, Exception))
+
+    async def _checked(self, host: str, port: int, family: int = socket.AF_UNSPEC) -> list[Resolved]:
+        """:raises InvalidSpec: *host* has a forbidden address, which forbids it: it is meant to get there"""
+        found: list[Resolved] = await self._resolve(host, port, family)
+        for _, text in found:
+            check_address(host, ipaddress.ip_address(text.partition("%")[0]), self._allow_local)
+        return found
+
     async def deliver(self, url: str, headers: Sequence[Header], body: Body) -> None:
         # Imported late: a gateway whose calls ask for no callback does not pay for it.
         import aiohttp
+        import yarl
 
         try:
-            check_url(url, self._allow_local)
+            self.check(url)
         except InvalidSpec as exc:  # the setting may have changed since it was accepted
             raise CallbackRefused(str(exc)) from exc
         text = [(name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in headers]
         text.append(("User-Agent", self._product))
         session = self._session = self._session or self._open()
         file = await asyncio.to_thread(body.open, "rb") if isinstance(body, Path) else None
+        target: Any = {"url": url}
+        if own := self._own(url):  # it has the function's time limit, and its path is sent as it is
+            target = {"url": yarl.URL(own, encoded=True), "timeout": aiohttp.ClientTimeout(total=None)}
         try:
-            async with session.post(url, headers=text, data=file or body, allow_redirects=False) as answer:
+            async with session.post(**target, headers=text, data=file or body, allow_redirects=False) as answer:
                 status = answer.status
                 await answer.content.read(65_536)  # so that the connection can be used again, if it was a short one
         except InvalidSpec as exc:  # of the resolver below
@@ -178,7 +225,7 @@ class HttpCallbacks:
         import aiohttp
         from aiohttp.abc import AbstractResolver, ResolveResult
 
-        ours, allow_local = self._resolve, self._allow_local
+        checked = self._checked
 
         class Checked(AbstractResolver):
             """aiohttp connects to what this returns, and to nothing else."""
@@ -186,16 +233,12 @@ class HttpCallbacks:
             async def resolve(
                 self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
             ) -> list[ResolveResult]:
-                found: list[Resolved] = await ours(host, port, family)
-                for _, text in found:
-                    # One forbidden address forbids the host: a name that has one is meant to get there.
-                    check_address(host, ipaddress.ip_address(text.partition("%")[0]), allow_local)
                 return [
                     ResolveResult(
                         hostname=host, host=text, port=port, family=af, proto=0,
                         flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
                     )
-                    for af, text in found
+                    for af, text in await checked(host, port, family)
                 ]  # fmt: skip
 
             async def close(self) -> None:

@@ -16,6 +16,8 @@ from gpufaas_core.messages import Outer
 from gpufaas_core.model import DeviceId, FunctionId
 
 PREFIX: Final = "/from/"
+GATEWAY_NAMES: Final = ("gateway", "gateway.openfaas", "gateway.openfaas.svc", "gateway.openfaas.svc.cluster.local")
+"""Names by which functions call OpenFaaS's gateway."""
 _SIGNATURE_BYTES: Final = 16
 
 

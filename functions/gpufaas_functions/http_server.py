@@ -52,6 +52,7 @@ SECRETS: Final = "/var/openfaas/secrets"
 _TEXT: Final = [(b"content-type", b"text/plain; charset=utf-8")]
 _OURS: Final = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 """Headers that say how the answer is sent, which the author does not know."""
+_OF_PREFLIGHTS: Final = frozenset((b"origin", b"access-control-request-method"))
 _WITHOUT_BODY: Final = frozenset((204, 304))
 _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
@@ -115,6 +116,8 @@ class Application:
         self._handlers: asyncio.AbstractEventLoop | None = None
         """The event loop of an async handler."""
         self._slots = asyncio.Semaphore(settings.slots)
+        self._answered = "" if "GPUFAAS_PREFLIGHTS" in os.environ else "OPTIONS"
+        """The method of preflights, which are answered here; empty: they are calls."""
         self.draining: Callable[[], bool] = lambda: False
 
     async def load(self) -> None:
@@ -155,7 +158,7 @@ class Application:
             case "/_/ready":
                 ready = self._handle.done() and not self.draining()
                 await _send_whole(send, HandlerAnswer(200 if ready else 503, _TEXT, b"", None))
-            case _ if scope["method"] == "OPTIONS" and "GPUFAAS_PREFLIGHTS" not in os.environ and _is_preflight(scope):
+            case _ if scope["method"] == self._answered and dict(scope["headers"]).keys() >= _OF_PREFLIGHTS:
                 await _send_whole(send, HandlerAnswer(204, [], b"", None))
             case _:
                 with contextlib.suppress(Gone):
@@ -310,10 +313,6 @@ class _AsyncCall(_Call):
 async def _until_gone(receive: _Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _is_preflight(scope: _Scope) -> bool:
-    return {b"origin", b"access-control-request-method"} <= {name for name, _ in scope["headers"]}
 
 
 async def _awaited(sending: Awaitable[None]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,10 @@ import pytest
 from tests.unit.async_calls.fakes import FakeCallbacks, MemoryAsyncQueue
 from tests.waiting import LIMIT_S
 
+from gpufaas_async_calls import callbacks
 from gpufaas_async_calls.api import AsyncInvocations
 from gpufaas_async_calls.call import INLINE_BODY
+from gpufaas_async_calls.callbacks import HttpCallbacks
 from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_gateway.catalogue import Catalogue
@@ -39,7 +42,19 @@ class Rig:
         self.queue = MemoryAsyncQueue(folder)
         self.catalogue = OneFunction()
         self.calls = AsyncCalls(self.queue, never_invoked, FakeCallbacks(), lambda _: RetryPolicy())
-        self.app = AsyncInvocations(self.catalogue, self.calls, served_by="gpufaas/1")
+        self.callbacks = HttpCallbacks("gpufaas/1", gateway="http://127.0.0.1:80", resolver=self.resolve)
+        self.app = AsyncInvocations(self.catalogue, self.calls, served_by="gpufaas/1", callbacks=self.callbacks)
+        self.asked: list[str] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def resolve(self, host: str, _port: int, _family: int = 0) -> list[tuple[int, str]]:
+        """DNS, which knows one name."""
+        self.asked.append(host)
+        await self.answers.wait()
+        if host != "receiver.example":
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET, "10.0.0.9")]
 
     async def post(self, path: str = "f", *pieces: bytes | None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """Send a call whose body comes in *pieces*; None: the caller goes away. After the last one, nothing comes."""
@@ -110,6 +125,35 @@ async def test_a_goal_that_is_none_is_refused_before_the_call_is_accepted(rig: R
 
     assert (status, text.startswith(b"X-Latency-Goal: 'soon' is not a duration")) == (400, True)
     assert rig.queue.claim("queued", "f.openfaas-fn", float("inf"), 5)[0] == []
+
+
+async def test_a_callback_that_would_not_arrive_is_said_with_the_202(rig: Rig) -> None:
+    async def warning(url: str) -> str | None:
+        status, headers, _ = await rig.post("f", b"", x_callback_url=url)
+        assert status == 202
+        return headers.get("x-callback-warning")
+
+    unknown = "nowhere.example: [Errno -2] Name or service not known"
+    assert await warning("http://nowhere.example/a") == unknown
+    assert await warning("http://nowhere.example/b") == unknown
+    assert await warning("http://receiver.example/") is None
+    assert rig.asked == ["nowhere.example", "receiver.example"], "each host is looked up once"
+    assert await warning("http://gateway.openfaas:8080/function/nobody?a=1") == "there is no function nobody"
+    assert await warning("http://gateway:8080/from/token/async-function/f/x") is None
+
+
+async def test_a_name_server_that_does_not_answer_holds_up_few_calls_for_a_second(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "_LOOKUP_S", 0.01)
+    rig.answers.clear()
+
+    for number in range(10):
+        status, headers, _ = await rig.post("f", b"", x_callback_url=f"http://{number}.example/")
+        assert (status, "x-callback-warning" in headers) == (202, False)
+
+    assert rig.asked == ["0.example", "1.example"], "threads look names up, of which others need some"
+    rig.answers.set()
 
 
 async def test_a_full_disk_is_507_and_nothing_is_left_of_the_call(rig: Rig) -> None:

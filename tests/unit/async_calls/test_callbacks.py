@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -112,6 +113,54 @@ def test_addresses_that_are_not_allowed_are_refused_when_the_call_comes_unless_t
 
 def test_names_are_taken_as_they_are_until_they_are_resolved() -> None:
     check_url("https://receiver.example:8443/a?b=c", allow_local=False)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://gateway.openfaas:8080/function/f?a=1", "http://gateway:8080/function/f?a=1",
+        "http://Gateway.openfaas.svc.cluster.local:8080/function/f?a=1", "http://gateway.openfaas:OWN/function/f?a=1",
+        "http://user:secret@gateway.openfaas.svc:8080/function/f?a=1#b", "http://127.0.0.1:OWN/function/f?a=1",
+        "http://localhost:OWN/function/f?a=1", "http://gateway.openfaas:8080/from/token/function/f?a=1",
+        "http://gateway:8080/async-function/f/%2e%2E/a//b/../../../system/functions?a=%20",
+    ],
+)  # fmt: skip
+async def test_a_function_of_this_gateway_is_called_whatever_its_gateway_is_called(
+    receiver: Receiver, url: str
+) -> None:
+    """Functions chain others by names that OpenFaaS's gateway has, which do not resolve: nothing arrived."""
+    callbacks = HttpCallbacks("gpufaas/1", gateway=f"http://127.0.0.1:{receiver.port}")
+    url = url.replace("OWN", str(receiver.port))
+    callbacks.check(url)
+
+    await callbacks.deliver(url, [], b"answer")
+
+    target = re.sub(r"^http://[^/]*(/from/token)?|#b$", "", url)
+    assert receiver.requests[0].startswith(f"POST {target} HTTP/1.1\r\n".encode()), "never below /system/"
+    assert b"uthorization" not in receiver.requests[0], "the gateway's password is not for functions"
+    await callbacks.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://gateway.openfaas:8080/system/functions", "http://gateway.openfaas:8080/function", "http://gateway/function/f",
+        "https://gateway.openfaas:8080/function/f", "http://gateway.openfaas:9090/function/f",
+        "http://gateway.example:8080/function/f", "http://gateway.openfaas:8080/from/token/../system/functions",
+    ],
+)  # fmt: skip
+async def test_all_else_is_as_far_away_as_its_address(receiver: Receiver, url: str) -> None:
+    callbacks = HttpCallbacks(
+        "gpufaas/1", gateway=f"http://127.0.0.1:{receiver.port}", resolver=resolving_to("127.0.0.1")
+    )
+
+    with pytest.raises(CallbackRefused, match="is loopback, where callbacks must not go"):
+        await callbacks.deliver(url, [], b"x")
+
+    with pytest.raises(InvalidSpec):
+        callbacks.check(f"http://127.0.0.1:{receiver.port}/system/functions")
+    assert receiver.connections == 0
+    await callbacks.close()
 
 
 async def test_body_and_headers_arrive(receiver: Receiver, callbacks: HttpCallbacks) -> None:

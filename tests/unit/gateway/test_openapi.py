@@ -55,7 +55,7 @@ async def never(*_: Any) -> None: ...
 
 
 def served(calls: AsyncCalls) -> AsyncInvocations:
-    return AsyncInvocations(None, calls, served_by="gpufaas/1")  # type: ignore[arg-type]
+    return AsyncInvocations(None, calls, served_by="gpufaas/1", callbacks=None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
