@@ -21,12 +21,13 @@ def opened_devices(given: DeviceOptions, node: NodeId) -> tuple[list[NodeDevice]
 
 
 def container_engine(
-    functions: str, instance: str, gateway_port: int, on_network: Callable[[str, str], Awaitable[None]]
+    functions: str, instance: str, gateway: str, on_network: Callable[[str, str], Awaitable[None]]
 ) -> ContainerEngine | None:
     """
     Return the engine for *functions*, not connected yet; None: functions of images do not run here.
 
     :param instance: names the platform that owns the containers; `connect` removes those of its earlier run
+    :param gateway: its URL as containers reach it; see `Containers`
     :param on_network: called with the address of this machine in the functions' network, and that network
     :raises InvalidSpec: Kubernetes is asked for, and this is not a pod, or its client is not installed
     """
@@ -43,7 +44,7 @@ def container_engine(
         return Pods(instance, access_from(os.environ), settings_from(os.environ))
     from gpufaas_gpu_manager.launch import containers
 
-    return containers.Containers(instance, gateway_port, on_network)
+    return containers.Containers(instance, gateway, on_network)
 
 
 async def connect(engine: ContainerEngine | None, functions: str) -> None:

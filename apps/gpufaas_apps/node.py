@@ -61,7 +61,7 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     given, data = options.devices, options.data
     budget = host_budget(given.host_cache)
     devices, enforcement = opened_devices(given, NodeId(me.id))
-    containers = container_engine(given.functions, f"node-{me.id}", 0, _no_container_listener)
+    containers = container_engine(given.functions, f"node-{me.id}", options.gateway_url, _no_container_listener)
     logs = FunctionLogs(data / "logs")
     secrets = SecretFiles(data / "secrets", data / "secret-mounts")
     artifacts = ArtifactStore(data / "artifacts")

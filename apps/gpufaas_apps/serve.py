@@ -26,7 +26,7 @@ from gpufaas_apps.engines import connect, container_engine, opened_devices
 from gpufaas_apps.front import Front, Parts
 from gpufaas_apps.host_cache import host_budget, host_cache
 from gpufaas_apps.one_node import OneNode
-from gpufaas_apps.options import FrontOptions, ServeOptions
+from gpufaas_apps.options import ServeOptions
 from gpufaas_apps.process import first_of, listen, prepare_process, run_loop
 from gpufaas_apps.server import GRACE_S
 from gpufaas_apps.watchdog import notify
@@ -115,9 +115,11 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     listener = ContainerListener(options.host, options.port, guarded=credentials is not None)
     # Of this data directory: what another platform on this machine runs is left alone.
     instance = hashlib.sha256(bytes(options.data)).hexdigest()[:16]
-    containers = container_engine(options.functions, instance, options.port, listener.found)
+    containers = container_engine(
+        options.functions, instance, f"http://gateway.openfaas:{options.port}", listener.found
+    )
     settings = NodeSettings(
-        env={"OPENFAAS_URL": _url(options)},
+        env={"OPENFAAS_URL": options.url},
         secrets=stores.secrets,
         origins=origins,
         standby=options.standby,
@@ -140,6 +142,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     )  # fmt: skip
     front = Front(options, parts, listener)
     front.metrics.show(NodeFamilies(node))
+    front.async_calls.attempts.say = lambda function, text: stores.logs.append(function, "gateway", text)
     return ServeApp(options, credentials, stores, journal, scheduler, node, containers, front, gone)
 
 
@@ -269,15 +272,9 @@ def _open_journal(path: Path, header: Header) -> Journal:
         raise StorageFailed(f"--journal {path}: it cannot be written ({exc.strerror})") from exc
 
 
-def _url(options: FrontOptions) -> str:
-    """Return where this machine reaches the gateway."""
-    host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
-    return f"http://{host}:{options.port}"
-
-
 def greet(options: ServeOptions, credentials: Credentials | None, node: Node) -> None:
     """Print what is served where, and what is wrong with it."""
-    lines = [f"gateway    {_url(options)}      OpenFaaS API; stop with Ctrl-C"]
+    lines = [f"gateway    {options.url}      OpenFaaS API; stop with Ctrl-C"]
     form = compiled.said()
     lines.append(f"scheduler  {options.policy}{'' if form == 'Python' else f'; engine: {form}'}")
     lines += [f"device     {described(each)}" for each in node.devices()]

@@ -1,6 +1,7 @@
 """The contract of every worker that speaks HTTP: a program, a container, or a pod of Kubernetes."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from gpufaas_core.frames import FILE, INLINE, STREAM, UPGRADE, AnswerHead, CallH
 from gpufaas_core.logs import Printed
 from gpufaas_core.messages import CopyFailed, Event, Finished, Grant, Loaded, WorkerExited
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part
+from gpufaas_core.origin import GATEWAY_NAMES
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager import http_slots
 from gpufaas_gpu_manager.devices import open_devices
@@ -37,6 +39,8 @@ from gpufaas_gpu_manager.worker_state import WorkerState
 
 DEVICE = DeviceId("n/cpu:0")
 pytestmark = pytest.mark.usefixtures("warm_fork_servers")
+GATEWAY = "http://localhost:8000"
+"""Of the cluster that the node is of."""
 SERVER = Path(__file__).parent.parent / "images" / "server.py"
 Headers = list[tuple[bytes, bytes]]
 
@@ -170,7 +174,7 @@ async def rig(launcher: Programs, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.setattr(http_slots, "_IDLE_S", LIMIT_S)  # connections are kept, however slowly a test goes on
     containers: Containers | Pods | None = None
     if launcher.kind == "docker":
-        containers = Containers(secrets.token_hex(4), 8080)
+        containers = Containers(secrets.token_hex(4), GATEWAY)
         await containers.start()
     elif isinstance(launcher, PodImages):
         containers = Pods(secrets.token_hex(4), Access(url=launcher.server.url, namespace="functions"))
@@ -186,6 +190,18 @@ async def function(rig: Rig) -> FunctionId:
     function = await rig.function()
     await rig.call(function, "/count", cold=True)
     return function
+
+
+@pytest.mark.parametrize("launcher", ["docker"], indirect=True)
+async def test_a_container_in_a_cluster_is_told_where_the_clusters_gateway_is(rig: Rig, function: FunctionId) -> None:
+    """It was told of one on port 0 of its node, which has none."""
+    import docker
+
+    assert (await rig.json(function, "/env"))["OPENFAAS_URL"] == GATEWAY
+    with contextlib.closing(docker.from_env(timeout=LIMIT_S)) as engine:
+        (container,) = engine.containers.list(filters={"name": "server.ns-"})
+        hosts = container.attrs["HostConfig"]["ExtraHosts"]
+    assert sorted(hosts) == sorted(f"{name}:127.0.0.1" for name in GATEWAY_NAMES)
 
 
 async def test_a_miss_starts_it_and_its_connections_are_kept(rig: Rig) -> None:

@@ -9,16 +9,19 @@ restarts one: the scheduler decides whether it is needed again.
 import asyncio
 import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Bytes, Seconds
+from gpufaas_core.origin import GATEWAY_NAMES
 from gpufaas_gpu_manager.launch import docker_images
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.launch.served import Face
@@ -80,15 +83,15 @@ class Containers:
     The engine, our network in it, and the containers of this platform.
 
     :param instance: the platform that they belong to; `start` removes those that an earlier run of it left behind
-    :param gateway_port: of the gateway, which containers reach at host ``gateway.openfaas``, this machine
+    :param gateway: its URL, empty if it has none; its host is this machine, if it is ``gateway.openfaas``
     :param on_network: called when the network is there, with this machine's address in it, and its subnet
     """
 
     def __init__(
-        self, instance: str, gateway_port: int, on_network: Callable[[str, str], Awaitable[None]] | None = None
+        self, instance: str, gateway: str, on_network: Callable[[str, str], Awaitable[None]] | None = None
     ) -> None:
         self._instance = instance
-        self._gateway = f"http://gateway.openfaas:{gateway_port}"
+        self._gateway = gateway
         self._client: Any = None
         self._starting = asyncio.Lock()
         self._host = self._subnet = ""
@@ -209,6 +212,10 @@ class Containers:
             more["volumes"] = {secrets: {"bind": SECRETS, "mode": "ro"}}
         if spec.read_only:
             more.update(read_only=True, tmpfs={"/tmp": ""})
+        hosts = dict.fromkeys(GATEWAY_NAMES, self._host)
+        if (host := urlsplit(self._gateway).hostname) and host not in hosts:
+            with contextlib.suppress(OSError):  # it is not known now
+                hosts = dict.fromkeys(GATEWAY_NAMES, socket.gethostbyname(host))
         made = None
         try:
             made = self._client.containers.create(
@@ -217,7 +224,7 @@ class Containers:
                 environment=env,
                 labels={**labels, _OURS: self._instance, _WORKER: str(worker.number)},
                 network=self._network,
-                extra_hosts={"gateway.openfaas": self._host, "gateway.openfaas.svc.cluster.local": self._host},
+                extra_hosts=hosts,
                 security_opt=["no-new-privileges"],
                 cap_drop=["ALL"],
                 cap_add=list(CAPABILITIES),
