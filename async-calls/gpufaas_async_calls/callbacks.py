@@ -3,9 +3,8 @@ Delivers answers to callback URLs, without opening the network behind the gatewa
 
 A caller of a function chooses the address that the platform posts to. So each address that a host resolves to is
 checked, and the connection is made to the checked addresses only: a name that resolves differently a moment later (DNS
-rebinding) changes nothing. Redirects are not followed, and proxies of the environment are not used.
-
-A URL of a function here, as functions of OpenFaaS call each other, goes to this gateway itself, as any call does.
+rebinding) changes nothing. Redirects are not followed, and proxies of the environment are not used. A URL of a function
+here, as functions of OpenFaaS call each other, goes to this gateway itself.
 """
 
 import asyncio
@@ -32,7 +31,6 @@ _MAX_URL: Final = 4096
 _TO_FUNCTIONS: Final = ("/function/", "/async-function/")
 _LOOKUP_S: Final[Seconds] = 1.0
 """A caller waits for this long at most to hear that the host of its callback is not known."""
-_KNOWN_S: Final[Seconds] = 60.0
 _TIMEOUT_S: Final[Seconds] = 60.0
 """Without any progress; a large answer may take longer in all."""
 _CONNECT_S: Final[Seconds] = 10.0
@@ -170,7 +168,7 @@ class HttpCallbacks:
         host, lookups = urlsplit(url).hostname or "", self._lookups
         if host not in lookups and sum(not each.done() for each in lookups.values()) < 2:  # others are left out
             lookups[host] = asyncio.gather(self._checked(host, 0), return_exceptions=True)
-            asyncio.get_running_loop().call_later(_KNOWN_S, lookups.pop, host)
+            asyncio.get_running_loop().call_later(60.0, lookups.pop, host)
         done, _ = await asyncio.wait([lookups[host]], timeout=_LOOKUP_S) if host in lookups else ((), ())
         return "".join(f"{host}: {found}" for each in done for found in each.result() if isinstance(found, Exception))
 

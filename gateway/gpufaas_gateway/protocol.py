@@ -174,9 +174,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _in_ascii(self, data: bytes) -> bytes:
         """
-        Return the request in whose target the parser has stopped, as far as it has come, with what is beyond ASCII
-        there percent-encoded; empty if nothing is. *data* begins with its first line, or in that. OpenFaaS's gateway
-        takes such bytes; many servers of functions would refuse them, as this parser does.
+        Return the request in whose target the parser has stopped, with what is beyond ASCII there percent-encoded, as
+        many servers of functions need it; empty if nothing is. *data* begins with its first line, or in that.
         """
         line, end, rest = data.partition(b"\n")
         if line.isascii() or len(self.url) > MAX_TARGET:
