@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.json_errors import UNREADABLE
 from gpufaas_core.messages import Command, Event
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.engine import Engine
@@ -96,8 +97,8 @@ def read(path: Path) -> tuple[Header, Iterator[tuple[Event, Seconds]]]:
                 "release that wrote it"
             )
         header = msgspec.json.decode(first, type=Header)
-    except msgspec.DecodeError as exc:
-        raise InvalidSpec(f"{path} is not a journal: its first line is no header ({exc})") from exc
+    except UNREADABLE as exc:
+        raise InvalidSpec(f"{path}:1: this is no journal: name a file of 'gpufaas serve --journal'") from exc
 
     def events() -> Iterator[tuple[Event, Seconds]]:
         decoder = msgspec.json.Decoder(tuple[float, Event])

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 from msgspec import UNSET
 
 from gpufaas_core.cost import ANY, Cost
+from gpufaas_core.json_errors import UNREADABLE, Step, line_of, mistake
 from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Bytes, DeviceId, Seconds
 from gpufaas_simulator.entries import (
-    ENTRIES,
     ArrivalEntry,
     ChangeEntry,
     CostEntry,
@@ -54,14 +53,6 @@ from gpufaas_simulator.workload import (
 )
 
 # --- reading ----------------------------------------------------------------------------------------------------------
-
-_Step = str | int
-_AT: Final = re.compile(r" - at `(?P<key>key in )?\$(?P<path>.*)`$")
-_STEP: Final = re.compile(r"\.(?P<name>[^.\[\]]+)|\[(?P<index>\d+)\]|(?P<any>\[\.\.\.\])")
-_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
-_BYTE: Final = re.compile(r"\(byte (\d+)\)")
-_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`$")
-_MISSING: Final = re.compile(r"Object missing required field `(.*)`$")
 
 
 def read_workload(path: Path) -> Workload:
@@ -153,7 +144,7 @@ class _WorkloadReader:
                         self.known(other, index, where)
         return functions
 
-    def device(self, given: DeviceEntry, where: tuple[_Step, ...]) -> SimulatedDevice:
+    def device(self, given: DeviceEntry, where: tuple[Step, ...]) -> SimulatedDevice:
         if not given.id:
             self.fail((*where, "id"), "a device needs an id: write for example g0")
         node = given.id.rpartition("/")[0] if given.node is None else given.node
@@ -208,7 +199,7 @@ class _WorkloadReader:
             given.idempotent,
         )  # fmt: skip
 
-    def check_sharing(self, given: FunctionEntry, where: tuple[_Step, ...]) -> None:
+    def check_sharing(self, given: FunctionEntry, where: tuple[Step, ...]) -> None:
         """As annotations of functions: see docs/writing-functions.md."""
         sharing, compute = given.sharing or SHARINGS[0], given.compute
         if sharing not in SHARINGS:
@@ -228,7 +219,7 @@ class _WorkloadReader:
                 (*where, "slots"), f"slots is {given.slots}, but sharing time runs one grant at a time: remove one"
             )
 
-    def planned(self, given: FunctionEntry, costs: Mapping[str, Cost], where: tuple[_Step, ...]) -> dict[str, Cost]:
+    def planned(self, given: FunctionEntry, costs: Mapping[str, Cost], where: tuple[Step, ...]) -> dict[str, Cost]:
         """Return what the engine is told, where that is not true."""
         if given.planned is None:
             return {}
@@ -251,7 +242,7 @@ class _WorkloadReader:
             )
         return found
 
-    def cost(self, given: CostEntry | UpdateEntry, where: tuple[_Step, ...]) -> Cost | None:
+    def cost(self, given: CostEntry | UpdateEntry, where: tuple[Step, ...]) -> Cost | None:
         """Return the costs on devices of a kind, or of any, if they are beside the name. None: there are none."""
         keys = ("occupation_mb", "load_s", "infer_s")
         missing = [key for key in keys if getattr(given, key) is UNSET]
@@ -353,122 +344,57 @@ class _WorkloadReader:
 
     # --- checks ---
 
-    def known(self, function: str, functions: Mapping[str, int], where: tuple[_Step, ...]) -> None:
+    def known(self, function: str, functions: Mapping[str, int], where: tuple[Step, ...]) -> None:
         if function not in functions:
             near = difflib.get_close_matches(function, functions, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "add it to functions"
             self.fail(where, f"there is no function {function!r}: {hint}")
 
-    def size(self, megabytes: float, where: tuple[_Step, ...]) -> Bytes:
+    def size(self, megabytes: float, where: tuple[Step, ...]) -> Bytes:
         if not 0 < megabytes < math.inf:
             self.fail(where, f"{where[-1]} is {megabytes:g}: write a number of megabytes above 0")
         return round(megabytes * MB)
 
-    def seconds(self, given: float, where: tuple[_Step, ...], what: str = "") -> Seconds:
+    def seconds(self, given: float, where: tuple[Step, ...], what: str = "") -> Seconds:
         if not 0 <= given < math.inf:
             what = what or (where[-1] if isinstance(where[-1], str) else "the time")
             self.fail(where, f"{what} is {given:g}: write a number of seconds, 0 or more")
         return given
 
-    def whole(self, given: int | None, least: int, where: tuple[_Step, ...], what: str = "") -> None:
+    def whole(self, given: int | None, least: int, where: tuple[Step, ...], what: str = "") -> None:
         if given is not None and given < least:
             self.fail(where, f"{what or where[-1]} is {given}: write a whole number, {least} or more")
 
-    def per_cent(self, given: int, where: tuple[_Step, ...], what: str = "", least: int = 1) -> int:
+    def per_cent(self, given: int, where: tuple[Step, ...], what: str = "", least: int = 1) -> int:
         if not least <= given <= ALL_COMPUTE:
             self.fail(where, f"{what or where[-1]} is {given}: write a whole number from {least} to {ALL_COMPUTE}")
         return given
 
-    def price(self, given: float, where: tuple[_Step, ...]) -> float:
+    def price(self, given: float, where: tuple[Step, ...]) -> float:
         if not 0 <= given < math.inf:
             self.fail(where, f"price_per_h is {given:g}: write a number, 0 or more")
         return given
 
-    def decode(self, content: bytes, shape: Any, where: tuple[_Step, ...]) -> Any:
+    def decode(self, content: bytes, shape: Any, where: tuple[Step, ...]) -> Any:
         try:
             return msgspec.json.decode(content, type=shape)
-        except msgspec.ValidationError as exc:
-            message = str(exc)
-            at = _AT.search(message)
-            steps = [*where, *_steps(at["path"] if at else "")]
-            message = message[: at.start()] if at else message
-            fields = _fields(shape)
-            if unknown := _UNKNOWN.match(message):
-                near = difflib.get_close_matches(unknown[1], fields, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "remove it, or see docs/simulator.md"
-                if not near and shape is FunctionEntry and not at:
-                    hint += "; costs on one kind of device are below 'kinds'"
-                self.fail((*steps, unknown[1]), f"unknown key {unknown[1]!r}: {hint}")
-            if missing := _MISSING.match(message):
-                self.fail(tuple(steps), f"{missing[1]} is missing: add it, see docs/simulator.md")
-            self.fail(tuple(steps), f"{_dotted(steps)} is wrong ({message}): see docs/simulator.md")
-        except msgspec.DecodeError as exc:
-            found = _BYTE.search(str(exc))
-            line = content.count(b"\n", 0, int(found[1])) + 1 if found else content.count(b"\n") + 1
-            raise BadWorkload(f"{self.path}:{line}: this is no JSON ({exc}): correct it") from exc
+        except UNREADABLE as exc:
+            line, at, what = mistake(content, shape, exc, where)
+            if at:
+                self.fail(at, what)
+            raise BadWorkload(f"{self.path}:{line}: {what}") from exc
 
-    def fail(self, where: tuple[_Step, ...], message: str) -> NoReturn:
+    def fail(self, where: tuple[Step, ...], message: str) -> NoReturn:
         line = line_of(self.content.decode(errors="replace"), where)
         raise BadWorkload(f"{self.path}:{line}: {_whose(where, message)}{message}")
 
 
-def _whose(where: tuple[_Step, ...], message: str) -> str:
+def _whose(where: tuple[Step, ...], message: str) -> str:
     """Return which function a message is about, and which kind of device, if it does not begin with that."""
     if where[:1] != ("functions",) or len(where) < 2 or message.startswith(("function ", "functions.")):
         return ""
     kind = f", kind {where[3]}" if len(where) > 3 and where[2] == "kinds" else ""
     return f"function {where[1]}{kind}: "
-
-
-def line_of(text: str, where: tuple[_Step, ...]) -> int:
-    """Return the line, from 1, at which the value at *where* begins in *text*, or the nearest one around it."""
-    best, depth = 1, 0
-    path: list[_Step] = []  # of the value that comes next
-    key_next = False
-    line, seen = 1, 0
-    for token in _TOKEN.finditer(text):
-        line += text.count("\n", seen, token.start())
-        seen = token.start()
-        mark = token[0]
-        if mark == ":":
-            continue
-        if mark == ",":
-            if path and isinstance(path[-1], int):
-                path[-1] += 1
-            else:
-                key_next = True
-            continue
-        if mark in "}]":
-            path.pop()
-            key_next = False
-            continue
-        if key_next and mark != "{":
-            path[-1] = msgspec.json.decode(mark) if mark.startswith('"') else mark
-            key_next = False
-        if len(path) > depth and tuple(path) == where[: len(path)]:
-            best, depth = line, len(path)
-            if depth == len(where):
-                return best
-        if mark == "{":
-            path.append("")
-            key_next = True
-        elif mark == "[":
-            path.append(0)
-    return best
-
-
-def _steps(path: str) -> list[_Step]:
-    return [
-        int(each["index"]) if each["index"] else each["name"] for each in _STEP.finditer(path) if not each["any"]
-    ]  # fmt: skip
-
-
-def _dotted(steps: list[_Step]) -> str:
-    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in steps).lstrip(".") or "the file"
-
-
-def _fields(shape: Any) -> list[str]:
-    return [field.encode_name for each in (shape, *ENTRIES, FunctionScaled) for field in msgspec.structs.fields(each)]
 
 
 def _few(names: Iterable[str]) -> str:

@@ -17,10 +17,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-import msgspec
-
 from gpufaas_core import messages as m
 from gpufaas_core.cost import Cost
+from gpufaas_core.json_errors import UNREADABLE
 from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, Function, FunctionId, Profile, Seconds
 from gpufaas_scheduler.journal import Header, read
 from gpufaas_simulator.nodes import SimulatedDeviceState
@@ -73,8 +72,8 @@ def _numbered(path: Path, events: Iterator[tuple[m.Event, Seconds]]) -> Iterator
         for event in events:
             yield event
             line += 1
-    except msgspec.DecodeError as exc:
-        raise BadWorkload(f"{path}:{line}: this is no event of a journal ({exc}): cut the file there") from exc
+    except UNREADABLE as exc:
+        raise BadWorkload(f"{path}:{line}: this is no event of a journal: cut the file there") from exc
 
 
 class _JournalReader:

@@ -77,11 +77,12 @@ def _make(name: str, plan: _Plan) -> click.Command:
         from gpufaas_scheduler.plans import PLANS, problem
 
         module = importlib.import_module(f"gpufaas_scheduler.plans.{PLANS[name]}")
+        of = getattr(file, "name", "stdin").strip("<>")
+        asked = problem.read(file.read(), module.Problem, of)
         try:
-            asked = problem.read(file.read(), module.Problem)
             answer = module.solve(asked, **options)
         except problem.BadProblem as exc:
-            raise problem.BadProblem(f"{getattr(file, 'name', 'stdin').strip('<>')}: {exc}") from exc
+            raise problem.BadProblem(f"{of}: {exc}") from exc
         told: list[str] = module.explain(asked, answer) if explain else []
         _show(answer, told, as_json, module.rows)
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.json_errors import UNREADABLE, mistake
 
 Milliseconds = float
 
@@ -33,23 +34,22 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base of what is read: an unknown key is an error."""
 
 
-def read(data: bytes | str, kind: type[_T]) -> _T:
+def read(data: bytes | str, kind: type[_T], name: str = "the problem") -> _T:
     """
     Return the problem that *data*, JSON, holds.
 
-    :raises BadProblem: it is no JSON, or no such problem: which key is wrong, and how
+    :param name: of the file
+    :raises BadProblem: it is no JSON, or no such problem: file and line, what is there, and what is allowed
     """
     try:
         found = msgspec.json.decode(data, type=kind)
         json.loads(data, object_pairs_hook=_once, parse_int=_whole, parse_float=_real)
         return found
-    except (UnicodeDecodeError, RecursionError) as exc:
-        what = "it is not UTF-8" if isinstance(exc, UnicodeDecodeError) else "it is nested too deeply"
-        raise BadProblem(f"not JSON: {what}") from exc
-    except msgspec.ValidationError as exc:
-        raise BadProblem(_in_one_line(str(exc))) from exc
-    except msgspec.DecodeError as exc:
-        raise BadProblem(f"not JSON: {_in_one_line(str(exc))}") from exc
+    except UNREADABLE as exc:
+        line, _, what = mistake(data.encode() if isinstance(data, str) else data, kind, exc)
+        raise BadProblem(f"{name}:{line}: {what}") from exc
+    except BadProblem as exc:
+        raise BadProblem(f"{name}: {exc}") from exc
 
 
 def distinct(names: list[str], what: str) -> None:
@@ -77,7 +77,3 @@ def _real(text: str) -> None:
     size = abs(float(text))
     if size > LARGEST or 0 < size < SMALLEST:
         raise BadProblem(f"{text} is out of range: numbers lie between {SMALLEST:g} and {LARGEST:g}, or are 0")
-
-
-def _in_one_line(text: str) -> str:
-    return " ".join(text.replace(" - at `$.", " at `").replace(" - at `$", " at `").split())

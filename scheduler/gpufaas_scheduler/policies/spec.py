@@ -24,6 +24,7 @@ from msgspec import Struct
 from msgspec import inspect as types
 
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.json_errors import allowed
 
 Value: TypeAlias = str | int | float | bool | None
 """The value of an option."""
@@ -138,28 +139,6 @@ def read_options(owner: str, kind: type[OptionsT], given: Mapping[str, Value]) -
         if (read is None and value is not None) or (isinstance(read, float) and not isfinite(read)):
             raise InvalidSpec(f"{owner}: {name} is {allowed(field)}, not {_text(value)!r}")
     return kind(**values)
-
-
-def allowed(field: Any) -> str:
-    """Return in words which values an option of the type *field* takes."""
-    kind = types.type_info(field)
-    if isinstance(kind, types.Metadata):
-        kind = kind.type
-    if isinstance(kind, types.LiteralType):
-        return "one of " + ", ".join(str(each) for each in kind.values)
-    if isinstance(kind, types.BoolType):
-        return "true or false"
-    if isinstance(kind, types.IntType | types.FloatType):
-        what = "a whole number" if isinstance(kind, types.IntType) else "a number"
-        return ", ".join([what, *_limits(kind)])
-    return "text"
-
-
-def _limits(kind: types.IntType | types.FloatType) -> list[str]:
-    limits = (
-        ("{:g} or more", kind.ge), ("more than {:g}", kind.gt), ("{:g} at most", kind.le), ("less than {:g}", kind.lt),
-    )  # fmt: skip
-    return [says.format(limit) for says, limit in limits if limit is not None]
 
 
 def description(field: Any) -> str:

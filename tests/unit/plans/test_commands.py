@@ -1,9 +1,12 @@
 """``gpufaas plan`` as it is used: exit codes, output, the examples of the documentation; and in another process."""
 
 import asyncio
+import importlib
 import json
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,7 +15,7 @@ from gpufaas_cli.commands import plan as plan_command
 from gpufaas_cli.main import cli
 from gpufaas_core.errors import DeadlineExceeded
 from gpufaas_scheduler import solving
-from gpufaas_scheduler.plans import PLANS
+from gpufaas_scheduler.plans import PLANS, problem
 from gpufaas_scheduler.plans.placement import compute
 from gpufaas_scheduler.plans.problem import BadProblem
 
@@ -55,7 +58,40 @@ def test_a_bad_problem_is_one_line_and_exit_code_2(name: str, tmp_path: Path) ->
     for result in (run(name, "-", stdin="{"), run(name, str(tmp_path / "bad.json")), run(name, str(tmp_path / "none"))):
         assert result.exit_code == 2
         assert len(result.output.strip().splitlines()) == 1
-    assert "bad.json: " in run(name, str(tmp_path / "bad.json")).output
+    assert "bad.json:1: unknown key 'what': there are " in run(name, str(tmp_path / "bad.json")).output
+
+
+def spoilt(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield *value* with one thing wrong in it, and where: a key that is not known, or missing, or something else."""
+    yield where, [[]]
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        inner = value.items()
+        yield where, {**value, "no such key": 1}
+    elif isinstance(value, list):
+        inner = enumerate(value)
+    for step, below in inner:
+        for at, changed in spoilt(below, str(step)):
+            copy = value.copy()
+            copy[step] = changed
+            yield at, copy
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_whatever_is_wrong_is_said_in_our_words_with_its_line(name: str) -> None:
+    kind = importlib.import_module(f"gpufaas_scheduler.plans.{PLANS[name]}").Problem
+    said = set()
+    for where, spoilt_problem in spoilt(json.loads(examples()[name])):
+        try:
+            problem.read(json.dumps(spoilt_problem, indent=1), kind, "p.json")
+        except BadProblem as exc:
+            message = str(exc)
+            assert where in message
+            assert re.match(r"p\.json:\d+: ", message) or re.search("`|profile", message)  # it is not one place
+            assert not re.search(r"Expected `|Object |Invalid ", message), message
+            said.add(message)
+
+    assert len(said) > 10
 
 
 HARDWARE = '{"n": 1, "slo_ms": 200, "types": [{"name": "a", "price": 1, "kind": "cpu", "solo_ms": 1, "batch": 1}]}'
@@ -64,12 +100,12 @@ HARDWARE = '{"n": 1, "slo_ms": 200, "types": [{"name": "a", "price": 1, "kind": 
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        (b"", "not JSON"),
+        (b"", "stdin:1: this is no JSON: it ends too early"),
         ('{"n": 1, "é": 2}'.encode("latin-1"), "it is not UTF-8"),
         (HARDWARE.replace('"n": 1', '"n": 1, "n": 2').encode(), "two keys of one object are called 'n'"),
-        (HARDWARE.replace('"n": 1', '"n": "1"').encode(), "got `str`"),
-        (HARDWARE.replace('"n": 1', '"n": true').encode(), "got `bool`"),
-        (HARDWARE.replace("200", "NaN").encode(), "not JSON"),
+        (HARDWARE.replace('"n": 1', '"n": "1"').encode(), 'stdin:1: n is "1": write a whole number, 0 or more'),
+        (HARDWARE.replace('"n": 1', '"n": true').encode(), "n is true: write a whole number, 0 or more"),
+        (HARDWARE.replace("200", "NaN").encode(), "this is no JSON: invalid character"),
         (HARDWARE.replace("200", "1e999").encode(), "out of range"),
         (HARDWARE.replace("200", "1e300").encode(), "1e300 is out of range"),
         (HARDWARE.replace('"n": 1', '"n": 1' + "0" * 30).encode(), "out of range"),
@@ -105,7 +141,7 @@ def test_another_process_gives_the_same_answer() -> None:
 
 
 def test_another_process_says_what_is_wrong_with_a_problem() -> None:
-    with pytest.raises(BadProblem, match="missing required field"):
+    with pytest.raises(BadProblem, match="n is missing: write a whole number, 0 or more"):
         asyncio.run(solving.solve("hardware", b"{}", limit=60))
 
 

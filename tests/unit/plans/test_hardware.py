@@ -147,14 +147,14 @@ GPU = {"name": "g", "price": 1, "kind": "gpu", "solo_ms": 60, "batch": 1, "fbr":
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"n": 1.5}, "`n`"),
-        ({"slo_ms": -1}, "`slo_ms`"),
-        ({"size": 2}, "unknown field `size`"),
-        ({"types": []}, "`types`"),
+        ({"n": 1.5}, "n is 1.5: write a whole number, 0 or more"),
+        ({"slo_ms": -1}, "slo_ms is -1: write a number, more than 0"),
+        ({"size": 2}, "unknown key 'size': there are n, slo_ms, types, rate"),
+        ({"types": []}, "types is []: write a list of 1 or more"),
         ({"types": [{**GPU, "fbr": None}]}, "'g' has no `fbr`"),
-        ({"types": [{**GPU, "solo_ms": 0}]}, "`types[0].solo_ms`"),
-        ({"types": [{**GPU, "p": 0.5}]}, "`types[0].p`"),
-        ({"types": [{**GPU, "kind": "tpu"}]}, "'tpu'"),
+        ({"types": [{**GPU, "solo_ms": 0}]}, "types[0].solo_ms is 0"),
+        ({"types": [{**GPU, "p": 0.5}]}, "types[0].p is 0.5: write a number, 1 or more"),
+        ({"types": [{**GPU, "kind": "tpu"}]}, 'types[0].kind is "tpu": write one of cpu, gpu'),
     ],
 )
 def test_bad_problems_are_refused_in_one_line(change: dict[str, object], said: str) -> None:
@@ -166,7 +166,7 @@ def test_bad_problems_are_refused_in_one_line(change: dict[str, object], said: s
 
 
 def test_what_is_no_json_is_refused() -> None:
-    with pytest.raises(BadProblem, match="not JSON"):
+    with pytest.raises(BadProblem, match="problem:1: this is no JSON: it ends too early"):
         read('{"n": 1,', Problem)
 
 

@@ -99,10 +99,10 @@ GOOD = {"c": [1, 2], "e": [1, 1], "n": [0.5], "devices": 2, "requests": [1]}
     [
         ({"e": [1]}, "`c` has 2 layers and `e` 1"),
         ({"n": []}, "`n` has 0 entries: 2 layers have 1 places to cut"),
-        ({"c": [1, -2]}, "`c[1]`"),
-        ({"requests": [0]}, "`requests[0]`"),
-        ({"devices": 0}, "`devices`"),
-        ({"gpus": 2}, "unknown field `gpus`"),
+        ({"c": [1, -2]}, "c[1] is -2: write a number, 0 or more"),
+        ({"requests": [0]}, "requests[0] is 0: write a whole number, 1 or more"),
+        ({"devices": 0}, "devices is 0"),
+        ({"gpus": 2}, "unknown key 'gpus'"),
     ],
 )
 def test_bad_problems_are_refused(change: dict[str, object], said: str) -> None:

@@ -333,24 +333,27 @@ GOOD = {"devices": [{"id": "g", "kind": "k"}], "models": {"m": {"rps": 1, "slo_m
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"models": {}}, "`models`"),
-        ({"models": {"m": {"rps": 0, "slo_ms": 1}}}, "rps"),
-        ({"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"4": {"latency": 1}}}}}, "model 'm': in a `profile`"),
+        ({"models": {}}, "models is {}: write an object that is not empty"),
+        ({"models": {"m": {"rps": 0, "slo_ms": 1}}}, "models.m.rps is 0: write a number, more than 0"),
+        (
+            {"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"4": {"latency": 1}}}}},
+            "unknown key 'latency' in profile.4: did you mean 'latency_s'?",
+        ),
         ({"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"4": {}, "k": {}}}}}, "batch sizes beside kinds"),
         (
             {"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"4": {"wsm": "5"}}}}},
-            "Expected `float | null`, got `str`",
+            'profile.4.wsm is "5": write a number, 0 or more',
         ),
         ({"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"0": {}}}}}, "'0' is no batch size"),
         ({"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"4": {}, "04": {}}}}}, "'04' is no batch size"),
-        ({"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"k": 5}}}}, "Expected `object`, got `int`"),
+        ({"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"k": 5}}}}, "profile.k is 5: write an object"),
         ({"devices": [{"id": "g", "kind": "k"}] * 2}, "two devices are called 'g'"),
-        ({"gpus": 1}, "unknown field `gpus`"),
+        ({"gpus": 1}, "unknown key 'gpus': there are models, kinds, devices"),
     ],
 )
 def test_bad_problems_are_refused(change: dict[str, object], said: str) -> None:
     with pytest.raises(BadProblem) as caught:
-        read(json.dumps({**GOOD, **change}), Problem)
+        read(json.dumps({**GOOD, **change}).encode(), Problem)
 
     assert said in str(caught.value)
 

@@ -132,7 +132,7 @@ GOOD = {"query": {"app": "a"}, "variants": [{"name": "v", "model": "m", "app": "
         ({"query": {}}, "exactly one of `app`, `model` and `variant`"),
         ({"query": {"app": "a", "model": "m"}}, "exactly one"),
         ({"query": {"app": "b"}}, "no variant has app 'b'"),
-        ({"query": {"app": "a", "prefer": "best"}}, "'best'"),
+        ({"query": {"app": "a", "prefer": "best"}}, 'query.prefer is "best": write one of accurate, cheapest, fastest'),
         ({"instances": [{"variant": "x", "worker": "w", "state": "active"}]}, "'x', which is not among `variants`"),
         ({"instances": [{"variant": "v", "worker": "w", "state": "active"}]}, "'w', which is not among `workers`"),
         ({"instances": [{"variant": "v", "worker": "w", "state": "well"}]}, "is 'well'"),

@@ -180,10 +180,10 @@ GOOD = {"name": "a", "cost": 1, "qps": 1, "latency_ms": 1}
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"load": -1}, "`load`"),
-        ({"variants": []}, "`variants`"),
-        ({"variants": [{**GOOD, "qps": 0}]}, "`variants[0].qps`"),
-        ({"lamda": 1}, "unknown field `lamda`"),
+        ({"load": -1}, "load is -1: write a number, 0 or more"),
+        ({"variants": []}, "variants is []: write a list of 1 or more"),
+        ({"variants": [{**GOOD, "qps": 0}]}, "variants[0].qps is 0"),
+        ({"lamda": 1}, "unknown key 'lamda': did you mean 'lambda'?"),
         ({"variants": [GOOD, GOOD]}, "two variants are called 'a'"),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_text("what is this\n")
 
-    with pytest.raises(InvalidSpec, match="not a journal"):
+    with pytest.raises(InvalidSpec, match="no journal"):
         list(replay(path))
 
 

@@ -40,7 +40,9 @@ def small() -> dict[str, Any]:
 def written(tmp_path: Path) -> Callable[[Any], Path]:
     def write(content: Any) -> Path:
         path = tmp_path / "w.json"
-        path.write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
+        path.write_text(
+            content if isinstance(content, str) else json.dumps(content, indent=1), errors="surrogateescape"
+        )
         return path
 
     return write

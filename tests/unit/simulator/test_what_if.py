@@ -157,7 +157,8 @@ def test_a_wrong_change_is_one_line(args: tuple[str, ...], said: str | None, jou
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is not a journal"),
+        ("", ":1: this is no journal: name a file of 'gpufaas serve --journal'"),
+        ('{"policy": "\udce9"}\n', ":1: this is no journal"),
         ("{}\n", ":1: no call is recorded in it"),
         ('{"version": 9}\n', "is a journal of version 9"),
         ('{}\n[1.0, {"type": "Woken"}]\n[oops]\n', ":3: this is no event of a journal"),
@@ -165,7 +166,7 @@ def test_a_wrong_change_is_one_line(args: tuple[str, ...], said: str | None, jou
 )
 def test_a_file_that_is_no_journal(text: str, said: str, tmp_path: Path, run: Run) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
 
     done = run("what-if", "--journal", path)
 

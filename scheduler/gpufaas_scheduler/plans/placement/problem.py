@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from gpufaas_core._types import Seconds
+from gpufaas_core.json_errors import wrong
 from gpufaas_scheduler.plans import problem
 from gpufaas_scheduler.plans.problem import AtLeastOne, BadProblem, Name, NotNegative, Positive
 
@@ -93,12 +94,13 @@ class Model(problem.Problem, frozen=True):
         profile = self.profile.get(kind, {}) if self.profiled_kinds() else self.profile
         found = {}
         try:
-            for size, batch in msgspec.convert(profile, dict[str, Any]).items():
+            for size in msgspec.convert(profile, dict[str, Any]):
                 if not _SIZE.fullmatch(size):
                     raise BadProblem(f"in a `profile`: {size!r} is no batch size: a whole number from 1 on")
-                found[int(size)] = msgspec.convert(batch, Batch)
+            found = {int(size): each for size, each in msgspec.convert(profile, dict[str, Batch]).items()}
         except msgspec.ValidationError as exc:
-            raise BadProblem(f"in a `profile`: {exc}") from exc
+            within = ("profile", kind) if self.profiled_kinds() else ("profile",)
+            raise BadProblem(wrong(profile, dict[str, Batch], exc, within)[1]) from exc
         return dict(sorted(found.items()))
 
     def profiled_kinds(self) -> list[str]:

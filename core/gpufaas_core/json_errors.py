@@ -1,0 +1,168 @@
+"""
+What is wrong with JSON that people wrote, in words: where it is, what is there, and what is allowed.
+
+msgspec says it in names of Python, knows no lines, and does not say which key of a dictionary it means.
+"""
+
+import difflib
+import itertools
+import json
+import re
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect as types
+
+Step = str | int
+"""A key, or an index."""
+
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for JSON that is wrong."""
+
+_AT: Final = re.compile(r" - at `(?P<key>key in )?\$(?P<path>.*)`$")
+_STEP: Final = re.compile(r"\.(?P<name>[^.\[\]]+)|\[(?P<index>\d+)\]|(?P<any>\[\.\.\.\])")
+_BYTE: Final = re.compile(r" ?\(byte (\d+)\)")
+_FIELD: Final = re.compile(r"Object (contains unknown|missing required) field `(.*?)`(?: - at |$)")
+_BETWEEN: Final = re.compile(r"[\s,:]*")
+_SHOWN: Final = 60
+"""Characters of what is there."""
+
+
+def mistake(
+    content: bytes, shape: Any, exc: Exception, within: tuple[Step, ...] = ()
+) -> tuple[int, tuple[Step, ...], str]:
+    """
+    Return line and place of what is wrong with *content*, which is no JSON, or no *shape*; and a sentence about it.
+
+    :param within: where *content* is in its file
+    """
+    text = content.decode(errors="replace")
+    if isinstance(exc, msgspec.ValidationError):
+        try:
+            where, what = wrong(msgspec.json.decode(text), shape, exc, within)
+            return line_of(text, where[len(within) :]), where, what
+        except (msgspec.DecodeError, RecursionError) as later:  # what follows is no JSON
+            exc = later
+    if isinstance(exc, UnicodeDecodeError):
+        return text.partition("\ufffd")[0].count("\n") + 1, within, "this is no JSON: it is not UTF-8"
+    at = _BYTE.search(str(exc))
+    why = "it is nested too deeply" if isinstance(exc, RecursionError) else _BYTE.sub("", str(exc))
+    why = why.removeprefix("JSON is malformed: ").replace("Input data was truncated", "it ends too early")
+    return content.rstrip().count(b"\n", 0, int(at[1]) if at else None) + 1, within, f"this is no JSON: {why}"
+
+
+def wrong(
+    found: Any, shape: Any, exc: msgspec.ValidationError, within: tuple[Step, ...] = ()
+) -> tuple[tuple[Step, ...], str]:
+    """Return where *found*, which is at *within* and was to be a *shape*, is wrong; and a sentence about it."""
+    whole, kind, where, at = found, types.type_info(shape), list(within), _AT.search(str(exc))
+    for each in _STEP.finditer(at["path"] if at else ""):
+        step = int(each["index"]) if each["index"] else each["name"] or _key(whole, shape, found)
+        kind, found = _below(kind, step, found), found[step]
+        where.append(step)
+    name = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in where).lstrip(".") or "the whole"
+    if at and at["key"]:
+        return tuple(where), f"a key of {name} is wrong: write {allowed(_members(kind)[0].key_type)}"
+    if field := _FIELD.match(str(exc)):
+        key, known, of = field[2], _fields(kind, found), f" in {name}" if where else ""
+        if field[1] == "missing required":
+            return tuple(where), f"{key} is missing{of}: write {allowed(known[key])}"
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        return (*where, key), f"unknown key {key!r}{of}: {hint}"
+    there = json.dumps(found, ensure_ascii=False)
+    there = there if len(there) <= _SHOWN else f"{there[:_SHOWN]}…"
+    return tuple(where), f"{name} is {there}: write {allowed(kind)}"
+
+
+def line_of(text: str, where: tuple[Step, ...]) -> int:
+    """Return the line, from 1, at which the value at *where* begins in *text*, JSON, or the nearest one around it."""
+    read, at = json.JSONDecoder().raw_decode, _begin(text, 0)
+    for step in where:
+        around, at = at, at + 1
+        for index in itertools.count():
+            at = _begin(text, at)
+            if text[around] not in "{[" or text[at] in "}]":
+                return text.count("\n", 0, around) + 1
+            key, at = read(text, at) if text[around] == "{" else (index, at)
+            at = _begin(text, at)
+            if key == step:
+                break
+            at = read(text, at)[1]
+    return text.count("\n", 0, at) + 1
+
+
+def _begin(text: str, at: int) -> int:
+    found = _BETWEEN.match(text, at)
+    return found.end() if found else at
+
+
+def allowed(of: Any) -> str:
+    """Return in words which values a field of the type *of* takes."""
+    kinds = _members(of if isinstance(of, types.Type) else types.type_info(of))
+    return " or ".join(dict.fromkeys(_words(each) for each in kinds))
+
+
+def _words(kind: Any) -> str:
+    match kind:
+        case types.LiteralType():
+            return "one of " + ", ".join(str(each) for each in kind.values)
+        case types.BoolType():
+            return "true or false"
+        case types.IntType() | types.FloatType():
+            what = "a whole number" if isinstance(kind, types.IntType) else "a number"
+            limits = {
+                "{:g} or more": kind.ge,
+                "more than {:g}": kind.gt,
+                "{:g} at most": kind.le,
+                "below {:g}": kind.lt,
+            }
+            return ", ".join([what, *(says.format(limit) for says, limit in limits.items() if limit is not None)])
+        case types.StructType(array_like=True):
+            return f"a list of {sum(each.required for each in kind.fields)} or more"
+        case types.TupleType():
+            return f"a list of {len(kind.item_types)}"
+        case types.ListType() | types.VarTupleType():
+            return f"a list of {kind.min_length} or more" if kind.min_length else "a list"
+        case types.StructType() | types.DictType():
+            return "an object that is not empty" if getattr(kind, "min_length", 0) else "an object"
+    return "text that is not empty" if getattr(kind, "min_length", 0) else "text"
+
+
+def _members(kind: Any) -> list[Any]:
+    """Return the types that *kind* allows, but for null."""
+    kind = getattr(kind, "type", kind)  # with metadata
+    each = getattr(kind, "types", (kind,))
+    return [getattr(one, "type", one) for one in each if not isinstance(one, types.NoneType)]
+
+
+def _fields(kind: Any, found: Any) -> dict[str, types.Type]:
+    """Return the types of the keys that *found* may have as a *kind*; of several structs, the one that its tag says."""
+    structs = [each for each in _members(kind) if isinstance(each, types.StructType)]
+    tags = {each.tag: each for each in structs if each.tag_field}
+    of_tag = {str(each.tag_field): types.LiteralType(tuple(tags)) for each in tags.values()}
+    structs = [tags[each] for each in map(found.get, of_tag) if each in [*tags]] if tags else structs
+    return of_tag | {field.encode_name: field.type for each in structs for field in each.fields}
+
+
+def _below(kind: Any, step: Step, found: Any) -> Any:
+    """Return the type of what is at *step* of *found*, which was to be a *kind*."""
+    if fields := _fields(kind, found):
+        return fields[step] if isinstance(step, str) else list(fields.values())[step]
+    inner = _members(kind)[0]
+    each = getattr(inner, "item_types", None)
+    return each[step] if each else getattr(inner, "value_type", None) or inner.item_type
+
+
+def _key(whole: Any, shape: Any, found: dict[str, Any]) -> str:
+    """Return the key of *found*, within *whole*, with which *whole* is no *shape*."""
+    for key, value in (entries := dict(found)).items():
+        found.clear()
+        found[key] = value
+        try:
+            msgspec.json.decode(json.dumps(whole), type=shape)
+        except msgspec.ValidationError:
+            break
+        finally:
+            found.update(entries)
+    return key
