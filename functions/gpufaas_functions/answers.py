@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -24,7 +25,8 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 SAID: Final = 2000
 """Characters of an exception's text that the caller gets. The text may hold a whole array."""
 KEPT: Final = 64 * 1024
-"""As many of a traceback. What is longer would go through the pipe to the log at 1 MiB a second, and its call waits."""
+LINES: Final = 2000
+"""As much of a traceback. What is longer would go through the pipe to the log a second for each, and its call waits."""
 _SERVERS: Final = (
     "runner", "answers", "slot_server", "slot_threads", "batch_server", "batches", "async_server", "coroutines",
 )  # fmt: skip
@@ -174,11 +176,26 @@ def from_the_author(exc: BaseException) -> BaseException:
 
 def traceback_of(exc: BaseException) -> str:
     """Return the traceback for the log: its begin and its end, where it is too long."""
-    text = "".join(traceback.format_exception(exc))
-    if (left_out := len(text) - KEPT) <= 0:
+    return _cut("".join(_shown(exc, exc.__traceback__).format()), KEPT, "\ngpufaas: its middle is left out\n")
+
+
+def _shown(exc: BaseException, trace: TracebackType | None = None) -> traceback.TracebackException:
+    """Return *exc* as Python shows it, long texts cut: lines of 10 MB would take a second, and all memory."""
+    shown = [traceback.TracebackException(type(exc), exc, trace, compact=True)]
+    for each in shown:
+        for name, text in vars(each).items():
+            if isinstance(text, str):
+                setattr(each, name, _cut(text, 2 * KEPT))
+        shown += filter(None, (each.__cause__, each.__context__, *(each.exceptions or ())))
+    return shown[0]
+
+
+def _cut(text: str, size: int, between: str = "") -> str:
+    """Return *text*; of a long one its ends with *between*: *size* characters, and `LINES` lines, at most."""
+    if len(text) <= size and text.count("\n") <= LINES:
         return text
-    begin, end = text[: KEPT // 2], text[-KEPT // 2 :]
-    return f"{begin}\ngpufaas: {left_out} characters of the traceback are left out here\n{end}"
+    begin, end = (each.splitlines(keepends=True) for each in (text[: size // 2], text[-size // 2 :]))
+    return "".join((*begin[: LINES // 2], between, *end[-LINES // 2 :]))
 
 
 def in_one_line(exc: BaseException) -> str:
@@ -186,7 +203,7 @@ def in_one_line(exc: BaseException) -> str:
     Return the type and the text of *exc* in one line. The last line alone would not do: it may be advice (CUDA) or a
     note. Indented lines at the beginning are the place of a syntax error, and are left out.
     """
-    said = "".join(traceback.format_exception_only(exc))[:KEPT].removeprefix(f"{GpufaasError.__module__}.")
+    said = "".join(_shown(exc).format_exception_only()).removeprefix(f"{GpufaasError.__module__}.")
     lines = utf8(said).rstrip().splitlines()
     begin = next((at for at, line in enumerate(lines) if line.strip() and not line[0].isspace()), 0)
     return " ".join(" ".join(lines[begin:]).split())[:SAID] or type(exc).__name__

@@ -1,13 +1,14 @@
 """How the runner reports exceptions, and which of them it takes for an out of memory."""
 
 import errno
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from gpufaas_core.errors import LoadFailed
 from gpufaas_functions.answers import KEPT as LOGGED
-from gpufaas_functions.answers import SAID, failure, in_one_line
+from gpufaas_functions.answers import LINES, SAID, failure, in_one_line, traceback_of
 from gpufaas_functions.memory import CpuMemory, is_out_of_memory
 
 LONG = 1_000_000
@@ -37,7 +38,7 @@ def test_these_are_out_of_memory_also_as_causes(error: Exception) -> None:
     assert is_out_of_memory(wrapped)
 
 
-@pytest.mark.parametrize("text", [LONG * "x", "one line\n" * LONG], ids=["line", "lines"])
+@pytest.mark.parametrize("text", [LONG * "x", "one line\n" * LONG, "x\n" * LINES], ids=["line", "lines", "short lines"])
 def test_of_a_long_traceback_the_begin_and_the_end_are_logged(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     def handle() -> None:
         try:
@@ -47,22 +48,40 @@ def test_of_a_long_traceback_the_begin_and_the_end_are_logged(text: str, capsys:
             error.add_note("the note")
             raise error from cause
 
-    with pytest.raises(ValueError, match=r"x{100}|one line") as raised:
+    with pytest.raises(ValueError, match=r"x|one line") as raised:
         handle()
 
     answer = failure(raised.value, CpuMemory(1))
 
     said = capsys.readouterr().err
-    assert LOGGED < len(said) < LOGGED + 200
+    assert len(said) < LOGGED + 200
+    assert said.count("\n") <= LINES + 3
     assert "in handle" in said
     assert "KeyError: 'the cause'" in said
     assert said.endswith("the note\n")
-    (note,) = [each for each in said.splitlines() if each.startswith("gpufaas: ")]
-    left_out = int(note.split()[1])
-    assert left_out + LOGGED > len(text)
+    assert said.count("gpufaas: its middle is left out") == 1
     assert answer.status == 500
     assert answer.body is not None
     assert len(answer.body) <= SAID
+
+
+def test_a_text_of_many_lines_is_shown_without_taking_many_times_its_memory() -> None:
+    error = ExceptionGroup("several", [ValueError("x\n" * LONG)])
+    error.__cause__ = ValueError("y\n" * LONG)
+    tracemalloc.start()
+    try:
+        traceback_of(error)
+        in_one_line(error)
+        assert tracemalloc.get_traced_memory()[1] < 10 * LONG
+    finally:
+        tracemalloc.stop()
+
+
+def test_of_a_syntax_error_in_a_very_long_line_the_caller_gets_the_reason() -> None:
+    with pytest.raises(SyntaxError) as raised:
+        compile("x" * LONG + " )", "handler.py", "exec")
+
+    assert in_one_line(raised.value) == "SyntaxError: unmatched ')'"
 
 
 class Untold(ValueError):
