@@ -8,19 +8,24 @@ Model functions (``python3-torch``) define ``load(device) -> model`` and ``handl
 * ``str``, ``bytes`` or None (an empty body), sent as they are;
 * a dict or list, sent as JSON;
 * ``{"statusCode": 200, "body": ..., "headers": {...}}``, each of the three optional; the body is one of all these;
+* ``body, status`` or ``body, status, headers``, as in Flask (`keyed`);
 * a generator (anything with ``__next__``), which streams: each str, bytes or JSON-able value is sent at once.
 
 ``handle`` may be ``async def`` (`coroutines`); it streams with an async generator.
 """
 
+import contextlib
 import difflib
+import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from encodings import normalize_encoding
 from encodings.aliases import aliases
 from functools import lru_cache
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote
 
@@ -28,6 +33,8 @@ import msgspec
 
 from gpufaas_core.frames import MAX_HEADER
 from gpufaas_core.plausible import HEADER_NAME, NOT_IN_VALUE, why_no_answer
+from gpufaas_core.units import Bytes, MiB, format_bytes
+from gpufaas_functions.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from gpufaas_functions.areas import Area  # containers of other programs have no areas
@@ -47,6 +54,8 @@ JSON: Final = 1
 TEXT: Final = 2
 """Ways to read a body, beside its bytes."""
 _UTF_8: Final = "utf_8"
+MOST_PLAIN: Final[Bytes] = 32 * MiB
+"""Of a body that was sent compressed. A caller needs to send a thousandth of it, and a small worker has the room."""
 _MARK: Final = "\ufeff"
 """The byte order mark, which some programs write before a text: it is no part of that."""
 _ENCODINGS: Final = {each for each in aliases.values() if not each.endswith("_codec")} - {"mbcs", "rot_13", "utf_7"}
@@ -63,10 +72,8 @@ class Headers(Mapping[str, str]):
         self._raw = raw
 
     def __getitem__(self, name: str) -> str:
-        wanted = name.lower().encode("latin-1")
-        for key, value in reversed(self._raw):
-            if key.lower() == wanted:
-                return value.decode("latin-1")
+        if values := self.get_all(name):
+            return values[-1]
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -76,7 +83,7 @@ class Headers(Mapping[str, str]):
         return len({key.lower() for key, _ in self._raw})
 
     def get_all(self, name: str) -> list[str]:
-        wanted = name.lower().encode("latin-1")
+        wanted = name.lower().encode("latin-1", "replace")
         return [value.decode("latin-1") for key, value in self._raw if key.lower() == wanted]
 
     def __repr__(self) -> str:
@@ -196,7 +203,7 @@ class Event:
 
     def _text(self) -> str:
         try:
-            return self.body.decode(self._encoding()).removeprefix(_MARK)
+            return self._plain().decode(self._encoding()).removeprefix(_MARK)
         except UnicodeError as exc:
             raise BadBody(f"the body is no text: {exc}", self) from None
 
@@ -220,23 +227,42 @@ class Event:
     def _json(self) -> Any:
         body = self.body
         try:
-            if body.isascii():  # no charset makes another JSON of it, and to look for one costs 0.5 us
+            if body.isascii() or self._encoding() == _UTF_8:  # to look for a charset costs 0.5 us
                 return msgspec.json.decode(body)
         except (ValueError, RecursionError):
-            pass  # UTF-16, say
-        plain = self._encoding() == _UTF_8 and not body.startswith(b"\xef\xbb\xbf")
-        text = body if plain else self._text()
+            pass  # UTF-16, or compressed, say
+        body, encoding = self._plain(), self._encoding()
         try:
-            return msgspec.json.decode(text)
+            text = body.decode(json.detect_encoding(body) if encoding == _UTF_8 else encoding)
+            return msgspec.json.decode(text.removeprefix(_MARK))
         except (ValueError, RecursionError) as exc:
-            raise BadBody(f"the body is no JSON: {exc}", self) from None
+            kind = self.headers.get("content-type", "not given")
+            raise BadBody(f"the body is no JSON: {exc} (its Content-Type is {kind:.80})", self) from None
+
+    def _plain(self) -> bytes:
+        """Return the body with its Content-Encoding undone. :raises BadBody: that cannot be"""
+        named = [value for name, value in self._raw_headers if len(name) == 16 and name.lower() == b"content-encoding"]
+        body, coding = self.body, b", ".join(named).decode("latin-1").strip().lower()
+        if coding in ("", "identity"):
+            return body
+        bits = 31 if coding in ("gzip", "x-gzip") else 15 if body[:1] == b"x" else -15  # some leave zlib's header out
+        if bits != 31 and coding != "deflate":
+            raise BadBody(f"the Content-Encoding {coding!r:.80} is not known: send gzip, deflate or none", self, 415)
+        unpacker = zlib.decompressobj(bits)
+        try:
+            if len(plain := unpacker.decompress(body, MOST_PLAIN + 1)) > MOST_PLAIN:
+                raise BadBody(f"the body unpacks to over {format_bytes(MOST_PLAIN)}: send it uncompressed", self, 413)
+            if not unpacker.eof or unpacker.unused_data:
+                raise zlib.error("it ends too early, or goes on behind its end")
+        except zlib.error as exc:
+            raise BadBody(f"the body is no {coding}: {exc}", self) from None
+        return plain
 
     def _encoding(self) -> str:
         """Return Python's name of the charset. :raises BadBody: it is not known"""
         if encoding := _encoding_in(value := self.content_type):
             return encoding
-        shown = value[:80].decode("latin-1")
-        raise BadBody(f"the charset in {shown!r} is not known: send the body in UTF-8", self, 415)
+        raise BadBody(f"the charset in {value.decode('latin-1')!r:.80} is not known: send the body in UTF-8", self, 415)
 
     @property
     def content_type(self) -> bytes:
@@ -286,6 +312,8 @@ class HandlerAnswer:
         self.chunks = chunks
 
 
+_STATUSES: Final = frozenset(each for each in HTTPStatus if each >= 200)
+_BODIES: Final = (str, bytes, dict, type(None), Iterator, AsyncIterator)  # a number with a number is rather data
 _ANSWER_KEYS: Final = frozenset(("statusCode", "body", "headers"))
 
 
@@ -296,7 +324,8 @@ def to_answer(value: Any) -> HandlerAnswer:
     :raises TypeError: it cannot be sent; says what it was and what a handler may return
     """
     status, headers = 200, []
-    if type(value) is dict and ("statusCode" in value or "body" in value):
+    value = keyed(value) if type(value) is tuple else value
+    if isinstance(value, dict) and ("statusCode" in value or "body" in value):
         unknown = value.keys() - _ANSWER_KEYS
         if unknown and "statusCode" in value:
             raise TypeError(_not_of_an_answer(unknown))
@@ -309,7 +338,7 @@ def to_answer(value: Any) -> HandlerAnswer:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return HandlerAnswer(status, _typed(headers, _BINARY), bytes(value), None)
     if isinstance(value, str):
-        return HandlerAnswer(status, _typed(headers, _TEXT), value.encode(), None)
+        return HandlerAnswer(status, _typed(headers, _TEXT), value.encode("utf-8", "backslashreplace"), None)
     if value is None:
         return HandlerAnswer(status, headers, b"", None)
     if hasattr(value, "__next__"):
@@ -317,6 +346,15 @@ def to_answer(value: Any) -> HandlerAnswer:
     if isinstance(value, HandlerAnswer):
         return value
     return HandlerAnswer(status, _typed(headers, _JSON), _to_json(value), None)
+
+
+def keyed(value: Any) -> Any:
+    """Return *value*; as a dict of these, if it is ``body, status`` or ``body, status, headers``, as Flask takes it."""
+    if type(value) is tuple and len(value) in (2, 3) and isinstance(value[1], int) and value[1] in _STATUSES:
+        bodies = _BODIES if len(value) == 2 else (*_BODIES, list)
+        if isinstance(value[0], bodies) and all(isinstance(each, dict) for each in value[2:]):
+            return dict(zip(("body", "statusCode", "headers"), value, strict=False))
+    return value
 
 
 def _not_of_an_answer(unknown: Iterable[object]) -> str:
@@ -332,20 +370,25 @@ def _not_of_an_answer(unknown: Iterable[object]) -> str:
 def _status(value: Any) -> int:
     try:
         status = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         status = 0
     if not 200 <= status <= 599:
-        raise TypeError(f"statusCode is {value!r}: return the HTTP status of an answer, 200 to 599")
+        raise TypeError(f"statusCode is {value!r:.80}: return the HTTP status of an answer, 200 to 599")
     return status
 
 
 def _headers(given: Any) -> list[tuple[bytes, bytes]]:
-    pairs = given.items() if type(given) is dict or isinstance(given, Mapping) else given
     raw, size = [], 0
+    try:
+        pairs = given.items() if isinstance(given, (dict, Mapping)) else [(name, value) for name, value in given]
+    except (TypeError, ValueError):
+        raise TypeError(f"headers are {given!r:.80}: return a dict of them, or a list of pairs") from None
     for name, value in pairs:
         for each in value if isinstance(value, (list, tuple)) else (value,):
-            text = str(each)
-            pair = (_known_header if len(text) <= _SHORT else _header)(str(name), text)
+            if each is None or not isinstance(name, str):
+                raise TypeError(f"the header {name!r:.80} is {each!r:.80}: a name is a str, and a value not None")
+            text = each.decode("latin-1") if isinstance(each, bytes) else str(each)
+            pair = (_known_header if len(text) <= _SHORT else _header)(name, text)
             raw.append(pair)
             size += len(pair[0]) + len(pair[1]) + _FRAMING
     if size > MAX_HEADER:
@@ -355,10 +398,11 @@ def _headers(given: Any) -> list[tuple[bytes, bytes]]:
 
 
 def _header(name: str, value: str) -> tuple[bytes, bytes]:
-    pair = name.encode("latin-1").lower(), value.encode("latin-1")
-    if not HEADER_NAME.fullmatch(pair[0]) or NOT_IN_VALUE.search(pair[1]):
-        raise TypeError(f"{name!r}: {value[:80]!r} is no header: its name or value has characters that none has")
-    return pair
+    with contextlib.suppress(UnicodeError):
+        pair = name.encode("latin-1").lower(), value.encode("latin-1")
+        if HEADER_NAME.fullmatch(pair[0]) and not NOT_IN_VALUE.search(pair[1]):
+            return pair
+    raise TypeError(f"{name[:80]!r}: {value[:80]!r} is no header: its name or value has characters that none has")
 
 
 _known_header: Final = lru_cache(64)(_header)
@@ -377,28 +421,58 @@ def _typed(headers: list[tuple[bytes, bytes]], content_type: bytes) -> list[tupl
 def piece_of(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    return value.encode() if isinstance(value, str) else _to_json(value)
+    return value.encode("utf-8", "backslashreplace") if isinstance(value, str) else _to_json(value)
 
 
 def _to_json(value: Any) -> bytes:
     try:
-        return _encode(value)
-    except TypeError as exc:
+        try:
+            return _encode(value)
+        except (TypeError, UnicodeError):  # msgspec writes no key as None, and no lone surrogate
+            text = json.dumps(msgspec.to_builtins(value, enc_hook=_simplify))
+            return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":")).encode()
+    except Exception as exc:
+        if is_out_of_memory(exc):
+            raise
         if hasattr(value, "__await__") or hasattr(value, "__anext__"):
             raise TypeError(
                 f"the handler returned {type(value).__name__}, which only an async handler may: write async def handle"
             ) from None
+        loops = isinstance(exc, RecursionError)
+        why = "it contains itself, or is nested too deeply" if loops else f"{_culprit(value)}: {str(exc)[:500]}"
         raise TypeError(
-            f"the handler returned a {type(value).__name__} that is not JSON-able ({exc}): return str, bytes, a dict "
+            f"the handler returned a {type(value).__name__} that is not JSON-able ({why}): return str, bytes, a dict "
             "or list of plain values, a dict of statusCode, body and headers, or a generator"
         ) from None
 
 
+def _culprit(value: Any, place: str = "") -> str:
+    """Return the type, and the place in what was returned, of the first part of *value* that has no JSON."""
+    parts = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, (list, tuple)) else {}
+    for key, each in parts.items():
+        try:
+            msgspec.to_builtins(each, enc_hook=_simplify)
+        except Exception:
+            return _culprit(each, f"{place}[{key!r:.80}]")
+    return f"{type(value).__name__}{place and ' at '}{place[:200]}"
+
+
 def _simplify(value: Any) -> Any:
-    """Make lists of tensors and arrays, and numbers of numpy's scalars."""
+    """Return what libraries have in place of a plain value as one: of tensors and arrays lists."""
     if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} inside it")
+        kind = getattr(getattr(value, "dtype", None), "kind", "")
+        if kind in ("m", "M") and value.dtype.str[-3] in "npfa":  # nanoseconds: numpy would make numbers of them
+            value, exact = value.astype(f"{kind}8[us]"), value
+            if ((value < exact) | (value > exact)).any():
+                raise TypeError(f"{exact.dtype} has more than microseconds")
+        plain = value.tolist()
+        if type(plain) is not type(value):
+            return plain
+    elif isinstance(value, os.PathLike):
+        return os.fspath(value)
+    elif hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")  # pydantic's
+    raise TypeError(f"no JSON for {type(value).__name__}")
 
 
 _encode: Final = msgspec.json.Encoder(enc_hook=_simplify).encode

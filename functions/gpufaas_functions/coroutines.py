@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeAlias
 
-from gpufaas_functions.author import Context, Event, HandlerAnswer, piece_of, to_answer
+from gpufaas_functions.author import Context, Event, HandlerAnswer, keyed, piece_of, to_answer
 
 Pieces: TypeAlias = AsyncIterator[Any]
 """The pieces of an answer that streams, as the author's generator yields them."""
@@ -27,9 +27,8 @@ async def called(
     :raises TypeError: the answer cannot be sent; other errors are the author's
     """
     value = handle(event, context)
-    if inspect.isawaitable(value):
-        value = await value
-    body = value.get("body") if type(value) is dict else value
+    value = keyed(await value if inspect.isawaitable(value) else value)
+    body = value.get("body") if isinstance(value, dict) else value
     if hasattr(body, "__next__"):
         raise TypeError(
             "an async handler returned a generator, which would keep its other calls waiting: stream with an async "
@@ -38,7 +37,7 @@ async def called(
     if not hasattr(body, "__anext__"):
         return to_answer(value), None
     nothing: Iterator[bytes] = iter(())
-    return to_answer({**value, "body": nothing} if type(value) is dict else nothing), body
+    return to_answer({**value, "body": nothing} if isinstance(value, dict) else nothing), body
 
 
 async def aopened(answer: HandlerAnswer, pieces: Pieces, length: int, *, rests: bool) -> Pieces | None:

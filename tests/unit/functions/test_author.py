@@ -1,14 +1,25 @@
 """The author's API: what handlers get, and what they may return."""
 
+import gzip
+import json
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from gpufaas_functions.author import BadBody, Event, HandlerAnswer, to_answer
+from gpufaas_functions import author
+from gpufaas_functions.author import JSON, TEXT, BadBody, Event, HandlerAnswer, to_answer
 
 
 def plain(answer: HandlerAnswer) -> tuple[int, dict[str, str], bytes]:
@@ -32,6 +43,90 @@ def plain(answer: HandlerAnswer) -> tuple[int, dict[str, str], bytes]:
 )
 def test_what_is_returned_is_sent(value: Any, content_type: str, body: bytes) -> None:
     assert plain(to_answer(value)) == (200, {"content-type": content_type}, body)
+
+
+@dataclass
+class Found:
+    label: Any
+
+
+@pytest.mark.parametrize(
+    ("value", "body"),
+    [
+        ({True: 1, False: 2, None: 3, 1.5: 5}, {"true": 1, "false": 2, "null": 3, "1.5": 5}),
+        ({None: {np.int64(2): {np.bool_(True): 1}}}, {"null": {"2": {"true": 1}}}),
+        ({"file": "a\udcff.txt", "\ud800": ["é\udcff"]}, {"file": "a\udcff.txt", "\ud800": ["é\udcff"]}),
+        ({None: [float("nan"), float("inf"), np.float32("nan")]}, {"null": [None, None, None]}),
+        ({None: [b"\xff", {7}, Decimal("1.10"), date(2020, 1, 2)]}, {"null": ["/w==", [7], "1.10", "2020-01-02"]}),
+        ([Found({True: Path("a\udcff")}), Found(np.array([{None: 1}]))],
+         [{"label": {"true": "a\udcff"}}, {"label": [{"null": 1}]}]),
+        (np.array(["2020-01-02", "NaT"], "M8[ns]"), ["2020-01-02T00:00:00", None]),
+        (np.array([90_000_000_000], "m8[ns]"), ["PT90S"]),
+        (torch.tensor([1.5], dtype=torch.bfloat16), [1.5]),
+        (torch.zeros(1, requires_grad=True).expand(2), [0.0, 0.0]),
+    ],
+)  # fmt: skip
+def test_json_is_what_json_dumps_makes_of_the_plain_values(value: Any, body: Any) -> None:
+    assert json.loads(to_answer(value).body or b"") == body
+    assert b"".join(to_answer(iter([value])).chunks or ()) == to_answer(value).body
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"a": [1, {"b": 2j}]}, r"dict that is not JSON-able \(complex at \['a'\]\[1\]\['b'\]: no JSON"),
+        ({"a": {(1, 2): 3}}, r"\(dict.*keys must be str, int, float, bool or None, not tuple"),
+        ({"a": np.array([1j])}, r"ndarray at \['a'\]: no JSON for complex"),
+        ([np.longdouble(1)], r"longdouble at \[0\]: no JSON"),
+        ([np.array([5], "m8[ns]")], r"ndarray at \[0\]: timedelta64\[ns\] has more than microseconds"),
+        ({"a": torch.empty(3, device="meta")}, r"Tensor at \['a'\]: .*meta tensor"),
+        ({"a": torch.eye(2).to_sparse()}, r"Tensor at \['a'\]: "),
+        ({"a": [iter([1])]}, r"list_iterator at \['a'\]\[0\]"),
+        (LOOP, "contains itself, or is nested too deeply"),
+    ],
+)
+def test_what_has_no_json_is_named_with_its_type_and_place(value: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        to_answer(value)
+
+
+def test_a_lack_of_memory_is_no_fault_of_the_answer() -> None:
+    class Large:
+        def tolist(self) -> list[int]:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        to_answer({"a": Large()})
+
+
+def test_a_text_without_utf_8_is_escaped() -> None:
+    assert to_answer("a\udcff").body == b"a\\udcff"
+    assert b"".join(to_answer(iter(["a\udcff"])).chunks or ()) == b"a\\udcff"
+
+
+def test_a_body_with_a_status_is_an_answer_as_in_flask() -> None:
+    answer = to_answer(({"id": 7}, 201, {"Location": "/7"}))
+
+    assert (answer.status, answer.body) == (201, b'{"id":7}')
+    assert answer.headers == [(b"location", b"/7"), (b"content-type", b"application/json")]
+    assert plain(to_answer(("gone", HTTPStatus.GONE)))[::2] == (410, b"gone")
+    assert plain(to_answer((iter(["a", "b"]), 202)))[::2] == (202, b"a|b")
+    assert plain(to_answer(([1], 201, {})))[::2] == (201, b"[1]")
+    assert plain(to_answer((None, 204)))[::2] == (204, b"")
+    assert plain(to_answer(OrderedDict(statusCode=201, body="x")))[::2] == (201, b"x")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(1, 2), (0.5, 200), ([1], 200), ("a", 7), ("a", True), ("a", "b"), ("a", 200, 1), ({}, {}), (1, 200, {}), ("a",)],
+    ids=repr,
+)
+def test_other_tuples_are_data(value: Any) -> None:
+    assert plain(to_answer(value))[::2] == (200, json.dumps(value, separators=(",", ":")).encode())
 
 
 def test_none_is_an_empty_answer() -> None:
@@ -61,6 +156,11 @@ def test_a_body_may_be_a_generator_with_headers() -> None:
         ({"statusCode": "many"}, "statusCode is 'many'"),
         ({"statusCode": 42}, "statusCode is 42"),
         ({"body": "", "headers": {"X": "a\r\nY: b"}}, "is no header: its name or value"),
+        ({"body": "", "headers": {"X-Name": "5 €"}}, "'X-Name': '5 €' is no header: its name or value"),
+        ({"body": "", "headers": {"X-Ñ": "1"}}, "'X-Ñ': '1' is no header"),
+        ({"body": "", "headers": {"X-Name": None}}, "the header 'X-Name' is None"),
+        ({"body": "", "headers": {7: "x"}}, "the header 7 is 'x': a name is a str"),
+        ({"body": "", "headers": "X: 1"}, "headers are 'X: 1': return a dict of them, or a list of pairs"),
         ({"body": "", "headers": {"X": "x" * 5_000_000}}, "headers of 5 MiB: an answer may have 64 KiB"),
         ({"statusCode": 401, "header": {}}, r"'header' \(did you mean 'headers'\?\)"),
         ({"statusCode": 200, "message": "hi"}, "statusCode and 'message', but an answer has"),
@@ -81,6 +181,7 @@ def test_an_event_reads_as_in_openfaas() -> None:
         "1",
         False,
     )
+    assert (event.headers.get("X-€"), event.headers.get_all("X-€")) == (None, [])
     with pytest.raises(ValueError, match="the body is no JSON"):
         Event("POST", "/", b"", [], b"{no json").json()
     assert (event.body, event.text, event.json()) == (b'{"k": [1]}', '{"k": [1]}', {"k": [1]})
@@ -134,6 +235,63 @@ def test_a_body_that_is_no_text_is_the_callers_fault(body: bytes, content_type: 
         with pytest.raises(BadBody) as raised:
             read()
         assert (raised.value.status, raised.value.event) == (status, event)
+
+
+MOST_PLAIN = 4096
+RAW = zlib.compressobj(wbits=-15)
+PACKED = {
+    b"gzip": gzip.compress(b'["caf\xc3\xa9"]'),
+    b" X-GZIP": gzip.compress(b'["caf\xc3\xa9"]'),
+    b"deflate": zlib.compress(b'["caf\xc3\xa9"]'),
+    b"Deflate": RAW.compress(b'["caf\xc3\xa9"]') + RAW.flush(),
+    b"identity": b'["caf\xc3\xa9"]',
+}
+
+
+@pytest.mark.parametrize("coding", PACKED)
+def test_a_compressed_body_is_unpacked_where_it_is_read_as_json_or_text(coding: bytes) -> None:
+    event = Event("POST", "/", b"", [(b"Content-Encoding", coding)], PACKED[coding])
+
+    assert (event.json(), event.text) == (["café"], '["café"]')
+    assert event.body == PACKED[coding]
+
+
+@pytest.mark.parametrize(
+    ("body", "coding", "status", "says"),
+    [
+        (b'["\xff"]', b"gzip", 400, "the body is no gzip: "),
+        (PACKED[b"gzip"][:-9], b"gzip", 400, "it ends too early"),
+        (PACKED[b"deflate"][:-1], b"deflate", 400, "it ends too early"),
+        (PACKED[b"gzip"] * 2, b"gzip", 400, "goes on behind its end"),
+        (gzip.compress(b"\xff"), b"gzip", 400, "can't decode byte 0xff"),
+        (PACKED[b"gzip"], b"br", 415, "the Content-Encoding 'br' is not known"),
+        (PACKED[b"gzip"], b"gzip, gzip", 415, "the Content-Encoding 'gzip, gzip' is not known"),
+        (gzip.compress(b" " * MOST_PLAIN + b"1"), b"gzip", 413, "unpacks to over 4 KiB: send it uncompressed"),
+        (zlib.compress(b" " * MOST_PLAIN + b"1"), b"deflate", 413, "unpacks to over 4 KiB: send it uncompressed"),
+    ],
+    ids=["plain", "cut", "cut-zlib", "two", "no-text", "br", "twice", "bomb", "bomb-zlib"],
+)
+def test_a_body_that_cannot_be_unpacked_is_the_callers_fault(
+    body: bytes, coding: bytes, status: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(author, "MOST_PLAIN", MOST_PLAIN)
+    event = Event("POST", "/", b"", [(b"content-encoding", coding)], body)
+
+    for read in (event.json, lambda: event.text):
+        with pytest.raises(BadBody, match=says) as raised:
+            read()
+        assert raised.value.status == status
+    assert not event.read_ahead(JSON | TEXT)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_json_in_another_utf_is_read_though_its_caller_does_not_say_so(encoding: str) -> None:
+    assert sent('["a", "é"]'.encode(encoding), b"application/json").json() == ["a", "é"]
+
+
+def test_who_asks_for_json_is_told_what_kind_of_body_came() -> None:
+    with pytest.raises(BadBody, match="its Content-Type is multipart/form-data; boundary=x"):
+        sent(b"--x\r\n", b"multipart/form-data; boundary=x").json()
 
 
 @pytest.mark.parametrize(
