@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-base bench-overhead bench-peers bench-busy bench-gateway bench-streams bench-bodies bench-functions bench-coldstart bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated bench-neighbours reproduce reproduce-gpu chaos chaos-async soak hunt incidents cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-base bench-overhead bench-peers bench-busy bench-gateway bench-streams bench-bodies bench-functions bench-coldstart bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated bench-neighbours reproduce ages reproduce-gpu chaos chaos-async soak hunt incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
@@ -35,7 +35,8 @@ help:
 	@echo "make bench-live    the same calls live and simulated: writes its part of docs/evaluation.md"
 	@echo "make bench-emulated  emulated devices against their cost model, and against the simulator: a part of docs/evaluation.md"
 	@echo "make bench-neighbours  batches and shares on a CPU device, live and simulated: a part of docs/evaluation.md"
-	@echo "make reproduce     every number of the five papers beside ours: writes docs/claims.md (minutes)"
+	@echo "make reproduce     every number of the five papers beside ours: writes docs/claims.md (half a minute)"
+	@echo "make ages      how old the measurements in the pages are: commits since that changed what they measure, and how to repeat them"
 	@echo "make reproduce-gpu what one machine with a GPU can tell: starts, transfers, a swap storm, MPS; one file to send back (under 10 minutes)"
 	@echo "make clean   remove .venv, builds and the demo's data"
 
@@ -170,6 +171,9 @@ bench-neighbours: setup
 
 reproduce: setup
 	$(BIN)/python benchmarks/reproduce.py
+
+ages: setup
+	@$(BIN)/python benchmarks/ages.py
 
 reproduce-gpu: setup
 	$(BIN)/python benchmarks/gpu.py
