@@ -211,12 +211,7 @@ class GatewayApp:
         return f"no scheduler for {age_s:.0f} s: {why}"
 
     def _why_not_ready(self, front: Front) -> str:
-        """
-        Return why no load balancer should send calls here.
-
-        If no scheduler leads, all gateways are alike: they are ready, since they serve what is loaded. One that does
-        not reach the scheduler that leads is not ready: others may be better off.
-        """
+        """Return why others may serve calls better. If nobody leads, all are alike, and serve what is loaded."""
         if not front.catalogue.loaded:
             return "functions are being read from etcd"
         why = self._without_scheduler()

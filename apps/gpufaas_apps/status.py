@@ -16,10 +16,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 @dataclass
 class Status:
-    """
-    What the status port answers. `ready` returns why the service is not ready; empty, or a text that begins with
-    "ready": it is.
-    """
+    """What the status port answers. `ready` returns why the service is not ready; empty, or "ready …": it is."""
 
     ready: Callable[[], str | Awaitable[str]] = lambda: ""
     metrics: Callable[[], bytes | Awaitable[bytes]] = lambda: b""

@@ -5,7 +5,7 @@ The form of workload files (docs/simulator.md), and writing them. `explicit` rea
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -141,9 +141,6 @@ class FileEntry(Struct, forbid_unknown_fields=True):
     nodes: dict[str, NodeEntry] = {}
     offers: list[OfferEntry] = []
     changes: list[ChangeEntry] = []
-
-
-ENTRIES: Final = (FileEntry, DeviceEntry, CostEntry, PlannedEntry, FunctionEntry, NodeEntry, OfferEntry, UpdateEntry)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def read(data: bytes | str, kind: type[_T], name: str = "the problem") -> _T:
     """
     try:
         found = msgspec.json.decode(data, type=kind)
-        json.loads(data, object_pairs_hook=_once, parse_int=_whole, parse_float=_real)
+        json.loads(data, object_pairs_hook=_once, parse_int=_real, parse_float=_real)
         return found
     except UNREADABLE as exc:
         line, _, what = mistake(data.encode() if isinstance(data, str) else data, kind, exc)
@@ -67,10 +67,6 @@ def distinct(names: list[str], what: str) -> None:
 
 def _once(pairs: list[tuple[str, Any]]) -> None:
     distinct([key for key, _ in pairs], "keys of one object")
-
-
-def _whole(text: str) -> None:
-    _real(text)
 
 
 def _real(text: str) -> None:
