@@ -176,7 +176,6 @@ class FunctionHttp(BoundedHttp):
         if self.url != self._known_url:
             parsed = httptools.parse_url(self.url)
             path = parsed.path
-            known = path is not None and path.isascii()  # the server refuses others
-            self._known_target = self._front.target(path, parsed.query or b"") if known else None
+            self._known_target = self._front.target(path, parsed.query or b"") if path else None
             self._known_url = self.url
         return self._known_target

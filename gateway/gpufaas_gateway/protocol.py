@@ -16,7 +16,6 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.http11 import Request
 
 from gpufaas_core.descriptors import callers_share
 from gpufaas_core.loopback import count_unsent, unpace
@@ -152,7 +151,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         cycle: Any = self.cycle
-        at_head = self._in_head or cycle is None or not cycle.more_body
+        begins = bool(self.url) if self._in_head else cycle is None or not cycle.more_body
         while data:
             try:
                 self.parser.feed_data(data)
@@ -168,14 +167,14 @@ class BoundedHttp(HttpToolsProtocol):
                 data = self._read_again() + data[exc.args[0] :]
             except httptools.HttpParserError as exc:
                 in_url = isinstance(exc, httptools.HttpParserInvalidURLError)
-                data = self._in_ascii(data) if in_url and at_head and self.cycle is cycle else b""
+                data = self._in_ascii(data) if in_url and begins and self.cycle is cycle else b""
                 if not data:
                     self.send_400_response("it is not HTTP, or the end of its body is in doubt")
 
     def _in_ascii(self, data: bytes) -> bytes:
         """
         Return the request in whose target the parser has stopped, with what is beyond ASCII there percent-encoded, as
-        many servers of functions need it; empty if nothing is. *data* begins with its first line, or in that.
+        many servers of functions need it; empty if nothing is. *data* begins with its first line, or in its target.
         """
         line, end, rest = data.partition(b"\n")
         if line.isascii() or len(self.url) > MAX_TARGET:
@@ -457,12 +456,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_complete:
             # A head that the library refuses while it reads makes no event: answer it here.
-            self._refuse()
-
-    def handle_connect(self, event: Request) -> None:
-        if event.path.isascii():
-            super().handle_connect(event)
-        else:
             self._refuse()
 
     def handle_ping(self) -> None:

@@ -187,9 +187,10 @@ async def test_bytes_beyond_ascii_in_a_target_reach_the_function_percent_encoded
         "GET /function/echo?q=é\x7f HTTP/1.1\r\nHost: x\r\n\r\n",
         "GÉT /function/echo HTTP/1.1\r\nHost: x\r\n\r\n",
         "GET /function/echo?é HTTP/1.é\r\nHost: x\r\n\r\n",
+        "\r\nGET /function/echo?é HTTP/1.1\r\nHost: x\r\n\r\n",
         "POST /function/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\néGET /é HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
-    ids=("control", "delete", "method", "version", "behind a body"),
+    ids=("control", "delete", "method", "version", "behind an empty line", "behind a body"),
 )
 async def test_what_is_no_request_line_but_for_such_bytes_is_refused(gateway: Gateway, sent: str) -> None:
     functions = Functions()
@@ -198,6 +199,14 @@ async def test_what_is_no_request_line_but_for_such_bytes_is_refused(gateway: Ga
 
     assert (b"HTTP/1.1 400 " in answer) != sent.startswith("POST"), "a whole request that came before is answered"
     assert [head.method for _, head in functions.called] == ["POST", "POST"] * sent.startswith("POST")
+
+
+async def test_a_method_that_comes_in_two_pieces_is_not_taken_for_its_second_half(gateway: Gateway) -> None:
+    functions = Functions()
+    calls = await gateway.calls(functions)
+
+    assert b"HTTP/1.1 400 " in await compared(calls.run, b"PROP", b"PATCH /function/echo?\xe9 HTTP/1.1\r\n" + HOST + LAST)
+    assert not functions.called
 
 
 class Gone(socket.socket):

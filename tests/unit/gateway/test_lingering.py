@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "function": (head("POST /function/f HTTP/1.1", "Connection: close", LENGTH), 413),
     "chunk": (head("POST /function/f HTTP/1.1", "Transfer-Encoding: chunked") + b"zz", 400),
     "WebSocket": (head("GET / HTTP/1.1", *WEBSOCKET.decode().split("\r\n")[:-1]), 403),
-    "WebSocket's path": (head("GET /\xfc HTTP/1.1", *WEBSOCKET.decode().split("\r\n")[:-1]), 400),
+    "WebSocket's path": (head("GET /\x7f HTTP/1.1", *WEBSOCKET.decode().split("\r\n")[:-1]), 400),
     "WebSocket's frame": (head("GET /broken HTTP/1.1", *WEBSOCKET.decode().split("\r\n")[:-1]), 101),
 }
 
