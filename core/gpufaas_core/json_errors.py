@@ -117,7 +117,7 @@ def _words(kind: Any) -> str:
                 "{:g} at most": kind.le,
                 "below {:g}": kind.lt,
             }
-            return ", ".join([what, *(says.format(limit) for says, limit in limits.items() if limit is not None)])
+            return ", ".join([what, *(says.format(limit) for says, limit in ends.items() if limit is not None)])
         case types.StructType(array_like=True):
             return f"a list of {sum(each.required for each in kind.fields)} or more"
         case types.TupleType():
