@@ -111,11 +111,11 @@ def _words(kind: Any) -> str:
             return "true or false"
         case types.IntType() | types.FloatType():
             what = "a whole number" if isinstance(kind, types.IntType) else "a number"
-            limits = {
+            ends = {
                 "{:g} or more": kind.ge,
                 "more than {:g}": kind.gt,
                 "{:g} at most": kind.le,
-                "below {:g}": kind.lt,
+                "less than {:g}": kind.lt,
             }
             return ", ".join([what, *(says.format(limit) for says, limit in ends.items() if limit is not None)])
         case types.StructType(array_like=True):

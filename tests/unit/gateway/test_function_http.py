@@ -205,7 +205,9 @@ async def test_a_method_that_comes_in_two_pieces_is_not_taken_for_its_second_hal
     functions = Functions()
     calls = await gateway.calls(functions)
 
-    assert b"HTTP/1.1 400 " in await compared(calls.run, b"PROP", b"PATCH /function/echo?\xe9 HTTP/1.1\r\n" + HOST + LAST)
+    assert b"HTTP/1.1 400 " in await compared(
+        calls.run, b"PROP", b"PATCH /function/echo?\xe9 HTTP/1.1\r\n" + HOST + LAST
+    )
     assert not functions.called
 
 
