@@ -7,7 +7,7 @@ from fastapi import APIRouter
 
 from gpufaas_core.errors import GpufaasError, UnknownFunction
 from gpufaas_core.scaling import ScalingRule
-from gpufaas_gateway.catalogue import Deployed, replicas_of
+from gpufaas_gateway.catalogue import replicas_of
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.ports import Scheduler
 from gpufaas_gateway.typed_routes import TEXT, Responses, router
@@ -31,8 +31,9 @@ def alert_routes(deployer: Deployer, scheduler: Scheduler) -> APIRouter:
                 found = catalogue.find(name)
                 if found is None:
                     raise UnknownFunction(f"function {name[:80]!r} is not deployed")
-                replicas = replicas_of(found, scheduler.status())
-                if (asked := wanted(found, replicas, firing)) != replicas:
+                rule, replicas = found.options.scaling or ScalingRule(), replicas_of(found, scheduler.status())
+                asked = wanted(rule, replicas, firing)
+                if rule.factor and (firing or asked != replicas):  # one that still fires at the maximum holds it
                     deployer.scale(found, asked)
             except GpufaasError as exc:
                 failed.append(str(exc))
@@ -42,16 +43,13 @@ def alert_routes(deployer: Deployer, scheduler: Scheduler) -> APIRouter:
     return routes
 
 
-def wanted(function: Deployed, replicas: int, firing: bool) -> int:
+def wanted(rule: ScalingRule, replicas: int, firing: bool) -> int:
     """
     Return the number of copies that an alert asks for, by OpenFaaS CE's rule.
 
     While the alert fires, add `ScalingRule.factor` percent of the maximum to *replicas*, within the bounds. When it is
-    resolved, go back to the minimum. A factor of 0 turns scaling by alerts off.
+    resolved, go back to the minimum.
     """
-    rule = function.options.scaling or ScalingRule()
-    if rule.factor == 0:
-        return replicas
     if not firing:
         return rule.min
     return max(replicas, rule.min, min(rule.max, replicas + math.ceil(rule.max * rule.factor / 100)))

@@ -16,7 +16,7 @@ PAGE: Final = """<!doctype html>
 <h1>Functions</h1>
 <p><label>Namespace <select id="namespace"></select></label></p>
 <table>
-  <thead><tr><th>Name<th>Image<th>Calls<th>Ready<th>Devices</thead>
+  <thead><tr><th>Name<th>Image<th>Calls<th>Loaded<th>Devices</thead>
   <tbody id="functions"></tbody>
 </table>
 <p id="said"></p>
@@ -33,10 +33,10 @@ PAGE: Final = """<!doctype html>
       const functions = await read("/system/functions?namespace=" + encodeURIComponent(namespace))
       at("functions").replaceChildren(...functions.map(each => {
         const row = document.createElement("tr")
-        const ready = each.availableReplicas + "/" + each.replicas
+        const loaded = each.gpufaas.ready + "/" + each.replicas
         const old = each.gpufaas.age ? ` (as of ${Math.round(each.gpufaas.age)} s ago)` : ""
         const devices = each.gpufaas.devices.join(", ") + old
-        for (const text of [each.name, each.image, each.invocationCount, ready, devices])
+        for (const text of [each.name, each.image, each.invocationCount, loaded, devices])
           row.insertCell().textContent = text
         return row
       }))

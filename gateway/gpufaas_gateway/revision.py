@@ -155,6 +155,7 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
     env = dict(record.spec.env_vars or {})
     if record.spec.env_process:
         env["fprocess"] = record.spec.env_process
+    probes = options.probes
     env["OPENFAAS_NAME"] = record.name
     env["OPENFAAS_NAMESPACE"] = record.namespace
     if options.cors is not None and options.cors.own:
@@ -170,7 +171,10 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
         memory=memory,
         env=env,
         secrets=record.spec.secrets or (),
-        stall_s=options.stall_s,
+        # A server that is not asked yet, or not again, makes no progress.
+        stall_s=options.stall_s
+        + probes.get("ready_delay_s", 0.0)
+        + probes.get("ready_period_s", 0.0) * probes.get("ready_successes", 1),
         image="" if options.bundle else record.spec.image,
         read_only=bool(record.spec.read_only_root_filesystem),
         preload=options.preload,
@@ -179,7 +183,7 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
         constraints=options.placement.constraints,
         elastic=not options.memory and kind != "server",
         labels={**(record.spec.labels or {}), "faas_function": record.name},
-        **options.probes,
+        **probes,
     )
     return replace(spec, memory=memory + OWN_PROCESS) if spec.own_process and not options.placement.gpu else spec
 

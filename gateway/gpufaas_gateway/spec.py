@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import ALL_COMPUTE, SHARINGS, FunctionId
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
@@ -239,13 +240,14 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
                 raise InvalidSpec(f"{what}: {exc}") from exc
     _check_sharing(read)
     _check_batches(read)
-    read.pop("ready_failures", None)  # a server is asked until it is ready, however often it is not
+    probes = {each: read.pop(each) for each in list(read) if each.startswith(("ready_", "health_"))}
     return replace(
         default_options(bundle, defaults),
         scaling=read_scaling_rule(spec.labels or {}, annotations),
         placement=placement_of(spec, defaults, image=not bundle),
         cors=read_cors(annotations),
-        probes={each: read.pop(each) for each in list(read) if each.startswith(("ready_", "health_"))},
+        # As in Kubernetes, 0 is the default. A server is asked until it is ready, however often it is not.
+        probes={each: value for each, value in probes.items() if value and each in WorkerSpec.__struct_fields__},
         **read,
     )
 
@@ -430,12 +432,12 @@ def _slots(text: str) -> int:
 
 _PROBE: Final[Sequence[tuple[str, str, Callable[[str], object]]]] = (
     ("path", "path", _path),
-    ("initialDelay", "delay_s", parse_duration),
-    ("initialDelaySeconds", "delay_s", lambda text: float(_whole(text))),
-    ("periodSeconds", "period_s", lambda text: float(_count(text))),
-    ("timeoutSeconds", "timeout_s", lambda text: float(_count(text))),
-    ("successThreshold", "successes", _count),
-    ("failureThreshold", "failures", _count),
+    ("initialDelay", "delay_s", lambda text: min(parse_duration(text), _NO_LIMIT_S)),
+    ("initialDelaySeconds", "delay_s", _whole),
+    ("periodSeconds", "period_s", _whole),
+    ("timeoutSeconds", "timeout_s", _whole),
+    ("successThreshold", "successes", _whole),
+    ("failureThreshold", "failures", _whole),
 )
 """Annotations of one of OpenFaaS's probes, without their prefix: as `_READ`."""
 _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
@@ -462,7 +464,6 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
         f"annotation com.openfaas.{probe}.http.{name}": (f"{probe}_{field}", parse)
         for probe in ("ready", "health")
         for name, field, parse in _PROBE
-        if (probe, name) != ("health", "successThreshold")
     },
 }
 """What a deployment may say, as errors name it: field of `Options`, and reader. Of two for a field the later counts."""

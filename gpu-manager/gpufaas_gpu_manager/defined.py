@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.constraints import Constraint, satisfied
 from gpufaas_core.environment import Environment, grouped, measure
@@ -147,7 +149,7 @@ class Functions:
         allowed = (each for each in sources if satisfied(spec.constraints, each.device.labels))
         device = WorkerDevice(next(allowed, sources[0]))
         # Not in the ledger: its memory is promised to no call. An import is held to the whole of the device.
-        worker = self._host.make(device, spec, device.ledger.capacity, scratch=True)
+        worker = self._host.make(device, replace(spec, ready_delay_s=0.0), device.ledger.capacity, scratch=True)
         worker.begin()
         try:
             async with asyncio.timeout(self._host.settings.check_timeout_s):

@@ -97,11 +97,6 @@ class Scaler:
                 log.info("function.scaled id=%s copies=%d before=%d", each.function, wanted, current)
                 self._scale(each.function, wanted)
 
-    def load(self, name: str) -> FunctionLoad | None:
-        """Return the load of a function at the last tick; None: it has no rule, or was not measured yet."""
-        seen = self._seen.get(name)
-        return None if seen is None else seen.load
-
     def _observe(self, seen: _Tracked, new: Watched, now: Seconds) -> None:
         samples = seen.samples
         while len(samples) > 1 and now - samples[1][0] >= RATE_S:

@@ -37,14 +37,16 @@ def command(name: str, verbose: bool, namespace: str | None, as_json: bool, clie
     count = next((int(each.get("invocationCount") or 0) for each in every if each.get("name") == called), 0)
     path = function_path(called, namespace or (name.partition(".")[2] or None))
     url, async_url = client.shown + path, client.shown + path.replace("/function/", "/async-function/", 1)
-    status = "Ready" if int(found.get("availableReplicas") or 0) > 0 else "Not Ready"
+    available, ours = int(found.get("availableReplicas") or 0), found.get("gpufaas") or {}
+    status = "Ready" if available else "Not Ready"
+    by_call = " (loaded by the next call)" if available > ours.get("ready", 1) else ""
     if as_json:
         output.show_json({**found, "Status": status, "InvocationCount": count, "URL": url, "AsyncURL": async_url})
         return
     output.aligned(
-        [("Name", called), ("Status", status + _why_failed(found.get("gpufaas") or {})),
+        [("Name", called), ("Status", status + _why_failed(ours)),
          ("Replicas", str(found.get("replicas") or 0)),
-         ("Available Replicas", str(found.get("availableReplicas") or 0)), ("Invocations", str(count)),
+         ("Available Replicas", f"{available}{by_call}"), ("Invocations", str(count)),
          ("Image", found.get("image", "")), ("Function Process", found.get("envProcess") or "<default>"), ("URL", url),
          ("Async URL", async_url)]
     )  # fmt: skip
@@ -55,7 +57,7 @@ def command(name: str, verbose: bool, namespace: str | None, as_json: bool, clie
     if usage := found.get("usage") or {}:
         cpu = {"CPU": f"{usage['cpu']:.0f} Mi"} if "cpu" in usage else {}
         output.section("Usage", {"RAM": f"{usage.get('totalMemoryBytes', 0) / 1e6:.2f} MB", **cpu})
-    if ours := found.get("gpufaas"):
+    if ours:
         output.show("\nPlatform:")
         standbys = _standbys(client.status()) if ours.get("kind") in ("model", "http") else []
         output.aligned(_ours(ours) + standbys, indent=1)

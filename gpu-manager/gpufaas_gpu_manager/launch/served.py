@@ -16,9 +16,10 @@ from gpufaas_gpu_manager.worker import Worker
 
 _FIRST_LOOK_S: Final[Seconds] = 0.005
 _LOOK_EVERY_S: Final[Seconds] = 0.1
-_LATE_S: Final[Seconds] = 10.0
-"""After this long, the log of the function says what its start waits for."""
+_BODY_S: Final[Seconds] = 0.1
+"""For so long the body of a bad answer is awaited: it says why, and a server may keep the connection open."""
 _GOOD: Final = re.compile(rb"HTTP/1\.[01] [23]")
+_HEAD_END: Final = b"\r\n\r\n"
 _ENOUGH: Final = 4096
 _SAID: Final = 200
 """The characters of an answer that are said."""
@@ -60,20 +61,15 @@ class Face:
     async def _look_after(self, host: str, port: int, behind: Callable[[], bool], unix: str) -> None:
         """Wait until it answers; then do its health checks until the worker ends."""
         spec, run = self._worker.spec, self._worker.run
-        began, pause, good, late = time.monotonic(), _FIRST_LOOK_S, 0, False
+        began, pause, good = time.monotonic(), _FIRST_LOOK_S, 0
         ready_path, listens = spec.ready_path or spec.health_path, run.waits_for
-        if spec.ready_delay_s:
-            run.waits_for = f"to be asked whether it is ready, {spec.ready_delay_s:g} s after its start"
-            await asyncio.sleep(spec.ready_delay_s)
+        await asyncio.sleep(spec.ready_delay_s)
         while True:
             reason = await probe(host, port, ready_path, there := _there(unix), spec.ready_timeout_s)
             good = 0 if reason or not behind() else good + 1
             if good >= spec.ready_successes:
                 break
             run.waits_for = f"to be ready: {reason}" if reason.startswith("GET ") else listens
-            if not late and time.monotonic() - began > _LATE_S:
-                late = True
-                self._worker.output.say(f"gpufaas: it has yet {run.waits_for}")
             # The kernel does not report when a port begins to accept: this is the one place that has to poll.
             await asyncio.sleep(spec.ready_period_s or pause)
             pause = min(pause * 1.5, _LOOK_EVERY_S)
@@ -106,30 +102,28 @@ async def probe(host: str, port: int, path: str, unix: str = "", timeout_s: Seco
     """
     writer, got = None, b""
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s) as limit:
             opened = asyncio.open_unix_connection(unix) if unix else asyncio.open_connection(host, port)
             reader, writer = await opened
             if not path:
                 return ""
             writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n\r\n".encode("latin-1"))
-            # Of a bad answer also the body, which may come later: it says why.
-            while not _GOOD.match(got) and not got.partition(b"\r\n\r\n")[2] and len(got) < _ENOUGH:
-                if not (more := await reader.read(_ENOUGH)):
-                    break
+            while not _GOOD.match(got) and len(got) < _ENOUGH and (more := await reader.read(_ENOUGH)):
                 got += more
-    except TimeoutError:
-        if not got:
-            return f"{f'GET {path}: ' if writer else ''}no answer within {timeout_s:g} s"
+                if got.partition(_HEAD_END)[2]:
+                    break
+                if _HEAD_END in got:
+                    limit.reschedule(asyncio.get_running_loop().time() + _BODY_S)
     except OSError as exc:
-        return f"{f'GET {path}: ' if writer else ''}{exc.strerror or exc}"
+        if not got:
+            why = exc.strerror or str(exc) or f"no answer within {timeout_s:g} s"
+            return f"GET {path}: {why}" if writer else why
     finally:
         if writer is not None:
             writer.transport.abort()
     if _GOOD.match(got):
         return ""
-    head, _, body = got.partition(b"\r\n\r\n")
-    if b"chunked" in head.lower():
-        body = body.partition(b"\r\n")[2].partition(b"\r\n")[0]
+    head, _, body = got.partition(_HEAD_END)
     line, said = (each.decode("utf-8", "replace").strip()[:_SAID] for each in (head.partition(b"\r\n")[0], body))
     return f"GET {path} was answered {line.removeprefix('HTTP/1.1 ')!r}{f' with {said!r}' if said else ''}"
 

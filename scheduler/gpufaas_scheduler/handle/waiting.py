@@ -6,6 +6,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, wake
 from gpufaas_scheduler.handle.grants import next_local, take_local
+from gpufaas_scheduler.world.backoff import AT_ONCE
 from gpufaas_scheduler.world.call_state import LOCAL
 from gpufaas_scheduler.world.state import Call, FunctionState
 from gpufaas_scheduler.world.world import World
@@ -100,4 +101,5 @@ def refuse_failing(world: World, call: CallId, owner: FunctionState) -> m.Reject
 
 def backs_off(owner: FunctionState) -> bool:
     """Whether its calls are refused, but for one that tries a load."""
-    return owner.backoff is not None and owner.backoff.refuses
+    failing = owner.backoff
+    return failing is not None and failing.reason is not None and failing.failures >= AT_ONCE

@@ -35,11 +35,6 @@ class Backoff:
         self.loaded_at: Seconds | None = None
         """When a load succeeded; None: one has failed since."""
 
-    @property
-    def refuses(self) -> bool:
-        """Whether its calls are refused, but for one probe at a time."""
-        return self.reason is not None and self.failures >= AT_ONCE
-
     def left_s(self, now: Seconds) -> Seconds:
         """Return how long the next load has to wait."""
         return max(0.0, self.retry_at - now)

@@ -535,6 +535,15 @@ def test_describe_says_where_there_are_several_copies(gateway: Gateway) -> None:
     assert "n1/cpu:0 (3 copies)" in shown
 
 
+def test_describe_of_a_function_at_zero_says_why_it_is_available(gateway: Gateway) -> None:
+    function = deployed(gateway)
+    gateway.scheduler.now = EngineStatus("lalb-o3", (), {}, {}, {function: 0})
+
+    shown = run("describe", "a").stdout
+
+    assert re.search(r"Status: +Ready\nReplicas: +0\nAvailable Replicas: +1 \(loaded by the next call\)\n", shown)
+
+
 def test_describe_says_where_a_copy_is_parked_and_how_many_standbys_wait(gateway: Gateway) -> None:
     function = deployed(gateway)
     device = DeviceStatus(DEVICE, 0, False, (), 0, 0, 0, 0, 0, 0.0, parked=(ParkedStatus(function, 3, MiB),))

@@ -139,7 +139,7 @@ async def test_all_annotations_of_probes_reach_the_node(platform: Platform) -> N
         "ready.http.initialDelay": "1m30s", "ready.http.periodSeconds": "2", "ready.http.timeoutSeconds": "3",
         "ready.http.successThreshold": "4", "ready.http.failureThreshold": "5",
         "health.http.initialDelaySeconds": "6", "health.http.periodSeconds": "7", "health.http.timeoutSeconds": "8",
-        "health.http.failureThreshold": "9",
+        "health.http.failureThreshold": "9", "health.http.successThreshold": "1",
     }  # fmt: skip
     annotations = {f"com.openfaas.{name}": text for name, text in given.items()}
 
@@ -147,6 +147,22 @@ async def test_all_annotations_of_probes_reach_the_node(platform: Platform) -> N
 
     assert (spec.ready_delay_s, spec.ready_period_s, spec.ready_timeout_s, spec.ready_successes) == (90, 2, 3, 4)
     assert (spec.health_delay_s, spec.health_period_s, spec.health_timeout_s, spec.health_failures) == (6, 7, 8, 9)
+    assert spec.stall_s == 60 + 90 + 2 * 4, "its start may make no progress while it is not asked"
+
+
+async def test_0_is_the_default_of_a_probe_and_a_delay_has_a_bound(platform: Platform) -> None:
+    platform.workers.containers = True
+    given = {
+        "ready.http.initialDelay": "9" * 400, "ready.http.periodSeconds": "0", "ready.http.timeoutSeconds": "0",
+        "ready.http.successThreshold": "0", "ready.http.failureThreshold": "0", "health.http.path": "",
+        "health.http.initialDelaySeconds": "0", "health.http.periodSeconds": "0", "health.http.failureThreshold": "0",
+    }  # fmt: skip
+    annotations = {f"com.openfaas.{name}": text for name, text in given.items()}
+
+    spec = (await platform.deployer.deploy(FunctionSpec("web", "web:2", annotations=annotations), update=False)).spec
+
+    assert (spec.ready_delay_s, spec.ready_period_s, spec.ready_timeout_s, spec.ready_successes) == (86400, 0, 5, 1)
+    assert (spec.health_path, spec.health_delay_s, spec.health_period_s, spec.health_failures) == ("", 0, 10, 3)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +171,7 @@ async def test_all_annotations_of_probes_reach_the_node(platform: Platform) -> N
         ("ready.http.path", "ready", "'ready' is not a path"),
         ("ready.http.initialDelay", "soon", "'soon' is not a duration"),
         ("ready.http.initialDelaySeconds", "1m", "'1m' is not a whole number"),
-        ("health.http.periodSeconds", "0", "'0' must be at least 1"),
+        ("health.http.periodSeconds", "0.1", "'0.1' is not a whole number"),
         ("health.http.timeoutSeconds", "-1", "'-1' is not a whole number"),
         ("health.http.failureThreshold", "", "'' is not a whole number"),
         ("health.http.intialDelay", "2s", "did you mean com.openfaas.health.http.initialDelay?"),

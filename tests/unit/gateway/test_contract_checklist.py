@@ -470,7 +470,9 @@ async def test_root_sends_browsers_to_the_guarded_page(gateway: Gateway) -> None
     assert (root.status_code, root.headers["location"]) == (307, "/ui/")
     assert (await gateway.stranger.get("/ui/")).status_code == 401
     assert (await gateway.stranger.get("/docs")).status_code == 401
-    assert "<title>gpufaas</title>" in (await gateway.admin.get("/ui/")).text
+    page = (await gateway.admin.get("/ui/")).text
+    assert "<title>gpufaas</title>" in page
+    assert "availableReplicas" not in page, "it would show 1/0 for a function at zero: the page has what is loaded"
 
 
 @pytest.mark.parametrize("path", ["/system/telemetry", "/system/nothing", "/nothing", "/redoc"])
@@ -565,6 +567,7 @@ async def test_alerts_scale_by_the_factor_up_to_the_maximum(gateway: Gateway) ->
         wanted.append((await gateway.admin.get("/system/function/echo")).json()["replicas"])
 
     assert wanted == [4, 5, 5, 2, 2]
+    assert len(gateway.scheduler.scaled) == 4, "an alert that fires at the maximum sets the number again: it holds"
 
 
 async def test_alerts_can_be_turned_off_and_say_what_failed(gateway: Gateway) -> None:
