@@ -142,7 +142,6 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     )  # fmt: skip
     front = Front(options, parts, listener)
     front.metrics.show(NodeFamilies(node))
-    front.async_calls.attempts.say = lambda function, text: stores.logs.append(function, "gateway", text)
     return ServeApp(options, credentials, stores, journal, scheduler, node, containers, front, gone)
 
 

@@ -57,8 +57,6 @@ class Attempts:
         self._new_file = new_file
         self._rng = rng
         self._clock = clock
-        self.say: Callable[[str, str], None] = lambda _, __: None
-        """Writes a line to the log of a function, where the logs are in this process."""
 
     async def execute(self, claimed: ClaimedCall) -> Outcome:
         call = claimed.call
@@ -125,7 +123,6 @@ class Attempts:
             now, reason = self._clock(), str(exc)
             if deliveries < policy.attempts:
                 wait_s = backoff_s(deliveries, policy.min_wait_s, policy.max_wait_s, self._rng)
-                self.say(call.function, f"call {call.id}: {reason}; it is tried again")
                 return Redeliver(claimed.key, now + wait_s, deliveries, reason)
             reason += f"; the last of {policy.attempts} attempts failed"
         except CallbackRefused as exc:
@@ -136,7 +133,6 @@ class Attempts:
                 return Done(claimed.key, now, answer.status, claimed.attempts)
             return Dead(claimed.key, now, claimed.attempts, answer.status, claimed.exhausted)
         log.warning("async.callback_gave_up call=%s function=%s: %s", call.id, call.function, reason)
-        self.say(call.function, f"call {call.id}: {reason}; it is given up")
         if claimed.exhausted is not None:
             return Dead(claimed.key, now, claimed.attempts, answer.status, f"{claimed.exhausted}; {reason}")
         return Dead(claimed.key, now, claimed.attempts, answer.status, reason, undelivered=True)

@@ -29,8 +29,10 @@ Resolved: TypeAlias = tuple[int, str]
 
 _MAX_URL: Final = 4096
 _TO_FUNCTIONS: Final = ("/function/", "/async-function/")
-_LOOKUP_S: Final[Seconds] = 1.0
-"""A caller waits for this long at most to hear that the host of its callback is not known."""
+_LOOKUP_S: Final[Seconds] = 0.25
+"""The first caller with a host waits so long at most to hear that it is not known; two do at a time."""
+_MOST_KNOWN: Final = 1000
+"""Hosts that are looked up in a minute."""
 _TIMEOUT_S: Final[Seconds] = 60.0
 """Without any progress; a large answer may take longer in all."""
 _CONNECT_S: Final[Seconds] = 10.0
@@ -146,31 +148,34 @@ class HttpCallbacks:
         self._resolve = resolver
         self._session: ClientSession | None = None
 
-    def check(self, url: str) -> None:
-        """:raises InvalidSpec: see `check_url`"""
-        check_url(url, allow_local=True)
-        check_url(url, self._allow_local or bool(self._own(url)))
+    def check(self, url: str) -> str:
+        """
+        Return where this process reaches *url*, if that is of a function of this gateway; else an empty text.
 
-    def _own(self, url: str) -> str:
-        """Return where this process reaches *url*, if that is of a function of this gateway; else an empty text."""
+        :raises InvalidSpec: see `check_url`
+        """
+        check_url(url, allow_local=True)
         parts, here = urlsplit(url), self._gateway
-        host, path = parts.hostname, without_origin(parts.path)[1]
-        ports = (8080, here.port) if host in GATEWAY_NAMES else (here.port,) * (host in (here.hostname, "localhost"))
-        if parts.scheme != "http" or parts.port not in ports or not path.startswith(_TO_FUNCTIONS):
-            return ""
-        return parts._replace(netloc=here.netloc, path=path, fragment="").geturl()
+        host, port, path = parts.hostname, parts.port or 80, without_origin(parts.path)[1]
+        named = host in GATEWAY_NAMES and port in (8080, here.port)
+        ours = named or (host in ("localhost", here.hostname) and port == here.port)
+        if ours and parts.scheme == "http" and path.startswith(_TO_FUNCTIONS):
+            return parts._replace(netloc=here.netloc, path=path, fragment="").geturl()
+        check_url(url, self._allow_local)
+        return ""
 
     async def doubt(self, url: str, find: Callable[[str], object | None]) -> str:
         """Return why a callback to *url*, which was checked, would not arrive now; empty: nothing is known of that."""
-        if own := self._own(url):
+        if own := self.check(url):
             name = own.split("/")[4].partition("?")[0]
             return "" if find(name) else f"there is no function {name}"
-        host, lookups = urlsplit(url).hostname or "", self._lookups
-        if host not in lookups and sum(not each.done() for each in lookups.values()) < 2:  # others are left out
-            lookups[host] = asyncio.gather(self._checked(host, 0), return_exceptions=True)
-            asyncio.get_running_loop().call_later(60.0, lookups.pop, host)
-        done, _ = await asyncio.wait([lookups[host]], timeout=_LOOKUP_S) if host in lookups else ((), ())
-        return "".join(f"{host}: {found}" for each in done for found in each.result() if isinstance(found, Exception))
+        host, known = urlsplit(url).hostname or "", self._lookups
+        if host not in known and len(known) < _MOST_KNOWN and sum(not each.done() for each in known.values()) < 2:
+            known[host] = lookup = asyncio.gather(self._checked(host, 0), return_exceptions=True)
+            lookup.add_done_callback(lambda _: asyncio.get_running_loop().call_later(60.0, known.pop, host))
+            await asyncio.wait([lookup], timeout=_LOOKUP_S)
+        found = known[host].result() if host in known and known[host].done() else ()
+        return "".join(f"{host}: {each}" for each in found if isinstance(each, Exception))
 
     async def _checked(self, host: str, port: int, family: int = socket.AF_UNSPEC) -> list[Resolved]:
         """:raises InvalidSpec: *host* has a forbidden address, which forbids it: it is meant to get there"""
@@ -185,18 +190,20 @@ class HttpCallbacks:
         import yarl
 
         try:
-            self.check(url)
+            own = self.check(url)
         except InvalidSpec as exc:  # the setting may have changed since it was accepted
             raise CallbackRefused(str(exc)) from exc
         text = [(name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in headers]
         text.append(("User-Agent", self._product))
         session = self._session = self._session or self._open()
         file = await asyncio.to_thread(body.open, "rb") if isinstance(body, Path) else None
-        target: Any = {"url": url}
-        if own := self._own(url):  # it has the function's time limit, and its path is sent as it is
-            target = {"url": yarl.URL(own, encoded=True), "timeout": aiohttp.ClientTimeout(total=None)}
+        # A function here has its own time limit, and its path is sent as it is.
+        limit = aiohttp.ClientTimeout(total=None) if own else session.timeout
         try:
-            async with session.post(**target, headers=text, data=file or body, allow_redirects=False) as answer:
+            target = yarl.URL(own or url, encoded=bool(own))
+            async with session.post(
+                target, headers=text, data=file or body, allow_redirects=False, timeout=limit
+            ) as answer:
                 status = answer.status
                 await answer.content.read(65_536)  # so that the connection can be used again, if it was a short one
         except InvalidSpec as exc:  # of the resolver below

@@ -82,7 +82,7 @@ class AsyncCalls:
         self._queue = queue
         self._settings = settings = settings or AsyncSettings()
         self._clock = clock
-        self.attempts = Attempts(
+        self._attempts = Attempts(
             run, callbacks, policy_of, settings.callback_retry, queue.new_file, rng or random.Random(), clock
         )
         self.backlog = Backlog(settings, queue_of)
@@ -291,7 +291,7 @@ class AsyncCalls:
         self._settle_cancelled(to_cancel, cancelled)
         for (phase, function, queue, _), (calls, next_due) in zip(wanted, claimed, strict=True):
             self._lanes[phase].claimed(function, queue, len(calls), next_due)
-            work = self.attempts.execute if phase == "queued" else self.attempts.deliver
+            work = self._attempts.execute if phase == "queued" else self._attempts.deliver
             for each in calls:
                 self._working[each.key] = tasks.create_task(self._work(work, self._lanes[phase], queue, each))
         self.backlog.recount()

@@ -147,6 +147,9 @@ async def test_a_function_of_this_gateway_is_called_whatever_its_gateway_is_call
         "http://gateway.openfaas:8080/system/functions", "http://gateway.openfaas:8080/function", "http://gateway/function/f",
         "https://gateway.openfaas:8080/function/f", "http://gateway.openfaas:9090/function/f",
         "http://gateway.example:8080/function/f", "http://gateway.openfaas:8080/from/token/../system/functions",
+        "http://gateway:8080@other.example:8080/function/f", "http://gateway.openfaas.:8080/function/f", "http://gateway:8080//function/f",
+        "http://gateway:8080/%66unction/f", "http://gateway:8080/from/a/from/b/function/f",
+        "http://gateway:8080?/function/f", "http://gateway:8080#/function/f",
     ],
 )  # fmt: skip
 async def test_all_else_is_as_far_away_as_its_address(receiver: Receiver, url: str) -> None:
