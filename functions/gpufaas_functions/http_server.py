@@ -19,7 +19,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
-import importlib
 import math
 import os
 import signal
@@ -39,6 +38,7 @@ from gpufaas_core.units import Bytes, Seconds, parse_duration
 from gpufaas_functions import batches, call_lines
 from gpufaas_functions.answers import answer_of, in_one_line, opened, traceback_of
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, to_answer
+from gpufaas_functions.author_modules import import_handler
 from gpufaas_functions.coroutines import Pieces, aopened, called, closed, is_async
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.thread_state import ThreadState, give_loops
@@ -134,7 +134,7 @@ class Application:
         self._device = _prepare(settings)
         sys.path.insert(0, str(settings.folder))
         os.chdir(settings.folder)
-        handler = importlib.import_module("handler")
+        handler = import_handler()
         handle: Handle | None = getattr(handler, "handle", None)
         together = getattr(handler, batches.NAME, None)
         with_model = callable(getattr(handler, "load", None))

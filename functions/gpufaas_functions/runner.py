@@ -9,7 +9,6 @@ its manager closes the connection, or ends.
 
 import contextlib
 import ctypes
-import importlib
 import os
 import socket
 import sys
@@ -20,7 +19,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from gpufaas_core.frames import WARM, FailedHead, Kind, ReadyHead, encode_frame
-from gpufaas_functions import batches, staged
+from gpufaas_functions import author_modules, batches, staged
 from gpufaas_functions.answers import SAID, Handle, Memory, from_the_author, in_one_line, traceback_of, utf8
 from gpufaas_functions.areas import keep_bodies, leave_areas
 from gpufaas_functions.author import Context, Event
@@ -229,7 +228,7 @@ def import_handler(start: WorkerStart) -> Any:
 
     :raises AttributeError: it lacks ``handle`` (or ``load``, or ``handle_batch``); other errors are the module's own
     """
-    module = importlib.import_module(start.handler)
+    module = author_modules.import_handler(start.handler)
     names: tuple[str, ...] = ("load", "handle") if start.kind == "model" else ("handle",)
     if start.kind == "model" and callable(batch := getattr(module, batches.NAME, None)):
         batches.check(batch, start.handler)
