@@ -98,11 +98,10 @@ class AsyncServer(asyncio.Protocol):
         self._closed: asyncio.Event = asyncio.Event()
 
     def serve(self, connection: socket, ready: bytes) -> None:
-        """Send *ready*, and answer calls until the manager closes *connection*. Tasks are not ended then."""
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        loop.set_default_executor(ThreadState().executor())
-        loop.run_until_complete(self._serve(connection, ready))
+        """Send *ready*, and answer calls until the manager closes *connection*; then cancel what tasks there are."""
+        with asyncio.Runner() as runner:
+            runner.get_loop().set_default_executor(ThreadState().executor())
+            runner.run(self._serve(connection, ready))
 
     async def _serve(self, connection: socket, ready: bytes) -> None:
         self._loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 
-class _Spec(ModuleSpec):
+class AuthorSpec(ModuleSpec):
     """Of a module in the author's folder, or in a package there."""
 
     @property
@@ -35,14 +35,14 @@ class _Finder(importlib.abc.Loader):
         if name == "function":
             return PathFinder.find_spec(name, [os.path.dirname(self._folder)])
         if top == "function":  # what is named as a module of Python has no alias: it would hide that
-            of_python = inner.partition(".")[0] in sys.stdlib_module_names
-            return None if of_python or not _is_authors(importlib.util.find_spec(inner)) else ModuleSpec(name, self)
-        if package and not _is_authors(getattr(sys.modules.get(package), "__spec__", None)):
+            known = inner.partition(".")[0] not in sys.stdlib_module_names and importlib.util.find_spec(inner)
+            return ModuleSpec(name, self) if isinstance(known, AuthorSpec) else None
+        if package and not isinstance(getattr(sys.modules.get(package), "__spec__", None), AuthorSpec):
             return None
         if spec := PathFinder.find_spec(name, path, target):
             place = next(iter(spec.submodule_search_locations or (spec.origin or "",)))
             if package or os.path.dirname(place) == self._folder:
-                spec.__class__ = _Spec
+                spec.__class__ = AuthorSpec
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -55,8 +55,6 @@ class _Finder(importlib.abc.Loader):
 
 
 class _Main(ModuleType):
-    """``__main__``."""
-
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):
             handler = sys.modules.get("handler") or importlib.import_module("handler")
@@ -67,10 +65,6 @@ class _Main(ModuleType):
     def __repr__(self) -> str:
         """As pickle names it when it finds no class there."""
         return "<module '__main__', which has what handler.py has: define or import it there>"
-
-
-def _is_authors(spec: ModuleSpec | None) -> bool:
-    return isinstance(spec, _Spec)
 
 
 def _install() -> None:

@@ -35,7 +35,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.hop_by_hop import end_to_end
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
-from gpufaas_functions import batches, call_lines
+from gpufaas_functions import batches, call_lines, exit_hooks
 from gpufaas_functions.answers import answer_of, in_one_line, opened, traceback_of
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, to_answer
 from gpufaas_functions.author_modules import import_handler
@@ -414,6 +414,8 @@ async def serve(settings: ContainerSettings) -> int:
     if not serving.done():
         print(f"gpufaas: {settings.function} is ready", flush=True)
     await serving
+    if not loading.done():
+        os._exit(0)  # a load that still goes on in its thread is not waited for
     return 0
 
 
@@ -430,9 +432,10 @@ def main() -> None:
         # uvicorn has its own handlers while it serves, and raises the signal again afterwards.
         signal.signal(number, lambda *_: None)
     status = asyncio.run(serve(settings))
+    exit_hooks.run()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # a load that still goes on in its thread is not waited for
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Final, NoReturn
 
@@ -247,14 +247,12 @@ class SlotThreads(Slots):
     """See module."""
 
     def __init__(
-        self, servers: Sequence[SlotServer], counts: Counts, parking: Parking | None = None,
-        on_end: Callable[[], None] = end_process,
+        self, servers: Sequence[SlotServer], counts: Counts, parking: Parking | None = None
     ) -> None:  # fmt: skip
-        """Make it in the thread that has loaded. :param on_end: a thread calls it when the connection is closed"""
+        """Make it in the thread that has loaded."""
         super().__init__(servers, counts, parking)
         for each in servers:
             each.turns = self
-        self._on_end = on_end
         self._state = ThreadState()
         self._ended = False
         self._pace = Pace()
@@ -281,9 +279,12 @@ class SlotThreads(Slots):
                 self._read()
                 self._follow()
         except Closed:
-            if not self._ended:
+            if self.connection.sock.fileno() < 0:
+                end_process()  # the author's code has forked it
+            with self._lock:
                 self._ended = True
-                self._on_end()
+                for _ in range(self._idle):
+                    self._lead.put(None)
 
     # --- the leader ---
 
@@ -363,7 +364,7 @@ class SlotThreads(Slots):
     def _follow(self) -> None:
         """Wait until this thread leads."""
         with self._lock:
-            if self._vacant:
+            if self._vacant or self._ended:
                 self._vacant = self._lacks = False
                 return
             self._idle += 1

@@ -29,7 +29,7 @@ class NodeSettings:
     untaken_s: Seconds = 60.0
     """How long a grant, or the note that one is void, is kept for a call that has not arrived."""
     term_grace_s: Seconds = 2.0
-    """How long a server that is evicted may take to end by itself; the next worker waits for its memory."""
+    """How long a worker that is evicted may take to end by itself; the next worker waits for its memory."""
     check_timeout_s: Seconds = 120.0
     """For the import of a handler at deploy. A first import from a cold disk is slow."""
     threads: int = 0

@@ -90,6 +90,10 @@ class Supervisor:
 
     async def close(self) -> None:
         """End all workers and the fork server; returns when none is left."""
+        idle = [each for each in self.living() if each.serves and not each.calls.exchanges and not each.spec.image]
+        for each in idle:
+            each.end()
+        await asyncio.gather(*(asyncio.wait([each.checked], timeout=self.settings.term_grace_s) for each in idle))
         self.standbys.close()
         self.parks.close()
         await self.layers.close()

@@ -446,10 +446,10 @@ class Worker(SlotOwner):
             self.spec, self.device.id, self.copy, before, how, self._cause,
             self.memory, self.device.ledger.capacity,
         )  # fmt: skip
+        if not self.checked.done():
+            self.checked.set_result(end.summary)
         if self.scratch:
             self.broken_check = end.blameless
-            if not self.checked.done():
-                self.checked.set_result(end.summary)
             return
         if before in PARKED_STATES or self.parking.wakes:
             if self.device.wakes(self):

@@ -86,7 +86,7 @@ class WorkerConnection(asyncio.Protocol):
     def write(self, *frame: bytes | memoryview) -> None:
         if self._held:
             self.flush()
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._closed or self._transport.is_closing():
             self.closing = True
             return
         for each in frame:
@@ -123,6 +123,13 @@ class WorkerConnection(asyncio.Protocol):
         """Ask the worker for a sign of life: PONG."""
         self._pings += 1
         self.write(encode_frame(Kind.PING))
+
+    def end(self) -> None:
+        """Let the worker end. What it says until then is heard."""
+        self.flush()
+        if self._transport is not None and not self._closed and not self._transport.is_closing():
+            self._transport.write_eof()
+        self._closed = self.closing = True
 
     def close(self) -> None:
         """The worker is gone, or the node closes. What it had not begun can be placed again."""

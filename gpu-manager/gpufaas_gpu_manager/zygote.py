@@ -27,7 +27,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from gpufaas_core.log_marks import MARK_VARIABLE
-from gpufaas_functions import call_lines, chance, staged, start_env
+from gpufaas_functions import call_lines, chance, exit_hooks, staged, start_env
 from gpufaas_functions.answers import in_one_line
 from gpufaas_functions.begun import no_counts, shared_in
 from gpufaas_functions.memory import MemoryPoint, make_context, mark_fork_point, stacks, use_small_stacks
@@ -196,6 +196,7 @@ def _preload() -> list[str]:
 
 def _settle() -> None:
     """Make what is in memory ready for forks of this process."""
+    exit_hooks.forget()
     gc.collect()
     chance.find_generators()
     gc.freeze()  # else a collection in a child would write to, and so copy, every page of the zygote's
@@ -477,7 +478,10 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     _name_process(f"{start.label} {start.function}")
     if start.limit:
         set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
-    return runner.run(start, connection, files, counts, clocks, shared)
+    status = runner.run(start, connection, files, counts, clocks, shared)
+    if os.getsid(0) == os.getpid():  # not in a process that the author's code has forked
+        exit_hooks.run()
+    return status
 
 
 def data_limit(base: int, memory: int, slots: int) -> int:

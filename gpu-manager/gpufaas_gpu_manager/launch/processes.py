@@ -157,8 +157,14 @@ class ForkedProcess:
         _signal(self._worker, signal.SIGCONT)
 
     def end(self) -> None:
-        # A victim is idle, so there is no call to finish, and this is quick.
-        self.kill()
+        """Let it do what its author left for its end, if it is idle; others wait for its memory."""
+        worker = self._worker
+        if self._connection is None or worker.ready_head is None or worker.calls.exchanges or worker.calls.watch.silent:
+            self.kill()
+        else:
+            self._connection.end()
+            self.go_on()  # it may be parked
+            worker.timers.later("end", self._recipes.settings.term_grace_s, self.kill)
 
     def kill(self) -> None:
         _kill(self._worker)
@@ -213,7 +219,6 @@ class ServedProcess:
         self._recipes = recipes
         self._zygote = zygote
         self._face = Face(worker)
-        self._grace: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         worker = self._worker
@@ -233,7 +238,7 @@ class ServedProcess:
             return  # it is killed when it has a process, or has ended
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(worker.pid, signal.SIGTERM)
-        self._grace = asyncio.get_running_loop().call_later(self._recipes.settings.term_grace_s, self.kill)
+        worker.timers.later("end", self._recipes.settings.term_grace_s, self.kill)
 
     def kill(self) -> None:
         _kill(self._worker)
@@ -255,8 +260,6 @@ class ServedProcess:
         return max(data_of(pid) - STACKS, limits.used(pid))
 
     def close(self) -> None:
-        if self._grace is not None:
-            self._grace.cancel()
         self._face.close()
         if self._claim is not None:
             self._claim.close()

@@ -99,10 +99,10 @@ class Worker:
         servers = [
             SlotServer(index, connection, self.handle, "f", "cpu", memory, alone=False) for index in range(SLOTS)
         ]
-        self.ended = threading.Event()
-        self.threads = SlotThreads(servers, shared_in(counts, SLOTS)[0], None, self.ended.set)
+        self.threads = SlotThreads(servers, shared_in(counts, SLOTS)[0])
         os.close(counts)
-        threading.Thread(target=self.threads.serve, name="main", daemon=True).start()
+        self.main = threading.Thread(target=self.threads.serve, name="main", daemon=True)
+        self.main.start()
         self.reading = threading.Thread(target=self._read, daemon=True)
         self.reading.start()
 
@@ -151,7 +151,8 @@ def worker() -> Iterator[Worker]:
     yield made
     made.gate.set()
     made.node.shutdown(socket.SHUT_RDWR)
-    assert made.ended.wait(LIMIT_S), "the worker ends with its connection"
+    made.main.join(LIMIT_S)
+    assert not made.main.is_alive(), "the worker ends with its connection, whichever thread leads"
     made.reading.join(LIMIT_S)
     made.node.close()
 
