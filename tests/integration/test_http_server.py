@@ -148,6 +148,25 @@ def test_the_templates_handler_answers_as_in_a_worker_process(serve: Callable[..
     assert sum(answer.json()["scores"]) == pytest.approx(1, abs=1e-4)
 
 
+def test_its_modules_its_main_module_and_its_end_are_as_in_a_worker_process(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    folder = tmp_path / "function"
+    folder.mkdir()
+    (folder / "handler.py").write_text(
+        "import atexit, pickle\nfrom .helper import Net\nimport helper, function.helper\n"
+        "assert helper is function.helper and pickle.loads(b'c__main__\\nNet\\n.') is Net\n"
+        "atexit.register(print, 'it ends')\n"
+        "def handle(event, context): return 'done'\n"
+    )
+    (folder / "helper.py").write_text("class Net: pass\n")
+    server = serve(folder=folder).until("/_/ready", 200)
+
+    assert server.call().text == "done"
+    assert server.stop() == 0
+    assert server.log.read_text().endswith("it ends\n")
+
+
 def test_the_event_the_context_and_every_kind_of_answer_are_the_authors_api(serve: Callable[..., Server]) -> None:
     server = serve(
         """

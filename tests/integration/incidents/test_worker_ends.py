@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.integration.conftest import HTTP, Platform
 from tests.integration.test_layers import LayerRig
 from tests.waiting import LIMIT_S, eventually, until
 
-from gpufaas_core.model import FunctionId, copy_id
+from gpufaas_core.model import FunctionId, Need, copy_id
 from gpufaas_core.units import MiB
 
 LEAVES = """
@@ -85,21 +86,10 @@ FORKS = """
         os.wait()
         return "done"
 """
-PRELOADED = """
-import atexit, weakref
-atexit.register(print, "ends: fork server's")
-weakref.finalize(atexit, print, "ends: fork server's")
-"""
 
 
 @pytest.fixture
-async def rig(
-    tmp_path: Path,
-    warm_fork_servers: object,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: ARG001
-) -> AsyncIterator[LayerRig]:
-    (tmp_path / "installed").mkdir()
-    (tmp_path / "installed" / "leaving.py").write_text(PRELOADED)
+async def rig(tmp_path: Path, warm_fork_servers: object) -> AsyncIterator[LayerRig]:  # noqa: ARG001
     rig = LayerRig(tmp_path, "auto", 1)
     await rig.node.start()
     yield rig
@@ -116,12 +106,17 @@ async def first_call(rig: LayerRig, function: FunctionId, victims: tuple[str, ..
 
 
 async def test_what_the_author_left_for_the_end_happens_once_when_a_worker_is_evicted(rig: LayerRig) -> None:
-    kinds = [("one", ANSWERS, 1, ()), ("two", ANSWERS, 2, ("leaving",)), ("loop", AWAITS, 1, ())]
-    for name, handle, slots, preload in kinds:
+    own = {"PYTHONHASHSEED": "0"}
+    kinds: list[tuple[str, str, int, dict[str, str]]] = [
+        ("one", ANSWERS, 1, {}), ("several", ANSWERS, 2, {}), ("loop", AWAITS, 2, {}), ("own", ANSWERS, 1, own),
+    ]  # fmt: skip
+    for name, handle, slots, env in kinds:
         rig.logs.lines.clear()
-        function = await rig.preloading(name, preload, LEAVES % handle)
+        function = await rig.preloading(name, (), LEAVES % handle, env)
+        specs = rig.node.functions.specs
+        specs[function] = msgspec.structs.replace(specs[function], need=Need(100, slots=slots))
         expected = [*(["task"] if handle == AWAITS else []), *ENDS]
-        await first_call(rig, function)
+        await first_call(rig, function, memory=300 * MiB)
 
         await rig.end(function)
 
@@ -164,7 +159,6 @@ async def test_the_memory_of_one_that_hangs_in_its_end_is_given_on_when_it_has_e
     assert any("Timeout" in each for each in rig.logs.lines), "its log says where it was"
 
 
-@pytest.mark.slow
 def test_workers_end_so_when_the_platform_stops(make_platform: Callable[..., Platform]) -> None:
     platform = make_platform("--device", "cpu:0=400MiB")
     platform.start()
