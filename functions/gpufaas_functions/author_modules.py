@@ -72,7 +72,8 @@ def _install() -> None:
     folder = next((each for each in sys.path if os.path.isfile(os.path.join(each, "handler.py"))), "")
     if os.path.basename(folder) == "function" and not PathFinder.find_spec("function", [folder]):  # else it is a module
         sys.meta_path.insert(sys.meta_path.index(PathFinder), _Finder(folder))
-        importlib.import_module("function")  # as in OpenFaaS, its __init__.py comes first
+        if os.path.isfile(os.path.join(folder, "__init__.py")):
+            importlib.import_module("function")  # as in OpenFaaS, it comes first
 
 
 def import_handler(name: str = "handler") -> ModuleType:
