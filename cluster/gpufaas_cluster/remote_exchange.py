@@ -111,6 +111,11 @@ class RemoteExchange(LaneBuffer):
     # --- the lane's side ---
 
     @property
+    def runs(self) -> bool:
+        """Whether a worker has it, as far as that is known when it begins."""
+        return not self.grant.loads
+
+    @property
     def gone(self) -> bool:
         return self._cancelled
 
@@ -162,6 +167,8 @@ class RemoteExchange(LaneBuffer):
             if not self._cancelled:
                 self._pass_or_keep(body)
             return False
+        if kind == NodeKind.RUNS and self.on_run is not None:
+            self.on_run()
         if kind == NodeKind.ROOM:
             self._room += _decode_room(header).bytes
             self._wake()

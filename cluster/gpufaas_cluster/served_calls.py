@@ -10,6 +10,7 @@ import contextlib
 import os
 import tempfile
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, cast
 
@@ -182,6 +183,10 @@ class ServedCalls:
             return
         self._exchange = exchange
         exchange.watcher = self.pump
+        if grant.loads:
+            exchange.on_run = partial(self._lane.send, NodeKind.RUNS)
+            if exchange.runs:
+                exchange.on_run()
         if head.body_mode not in (INLINE, FILE):
             self._body = _StreamedBody(exchange, self._lane)
             self._lane.send(NodeKind.ROOM, WindowHead(WINDOW))

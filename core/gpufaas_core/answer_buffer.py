@@ -33,7 +33,7 @@ class AnswerBuffer:
 
     __slots__ = (
         "_buffered", "_chunks", "_error", "_limit", "_loop", "_paused", "_slow", "_spool", "_spooled", "_waiter",
-        "_woken", "end", "load_s", "phases", "resume", "sink", "tier",
+        "_woken", "end", "load_s", "on_run", "phases", "resume", "sink", "tier",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: Bytes) -> None:
@@ -42,6 +42,8 @@ class AnswerBuffer:
         self.load_s: Seconds = 0.0
         self.phases: tuple[tuple[str, Seconds], ...] = ()
         self.tier = "disk"
+        self.on_run: Callable[[], None] | None = None
+        """Called when a worker takes the call, if none has it yet."""
         self.resume: Callable[[], None] | None = None
         """Goes on with the reader, who awaits `PAUSE`; None: he awaits a future."""
         self.sink: Callable[[bytes], bool] | None = None
@@ -127,7 +129,7 @@ class AnswerBuffer:
 
     def close(self) -> None:
         """Drop what is in a file: nobody will read it."""
-        self._spool = None
+        self._spool = self.on_run = None
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None

@@ -123,7 +123,7 @@ class CallHead(msgspec.Struct, array_like=True, frozen=True):
     body_mode: int = INLINE
     body_path: str = ""
     timeout_s: Seconds = 0.0
-    """The time until its limit; 0.0: it is not known."""
+    """The time that it may run; 0.0: it is not known."""
 
 
 class BatchHead(msgspec.Struct, array_like=True, frozen=True):

@@ -60,6 +60,13 @@ class Grant(Struct, frozen=True, gc=False):
     ahead_s: Seconds = 0.0
     """Its calls begin once those have ended that run on the copy. If that takes longer than this, the node refuses
     them. 0.0: they do not go ahead."""
+    load_s: Seconds = 0.0
+    """On a hit: its first call came so long before the copy was loaded, and waited for that; -1.0: it still loads."""
+
+    @property
+    def loads(self) -> bool:
+        """Whether its calls may have to wait for a load."""
+        return self.cold or self.load_s < 0.0
 
     @property
     def call(self) -> CallId:

@@ -159,15 +159,19 @@ def timing(
     run_s: Seconds,
     phases: tuple[tuple[str, Seconds], ...] = (),
     held_s: Seconds = 0.0,
+    awaited_s: Seconds = 0.0,
 ) -> Header:
     """
     Return Server-Timing, in ms; after a start also the phases of the load, as ``load-room`` and so on.
 
     :param held_s: how long the batch was held back for more calls; a call that came later has queued for less
+    :param awaited_s: how long it waited for a load that was for another call
     """
     value = b"queue;dur=%.3f, load;dur=%.3f, run;dur=%.3f" % (queue_s * 1e3, load_s * 1e3, run_s * 1e3)
     if held_s:
         value += b", queue-batch;dur=%.3f" % (min(held_s, queue_s) * 1e3)
+    if awaited_s > 0.0:
+        value += b", queue-load;dur=%.3f" % (min(awaited_s, queue_s) * 1e3)
     for name, seconds in phases:
         value += b", load-%s;dur=%.3f" % (name.encode(), seconds * 1e3)
     return b"server-timing", value

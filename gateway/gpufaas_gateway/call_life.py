@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from math import inf
 from typing import Any, Final, Protocol
 
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError
@@ -32,8 +33,8 @@ class CallLife:
 
     __slots__ = (
         "_reads_on", "_task", "_timer", "_told", "at_caller", "began", "caller", "deployed", "ends", "error",
-        "exchange", "future", "load_s", "owner", "queue_s", "run_s", "status", "stream", "timeout_s", "watched",
-        "what", "whose",
+        "exchange", "exec_s", "future", "has_run", "last", "load_s", "owner", "queue_s", "run_s", "status", "stream",
+        "watched", "what", "whose",
     )  # fmt: skip
 
     def __init__(self, caller: Caller | None, owner: Owner | None, began: float) -> None:
@@ -45,7 +46,11 @@ class CallLife:
         self.owner = owner
         self.began = began
         self.ends = 0.0
-        """When its time is up."""
+        """When its time is up: to wait and load, or to run."""
+        self.last = inf
+        """When it ends at the latest, whatever it does then."""
+        self.exec_s: Seconds = inf
+        """How long it may run."""
         self.deployed: Deployed | None = None
         self.stream: BodyStream | None = None
         """The rest of its body, if it streams."""
@@ -55,9 +60,10 @@ class CallLife:
         self.exchange: CallExchange | None = None
         self.error: GpufaasError | None = None
         """Why it was ended."""
-        self.timeout_s: Seconds = 0.0
-        self.whose = "its time limit (annotation gpufaas.timeout, or environment exec_timeout)"
-        """Where `timeout_s` comes from, for the error."""
+        self.whose = "its time limit (annotation gpufaas.timeout)"
+        """Where `last` comes from, for the error."""
+        self.has_run = False
+        """A worker has it, and `ends` is the end of its `exec_s`."""
         self.what = "did not answer"
         self.watched = False
         """It is not quick."""
@@ -126,9 +132,20 @@ class CallLife:
     def end_within(self, seconds: Seconds) -> None:
         """End the call in *seconds*, when the call that made it ends, if its own limit is not earlier."""
         ends = time.perf_counter() + seconds
-        if ends < self.ends:
-            self.ends, self.timeout_s = ends, ends - self.began
-            self.whose = "which is when the call that made it ends"
+        if ends < self.last:
+            self.last, self.whose = ends, "which is when the call that made it ends"
+            self.watched = True
+            self.end_at(self.ends)
+
+    def run_begins(self) -> None:
+        """A worker has it: from now on the time to run counts, and not that to wait."""
+        ends = time.perf_counter() + self.exec_s
+        self.has_run = ends < self.last
+        self.end_at(ends)
+
+    def end_at(self, ends: float) -> None:
+        self.ends = min(ends, self.last)
+        if self.watched:
             self.watch()
 
     def stop_watching(self) -> None:
@@ -165,13 +182,18 @@ class CallLife:
             self._timer = asyncio.get_running_loop().call_later(left / READ_BYTES_PER_S, self._expire)
             return
         assert self.deployed is not None
-        what = f"{self.deployed.name} {self.what}"
+        what, limit_s, whose = f"{self.deployed.name} {self.what}", self.ends - self.began, self.whose
         if self.exchange is None and self.future is None:
             what = f"the body for {self.deployed.name} did not arrive"
+        if self.has_run:
+            asked = "X-Timeout" if self.exec_s < self.deployed.exec_s else "environment exec_timeout"
+            limit_s, whose = self.exec_s, f"the limit of its run ({asked})"
+        elif self.ends < self.last:
+            whose = "the limit to wait and load (annotation gpufaas.timeout sets one for these and the run together)"
         if exchange is not None and (loading_s := exchange.loading_s):
             self.load_s = loading_s
-            self.whose += f"; its worker was still loading, for {loading_s:.3g} s of that"
-        self.fail(DeadlineExceeded(f"{what} within {self.timeout_s:g} s, {self.whose}"))
+            whose += f"; its worker was still loading, for {loading_s:.3g} s of that"
+        self.fail(DeadlineExceeded(f"{what} within {limit_s:g} s, {whose}"))
 
     async def _until_gone(self, caller: Caller) -> None:
         try:

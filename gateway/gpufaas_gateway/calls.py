@@ -11,6 +11,7 @@ Every error becomes an answer in one place, `Calls._refused`; `errors` has the s
 import asyncio
 import time
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -169,7 +170,7 @@ class Calls:
         if deployed.gate is not None:
             call.passage = deployed.gate.enter()
         call.passed = call.passed + call.ours[:2]  # not in place: the next request may have the same head
-        call.timeout_s = deployed.timeout_s
+        call.exec_s = deployed.exec_s
         if request.upgrade:
             call.passed += request.upgrade  # this list is its own
             call.what = "did not answer a WebSocket handshake"
@@ -179,8 +180,8 @@ class Calls:
                 raise too_large(deployed, call.length)
         if call.asked is not None:
             call.ask(call.asked, deployed)
-        call.ends = call.began + call.timeout_s
-        if call.timeout_s < SHORT_S:
+        call.ends, call.last = call.began + deployed.timeout_s, call.began + deployed.whole_s
+        if min(deployed.timeout_s, call.exec_s) < SHORT_S:
             call.watch()
 
     async def _read_rest(self, call: "_Call", first: bytes, caller: Caller) -> None:
@@ -224,7 +225,7 @@ class Calls:
 
     def _place(self, call: "_Call") -> "Grant | asyncio.Future[Grant]":
         assert call.deployed is not None
-        left_s = call.ends - time.perf_counter()
+        left_s = min(call.last, call.ends + call.exec_s) - time.perf_counter()
         place, endless = self._scheduler.place, call.mode == UPGRADE
         try:
             return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
@@ -277,14 +278,19 @@ class Calls:
             call.passage.granted()
         now = time.perf_counter()
         head = CallHead(
-            call.name, request.method, request.path, request.query, call.passed, call.mode, call.file, call.ends - now
-        )
+            call.name, request.method, request.path, request.query, call.passed, call.mode, call.file,
+            min(call.exec_s, call.last - now),
+        )  # fmt: skip
         exchange = call.exchange = self._node.call(grant, head, call.body)
         if request.driven is not None:
             exchange.resume = request.driven.resume
         if call.error is not None:
             exchange.fail(call.error)  # it came after the grant and before there was an exchange to fail
         call.queue_s = now - call.began
+        if call.exec_s != inf:
+            exchange.on_run = call.run_begins
+            if exchange.runs:
+                call.run_begins()
         if call.stream is not None:
             call.begin_stream(exchange)
         elif call.watched:
@@ -315,6 +321,8 @@ class Calls:
                 raise call.error from None
             if call.stream is not None:
                 call.stream.end()
+            call.has_run = False
+            call.end_at(call.began + call.deployed.timeout_s)
             return self._scheduler.again(call.id)
         once = call.deployed.idempotent and call.stream is None and call.mode != UPGRADE
         if not once or call.ran_out or call.error is not None:
@@ -351,7 +359,7 @@ class Calls:
             return b""
         if call.request.method == "HEAD" or answer.status in BODILESS:
             return b""
-        if grant.cold or exchange.phases or grant.held_s or len(grant.calls) > 1:
+        if grant.cold or exchange.phases or grant.held_s or grant.load_s or len(grant.calls) > 1:
             return b""
         part = grant.parts[0]
         alone = len(given) == 1
@@ -403,7 +411,8 @@ class Calls:
             headers = [pair for pair in headers if pair[0] != b"access-control-allow-origin"]
         headers += call.ours
         headers += placement_headers(exchange.grant, exchange.tier)
-        headers.append(timing(call.queue_s, call.load_s, call.run_s, exchange.phases, exchange.grant.held_s))
+        grant = exchange.grant
+        headers.append(timing(call.queue_s, call.load_s, call.run_s, exchange.phases, grant.held_s, grant.load_s))
         return headers
 
     def _refused(self, call: "_Call", exc: GpufaasError | asyncio.CancelledError) -> Answer:
@@ -515,6 +524,7 @@ class _Call(CallLife):
             return
         if size := asked.get(b"x-gpufaas-size"):
             self.asked_size = told_size(size)
-        if (timeout := asked.get(b"x-timeout")) and (wanted_s := asked_timeout(timeout)) < self.timeout_s:
-            self.timeout_s = wanted_s
-            self.whose = f"which is what X-Timeout asks for (the function's time limit is {deployed.timeout_s:g} s)"
+        if (timeout := asked.get(b"x-timeout")) and (wanted_s := asked_timeout(timeout)) < min(
+            deployed.exec_s, deployed.whole_s
+        ):
+            self.exec_s = wanted_s

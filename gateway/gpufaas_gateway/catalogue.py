@@ -49,6 +49,8 @@ class Deployed:
     """``NAME.NAMESPACE``."""
     function_id: FunctionId = field(init=False)
     timeout_s: Seconds = field(init=False)
+    exec_s: Seconds = field(init=False)
+    whole_s: Seconds = field(init=False)
     max_body: Bytes = field(init=False)
     body_patience_s: Seconds = field(init=False)
     compute: int = field(init=False)
@@ -59,7 +61,8 @@ class Deployed:
         record, options = self.record, self.options
         self.name, self.namespace, self.full_name = record.name, record.namespace, record.full_name
         self.function_id, self.compute = record.function_id, self.function.need.compute
-        self.timeout_s, self.body_patience_s = options.timeout_s, options.body_patience_s
+        self.timeout_s, self.exec_s, self.whole_s = options.timeout_s, options.exec_s, options.whole_s
+        self.body_patience_s = options.body_patience_s
         self.max_body, self.idempotent, self.cors = options.max_body, options.idempotent, options.cors
 
     @property

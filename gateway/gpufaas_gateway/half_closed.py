@@ -1,43 +1,33 @@
 """
 Callers who send nothing more, and may wait for the answer (``nc -N``) or have left: TCP says the same of both.
 
-But what is sent to one who has left comes back as a reset. So the first byte of the answer, which is the same for all,
-is sent at once; of an answer that streams in chunks, a zero in front of the length of the next one.
+But what is sent to one who has left comes back as a reset. So the first byte of the answer, the H of ``HTTP/1.1``, is
+sent at once; of an answer that streams in chunks, a zero in front of the length of the next one.
 """
 
 import asyncio
 import select
 from collections.abc import Iterable
-from typing import Any, Final
-
-_FIRST: Final = b"H"
-"""Of ``HTTP/1.1``."""
-_ZERO: Final = b"0"
+from typing import Any
 
 
 class HalfClosed:
     """The transport of such a caller. It is aborted when he turns out to have left."""
 
     def __init__(self, transport: asyncio.Transport, *, started: bool, chunked: bool) -> None:
-        """
-        :param started: some of the answer was sent
-        :param chunked: the rest of it comes in chunks, and the one before is whole
-        :raises OSError: there is no descriptor left
-        """
-        self._transport = transport
-        self._ahead = 0 if started else len(_FIRST)
-        self._loop = asyncio.get_running_loop()
+        """:param started: some of the answer was sent; if it is *chunked*, the last chunk was sent whole"""
+        self._transport, self._ahead = transport, not started
         self._watch = select.epoll()  # nothing is read any more, so the loop would not notice a reset
         self._watch.register(transport.get_extra_info("socket").fileno(), 0)
-        self._loop.add_reader(self._watch.fileno(), transport.abort)
+        asyncio.get_running_loop().add_reader(self._watch.fileno(), transport.abort)
         if not started or chunked:
-            transport.write(_ZERO if started else _FIRST)
+            transport.write(b"0" if started else b"H")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        at, self._ahead = self._ahead, 0
+        at, self._ahead = int(self._ahead), False
         self._transport.write(data[at:])
 
     def writelines(self, pieces: Iterable[bytes]) -> None:
@@ -46,5 +36,5 @@ class HalfClosed:
 
     def stop(self) -> None:
         """The connection is lost."""
-        self._loop.remove_reader(self._watch.fileno())
+        asyncio.get_running_loop().remove_reader(self._watch.fileno())
         self._watch.close()

@@ -129,10 +129,7 @@ class BoundedHttp(HttpToolsProtocol):
             return False
         if self._half is None:
             now = self._answers
-            try:
-                half = HalfClosed(self.transport, started=now.response_started, chunked=bool(now.chunked_encoding))
-            except OSError:
-                return False
+            half = HalfClosed(self.transport, started=now.response_started, chunked=now.chunked_encoding)
             self._half = self.transport = half  # type: ignore[assignment]
             if hasattr(now, "transport"):  # else it asks the connection
                 now.transport = half

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Final
 
 from msgspec import Struct
@@ -130,6 +131,11 @@ class Options:
     slots: int | None = None
     """Calls at once in one worker of a CPU function; None: not given."""
     timeout_s: Seconds
+    """From the request to the end of the answer; with `exec_s`, and no gpufaas.timeout, to the begin of the run."""
+    exec_s: Seconds = inf
+    """How long a call may run, waiting and load not included."""
+    whole_s: Seconds = inf
+    """From the request to the end of the answer."""
     stall_s: Seconds
     max_queue: int
     max_body: Bytes
@@ -241,6 +247,10 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
     _check_sharing(read)
     _check_batches(read)
     probes = {each: read.pop(each) for each in list(read) if each.startswith(("ready_", "health_"))}
+    if "timeout_s" not in read and "exec_s" in read:
+        read["timeout_s"] = max(defaults.timeout_s, read["exec_s"])  # it may wait behind calls that take as long
+    else:
+        read["whole_s"] = read.get("timeout_s", defaults.timeout_s)
     return replace(
         default_options(bundle, defaults),
         scaling=read_scaling_rule(spec.labels or {}, annotations),
@@ -443,7 +453,7 @@ _PROBE: Final[Sequence[tuple[str, str, Callable[[str], object]]]] = (
 _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "limits.memory": ("memory_limit", _size),
     "limits.cpu": ("cpus", _cores),
-    "envVars exec_timeout": ("timeout_s", _timeout),
+    "envVars exec_timeout": ("exec_s", _timeout),
     "annotation gpufaas.timeout": ("timeout_s", _timeout),
     "annotation gpufaas.memory": ("device_memory", _size),
     "annotation gpufaas.slots": ("slots", _slots),

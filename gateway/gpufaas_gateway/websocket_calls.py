@@ -164,7 +164,7 @@ class _Connection(Caller):
         :raises WorkerCrashed: the answer breaks the protocol
         """
         self._stream, deployed = stream, stream.deployed
-        self._name, self._timeout_s = deployed.name, deployed.timeout_s
+        self._name, self._timeout_s = deployed.name, min(deployed.timeout_s, deployed.exec_s)
         self._max_message = min(MAX_MESSAGE, deployed.max_body)
         given = dict(answer.headers)
         subprotocol = given.get(b"sec-websocket-protocol", b"").decode("latin-1") or None

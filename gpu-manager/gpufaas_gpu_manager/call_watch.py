@@ -143,5 +143,5 @@ class CallWatch:
     def _grace_of(self, exchange: Exchange) -> int:
         """Return for how many looks *exchange*, which was abandoned, may go on."""
         limit_s = exchange.timeout_s
-        is_over = limit_s and time.monotonic() - exchange.opened_at >= limit_s
+        is_over = limit_s and time.monotonic() - exchange.bound_at >= limit_s
         return min(LATE, self._grace) if is_over else self._grace

@@ -109,7 +109,7 @@ class Exchange(AnswerBuffer):
         """One of `exchange_state`, and changed only by its steps."""
         self.opened_at = now
         self.timeout_s = 0.0
-        """The time limit of its call, about from then; 0.0: it is not known."""
+        """The time limit of its call, about from `bound_at`; 0.0: it is not known."""
         self.bound_at = now
         self.watcher: Callable[[], None] | None = None
         """Called when there may be more of the answer to `take`."""
@@ -130,6 +130,11 @@ class Exchange(AnswerBuffer):
     def untouched(self) -> bool:
         """Whether its call can be placed again."""
         return self.state in states.UNTOUCHED
+
+    @property
+    def runs(self) -> bool:
+        """Whether a worker has it."""
+        return self.slot is not None
 
     @property
     def further(self) -> int:
@@ -205,6 +210,8 @@ class Exchange(AnswerBuffer):
         head, body = self.head, self.body
         self.head, self.body = None, b""
         slot.begin(self, head, body)
+        if self.on_run is not None:
+            self.on_run()
         self._wake_sender()
 
     def send_ahead(self, slot: Slot, now: float, buffer: Bytes) -> None:

@@ -269,6 +269,9 @@ class _Costs(_Residency):
                 best, best_s = device, finish_s
         return None if best is None else (best, best_s)
 
+    def unknown(self, function: FunctionState) -> bool:
+        return self._cluster.learns and not any(costs.served for _, costs in function.costs.known())
+
     def soonest_left(self, call: Call) -> tuple[DeviceState, Seconds] | None:
         avoid = call.avoid
         busy = [each for each in call.owner.holders.values() if each.busy and each.id not in avoid]

@@ -409,6 +409,9 @@ class CostsView(Protocol):
     def soonest_left(self, call: WaitingCall) -> tuple[DeviceView, Seconds] | None:
         """The busy holder with the least `left_s`, and this time. O(holders)."""
 
+    def unknown(self, function: FunctionView) -> bool:
+        """Whether none of its calls has ended yet: its times are guesses."""
+
     def rate(self, function: FunctionView) -> float:
         """Its arrivals per second, exponentially weighted."""
 

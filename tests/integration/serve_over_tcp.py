@@ -34,6 +34,7 @@ class NodeOverTcp(Node):
         spool = Path(tempfile.mkdtemp(prefix="calls-"))
         self._server = CallServer(self, logs, Identity("node", "n", "b", token), spool)
         self.remote = RemoteNodes(Identity("gateway", "g", "b", token), self._unreachable)
+        self.grants.remote = self.remote  # type: ignore[attr-defined]
         self._opening = asyncio.get_running_loop().create_task(self._open())
 
     async def _open(self) -> None:
@@ -51,7 +52,7 @@ class NodeOverTcp(Node):
 
 def through(cls: Any) -> Any:
     def made(*args: Any, **kwargs: Any) -> Any:
-        return cls(*(each.remote if isinstance(each, NodeOverTcp) else each for each in args), **kwargs)
+        return cls(*(getattr(each, "remote", each) for each in args), **{**kwargs, "here": False})
 
     return made
 

@@ -108,6 +108,8 @@ def start(
         said = replace(said, parked=parked_of(world, device, names))
         for each in (call, *others):
             each.parked = said.parked
+    if not call.cold and (copy.loading or call.arrived_at < copy.ready_at):
+        said = replace(said, load_s=-1.0 if copy.loading else copy.ready_at - call.arrived_at)
     world.out.append(m.StartCall(said))
 
 

@@ -41,6 +41,8 @@ class Cluster:
     def __init__(self, replacement: Replacement) -> None:
         self.now: Seconds = 0.0
         self.changes = Changes()
+        self.learns = False
+        """See `Engine`."""
         self.queue: GlobalQueue[Call] = GlobalQueue()
         self.calls: Mapping[CallId, Call] = {}
         """All calls that wait or run, once there is a book of them."""

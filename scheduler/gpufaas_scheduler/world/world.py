@@ -94,7 +94,7 @@ class World:
         """The last actions of the policy that were refused, and why."""
         self.ignored: Counter[str] = Counter()
         """Events that did not fit the state (late, twice, unknown), by tag. A few are routine."""
-        self.learn = learn
+        self.learn = cluster.learns = learn
         self.rate = LEARNING_RATE if learn else 0.0
         self.cluster = cluster
         self.agenda = cluster.agenda

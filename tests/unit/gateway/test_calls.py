@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import sys
 import weakref
 from collections.abc import Callable
@@ -296,6 +297,60 @@ async def test_a_call_that_waits_too_long_is_answered_504(gateway: Gateway) -> N
     assert isinstance(answer.error, DeadlineExceeded)
     assert b"echo did not answer within 0.05 s, its time limit" in answer.body
     assert functions.cancelled
+
+
+class RunsLate(Working):
+    """A node elsewhere begins to load, and says when the call runs."""
+
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
+        exchange = super().call(grant, head, body)
+        exchange.runs = False
+        return exchange
+
+
+class Refusing(Waiting, Working):
+    """A node that refuses the first grant."""
+
+    def place(self, *args: Any, **kwargs: Any) -> Any:
+        self.grant = Functions.place(self, *args, **kwargs)
+        return self.grant
+
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
+        exchange = Working.call(self, grant, head, body)
+        if len(self.called) == 1:
+            exchange.fail(GrantRefused("no"))
+        return exchange
+
+    def again(self, call: CallId) -> "asyncio.Future[Grant]":  # noqa: ARG002 - the port's
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        return self.waiting[-1]
+
+
+@pytest.mark.parametrize("functions", [Waiting, RunsLate])
+async def test_a_call_that_does_not_run_in_time_is_told_how_to_wait_longer(
+    gateway: Gateway, functions: type[Functions]
+) -> None:
+    calls = await gateway.calls(functions())
+    found = gateway.found()
+    found.timeout_s, found.exec_s, found.whole_s = 0.05, 1e-3, math.inf
+
+    answer = await calls.run(Request("echo"))
+
+    assert answer.status == 504
+    assert b"within 0.05 s, the limit to wait and load (annotation gpufaas.timeout sets one" in answer.body
+
+
+async def test_the_limit_of_a_run_begins_anew_where_its_node_refused_it(gateway: Gateway) -> None:
+    calls = await gateway.calls(functions := Refusing())
+    found = gateway.found()
+    found.exec_s, found.whole_s = 0.02, math.inf
+    running = asyncio.create_task(calls.run(Request("echo")))
+    await eventually(lambda: functions.waiting)
+    await asyncio.sleep(0.1)  # longer than it may run
+    assert not running.done()
+    functions.waiting[0].set_result(functions.grant)
+
+    assert b"within 0.02 s, the limit of its run (environment exec_timeout)" in (await running).body
 
 
 @pytest.mark.parametrize("far_s", [0.02, 100.0])

@@ -1,6 +1,7 @@
 """Deploying is all or nothing; finding is by any name that a URL uses."""
 
 import asyncio
+import math
 import re
 
 import pytest
@@ -256,15 +257,21 @@ async def test_annotations_set_limits(platform: Platform) -> None:
     assert deployed.spec.stall_s == 10.0
 
 
-async def test_exec_timeout_of_stock_stack_files_is_the_timeout(platform: Platform) -> None:
+async def test_exec_timeout_of_stock_stack_files_limits_the_run_and_gpufaas_timeout_all(platform: Platform) -> None:
     bundle = {"gpufaas.bundle": platform.bundle()}
     env = {"exec_timeout": "2m"}
 
     both = FunctionSpec("both", "i", annotations={**bundle, "gpufaas.timeout": "5s"}, env_vars=env)
     unlimited = FunctionSpec("unlimited", "i", annotations=bundle, env_vars={"exec_timeout": "0"})
 
-    assert (await platform.deployer.deploy(both, update=False)).timeout_s == 5.0
-    assert (await platform.deployer.deploy(unlimited, update=False)).timeout_s == 86_400.0
+    short = FunctionSpec("short", "i", annotations=bundle, env_vars={"exec_timeout": "1s"})
+    none = FunctionSpec("none", "i", annotations=bundle)
+    specs = (both, unlimited, short, none)
+    found = [await platform.deployer.deploy(each, update=False) for each in specs]
+    limits = [(each.timeout_s, each.exec_s, each.whole_s) for each in found]
+    assert limits == [
+        (5.0, 120.0, 5.0), (86_400.0, 86_400.0, math.inf), (60.0, 1.0, math.inf), (60.0, math.inf, 60.0),
+    ]  # fmt: skip
 
 
 async def test_workers_get_the_environment_and_openfaas_variables(platform: Platform) -> None:

@@ -38,6 +38,7 @@ class Exchange:
     phases: tuple[tuple[str, Seconds], ...] = ()
     tier: str = "disk"
     end: Any = None
+    runs, loading_s = True, 0.0
 
     def __init__(self, grant: Grant, body: bytes, answer: AnswerHead, more: bool) -> None:
         self.grant = grant

@@ -129,7 +129,7 @@ class LeastMissed:
         if holder is not None:
             return start_on(holder, call, _HELD)
         room = rooms.cheapest(owner) or rooms.cheapest(owner, view.idle_count)
-        if room is None:
+        if room is None or rooms.estimates.comes(owner):
             return None
         load_s = owner.load_on(room.device)
         wait_s = rooms.estimates.wait_s(call, load_s) if owner.copies else inf

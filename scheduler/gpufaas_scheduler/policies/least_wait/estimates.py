@@ -6,6 +6,7 @@ from math import inf, sqrt
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_scheduler.policies.least_wait.tuning import (
     BUSIEST,
+    FEW,
     HOLDERS,
     HORIZON_S,
     LOAD_WEIGHT,
@@ -139,6 +140,11 @@ class Estimates:
         if not function.queued:
             return load_s  # its load occupies no device
         return load_s * self.dearer
+
+    def comes(self, function: FunctionView) -> bool:
+        """Whether few calls wait for first copies that load, with times that nobody knows: no other copy is loaded."""
+        few = 0 < function.loading == function.copies and function.waiting <= FEW * function.loading
+        return few and self._view.unknown(function)
 
     def wait_s(self, call: WaitingCall, enough_s: Seconds = 0.0) -> Seconds:
         """

@@ -113,7 +113,7 @@ class Order:
             if view.reserved:
                 break
             device = self.rooms.anywhere(call)
-            if device is None:
+            if device is None or self.estimates.comes(call.owner):
                 continue
             soonest = view.soonest_left(call)
             if soonest is not None and soonest[1] < call.owner.load_on(device):
@@ -186,7 +186,7 @@ class Order:
     def _replica(self, call: WaitingCall) -> Found | None:
         """Return a load for *call*, which has busy holders, on an idle device without its model; None: it waits."""
         owner, estimates, rooms = call.owner, self.estimates, self.rooms
-        if not 0 < owner.copies < estimates.devices or call.function in self.refused:
+        if not 0 < owner.copies < estimates.devices or call.function in self.refused or estimates.comes(owner):
             return None
         # The cheap estimates first: nearly every such call is right to wait.
         least_used = self.view.least_used(owner, CANDIDATES)
