@@ -33,7 +33,7 @@ class Call:
     timeout_s = 0.0
 
     def __init__(self, now: float) -> None:
-        self.opened_at = now
+        self.bound_at = now
 
 
 class Rig:
@@ -79,7 +79,7 @@ class Rig:
         """:param left_s: so much is left of its time; None: it has no limit"""
         call.abandoned = True
         if left_s is not None:
-            call.timeout_s = self.now + left_s - call.opened_at
+            call.timeout_s = self.now + left_s - call.bound_at
         self.watch.begin()
 
     def look(self, times: int = 1, *, pong: bool = False) -> None:
