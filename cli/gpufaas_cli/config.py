@@ -80,11 +80,11 @@ def save_login(login: Login, file: Path | None = None) -> Path:
 def remove_login(gateway: str, file: Path | None = None) -> bool:
     """Return False when there was none."""
     file = file or config_file()
+    if find_login(gateway, file) is None:
+        return False
     with alone(file):
         content = _read(file)
         kept = [each for each in content["auths"] if not _is_of(each, gateway)]
-        if len(kept) == len(content["auths"]):
-            return False
         replace_file(file, yaml.safe_dump({**content, "auths": kept}, sort_keys=False))
     return True
 

@@ -3,21 +3,20 @@ Finds changed files, for ``--watch``, by looking twice a second: the kernel's wa
 system and see nothing on network mounts, and looking at the files of a few functions takes a millisecond.
 """
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from gpufaas_cli.source_files import leads_back
-from gpufaas_core.files import FileIdentity, identity
+from gpufaas_cli.source_files import NOT_HANDLER, walk
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.files import identity
 from gpufaas_core.units import Seconds
 
 _EVERY_S: Final = 0.5
-_SKIPPED: Final = frozenset(("__pycache__", ".git", ".venv", "node_modules", "build", ".pytest_cache", ".mypy_cache"))
+_SKIPPED: Final = NOT_HANDLER | {"node_modules"}
 
-_Seen = Mapping[Path, FileIdentity]
+_Seen = Mapping[Path, object]
 
 
 def changes(
@@ -54,18 +53,11 @@ def _changes(
 
 
 def _look(paths: Iterable[Path]) -> _Seen:
-    seen: dict[Path, FileIdentity] = {}
+    """Return what tells whether a build would find the same as before: identities of files, or what is wrong."""
+    seen: dict[Path, object] = {}
     for path in paths:
-        if path.is_dir():
-            for directory, folders, files in os.walk(path, followlinks=True):
-                folders[:] = [each for each in folders if not (each in _SKIPPED or leads_back(Path(directory, each)))]
-                for name in files:
-                    _note(seen, Path(directory, name))
-        else:
-            _note(seen, path)
+        try:
+            seen |= {file: identity(file.stat()) for file in walk(path, _SKIPPED)}
+        except (InvalidSpec, OSError) as exc:
+            seen[path] = str(exc)
     return seen
-
-
-def _note(seen: dict[Path, FileIdentity], file: Path) -> None:
-    with contextlib.suppress(OSError):  # it was removed meanwhile: a change, too
-        seen[file] = identity(file.stat())

@@ -25,11 +25,11 @@ def alone(file: Path) -> Iterator[None]:
 
 def replace_file(file: Path, text: str, mode: int = 0o600) -> None:
     """
-    Write *text* to *file*, in `alone`. Until it has *mode*, only its owner can read it.
+    Write *text* to *file*, in `alone`; a link stays one. Until it has *mode*, only its owner can read it.
 
     :raises GpufaasError: it cannot be written
     """
-    aside = None
+    aside, file = None, file.resolve()
     try:
         with tempfile.NamedTemporaryFile("w", dir=file.parent, newline="", encoding="utf-8", delete=False) as made:
             aside = Path(made.name)

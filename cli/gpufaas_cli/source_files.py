@@ -31,21 +31,18 @@ def walk(source: Path, skip: frozenset[str] = frozenset()) -> Iterator[Path]:
         for folder in folders:
             _checked(Path(directory, folder))
         for name in sorted(files):
-            if name not in IGNORED and not name.endswith(".pyc"):
+            if not (name in IGNORED or name.endswith(".pyc") or name.startswith(".#")):  # .#: as Emacs locks a file
                 yield _checked(Path(directory, name))
 
 
-def leads_back(folder: Path) -> bool:
-    """Return whether *folder* is a link to one that it lies in: what follows it comes to no end."""
-    around = folder.absolute().parents
-    return folder.is_symlink() and any(each.resolve().is_relative_to(folder.resolve()) for each in around)
-
-
 def _checked(path: Path) -> Path:
-    if path.is_file() or (path.is_dir() and not leads_back(path)):
+    if path.is_file():
         return path
     said = f"is a link to {os.readlink(path)}, which " if path.is_symlink() else ""
-    said += "contains it" if path.is_dir() else "is neither a file nor a folder" if path.exists() else "is not there"
+    around = path.absolute().parents if said and path.is_dir() else ()
+    if path.is_dir() and not any(each.resolve().is_relative_to(path.resolve()) for each in around):
+        return path
+    said += "contains it" if around else "is neither a file nor a folder" if path.exists() else "is not there"
     raise InvalidSpec(f"{path} {said}: correct or remove it")
 
 

@@ -121,8 +121,7 @@ def _write(name: str, lang: str, folder: str, entry: "Entry", file: Path, gatewa
         text = f"version: 1.0\nprovider:\n  name: openfaas\n  gateway: {gateway}\nfunctions:\n  {name}:\n{lines}"
     written = new_function(name, lang, root, [root / "template"], folder)
     try:
-        target = file.resolve()
-        replace_file(target, text, target.stat().st_mode & 0o777 if existed else 0o644)
+        replace_file(file, text, file.stat().st_mode & 0o777 if existed else 0o644)
     except GpufaasError:
         shutil.rmtree(root / folder)
         raise

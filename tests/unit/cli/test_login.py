@@ -107,6 +107,8 @@ def test_a_login_is_sent_to_its_gateway_only(run: Run) -> None:
 
 def test_logout_forgets_one_gateway(run: Run, wire: WireLog, here: Path) -> None:
     file = here / "home/.openfaas/config.yml"
+    assert run("logout").exit_code == 1
+    assert not file.parent.exists(), "a home that cannot be written is no error"
     run("login", "-s", data="secret")
     config.save_login(config.basic("https://other", "me", "x"), file)
 
@@ -115,6 +117,17 @@ def test_logout_forgets_one_gateway(run: Run, wire: WireLog, here: Path) -> None
     assert (result.exit_code, result.stdout) == (0, f"credentials removed for {wire.url}\n")
     assert [each["gateway"] for each in kept(file)] == ["https://other"]
     assert run("logout").exit_code == 1
+
+
+def test_a_file_of_logins_that_is_a_link_stays_one(run: Run, wire: WireLog, here: Path) -> None:
+    file, linked = here / "home/.openfaas/config.yml", here / "dotfiles.yml"
+    file.parent.mkdir(parents=True)
+    file.symlink_to(linked)
+
+    run("login", "-s", data="secret")
+
+    assert file.is_symlink()
+    assert [each["gateway"] for each in kept(linked)] == [wire.url]
 
 
 def test_what_faas_cli_wrote_is_read_and_what_we_do_not_know_stays(run: Run, wire: WireLog, here: Path) -> None:

@@ -86,20 +86,29 @@ def test_a_file_that_changes_while_it_is_built_is_built_once_more(project: Proje
     assert not project.build().up_to_date
 
 
-def test_a_watch_sees_a_change_in_a_folder_that_is_linked_and_follows_no_link_back(tmp_path: Path) -> None:
-    """As a build does: it did not look into linked folders."""
+def test_a_watch_sees_what_a_build_does(tmp_path: Path) -> None:
+    """It did not look into linked folders and those named build, and did not see that what was wrong is removed."""
     function, lib = tmp_path / "fn", tmp_path / "lib"
-    function.mkdir()
-    lib.mkdir()
-    (lib / "part.py").write_text("x = 1")
+    for folder in (function / "deep/build", lib):
+        folder.mkdir(parents=True)
     (function / "lib").symlink_to(lib)
-    (function / "back").symlink_to(tmp_path)
-    looks = iter([None] * 10)
-    changes = file_changes.changes(lambda: [function], sleep=lambda _: next(looks))
+    wrong, lock = function / "wrong", function / ".#handler.py"
+    files = {function / "lib/part.py", function / "deep/build/a.py"}
+    steps: list[Callable[[], object]] = [
+        lambda: [each.write_text("x = 1") for each in files],
+        lambda: None,
+        lambda: lock.symlink_to("me@here.1234:56"),
+        lambda: wrong.symlink_to(tmp_path),
+        lambda: None,
+        lambda: wrong.unlink(),
+        lambda: None,
+    ]
+    changes = file_changes.changes(lambda: [function], sleep=lambda _: steps.pop(0)() and None)
 
-    (lib / "part.py").write_text("x = 22")
-
-    assert next(changes) == {function / "lib/part.py"}
+    assert next(changes) == files
+    assert function in next(changes)
+    assert function in next(changes)
+    assert not steps
 
 
 def test_a_watch_sees_a_change_that_keeps_size_and_mtime(tmp_path: Path) -> None:
