@@ -176,7 +176,7 @@ class ServeApp:
         :raises GpufaasError: the scheduler failed
         """
         front = self._front
-        scaler = Scaler(self._watched, self._scheduler.status, self._scheduler.autoscale)
+        scaler = Scaler(self._watched, self._scheduler.status, self._scheduler.scale)
         await connect(self._containers, self._options.functions)
         self._scheduler.join(self._node, self._node.devices())
         async with contextlib.AsyncExitStack() as stack:

@@ -79,7 +79,7 @@ class Term:
             drained={NodeId(key.removeprefix(_DRAINED)) for key in await self._etcd.keys(_DRAINED)},
             on_drain=lambda node, drain: self._drains.put_nowait((node, drain)),
         )
-        scaler = Scaler(self._watched, service.status, service.autoscale)
+        scaler = Scaler(self._watched, service.status, service.scale)
         try:
             await first_of(
                 leadership.lost.wait(), self._failed, self._follow_functions(), self._save_profiles(service),

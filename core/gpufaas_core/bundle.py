@@ -118,7 +118,6 @@ class WorkerSpec(Struct, frozen=True):
     health_failures: int = 3
     """The server is replaced after this many failures in a row."""
     health_delay_s: Seconds = 0.0
-    """From its start to the first check."""
     health_timeout_s: Seconds = 5.0
     read_only: bool = False
     """The container's root file system is read-only; its /tmp is not."""

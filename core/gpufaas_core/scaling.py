@@ -10,10 +10,7 @@ from gpufaas_core.units import Seconds, parse_duration
 
 PREFIX: Final = "com.openfaas.scale."
 TYPES: Final = ("rps", "capacity", "cpu", "queue", "alert")
-"""
-What is measured: completions per second, calls waiting or running, millicores, pending asynchronous calls; ``alert``:
-nothing, the number stays as ``/system/alert`` or a person sets it.
-"""
+"""What is measured: see `autoscale.FunctionLoad`; of ``alert``, nothing: alerts and people set the number."""
 
 _MAX_COPIES: Final = 10_000
 

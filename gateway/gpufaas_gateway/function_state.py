@@ -62,9 +62,7 @@ def status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Func
         replicas=replicas,
         # At least 1 for a function that can be called, because faas-cli takes 0 for not ready: the next call loads one
         # that is idle or scaled to 0.
-        available_replicas=0
-        if detail.state == "unavailable"
-        else copies.ready or int(detail.state != "failed" and detail.kept_out is None),
+        available_replicas=0 if detail.unavailable else copies.ready or int(not (detail.reason or detail.kept_out)),
         gpufaas=detail,
     )
 

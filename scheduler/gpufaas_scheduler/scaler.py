@@ -5,7 +5,7 @@ have. It is beside the invocation path: a call of a function at zero waits for t
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -43,7 +43,6 @@ class Watched:
 @dataclass(slots=True)
 class _Tracked:
     history: History
-    load: FunctionLoad = field(default_factory=FunctionLoad)
     samples: deque[tuple[Seconds, Watched]] = field(default_factory=deque)
     """The samples of the last `RATE_S`, and the one before."""
 
@@ -55,13 +54,13 @@ class Scaler:
         self,
         watched: Callable[[], Mapping[str, Watched]],
         status: Callable[[], EngineStatus],
-        scale: Callable[[FunctionId, int], None],
+        scale: Callable[[FunctionId, int, Seconds], None],
         every_s: Seconds = 1.0,
     ) -> None:
         """
         :param watched: returns the functions with a rule, by a name that all revisions share
         :param status: returns the engine's status; called if there are such functions
-        :param scale: called for each change
+        :param scale: called for each change, with the time for which it holds: none
         """
         self._watched = watched
         self._status = status
@@ -86,18 +85,18 @@ class Scaler:
         if not watched:
             return
         status = self._status()
-        copies = _copies(status)
+        copies = Counter(each.function for device in status.devices for each in device.resident if not each.draining)
         for name, each in watched.items():
             seen = self._seen.setdefault(name, _Tracked(History(now)))
-            self._observe(seen, each, now)
-            current = status.desired.get(each.function, copies.get(each.function, 0))
+            load = self._observe(seen, each, now)
+            current = status.desired.get(each.function, copies[each.function])
             held = each.function in status.held
-            wanted = desired_copies(each.rule, seen.load, current, now, seen.history, held=held)
+            wanted = desired_copies(each.rule, load, current, now, seen.history, held=held)
             if wanted != current:
                 log.info("function.scaled id=%s copies=%d before=%d", each.function, wanted, current)
-                self._scale(each.function, wanted)
+                self._scale(each.function, wanted, 0.0)
 
-    def _observe(self, seen: _Tracked, new: Watched, now: Seconds) -> None:
+    def _observe(self, seen: _Tracked, new: Watched, now: Seconds) -> FunctionLoad:
         samples = seen.samples
         while len(samples) > 1 and now - samples[1][0] >= RATE_S:
             samples.popleft()
@@ -112,15 +111,7 @@ class Scaler:
                 times = [sample.cpu_s for _, sample in samples] + [new.cpu_s]
                 used_s = sum(max(0.0, later - before) for before, later in pairwise(times))
                 millicores = 1000 * used_s / (now - since)
-        seen.load = FunctionLoad(rps, new.inflight, millicores, new.queued, arrived)
-        seen.history = remember(new.rule, seen.load, now, seen.history)
+        load = FunctionLoad(rps, new.inflight, millicores, new.queued, arrived)
+        seen.history = remember(new.rule, load, now, seen.history)
         samples.append((now, new))
-
-
-def _copies(status: EngineStatus) -> dict[FunctionId, int]:
-    copies: dict[FunctionId, int] = {}
-    for device in status.devices:
-        for each in device.resident:
-            if not each.draining:
-                copies[each.function] = copies.get(each.function, 0) + 1
-    return copies
+        return load

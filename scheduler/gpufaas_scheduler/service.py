@@ -212,15 +212,9 @@ class SchedulerService:
     def remove(self, function: FunctionId, drain: bool) -> None:
         self.handle(m.FunctionRemoved(function, drain))
 
-    def scale(self, function: FunctionId, copies: int) -> None:
-        """
-        Let *function* have so many copies, within its bounds, whatever the autoscaler says for `HELD_S`; see `Scaled`.
-        An unknown function is ignored.
-        """
-        self.handle(m.Scaled(function, copies, HELD_S))
-
-    def autoscale(self, function: FunctionId, copies: int) -> None:
-        self.handle(m.Scaled(function, copies))
+    def scale(self, function: FunctionId, copies: int, hold_s: Seconds = HELD_S) -> None:
+        """Let *function* have so many copies, within its bounds; see `Scaled`. An unknown function is ignored."""
+        self.handle(m.Scaled(function, copies, hold_s))
 
     def status(self) -> EngineStatus:
         return self.engine.status(self._now())

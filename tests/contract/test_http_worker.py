@@ -506,7 +506,7 @@ async def test_one_that_fails_its_health_check_is_killed(rig: Rig) -> None:
 
 
 async def test_a_deploy_is_told_whether_it_starts(rig: Rig) -> None:
-    good = rig.launcher.spec("good", memory=64 * MiB)
+    good = rig.launcher.spec("good", memory=64 * MiB, ready_delay_s=600.0)  # for which a check does not wait
     bad = rig.launcher.spec("bad", memory=64 * MiB, env={"FAIL": "1"})
     if rig.launcher.kind != "process":
         pytest.skip("a container is started when it is called: what it needs may not be there before")

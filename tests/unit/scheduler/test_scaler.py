@@ -6,7 +6,16 @@ from dataclasses import replace
 from tests.waiting import LIMIT_S
 
 from gpufaas_cache_manager.replacement import make_replacement
-from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, Function, FunctionId, ResidentStatus
+from gpufaas_core.model import (
+    Device,
+    DeviceId,
+    DeviceStatus,
+    EngineStatus,
+    Function,
+    FunctionId,
+    ResidentStatus,
+    Seconds,
+)
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
@@ -40,7 +49,8 @@ class Platform:
         )
         return EngineStatus("lalb", devices, {}, {}, self.desired, held=self.held)
 
-    def scale(self, function: FunctionId, copies: int) -> None:
+    def scale(self, function: FunctionId, copies: int, hold_s: Seconds) -> None:
+        assert hold_s == 0.0, "what the autoscaler says holds nothing"
         self.told.append((function, copies))
         self.desired[function] = copies
 
@@ -129,7 +139,7 @@ async def test_the_service_holds_what_it_was_told_and_not_what_the_autoscaler_sa
     service.scale(ECHO, 3)
     now, later = service.status(), service.engine.status(service.driver.now() + HELD_S)
     service.scale(ECHO, 4)
-    service.autoscale(ECHO, 5)
+    service.scale(ECHO, 5, 0.0)
     scaled = service.status()
 
     assert (now.desired, now.held) == ({ECHO: 3}, (ECHO,))
@@ -161,8 +171,8 @@ async def test_it_runs_until_it_is_told_to_stop() -> None:
     platform = Platform(ScalingRule(min=2))
     stopped = asyncio.Event()
 
-    def scale(function: FunctionId, copies: int) -> None:
-        platform.scale(function, copies)
+    def scale(function: FunctionId, copies: int, hold_s: Seconds) -> None:
+        platform.scale(function, copies, hold_s)
         stopped.set()
 
     scaler = Scaler(platform.watched, platform.status, scale, every_s=0.001)
