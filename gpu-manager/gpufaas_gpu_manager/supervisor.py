@@ -90,7 +90,7 @@ class Supervisor:
 
     async def close(self) -> None:
         """End all workers and the fork server; returns when none is left."""
-        idle = [each for each in self.living() if each.serves and not each.calls.exchanges and not each.spec.image]
+        idle = [each for each in self.living() if each.ready_head and not each.calls.exchanges and not each.spec.image]
         for each in idle:
             each.end()
         await asyncio.gather(*(asyncio.wait([each.checked], timeout=self.settings.term_grace_s) for each in idle))

@@ -265,8 +265,12 @@ async def test_a_load_that_its_node_refuses_leaves_nothing_that_the_scheduler_do
 async def test_parked_workers_are_within_the_budget_of_the_host_tier_and_give_way_to_weights(
     make: Callable[..., Rig], tmp_path: Path
 ) -> None:
-    rig = make(178 * MiB)
-    one, other = await two(rig, tmp_path)
+    rig, ended = make(178 * MiB), tmp_path / "ended"
+    leaves = f"""
+    import atexit
+    atexit.register(Path({str(ended)!r}).touch)
+"""
+    one, other = await two(rig, tmp_path, HANDLER + leaves)
     assert rig.parked() == [one]
     assert rig.cache.status().used <= rig.cache.status().budget
     third = await rig.function("third", weights(tmp_path, value=3.0))
@@ -280,6 +284,7 @@ async def test_parked_workers_are_within_the_budget_of_the_host_tier_and_give_wa
     await eventually(lambda: rig.parked() == [])
     assert "its node needs the memory" in [each.reason for each in rig.said(Unparked)]
     assert {each.spec.function for each in rig.node.workers() if not each.ends} == {third}
+    await eventually(ended.exists, "a parked one goes on for its end")
 
 
 def test_nothing_is_parked_without_the_setting_or_without_memory_for_it() -> None:
