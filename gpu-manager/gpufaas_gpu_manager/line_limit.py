@@ -28,7 +28,8 @@ _TURN_S: Final[Seconds] = 0.005
 _TICK_S: Final[Seconds] = 0.1
 _NOTE_S: Final[Seconds] = 1.0
 _LAST: Final = 40
-_MARK: Final = re.compile(rb"\x1e[^\x1e\x1f]*\x1f")  # of the call that wrote a line: gpufaas_core.log_marks
+_MARK: Final = re.compile(rb"\x1e[^\x1e\x1f]{,600}\x1f")  # of the call that wrote a line: gpufaas_core.log_marks
+_BROKEN: Final = re.compile(rb"([\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})\Z")  # end, of UTF-8
 
 
 class Allowance:
@@ -54,10 +55,10 @@ class LineLimit:
         """The newest lines that the last `take` left out: they may be the reason for what happens next."""
         self._may = allowance or Allowance(now)
         self._buffer = b""
+        self.open_since: Seconds | None = None
+        """Since when there is something of a line without its end: `take` it after `OPEN_S`."""
         self._taken: bytes | None = None
-        """The mark of a line whose beginning was taken before its end came; None: of none."""
-        self._open_since: Seconds | None = None
-        """Since when there is something of a line without its end."""
+        """What was left of a line when its beginning was taken before its end came; None: there is none."""
         self._short_since: Seconds | None = None
         self._noted_at = now
         self._left_lines = self._left_bytes = 0
@@ -74,7 +75,7 @@ class LineLimit:
             self._may.lines -= 1
         elif self._taken is not None:
             line, _, rest = self._buffer.partition(b"\n")
-            self._buffer = rest if line.strip() == self._taken else self._buffer
+            self._buffer = self._buffer if _MARK.sub(b"", line).strip() else rest
             self._taken = None
 
     def turn(self, now: Seconds, *, idle: bool = False) -> list[str]:
@@ -102,11 +103,11 @@ class LineLimit:
             *taken, self._buffer = self._buffer.split(b"\n", may)
             if not taken:  # it has no end
                 taken, self._buffer = [self._buffer[:LINE_BYTES]], self._buffer[LINE_BYTES:]
-        elif may and self._open_since is not None and now >= self._open_since + OPEN_S:
-            taken, self._buffer = [self._buffer], b"".join(_MARK.findall(self._buffer)[-1:])
-            self._taken = self._buffer
-        if taken or self._open_since is None:
-            self._open_since = now if self._buffer.strip() not in (b"", self._taken) else None
+        elif may and self.open_since is not None and now >= self.open_since + OPEN_S:
+            taken = [_BROKEN.sub(b"", self._buffer)]
+            self._taken = self._buffer = b"".join(_MARK.findall(taken[0])[-1:]) + self._buffer[len(taken[0]) :]
+        if taken or self.open_since is None:
+            self.open_since = now if self._buffer.strip() not in (b"", self._taken) else None
             allowance.lines -= len(taken)
             allowance.bytes -= sum(map(len, taken)) + len(taken)
         if allowance.lines >= LINES_PER_S and allowance.bytes >= BYTES_PER_S:
@@ -117,10 +118,6 @@ class LineLimit:
             elif now - self._short_since > PATIENCE_S and self.waiting:
                 self._leave_out()
         return [each.decode(errors="replace") for each in taken]
-
-    def due(self, now: Seconds) -> Seconds:
-        """Return after how many seconds to take a line that has not ended by then; 0.0: there is none."""
-        return 0.0 if self._open_since is None else max(_TURN_S, self._open_since + OPEN_S - now)
 
     def wait(self) -> Seconds:
         """Return after how many seconds to take lines, and then to read, again; 0.0: read as data comes."""

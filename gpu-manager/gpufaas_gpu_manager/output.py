@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from gpufaas_core.log_marks import lines_in, new_secret
 from gpufaas_core.logs import Printed
 from gpufaas_core.model import Seconds
-from gpufaas_gpu_manager.line_limit import Allowance, LineLimit
+from gpufaas_gpu_manager.line_limit import OPEN_S, Allowance, LineLimit
 
 STREAMS: Final = ("stdout", "stderr")
 _TAIL: Final = 2000
@@ -149,7 +149,7 @@ class _Pipe:
             loop.remove_reader(self._fd)  # its pipe fills, and then its writer waits
         if self._later is not None:
             self._later.cancel()
-        wait = wait or self._limit.due(now)
+        wait = wait or (0.0 if self._limit.open_since is None else OPEN_S)
         self._later = loop.call_later(wait, self._go_on) if wait else None
 
     def _go_on(self) -> None:

@@ -709,7 +709,7 @@ def test_logs_are_lines_of_text_or_json(gateway: Gateway) -> None:
     stack_of("a")
     run("up")
     for number in range(3):
-        gateway.logs.append("a.openfaas-fn", "w1", f"line {number}")
+        gateway.logs.extend("a.openfaas-fn", "w1", [Printed(f"line {number}")])
 
     plain = run("logs", "a", "--tail", "2").stdout.splitlines()
     objects = [json.loads(line) for line in run("logs", "a", "--json", "--since", "1h").stdout.splitlines()]

@@ -31,12 +31,12 @@ def texts(lines: list[LogLine]) -> list[str]:
 
 def fill(logs: FunctionLogs, *numbers: int, instance: str = "w1") -> None:
     for number in numbers:
-        logs.append(ECHO, instance, f"line {number}\n")
+        logs.extend(ECHO, instance, [Printed(f"line {number}\n")])
 
 
 def test_lines_come_back_in_order_with_what_clients_expect(logs: FunctionLogs) -> None:
-    logs.append(ECHO, "w1", "héllo\n")
-    logs.append(ECHO, "w2", "world")
+    logs.extend(ECHO, "w1", [Printed("héllo\n")])
+    logs.extend(ECHO, "w2", [Printed("world")])
 
     first, second = logs.query(ALL)
 
@@ -112,7 +112,7 @@ def test_a_clock_that_went_back_keeps_the_order(tmp_path: Path) -> None:
     )
     logs = FunctionLogs(tmp_path)
 
-    logs.append(ECHO, "w", "b")
+    logs.extend(ECHO, "w", [Printed("b")])
 
     assert [line.timestamp for line in logs.query(ALL)] == [
         "2999-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000001Z",
@@ -148,7 +148,7 @@ def test_files_are_bounded_and_the_newest_lines_are_kept(tmp_path: Path) -> None
 
 
 def test_a_very_long_line_is_cut(logs: FunctionLogs) -> None:
-    logs.append(ECHO, "w1", "x" * 1_000_000)
+    logs.extend(ECHO, "w1", [Printed("x" * 1_000_000)])
 
     assert len(logs.query(ALL)[0].text) == 64 * 1024
 
@@ -170,7 +170,7 @@ def test_many_functions_do_not_hold_many_files(tmp_path: Path, monkeypatch: pyte
 
     for number in (1, 2):
         for function in range(20):
-            logs.append(f"f{function}.openfaas-fn", "w", f"line {number}")
+            logs.extend(f"f{function}.openfaas-fn", "w", [Printed(f"line {number}")])
 
     assert len(os.listdir("/proc/self/fd")) <= before + 3
     assert texts(logs.query(LogQuery("f7", "openfaas-fn"))) == ["line 1", "line 2"]
@@ -180,7 +180,7 @@ def test_many_functions_do_not_hold_many_files(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", "", ".hidden", "a\0b", "a" * 300])
 def test_names_that_are_no_files_have_no_logs(logs: FunctionLogs, name: str) -> None:
     fill(logs, 1)
-    logs.append(f"{name}.openfaas-fn", "w", "x")
+    logs.extend(f"{name}.openfaas-fn", "w", [Printed("x")])
 
     assert logs.query(LogQuery(name, "openfaas-fn")) == []
     assert not logs.known(name, "openfaas-fn")
@@ -291,7 +291,7 @@ def test_the_file_is_what_clients_read(logs: FunctionLogs, tmp_path: Path) -> No
 def test_lines_have_their_stream_and_call_where_these_are_known(tmp_path: Path) -> None:
     logs = FunctionLogs(tmp_path)
     logs.extend(ECHO, "w1", [Printed("loads", "stderr"), Printed("one", "stdout", "a"), Printed("two", "stdout", "b")])
-    logs.append(ECHO, "w1", "gpufaas: killed")
+    logs.extend(ECHO, "w1", [Printed("gpufaas: killed")])
     logs.close()
 
     again = FunctionLogs(tmp_path)

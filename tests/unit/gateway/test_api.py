@@ -133,7 +133,7 @@ async def test_the_list_is_of_one_namespace(gateway: Gateway) -> None:
 @pytest.mark.parametrize("body", [{"functionName": "echo"}, {"functionName": "echo", "namespace": "openfaas-fn"}])
 async def test_delete_carries_a_body(gateway: Gateway, body: dict[str, str]) -> None:
     await gateway.deployed()
-    gateway.logs.append("echo.openfaas-fn", "w1", "hello")
+    gateway.logs.extend("echo.openfaas-fn", "w1", [Printed("hello")])
 
     removed, again = await gateway.delete(body), await gateway.delete(body)
 
@@ -390,7 +390,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(gateway: Gateway) -> Non
 )
 async def test_logs_take_the_parameters_of_real_clients(gateway: Gateway, query: str, count: int) -> None:
     await gateway.deployed()
-    gateway.logs.append("echo.openfaas-fn", "w1", "one")
+    gateway.logs.extend("echo.openfaas-fn", "w1", [Printed("one")])
     gateway.logs.extend("echo.openfaas-fn", "w2", [Printed("two", "stdout", "id-3")])
 
     answer = await gateway.client.get(f"/system/logs?{query}")
@@ -430,7 +430,7 @@ async def test_a_function_that_was_never_called_has_no_lines(gateway: Gateway) -
 
 async def test_what_a_failed_deployment_printed_can_be_read(gateway: Gateway) -> None:
     gateway.workers.check_failure = InvalidSpec("does not import")
-    gateway.workers.during_check = lambda: gateway.logs.append("echo.openfaas-fn", "check", "Traceback ...")
+    gateway.workers.during_check = lambda: gateway.logs.extend("echo.openfaas-fn", "check", [Printed("Traceback ...")])
     await gateway.client.post("/system/functions", json=gateway.body())
 
     answer = await gateway.client.get("/system/logs?name=echo")
@@ -441,7 +441,7 @@ async def test_what_a_failed_deployment_printed_can_be_read(gateway: Gateway) ->
 @pytest.mark.parametrize("follow", ["true", "1"])
 async def test_following_goes_on_until_the_client_leaves(gateway: Gateway, follow: str) -> None:
     await gateway.deployed()
-    gateway.logs.append("echo.openfaas-fn", "w1", "before")
+    gateway.logs.extend("echo.openfaas-fn", "w1", [Printed("before")])
     gone = asyncio.Event()
     texts: list[str] = []
 
@@ -453,7 +453,7 @@ async def test_following_goes_on_until_the_client_leaves(gateway: Gateway, follo
         if message.get("body"):
             texts.append(json.loads(message["body"])["text"])
             if texts == ["before"]:
-                gateway.logs.append("echo.openfaas-fn", "w1", "after")
+                gateway.logs.extend("echo.openfaas-fn", "w1", [Printed("after")])
             else:
                 gone.set()
 

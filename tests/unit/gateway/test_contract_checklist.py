@@ -21,6 +21,7 @@ from tests.unit.gateway.conftest import DEVICE, Gateway, calling, is_platform_er
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import STREAM, AnswerHead, CallHead
+from gpufaas_core.logs import Printed
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Failing, FunctionId, Part, Seconds
 from gpufaas_core.units import GiB
@@ -264,7 +265,7 @@ async def test_11_integers_are_json_integers(gateway: Gateway, replicas: int) ->
 
 async def test_12_times_have_a_zone(gateway: Gateway) -> None:
     await gateway.deployed()
-    gateway.logs.append("echo.openfaas-fn", "w1", "hello")
+    gateway.logs.extend("echo.openfaas-fn", "w1", [Printed("hello")])
 
     (listed,) = (await gateway.admin.get("/system/functions")).json()
     line = json.loads((await gateway.admin.get("/system/logs?name=echo")).text)
@@ -299,7 +300,7 @@ async def test_14_an_empty_list_is_an_array(gateway: Gateway) -> None:
 async def test_15_logs_are_lines_of_json(gateway: Gateway) -> None:
     await gateway.deployed()
     for text in ("one", "two", "three"):
-        gateway.logs.append("echo.openfaas-fn", "w1", text)
+        gateway.logs.extend("echo.openfaas-fn", "w1", [Printed(text)])
 
     answer = await gateway.admin.get("/system/logs?follow=0&name=echo&tail=2&since=2020-01-01T00%3A00%3A00.5%2B00%3A00")
 
@@ -377,7 +378,7 @@ async def test_20_the_namespace_is_in_query_or_body(gateway: Gateway, where: int
 async def test_20_gets_have_it_in_the_query(gateway: Gateway) -> None:
     await gateway.deployer.namespaces.create(Namespace("dev"))
     await gateway.deployed(namespace="dev")
-    gateway.logs.append("echo.dev", "w1", "hello")
+    gateway.logs.extend("echo.dev", "w1", [Printed("hello")])
     gateway.secrets.create("dev", "key", b"a")
 
     for path in ("functions", "function/echo", "logs?name=echo", "secrets"):

@@ -137,10 +137,10 @@ def test_a_line_without_an_end_is_taken_once_a_second_and_its_end_alone_is_no_li
         kept.extend((now, each) for each in limit.take(now))
 
     turn(0.0, b"Loading")
-    assert limit.due(0.25) == OPEN_S - 0.25
+    assert limit.open_since == 0.0
     turn(0.5, b".")
     turn(1.0)
-    assert limit.due(1.0) == 0.0, "nothing more is there to be shown"
+    assert limit.open_since is None, "nothing more is there to be shown"
     turn(9.0, b"..")
     turn(9.5, b" done\nnext")
     turn(10.5)
@@ -161,6 +161,24 @@ def test_the_rest_of_a_line_has_the_mark_of_its_beginning() -> None:
 
     assert shown + limit.take(2.0 + OPEN_S) == ["\x1esecretone\x1f10%", "\x1esecretone\x1f\r20%"]
     assert limit.rest() == [], "a mark alone is no line"
+
+
+def test_a_character_is_not_taken_in_two_parts() -> None:
+    """A program whose output is buffered writes every 4 KiB, whatever is there."""
+    limit, kept = LineLimit(0.0), list[str]()
+    for second, data in enumerate(
+        (b"\x1esone\x1f\xe3", b"\x81", b"", b"\x82\xf0\x9f\x8e\x89 \xe3\x81", b"", b"", b"\x84\n")
+    ):
+        limit.feed(data)
+        kept += limit.take(second * OPEN_S)
+
+    assert "".join(kept).replace("\x1esone\x1f", "") == "あ🎉 い"
+    assert limit.open_since is None
+
+    limit.feed(b"caf\xe9")
+    assert limit.take(9.0) + limit.take(9.0 + OPEN_S) == ["caf"]
+    limit.feed(b"\n")
+    assert limit.take(20.0) == ["\ufffd"], "what is no UTF-8 is not lost"
 
 
 def test_a_progress_bar_is_taken_once_a_second_and_at_its_end() -> None:

@@ -14,6 +14,7 @@ from tests.waiting import LIMIT_S, eventually
 from gpufaas_core.log_marks import mark
 from gpufaas_core.logs import Printed
 from gpufaas_gpu_manager import line_limit
+from gpufaas_gpu_manager import output as output_module
 from gpufaas_gpu_manager.line_limit import BURST_LINES
 from gpufaas_gpu_manager.output import Output
 
@@ -141,7 +142,8 @@ async def test_the_last_lines_for_a_caller_are_those_of_its_call_and_later_ones_
 async def test_a_progress_bar_is_seen_while_it_runs_as_it_stands_last_and_with_its_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(line_limit, "OPEN_S", 0.02)
+    for module in (line_limit, output_module):
+        monkeypatch.setattr(module, "OPEN_S", 0.02)
     logs = Lines()
     output = Output(logs, "f.openfaas-fn", "cpu:0-1")
     stdout, stderr = piped(output)
