@@ -69,9 +69,10 @@ class Face:
             good = 0 if reason or not behind() else good + 1
             if good >= spec.ready_successes:
                 break
-            run.waits_for = f"to be ready: {reason}" if reason.startswith("GET ") else listens
+            asked = reason.startswith("GET ")
+            run.waits_for = f"to be ready: {reason}" if asked else listens
             # The kernel does not report when a port begins to accept: this is the one place that has to poll.
-            await asyncio.sleep(spec.ready_period_s or pause)
+            await asyncio.sleep((spec.ready_period_s if asked or good else 0.0) or pause)
             pause = min(pause * 1.5, _LOOK_EVERY_S)
         for slot in self._slots:
             slot.unix = there

@@ -11,6 +11,7 @@ from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import FunctionId, Need
+from gpufaas_gpu_manager.launch import served
 from gpufaas_gpu_manager.launch.served import Face, probe
 
 SILENCE = b""
@@ -53,7 +54,7 @@ async def server() -> AsyncIterator[Server]:
     async with listening:
         yield made
         made.over.set()
-        await asyncio.wait(made.tasks)
+        await asyncio.gather(*made.tasks)
 
 
 class Worker:
@@ -139,6 +140,20 @@ async def test_it_is_ready_after_the_asked_number_of_good_answers_in_a_row(
 
     await eventually(lambda: worker.ready)
     assert server.asked == ["/ready"] * 5
+
+
+async def test_a_port_that_does_not_listen_yet_is_looked_at_more_often_than_the_period(
+    opened: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = iter(["Connect call failed", "Connect call failed", ""])
+
+    async def asked(*_: object) -> str:
+        return next(reasons)
+
+    monkeypatch.setattr(served, "probe", asked)
+    worker = opened(ready_path="/ready", ready_period_s=600.0)
+
+    await eventually(lambda: worker.ready)
 
 
 async def test_it_is_killed_after_the_asked_number_of_bad_health_checks_in_a_row(
