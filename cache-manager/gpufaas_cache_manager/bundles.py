@@ -224,8 +224,7 @@ def _check(tar: tarfile.TarFile, limits: BundleLimits) -> None:
         header = tar.fileobj.read(tarfile.BLOCKSIZE)
         if header[257:262] != b"ustar":
             break
-        blocks = -(-tarfile.nti(header[124:136]) // tarfile.BLOCKSIZE)  # type: ignore[attr-defined]
-        at += (1 + max(0, blocks)) * tarfile.BLOCKSIZE
+        at += (max(0, tarfile.nti(header[124:136])) + 1023) // 512 * 512  # type: ignore[attr-defined]
         number += header[156:157] not in _LONG_HEADERS
     folders = set[int]()
     for seen, member in enumerate(tar, 1):

@@ -31,11 +31,8 @@ def lines_in(text: str, secret: str) -> Iterator[tuple[str, str]]:
     """Yield the lines of one from a pipe, each with its call (empty: of none), and only with what \\r left of it."""
     before, *marked = text.split(f"\x1e{secret}")
     if before or not marked:
-        yield "", _last_of(before)
+        marked.insert(0, f"\x1f{before}")
     for each in marked:
         call, _, said = each.partition("\x1f")
-        yield call if len(call) <= _LONGEST_CALL and call.isprintable() else "", _last_of(said)
-
-
-def _last_of(text: str) -> str:
-    return text.rstrip().rpartition("\r")[2] if "\r" in text else text
+        said = said.rstrip().rpartition("\r")[2] if "\r" in said else said
+        yield call if len(call) <= _LONGEST_CALL and call.isprintable() else "", said
