@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-_CONTROL: Final = re.compile(r"\x1b(?!\[[\d;]*m)|\r(?!\n)|[\0-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
+_CONTROL: Final = re.compile(r"\x1b(?!\[[0-9;]*m)|\r(?!\n)|[\0-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def plain(text: str, colours: bool = False) -> str:

@@ -45,6 +45,7 @@ def test_control_characters_of_others_reach_no_terminal(
 
 def test_text_stays_as_it_is_but_for_what_a_terminal_obeys() -> None:
     assert output.plain("ä\tb\r\nc\n") == "ä\tb\r\nc\n"
+    assert output.plain("\udcff \x1b[\u0663m", colours=True).startswith("\\udcff \\x1b[")
     assert output.plain(EVIL) == "red \\x1b]52;c;ZXZpbA==\\x07 \\x9b2J over\\rwritten \\x1b[8m\tä\n"
     assert output.plain(f"{RED}\x1b[2J\x1b[>4;2m\x9b31m", colours=True) == f"{RED}\\x1b[2J\\x1b[>4;2m\\x9b31m\x1b[0m"
 
