@@ -86,12 +86,12 @@ class Scaler:
             return
         status = self._status()
         copies = Counter(each.function for device in status.devices for each in device.resident if not each.draining)
+        held = set(status.held)
         for name, each in watched.items():
             seen = self._seen.setdefault(name, _Tracked(History(now)))
             load = self._observe(seen, each, now)
             current = status.desired.get(each.function, copies[each.function])
-            held = each.function in status.held
-            wanted = desired_copies(each.rule, load, current, now, seen.history, held=held)
+            wanted = desired_copies(each.rule, load, current, now, seen.history, held=each.function in held)
             if wanted != current:
                 log.info("function.scaled id=%s copies=%d before=%d", each.function, wanted, current)
                 self._scale(each.function, wanted, 0.0)
