@@ -181,7 +181,7 @@ class Calls:
         if call.asked is not None:
             call.ask(call.asked, deployed)
         call.ends, call.last = call.began + deployed.timeout_s, call.began + deployed.whole_s
-        if min(deployed.timeout_s, call.exec_s) < SHORT_S:
+        if deployed.timeout_s < SHORT_S or call.exec_s < SHORT_S:
             call.watch()
 
     async def _read_rest(self, call: "_Call", first: bytes, caller: Caller) -> None:
@@ -225,7 +225,7 @@ class Calls:
 
     def _place(self, call: "_Call") -> "Grant | asyncio.Future[Grant]":
         assert call.deployed is not None
-        left_s = min(call.last, call.ends + call.exec_s) - time.perf_counter()
+        left_s = (call.last if call.exec_s == inf else min(call.last, call.ends + call.exec_s)) - time.perf_counter()
         place, endless = self._scheduler.place, call.mode == UPGRADE
         try:
             return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
@@ -279,7 +279,7 @@ class Calls:
         now = time.perf_counter()
         head = CallHead(
             call.name, request.method, request.path, request.query, call.passed, call.mode, call.file,
-            min(call.exec_s, call.last - now),
+            call.last - now if call.exec_s == inf else min(call.exec_s, call.last - now),
         )  # fmt: skip
         exchange = call.exchange = self._node.call(grant, head, call.body)
         if request.driven is not None:

@@ -32,6 +32,7 @@ SLOW_IMPORT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over_tcp", [False, True], ids=["one process", "to a node elsewhere"])
 def test_a_cold_start_counts_against_no_limit_of_the_run(
     make_platform: Callable[..., Platform], monkeypatch: pytest.MonkeyPatch, over_tcp: bool
