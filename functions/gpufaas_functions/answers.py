@@ -8,7 +8,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -182,25 +181,31 @@ def from_the_author(exc: BaseException) -> BaseException:
 
 def traceback_of(exc: BaseException) -> str:
     """Return the traceback for the log: its begin and its end, where it is too long."""
-    return _cut("".join(_shown(exc, exc.__traceback__).format()), KEPT, "\ngpufaas: its middle is left out\n")
+    return _cut("".join(_shown(exc).format()), KEPT, "\ngpufaas: its middle is left out\n")
 
 
-def _shown(exc: BaseException, trace: TracebackType | None = None) -> traceback.TracebackException:
+def _shown(exc: BaseException) -> traceback.TracebackException:
     """Return *exc* as Python shows it, long texts cut: lines of 10 MB would take a second, and all memory."""
-    shown = [traceback.TracebackException(type(exc), exc, trace, compact=True)]
-    for each in shown:
-        for name, text in vars(each).items():
-            if isinstance(text, str):
-                setattr(each, name, _cut(text, 2 * KEPT))
-        shown += filter(None, (each.__cause__, each.__context__, *(each.exceptions or ())))
-    return shown[0]
+    try:
+        shown = [traceback.TracebackException.from_exception(exc, lookup_lines=False, compact=True)]
+        for each in shown:
+            for name, text in vars(each).items():
+                if isinstance(text, str):
+                    setattr(each, name, _cut(text, 2 * KEPT))
+            if isinstance(each.__notes__, list):
+                each.__notes__ = [_cut("\n".join(each.__notes__), 2 * KEPT)]
+            shown += filter(None, (each.__cause__, each.__context__, *(each.exceptions or ())))
+        return shown[0]
+    except Exception as error:  # its __getattr__, say, is at fault
+        text = f"{type(exc).__name__}, which cannot be shown: {type(error).__name__}"
+        return traceback.TracebackException.from_exception(Exception(text).with_traceback(exc.__traceback__))
 
 
 def _cut(text: str, size: int, between: str = "") -> str:
     """Return *text*; of a long one its ends with *between*: *size* characters, and `LINES` lines, at most."""
     if len(text) <= size and text.count("\n") <= LINES:
         return text
-    begin, end = (each.splitlines(keepends=True) for each in (text[: size // 2], text[-size // 2 :]))
+    begin, end = text[: size // 2].splitlines(keepends=True), text[-size // 2 :].splitlines(keepends=True)
     return "".join((*begin[: LINES // 2], between, *end[-LINES // 2 :]))
 
 

@@ -14,7 +14,6 @@ Model functions (``python3-torch``) define ``load(device) -> model`` and ``handl
 ``handle`` may be ``async def`` (`coroutines`); it streams with an async generator.
 """
 
-import contextlib
 import difflib
 import json
 import os
@@ -25,7 +24,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from encodings import normalize_encoding
 from encodings.aliases import aliases
 from functools import lru_cache
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote
 
@@ -34,7 +32,6 @@ import msgspec
 from gpufaas_core.frames import MAX_HEADER
 from gpufaas_core.plausible import HEADER_NAME, NOT_IN_VALUE, why_no_answer
 from gpufaas_core.units import Bytes, MiB, format_bytes
-from gpufaas_functions.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from gpufaas_functions.areas import Area  # containers of other programs have no areas
@@ -49,11 +46,13 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 _JSON: Final = b"application/json"
 _BINARY: Final = b"application/octet-stream"
 _CONTENT_TYPE: Final = b"content-type"
+_CONTENT_ENCODING: Final = b"content-encoding"
 _CHARSET: Final = re.compile(rb";\s*charset\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
 JSON: Final = 1
 TEXT: Final = 2
 """Ways to read a body, beside its bytes."""
 _UTF_8: Final = "utf_8"
+_WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's names of the Content-Encodings
 MOST_PLAIN: Final[Bytes] = 32 * MiB
 """Of a body that was sent compressed. A caller needs to send a thousandth of it, and a small worker has the room."""
 _MARK: Final = "\ufeff"
@@ -72,8 +71,10 @@ class Headers(Mapping[str, str]):
         self._raw = raw
 
     def __getitem__(self, name: str) -> str:
-        if values := self.get_all(name):
-            return values[-1]
+        wanted = name.lower().encode("latin-1", "replace")
+        for key, value in reversed(self._raw):
+            if key.lower() == wanted:
+                return value.decode("latin-1")
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -114,7 +115,7 @@ class Event:
     """One call. Reading `body` reads all of it; `stream` gives a body that streams piece by piece."""
 
     __slots__ = (
-        "_ahead", "_body", "_laid", "_path", "_query", "_raw_headers", "_stream", "asked", "method", "unreadable",
+        "_ahead", "_body", "_laid", "_query", "_raw_headers", "_stream", "asked", "method", "raw_path", "unreadable",
     )  # fmt: skip
 
     def __init__(
@@ -128,7 +129,7 @@ class Event:
         laid: "Area | BodyFile | None" = None,
     ) -> None:
         self.method = method
-        self._path = path
+        self.raw_path = path
         self._query = query
         self._raw_headers = headers
         self._body = body
@@ -180,11 +181,7 @@ class Event:
     @property
     def path(self) -> str:
         """The path after the function's name, percent-decoded; ``/`` when there is none."""
-        return unquote(self._path)
-
-    @property
-    def raw_path(self) -> str:
-        return self._path
+        return unquote(self.raw_path)
 
     @property
     def query(self) -> Query:
@@ -202,8 +199,9 @@ class Event:
         return self._text() if found is None else found
 
     def _text(self) -> str:
+        body, encoding = self._plain()
         try:
-            return self._plain().decode(self._encoding()).removeprefix(_MARK)
+            return body.decode(encoding).removeprefix(_MARK)
         except UnicodeError as exc:
             raise BadBody(f"the body is no text: {exc}", self) from None
 
@@ -227,28 +225,29 @@ class Event:
     def _json(self) -> Any:
         body = self.body
         try:
-            if body.isascii() or self._encoding() == _UTF_8:  # to look for a charset costs 0.5 us
+            if body.isascii() or _encoding_in(self.content_type) == _UTF_8:  # to look for a charset costs 0.5 us
                 return msgspec.json.decode(body)
         except (ValueError, RecursionError):
             pass  # UTF-16, or compressed, say
-        body, encoding = self._plain(), self._encoding()
+        body, encoding = self._plain()
         try:
             text = body.decode(json.detect_encoding(body) if encoding == _UTF_8 else encoding)
             return msgspec.json.decode(text.removeprefix(_MARK))
         except (ValueError, RecursionError) as exc:
-            kind = self.headers.get("content-type", "not given")
+            kind = self.content_type.decode("latin-1") or "not given"
             raise BadBody(f"the body is no JSON: {exc} (its Content-Type is {kind:.80})", self) from None
 
-    def _plain(self) -> bytes:
-        """Return the body with its Content-Encoding undone. :raises BadBody: that cannot be"""
-        named = [value for name, value in self._raw_headers if len(name) == 16 and name.lower() == b"content-encoding"]
-        body, coding = self.body, b", ".join(named).decode("latin-1").strip().lower()
-        if coding in ("", "identity"):
-            return body
-        bits = 31 if coding in ("gzip", "x-gzip") else 15 if body[:1] == b"x" else -15  # some leave zlib's header out
-        if bits != 31 and coding != "deflate":
+    def _plain(self) -> tuple[bytes, str]:
+        """Return the body, unpacked, and Python's name of its charset. :raises BadBody: one of them is not known"""
+        body, kind = self.body, self.content_type
+        if not (encoding := _encoding_in(kind)):
+            raise BadBody(f"the charset in {str(kind)[1:]:.80} is not known: send the body in UTF-8", self, 415)
+        given = self._given(_CONTENT_ENCODING)
+        if not given or (coding := given.decode("latin-1").strip().lower()) == "identity":
+            return body, encoding
+        if (window := _WINDOWS.get(coding)) is None:
             raise BadBody(f"the Content-Encoding {coding!r:.80} is not known: send gzip, deflate or none", self, 415)
-        unpacker = zlib.decompressobj(bits)
+        unpacker = zlib.decompressobj(window)
         try:
             if len(plain := unpacker.decompress(body, MOST_PLAIN + 1)) > MOST_PLAIN:
                 raise BadBody(f"the body unpacks to over {format_bytes(MOST_PLAIN)}: send it uncompressed", self, 413)
@@ -256,21 +255,19 @@ class Event:
                 raise zlib.error("it ends too early, or goes on behind its end")
         except zlib.error as exc:
             raise BadBody(f"the body is no {coding}: {exc}", self) from None
-        return plain
+        return plain, encoding
 
-    def _encoding(self) -> str:
-        """Return Python's name of the charset. :raises BadBody: it is not known"""
-        if encoding := _encoding_in(value := self.content_type):
-            return encoding
-        raise BadBody(f"the charset in {value.decode('latin-1')!r:.80} is not known: send the body in UTF-8", self, 415)
+    def _given(self, wanted: bytes) -> bytes:
+        size = len(wanted)  # to compare sizes first takes half the time
+        for name, value in self._raw_headers:
+            if len(name) == size and name.lower() == wanted:
+                return value
+        return b""
 
     @property
     def content_type(self) -> bytes:
         """Of the body, as its caller sent it; empty: it did not say."""
-        for name, value in self._raw_headers:
-            if len(name) == 12 and name.lower() == _CONTENT_TYPE:
-                return value
-        return b""
+        return self._given(_CONTENT_TYPE)
 
 
 @lru_cache(64)
@@ -283,36 +280,27 @@ def _encoding_in(content_type: bytes) -> str:
     return name if name in _ENCODINGS else ""
 
 
-class Context:
+class Context(msgspec.Struct, eq=False):
     """Where a call runs."""
 
-    __slots__ = ("call_id", "device", "function")
-
-    def __init__(self, call_id: str, function: str, device: str) -> None:
-        self.call_id = call_id
-        self.function = function
-        self.device = device
+    call_id: str
+    function: str
+    device: str
 
     @property
     def hostname(self) -> str:
         return os.environ.get("HOSTNAME") or socket.gethostname()
 
 
-class HandlerAnswer:
+class HandlerAnswer(msgspec.Struct, eq=False):
     """What a handler returned, ready to be sent: `body` is whole, or None if `chunks` yields it."""
 
-    __slots__ = ("body", "chunks", "headers", "status")
-
-    def __init__(
-        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes | None, chunks: Iterator[bytes] | None
-    ) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
-        self.chunks = chunks
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes | None
+    chunks: Iterator[bytes] | None
 
 
-_STATUSES: Final = frozenset(each for each in HTTPStatus if each >= 200)
 _BODIES: Final = (str, bytes, dict, type(None), Iterator, AsyncIterator)  # a number with a number is rather data
 _ANSWER_KEYS: Final = frozenset(("statusCode", "body", "headers"))
 
@@ -350,7 +338,7 @@ def to_answer(value: Any) -> HandlerAnswer:
 
 def keyed(value: Any) -> Any:
     """Return *value*; as a dict of these, if it is ``body, status`` or ``body, status, headers``, as Flask takes it."""
-    if type(value) is tuple and len(value) in (2, 3) and isinstance(value[1], int) and value[1] in _STATUSES:
+    if type(value) is tuple and len(value) in (2, 3) and isinstance(value[1], int) and type(value[1]) is not bool:
         bodies = _BODIES if len(value) == 2 else (*_BODIES, list)
         if isinstance(value[0], bodies) and all(isinstance(each, dict) for each in value[2:]):
             return dict(zip(("body", "statusCode", "headers"), value, strict=False))
@@ -373,16 +361,13 @@ def _status(value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         status = 0
     if not 200 <= status <= 599:
-        raise TypeError(f"statusCode is {value!r:.80}: return the HTTP status of an answer, 200 to 599")
+        raise TypeError(f"statusCode is {value!r:.80}: return the HTTP status of an answer, 200 to 599; data as a list")
     return status
 
 
 def _headers(given: Any) -> list[tuple[bytes, bytes]]:
+    pairs = given.items() if isinstance(given, (dict, Mapping)) else given
     raw, size = [], 0
-    try:
-        pairs = given.items() if isinstance(given, (dict, Mapping)) else [(name, value) for name, value in given]
-    except (TypeError, ValueError):
-        raise TypeError(f"headers are {given!r:.80}: return a dict of them, or a list of pairs") from None
     for name, value in pairs:
         for each in value if isinstance(value, (list, tuple)) else (value,):
             if each is None or not isinstance(name, str):
@@ -398,11 +383,10 @@ def _headers(given: Any) -> list[tuple[bytes, bytes]]:
 
 
 def _header(name: str, value: str) -> tuple[bytes, bytes]:
-    with contextlib.suppress(UnicodeError):
-        pair = name.encode("latin-1").lower(), value.encode("latin-1")
-        if HEADER_NAME.fullmatch(pair[0]) and not NOT_IN_VALUE.search(pair[1]):
-            return pair
-    raise TypeError(f"{name[:80]!r}: {value[:80]!r} is no header: its name or value has characters that none has")
+    pair = name.encode("latin-1", "replace").lower(), value.encode("latin-1", "replace")
+    if not HEADER_NAME.fullmatch(pair[0]) or NOT_IN_VALUE.search(pair[1]) or pair[1].decode("latin-1") != value:
+        raise TypeError(f"{name[:80]!r}: {value[:80]!r} is no header: its name or value has characters that none has")
+    return pair
 
 
 _known_header: Final = lru_cache(64)(_header)
@@ -410,12 +394,7 @@ _known_header: Final = lru_cache(64)(_header)
 
 
 def _typed(headers: list[tuple[bytes, bytes]], content_type: bytes) -> list[tuple[bytes, bytes]]:
-    if not headers:
-        return [(_CONTENT_TYPE, content_type)]
-    for name, _ in headers:
-        if name == _CONTENT_TYPE:
-            return headers
-    return [*headers, (_CONTENT_TYPE, content_type)]
+    return headers if headers and _CONTENT_TYPE in dict(headers) else [*headers, (_CONTENT_TYPE, content_type)]
 
 
 def piece_of(value: Any) -> bytes:
@@ -432,8 +411,6 @@ def _to_json(value: Any) -> bytes:
             text = json.dumps(msgspec.to_builtins(value, enc_hook=_simplify))
             return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":")).encode()
     except Exception as exc:
-        if is_out_of_memory(exc):
-            raise
         if hasattr(value, "__await__") or hasattr(value, "__anext__"):
             raise TypeError(
                 f"the handler returned {type(value).__name__}, which only an async handler may: write async def handle"
@@ -443,13 +420,13 @@ def _to_json(value: Any) -> bytes:
         raise TypeError(
             f"the handler returned a {type(value).__name__} that is not JSON-able ({why}): return str, bytes, a dict "
             "or list of plain values, a dict of statusCode, body and headers, or a generator"
-        ) from None
+        ) from exc  # it may be an error of the device, or a lack of memory
 
 
 def _culprit(value: Any, place: str = "") -> str:
     """Return the type, and the place in what was returned, of the first part of *value* that has no JSON."""
-    parts = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, (list, tuple)) else {}
-    for key, each in parts.items():
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    for key, each in parts:
         try:
             msgspec.to_builtins(each, enc_hook=_simplify)
         except Exception:
@@ -458,20 +435,13 @@ def _culprit(value: Any, place: str = "") -> str:
 
 
 def _simplify(value: Any) -> Any:
-    """Return what libraries have in place of a plain value as one: of tensors and arrays lists."""
-    if hasattr(value, "tolist"):
-        kind = getattr(getattr(value, "dtype", None), "kind", "")
-        if kind in ("m", "M") and value.dtype.str[-3] in "npfa":  # nanoseconds: numpy would make numbers of them
-            value, exact = value.astype(f"{kind}8[us]"), value
-            if ((value < exact) | (value > exact)).any():
-                raise TypeError(f"{exact.dtype} has more than microseconds")
-        plain = value.tolist()
-        if type(plain) is not type(value):
+    """Return what *value* says that it is as plain values: tensors and arrays, pydantic's models, paths."""
+    for name in ("tolist", "model_dump", "__fspath__"):
+        if hasattr(value, name) and type(plain := getattr(value, name)()) is not type(value):
+            kind = getattr(getattr(value, "dtype", None), "kind", "")
+            if kind in ("m", "M") and any(type(each) is int for each in value.ravel().tolist()):
+                raise TypeError(f"{value.dtype} beyond Python's dates and times: .astype(str) makes text of it")
             return plain
-    elif isinstance(value, os.PathLike):
-        return os.fspath(value)
-    elif hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")  # pydantic's
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 

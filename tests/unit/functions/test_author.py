@@ -20,6 +20,7 @@ from tests.examples import examples
 
 from gpufaas_functions import author
 from gpufaas_functions.author import JSON, TEXT, BadBody, Event, HandlerAnswer, to_answer
+from gpufaas_functions.memory import is_out_of_memory
 
 
 def plain(answer: HandlerAnswer) -> tuple[int, dict[str, str], bytes]:
@@ -60,8 +61,7 @@ class Found:
         ({None: [b"\xff", {7}, Decimal("1.10"), date(2020, 1, 2)]}, {"null": ["/w==", [7], "1.10", "2020-01-02"]}),
         ([Found({True: Path("a\udcff")}), Found(np.array([{None: 1}]))],
          [{"label": {"true": "a\udcff"}}, {"label": [{"null": 1}]}]),
-        (np.array(["2020-01-02", "NaT"], "M8[ns]"), ["2020-01-02T00:00:00", None]),
-        (np.array([90_000_000_000], "m8[ns]"), ["PT90S"]),
+        (np.array(["2020-01-02", "NaT"], "M8[s]"), ["2020-01-02T00:00:00", None]),
         (torch.tensor([1.5], dtype=torch.bfloat16), [1.5]),
         (torch.zeros(1, requires_grad=True).expand(2), [0.0, 0.0]),
     ],
@@ -82,7 +82,9 @@ LOOP.append(LOOP)
         ({"a": {(1, 2): 3}}, r"\(dict.*keys must be str, int, float, bool or None, not tuple"),
         ({"a": np.array([1j])}, r"ndarray at \['a'\]: no JSON for complex"),
         ([np.longdouble(1)], r"longdouble at \[0\]: no JSON"),
-        ([np.array([5], "m8[ns]")], r"ndarray at \[0\]: timedelta64\[ns\] has more than microseconds"),
+        ([np.array([5], "m8[ns]")], r"ndarray at \[0\]: timedelta64\[ns\] beyond Python's dates and times"),
+        (np.array(["2020-01-02", "20000-01-01"], "M8[D]"), r"ndarray: datetime64\[D\] beyond"),
+        ([np.timedelta64(5, "Y")], r"timedelta64 at \[0\]: timedelta64\[Y\] beyond"),
         ({"a": torch.empty(3, device="meta")}, r"Tensor at \['a'\]: .*meta tensor"),
         ({"a": torch.eye(2).to_sparse()}, r"Tensor at \['a'\]: "),
         ({"a": [iter([1])]}, r"list_iterator at \['a'\]\[0\]"),
@@ -94,13 +96,14 @@ def test_what_has_no_json_is_named_with_its_type_and_place(value: Any, says: str
         to_answer(value)
 
 
-def test_a_lack_of_memory_is_no_fault_of_the_answer() -> None:
+def test_what_an_answer_fails_with_beneath_is_kept() -> None:
     class Large:
         def tolist(self) -> list[int]:
             raise MemoryError
 
-    with pytest.raises(MemoryError):
+    with pytest.raises(TypeError, match=r"Large at \['a'\]") as raised:
         to_answer({"a": Large()})
+    assert is_out_of_memory(raised.value)
 
 
 def test_a_text_without_utf_8_is_escaped() -> None:
@@ -122,7 +125,18 @@ def test_a_body_with_a_status_is_an_answer_as_in_flask() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [(1, 2), (0.5, 200), ([1], 200), ("a", 7), ("a", True), ("a", "b"), ("a", 200, 1), ({}, {}), (1, 200, {}), ("a",)],
+    [
+        (1, 2),
+        (0.5, 200),
+        ([1], 200),
+        ("a", 7.5),
+        ("a", True),
+        ("a", "b"),
+        ("a", 200, 1),
+        ({}, {}),
+        (1, 200, {}),
+        ("a",),
+    ],
     ids=repr,
 )
 def test_other_tuples_are_data(value: Any) -> None:
@@ -155,12 +169,12 @@ def test_a_body_may_be_a_generator_with_headers() -> None:
         (object(), "returned a object that is not JSON-able"),
         ({"statusCode": "many"}, "statusCode is 'many'"),
         ({"statusCode": 42}, "statusCode is 42"),
+        (("cat", 7), "statusCode is 7: return the HTTP status of an answer, 200 to 599; data as a list"),
         ({"body": "", "headers": {"X": "a\r\nY: b"}}, "is no header: its name or value"),
         ({"body": "", "headers": {"X-Name": "5 €"}}, "'X-Name': '5 €' is no header: its name or value"),
         ({"body": "", "headers": {"X-Ñ": "1"}}, "'X-Ñ': '1' is no header"),
         ({"body": "", "headers": {"X-Name": None}}, "the header 'X-Name' is None"),
         ({"body": "", "headers": {7: "x"}}, "the header 7 is 'x': a name is a str"),
-        ({"body": "", "headers": "X: 1"}, "headers are 'X: 1': return a dict of them, or a list of pairs"),
         ({"body": "", "headers": {"X": "x" * 5_000_000}}, "headers of 5 MiB: an answer may have 64 KiB"),
         ({"statusCode": 401, "header": {}}, r"'header' \(did you mean 'headers'\?\)"),
         ({"statusCode": 200, "message": "hi"}, "statusCode and 'message', but an answer has"),
@@ -238,12 +252,10 @@ def test_a_body_that_is_no_text_is_the_callers_fault(body: bytes, content_type: 
 
 
 MOST_PLAIN = 4096
-RAW = zlib.compressobj(wbits=-15)
 PACKED = {
     b"gzip": gzip.compress(b'["caf\xc3\xa9"]'),
     b" X-GZIP": gzip.compress(b'["caf\xc3\xa9"]'),
-    b"deflate": zlib.compress(b'["caf\xc3\xa9"]'),
-    b"Deflate": RAW.compress(b'["caf\xc3\xa9"]') + RAW.flush(),
+    b"Deflate": zlib.compress(b'["caf\xc3\xa9"]'),
     b"identity": b'["caf\xc3\xa9"]',
 }
 
@@ -261,7 +273,7 @@ def test_a_compressed_body_is_unpacked_where_it_is_read_as_json_or_text(coding: 
     [
         (b'["\xff"]', b"gzip", 400, "the body is no gzip: "),
         (PACKED[b"gzip"][:-9], b"gzip", 400, "it ends too early"),
-        (PACKED[b"deflate"][:-1], b"deflate", 400, "it ends too early"),
+        (PACKED[b"Deflate"][:-1], b"deflate", 400, "it ends too early"),
         (PACKED[b"gzip"] * 2, b"gzip", 400, "goes on behind its end"),
         (gzip.compress(b"\xff"), b"gzip", 400, "can't decode byte 0xff"),
         (PACKED[b"gzip"], b"br", 415, "the Content-Encoding 'br' is not known"),

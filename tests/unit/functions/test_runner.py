@@ -68,6 +68,7 @@ def test_of_a_long_traceback_the_begin_and_the_end_are_logged(text: str, capsys:
 def test_a_text_of_many_lines_is_shown_without_taking_many_times_its_memory() -> None:
     error = ExceptionGroup("several", [ValueError("x\n" * LONG)])
     error.__cause__ = ValueError("y\n" * LONG)
+    error.add_note("z\n" * LONG)
     tracemalloc.start()
     try:
         traceback_of(error)
@@ -75,6 +76,21 @@ def test_a_text_of_many_lines_is_shown_without_taking_many_times_its_memory() ->
         assert tracemalloc.get_traced_memory()[1] < 10 * LONG
     finally:
         tracemalloc.stop()
+
+
+def test_an_exception_that_python_cannot_show_has_its_place_shown() -> None:
+    class Wrapped(ValueError):
+        def __getattr__(self, name: str) -> object:
+            raise KeyError(name)
+
+    def handle() -> None:
+        raise Wrapped("x")
+
+    with pytest.raises(Wrapped) as raised:
+        handle()
+
+    assert "in handle" in traceback_of(raised.value)
+    assert "Wrapped" in in_one_line(raised.value)
 
 
 def test_of_a_syntax_error_in_a_very_long_line_the_caller_gets_the_reason() -> None:
