@@ -36,12 +36,10 @@ def walk(source: Path, skip: frozenset[str] = frozenset()) -> Iterator[Path]:
 
 
 def _checked(path: Path) -> Path:
-    if path.is_file():
+    around = path.absolute().parents if path.is_symlink() and path.is_dir() else ()
+    if path.is_file() or (path.is_dir() and not any(each.resolve().is_relative_to(path.resolve()) for each in around)):
         return path
     said = f"is a link to {os.readlink(path)}, which " if path.is_symlink() else ""
-    around = path.absolute().parents if said and path.is_dir() else ()
-    if path.is_dir() and not any(each.resolve().is_relative_to(path.resolve()) for each in around):
-        return path
     said += "contains it" if around else "is neither a file nor a folder" if path.exists() else "is not there"
     raise InvalidSpec(f"{path} {said}: correct or remove it")
 
