@@ -46,7 +46,6 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 _JSON: Final = b"application/json"
 _BINARY: Final = b"application/octet-stream"
 _CONTENT_TYPE: Final = b"content-type"
-_CONTENT_ENCODING: Final = b"content-encoding"
 _CHARSET: Final = re.compile(rb";\s*charset\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
 JSON: Final = 1
 TEXT: Final = 2
@@ -242,7 +241,7 @@ class Event:
         body, kind = self.body, self.content_type
         if not (encoding := _encoding_in(kind)):
             raise BadBody(f"the charset in {str(kind)[1:]:.80} is not known: send the body in UTF-8", self, 415)
-        given = self._given(_CONTENT_ENCODING)
+        given = self._given(b"content-encoding")
         if not given or (coding := given.decode("latin-1").strip().lower()) == "identity":
             return body, encoding
         if (window := _WINDOWS.get(coding)) is None:
