@@ -31,8 +31,6 @@ _MAX_URL: Final = 4096
 _TO_FUNCTIONS: Final = ("/function/", "/async-function/")
 _LOOKUP_S: Final[Seconds] = 0.25
 """The first caller with a host waits so long at most to hear that it is not known; two do at a time."""
-_MOST_KNOWN: Final = 1000
-"""Hosts that are looked up in a minute."""
 _TIMEOUT_S: Final[Seconds] = 60.0
 """Without any progress; a large answer may take longer in all."""
 _CONNECT_S: Final[Seconds] = 10.0
@@ -149,11 +147,7 @@ class HttpCallbacks:
         self._session: ClientSession | None = None
 
     def check(self, url: str) -> str:
-        """
-        Return where this process reaches *url*, if that is of a function of this gateway; else an empty text.
-
-        :raises InvalidSpec: see `check_url`
-        """
+        """Return where this process reaches *url* if it is of a function here, else nothing. Raises as `check_url`."""
         check_url(url, allow_local=True)
         parts, here = urlsplit(url), self._gateway
         host, port, path = parts.hostname, parts.port or 80, without_origin(parts.path)[1]
@@ -170,7 +164,7 @@ class HttpCallbacks:
             name = own.split("/")[4].partition("?")[0]
             return "" if find(name) else f"there is no function {name}"
         host, known = urlsplit(url).hostname or "", self._lookups
-        if host not in known and len(known) < _MOST_KNOWN and sum(not each.done() for each in known.values()) < 2:
+        if host not in known and sum(not each.done() for each in known.values()) < 2:
             known[host] = lookup = asyncio.gather(self._checked(host, 0), return_exceptions=True)
             lookup.add_done_callback(lambda _: asyncio.get_running_loop().call_later(60.0, known.pop, host))
             await asyncio.wait([lookup], timeout=_LOOKUP_S)
@@ -201,9 +195,8 @@ class HttpCallbacks:
         limit = aiohttp.ClientTimeout(total=None) if own else session.timeout
         try:
             target = yarl.URL(own or url, encoded=bool(own))
-            async with session.post(
-                target, headers=text, data=file or body, allow_redirects=False, timeout=limit
-            ) as answer:
+            sent = session.post(target, headers=text, data=file or body, allow_redirects=False, timeout=limit)
+            async with sent as answer:
                 status = answer.status
                 await answer.content.read(65_536)  # so that the connection can be used again, if it was a short one
         except InvalidSpec as exc:  # of the resolver below

@@ -9,12 +9,10 @@ HOP_BY_HOP: Final = frozenset((
 ))  # fmt: skip
 NAMES_NONE: Final = frozenset((b"close", b"keep-alive", b"Keep-Alive", b"upgrade", b"Upgrade"))
 """The usual values of Connection: they name no header but these."""
-_FRAMING: Final = frozenset((b"host", b"content-length"))
-"""Where a message goes and ends, whatever Connection says."""
 
 
 def end_to_end(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return *headers* without Connection, and without those that it names."""
-    names = [value for name, value in headers if name == b"connection"]
-    dropped = {b"connection", *(each.strip().lower() for value in names for each in value.split(b","))} - _FRAMING
+    """Return *headers* without Connection, and those that it names; never without where the message goes and ends."""
+    named = b",".join(value for name, value in headers if name == b"connection").lower().split(b",")
+    dropped = {b"connection", *map(bytes.strip, named)} - {b"host", b"content-length"}
     return [pair for pair in headers if pair[0] not in dropped]

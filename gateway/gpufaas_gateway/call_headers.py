@@ -97,8 +97,6 @@ def _forwarded_for(client: tuple[str, int]) -> Header:
 
 def answer_headers(given: list[Header], answered: list[Header]) -> list[Header]:
     """Return *given*, a function's headers, without those of its connection, and then *answered*."""
-    if len(given) == 1 and given[0][0] == b"content-type":  # nearly every answer
-        return [given[0], *answered]
     return [pair for pair in end_to_end(given) if pair[0] not in _DROPPED] + answered
 
 
