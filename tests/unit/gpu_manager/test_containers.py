@@ -79,7 +79,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def containers(engine: Engine) -> Containers:
-    containers = Containers("instance", 8080)
+    containers = Containers("instance", "http://gateway.openfaas:8080")
     containers._client = engine
     return containers
 
@@ -238,7 +238,7 @@ async def test_lines_are_followed_on_when_their_stream_breaks_and_the_container_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_AGAIN_S", 0.0)
-    containers, lines = Containers("instance", 8080), list[str | None]()
+    containers, lines = Containers("instance", "http://gateway.openfaas:8080"), list[str | None]()
     containers._client, containers._loop = Streams(), asyncio.get_running_loop()
     container: Any = SimpleNamespace(dead=False, on_lines=lambda more, _: lines.extend(more or [None]))
 
