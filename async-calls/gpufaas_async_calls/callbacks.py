@@ -58,36 +58,9 @@ class Callbacks(Protocol):
         ...
 
 
-def check_url(url: str, allow_local: bool) -> None:
-    """
-    Check a callback's URL without asking DNS, when its call comes.
-
-    :raises InvalidSpec: it is no http or https URL with a host; or its host is an address that is not allowed
-    """
-    shown = url[:200]
-    if len(url) > _MAX_URL or not url.isascii() or any(ord(char) <= 0x20 or ord(char) == 0x7F for char in url):
-        raise InvalidSpec(f"X-Callback-Url: {shown!r} is no URL: encode what is not plain ASCII, and keep it short")
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as exc:
-        raise InvalidSpec(f"X-Callback-Url: {shown!r} is no URL: {exc}") from exc
-    if parts.scheme not in ("http", "https") or not host:
-        raise InvalidSpec(f"X-Callback-Url: {shown!r} is no http:// or https:// URL with a host")
-    if host.rstrip(".").lower() == "localhost" and not allow_local:
-        raise _not_allowed(host, "loopback")
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return  # a name: it is looked at when it is resolved
-    check_address(host, address, allow_local)
-
-
 def check_address(host: str, address: Address, allow_local: bool) -> None:
     """:raises InvalidSpec: callbacks must not go to *address*"""
-    if allow_local:
-        return
-    if why := why_not(address):
+    if not allow_local and (why := why_not(address)):
         raise _not_allowed(host, why)
 
 
@@ -147,15 +120,33 @@ class HttpCallbacks:
         self._session: ClientSession | None = None
 
     def check(self, url: str) -> str:
-        """Return where this process reaches *url* if it is of a function here, else nothing. Raises as `check_url`."""
-        check_url(url, allow_local=True)
-        parts, here = urlsplit(url), self._gateway
-        host, port, path = parts.hostname, parts.port or 80, without_origin(parts.path)[1]
+        """
+        Return where this process reaches *url* if it is of a function here, else nothing. DNS is not asked.
+
+        :raises InvalidSpec: it is no http or https URL with a host; or its host is an address that is not allowed
+        """
+        shown = url[:200]
+        if len(url) > _MAX_URL or not url.isascii() or any(ord(char) <= 0x20 or ord(char) == 0x7F for char in url):
+            raise InvalidSpec(f"X-Callback-Url: {shown!r} is no URL: encode what is not plain ASCII, and keep it short")
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or 80
+        except ValueError as exc:
+            raise InvalidSpec(f"X-Callback-Url: {shown!r} is no URL: {exc}") from exc
+        if parts.scheme not in ("http", "https") or not host:
+            raise InvalidSpec(f"X-Callback-Url: {shown!r} is no http:// or https:// URL with a host")
+        here, path = self._gateway, without_origin(parts.path)[1]
         named = host in GATEWAY_NAMES and port in (8080, here.port)
         ours = named or (host in ("localhost", here.hostname) and port == here.port)
         if ours and parts.scheme == "http" and path.startswith(_TO_FUNCTIONS):
             return parts._replace(netloc=here.netloc, path=path, fragment="").geturl()
-        check_url(url, self._allow_local)
+        if host.rstrip(".") == "localhost" and not self._allow_local:
+            raise _not_allowed(host, "loopback")
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return ""  # a name: it is looked at when it is resolved
+        check_address(host, address, self._allow_local)
         return ""
 
     async def doubt(self, url: str, find: Callable[[str], object | None]) -> str:

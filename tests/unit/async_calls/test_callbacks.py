@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused, HttpCallbacks, check_url, why_not
+from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused, HttpCallbacks, why_not
 from gpufaas_core.errors import InvalidSpec
 
 Answering = Callable[[bytes], bytes]
@@ -98,7 +98,7 @@ def test_public_and_private_addresses_are_allowed(address: str) -> None:
 )  # fmt: skip
 def test_what_is_no_http_url_is_refused_when_the_call_comes(url: str) -> None:
     with pytest.raises(InvalidSpec, match="X-Callback-Url"):
-        check_url(url, allow_local=True)
+        HttpCallbacks("gpufaas/1", allow_local=True).check(url)
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_what_is_no_http_url_is_refused_when_the_call_comes(url: str) -> None:
 )  # fmt: skip
 def test_addresses_that_are_not_allowed_are_refused_when_the_call_comes_unless_the_operator_allows(url: str) -> None:
     with pytest.raises(InvalidSpec, match="--allow-local-callbacks"):
-        check_url(url, allow_local=False)
-    check_url(url, allow_local=True)
+        HttpCallbacks("gpufaas/1", allow_local=False).check(url)
+    HttpCallbacks("gpufaas/1", allow_local=True).check(url)
 
 
 def test_names_are_taken_as_they_are_until_they_are_resolved() -> None:
-    check_url("https://receiver.example:8443/a?b=c", allow_local=False)
+    HttpCallbacks("gpufaas/1", allow_local=False).check("https://receiver.example:8443/a?b=c")
 
 
 @pytest.mark.parametrize(
