@@ -47,7 +47,10 @@ def parts(page: str) -> list[tuple[str, int, int]]:
 
 
 def git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip()
+    try:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as exc:
+        sys.exit(f"ages: only the history of a clone knows: {getattr(exc, 'stderr', exc)}".rstrip())
 
 
 def main() -> None:
@@ -61,9 +64,12 @@ def main() -> None:
             newest = max(
                 re.findall(r"^([0-9a-f]{40}) [\s\S]*?^committer-time (\d+)", blamed, re.MULTILINE), key=lambda at: at[1]
             )
-            commit, day = newest[0], git("show", "-s", "--format=%cs", newest[0])
-            since = git("rev-list", "--count", f"{commit}..HEAD", "--", *folders)
-            rows.append([page, of, f"{day} {commit[:8]}", since, f"`{command}`"])
+            commit = newest[0] if int(newest[0], 16) else "HEAD"  # what is not committed yet has only zeros
+            day, since = (
+                git("show", "-s", "--format=%cs %h", commit),
+                git("rev-list", "--count", f"{commit}..", "--", *folders),
+            )
+            rows.append([page, of, day, since, f"`{command}`"])
     print(table(["page", "part", "written", "commits since", "again by"], rows))
 
 

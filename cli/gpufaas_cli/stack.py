@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
 
 from gpufaas_cli.substitute import BadSubstitution, substitute
 from gpufaas_core.errors import GpufaasError
@@ -379,7 +379,7 @@ class _StackReader:
     def text(self, node: Node, what: str) -> str:
         """The source text of a scalar; null is the empty string."""
         if not isinstance(node, ScalarNode):
-            raise self._bad(node, f"{what} must be text, but is {_shape(node)}")
+            raise self._bad(node, f"{what} must be text, but is {self._shape(node)}")
         return "" if node.tag == _NULL else _STAND_IN.sub(lambda it: self._values.get(it[0], it[0]), node.value)
 
     def _stand_in(self, value: str, but: str = r"\Z") -> str:
@@ -388,10 +388,15 @@ class _StackReader:
         return name
 
     def _read(self, node: Node) -> Node:
-        """Return the map or list that a variable alone gives, as YAML; else *node*."""
-        value = self._values.get(node.value) if isinstance(node, ScalarNode) else None
-        before = "\n" * node.start_mark.line + " " * node.start_mark.column
-        return compose(self._path, before + value) if value else node
+        """Return the map or list that a variable gives, as YAML, alone or between ``[]`` or ``{}``; else *node*."""
+        (only, form), lines = _only(node), "\n" * node.start_mark.line
+        value = self._values.get(only.value) if isinstance(only, ScalarNode) and not only.style else None
+        if not value:
+            return node
+        try:  # further lines may be indented as the first one is here, or as it is in the variable
+            return compose(self._path, lines + " " * node.start_mark.column + form.format(value))
+        except BadStack:
+            return compose(self._path, lines + form.format(value))
 
     def _text_or_none(self, node: Node, what: str) -> str | None:
         return self.text(node, what) or None
@@ -406,7 +411,7 @@ class _StackReader:
         if isinstance(node, ScalarNode) and node.tag == _NULL:
             return []
         if not isinstance(node, MappingNode):
-            raise self._bad(node, f"{what} must be a map of KEY: VALUE, but is {_shape(node)}")
+            raise self._bad(node, f"{what} must be a map of KEY: VALUE, but is {self._shape(node)}")
         if node in merging:
             raise self._bad(node, f"{what} merges itself")
         merged: list[tuple[str, Node]] = []
@@ -447,7 +452,9 @@ class _StackReader:
         if isinstance(node, ScalarNode) and node.tag == _NULL:
             return []
         if not isinstance(node, SequenceNode):
-            raise self._bad(node, f"{what} must be a list, but is {_shape(node)}: write '- VALUE' lines, or [A, B]")
+            raise self._bad(
+                node, f"{what} must be a list, but is {self._shape(node)}: write lines of - VALUE, or [A, B]"
+            )
         return list(node.value)
 
     def _list(self, node: Node, what: str) -> tuple[str, ...]:
@@ -462,8 +469,18 @@ class _StackReader:
     def _bad(self, node: Node, message: str) -> BadStack:
         return BadStack(f"{self._path}:{node.start_mark.line + 1}: {message}")
 
+    def _shape(self, node: Node) -> str:
+        if isinstance(node, MappingNode):
+            return "a map"
+        return "a list" if isinstance(node, SequenceNode) else f"the text {self.text(node, '')!r}"
 
-def _shape(node: Node) -> str:
-    if isinstance(node, MappingNode):
-        return "a map"
-    return "a list" if isinstance(node, SequenceNode) else f"the text {node.value!r}"
+
+def _only(node: Node) -> tuple[Node, str]:
+    """Return *node*, or what is alone between its brackets; and the form of it with them."""
+    if isinstance(node, CollectionNode) and node.flow_style and len(node.value) == 1:
+        if isinstance(node, SequenceNode):
+            return node.value[0], "[{}]"
+        key, value = node.value[0]
+        if not value.value:
+            return key, "{{{}}}"
+    return node, "{}"

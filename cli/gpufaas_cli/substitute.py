@@ -32,7 +32,7 @@ def substitute(text: str, env: Mapping[str, str], put: Callable[[str], str] = st
     """
     Return *text* with each ``${...}`` replaced from *env*; a name that is not there is empty.
 
-    :param put: what is written for a value; but that of ``[${LIST}]`` or ``{${PAIRS}}`` is, as it is
+    :param put: what is written for a value
     :raises BadSubstitution: a form that is not understood, or not closed
     """
     out: list[str] = []
@@ -41,7 +41,7 @@ def substitute(text: str, env: Mapping[str, str], put: Callable[[str], str] = st
         out.append(text[at:dollar])
         if text.startswith("${", dollar):
             value, at = _expand(text, dollar, env)
-            out.append(value if text[dollar - 1 : dollar] + text[at : at + 1] in ("[]", "{}") else put(value))
+            out.append(put(value))
         else:
             out.append("$")
             at = dollar + (2 if text.startswith("$$", dollar) else 1)

@@ -91,16 +91,18 @@ def test_a_value_stays_whole_whatever_yaml_would_read_in_it(tmp_path: Path, valu
     (tmp_path / "stack.yaml").write_text(
         "provider: {name: openfaas}\nfunctions:\n  f:\n    image: x\n    secrets:\n    - ${V}\n    environment:\n"
         "      PLAIN: ${V}\n      PART: a ${V} b\n      QUOTED: \"${V}\"\n      SINGLE: '${V}'\n"
-        "      BLOCK: |-\n        ${V}\n      OTHER: ${UNSET:-${V}}\n    labels: {flow: ${V}, more: 1}\n"
+        "      BLOCK: |-\n        ${V}\n      OTHER: ${UNSET:-${V}}\n      NAMED: x[${V}]{${V}}\n"
+        "    labels: {flow: ${V}, more: 1}\n    annotations: {flow: ${V}}\n    constraints: ['${V}']\n"
     )
 
     found = read_stack(tmp_path / "stack.yaml", env={"V": value}).functions["f"]
 
     assert found.secrets == (value,)
-    assert found.environment == {"PART": f"a {value} b"} | dict.fromkeys(
+    assert found.environment == {"PART": f"a {value} b", "NAMED": f"x[{value}]{{{value}}}"} | dict.fromkeys(
         ("PLAIN", "QUOTED", "SINGLE", "BLOCK", "OTHER"), value
     )
-    assert found.labels == {"flow": value, "more": "1"}
+    assert (found.labels, found.annotations) == ({"flow": value, "more": "1"}, {"flow": value})
+    assert found.constraints == (value,)
 
 
 TYPED = """\
@@ -118,10 +120,11 @@ functions:
     annotations: ${BLOCK}
     labels: ${UNSET}
     secrets: ${LIST}
-    constraints: [${FLOW}]
+    constraints: [ ${FLOW} ]
     build_args: {${PAIRS}}
     build_options:
       ${ITEMS}
+    build_secrets: ${TOP}
 """
 
 
@@ -130,7 +133,7 @@ def test_switches_numbers_maps_and_lists_may_come_from_variables(tmp_path: Path)
     env = {
         "VERSION": "1.0", "GATEWAY": "http://g:1", "NAME": "f", "SKIP": "true", "MEMORY": "1Gi", "GPUS": "1",
         "MAP": "{A: b, C: 'd # e'}", "BLOCK": "\n      a: b\n      c: d", "LIST": "[a, b]", "FLOW": "a=1, b=2",
-        "PAIRS": "a: b, c: d", "ITEMS": "- a\n      - b",
+        "PAIRS": "a: b, c: d", "ITEMS": "- a\n      - b", "TOP": "a: b\nc: d",
     }  # fmt: skip
 
     stack = read_stack(tmp_path / "stack.yaml", env=env)
@@ -141,6 +144,7 @@ def test_switches_numbers_maps_and_lists_may_come_from_variables(tmp_path: Path)
     assert (fn.environment, fn.annotations) == ({"A": "b", "C": "d # e"}, {"a": "b", "c": "d"})
     assert (fn.labels, fn.secrets, fn.constraints) == ({}, ("a", "b"), ("a=1", "b=2"))
     assert (fn.build_args, fn.build_options) == ({"a": "b", "c": "d"}, ("a", "b"))
+    assert fn.build_secrets == {"a": "b", "c": "d"}
 
 
 LINES = STACK + "    ${MORE}\n    ${UNSET}\n    environment:\n      KEY: ${KEY}\n"
@@ -160,6 +164,7 @@ def test_a_variable_may_stand_for_lines_and_the_values_of_others_stay_whole(tmp_
     ("value", "message"),
     [
         ("a", "stack.yaml:6: f.environment must be a map of KEY: VALUE, but is the text 'a'"),
+        ("'a' b", "stack.yaml:6: it is not YAML"),
         ("{a: b", "stack.yaml:6: it is not YAML"),
         ("{a: [b]}", "stack.yaml:6: f.environment.a must be text, but is a list"),
     ],
@@ -171,6 +176,15 @@ def test_a_variable_that_gives_no_map_is_named_by_its_line(tmp_path: Path, value
 
     with pytest.raises(BadStack, match=re.escape(message)):
         read_stack(tmp_path / "stack.yaml", env={"MAP": value})
+
+
+def test_what_a_message_shows_is_the_value_of_a_variable(tmp_path: Path) -> None:
+    (tmp_path / "stack.yaml").write_text(
+        "provider:\n  name: openfaas\nfunctions:\n  f:\n    image: x\n    secrets: a-${V}\n"
+    )
+
+    with pytest.raises(BadStack, match=r"stack.yaml:6: f.secrets must be a list, but is the text 'a-b'"):
+        read_stack(tmp_path / "stack.yaml", env={"V": "b"})
 
 
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
