@@ -4,6 +4,7 @@ What is wrong with JSON that people wrote, in words: where it is, what is there,
 msgspec says it in names of Python, knows no lines, and does not say which key of a dictionary it means.
 """
 
+import bisect
 import difflib
 import itertools
 import json
@@ -13,15 +14,17 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect as types
 
+from gpufaas_core.errors import InvalidSpec
+
 Step = str | int
 """A key, or an index."""
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for JSON that is wrong."""
 
-_AT: Final = re.compile(r" - at `(?P<key>key in )?\$(?P<path>.*)`$")
-_STEP: Final = re.compile(r"\.(?P<name>[^.\[\]]+)|\[(?P<index>\d+)\]|(?P<any>\[\.\.\.\])")
-_BYTE: Final = re.compile(r" ?\(byte (\d+)\)")
+_AT: Final = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")
+_STEP: Final = re.compile(r"\.(?P<name>[^.\[\]]+)|\[(?P<index>\d+)\]|\[\.\.\.\]")
+_BYTE: Final = re.compile(r"\(byte (\d+)\)$")
 _FIELD: Final = re.compile(r"Object (contains unknown|missing required) field `(.*?)`(?: - at |$)")
 _BETWEEN: Final = re.compile(r"[\s,:]*")
 _SHOWN: Final = 60
@@ -37,18 +40,19 @@ def mistake(
     :param within: where *content* is in its file
     """
     text = content.decode(errors="replace")
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as no_json:
+        return no_json.lineno, within, f"this is no JSON: {no_json}"
+    except RecursionError as deep:
+        exc = deep
     if isinstance(exc, msgspec.ValidationError):
-        try:
-            where, what = wrong(msgspec.json.decode(text), shape, exc, within)
-            return line_of(text, where[len(within) :]), where, what
-        except (msgspec.DecodeError, RecursionError) as later:  # what follows is no JSON
-            exc = later
-    if isinstance(exc, UnicodeDecodeError):
-        return text.partition("\ufffd")[0].count("\n") + 1, within, "this is no JSON: it is not UTF-8"
-    at = _BYTE.search(str(exc))
-    why = "it is nested too deeply" if isinstance(exc, RecursionError) else _BYTE.sub("", str(exc))
-    why = why.removeprefix("JSON is malformed: ").replace("Input data was truncated", "it ends too early")
-    return content.rstrip().count(b"\n", 0, int(at[1]) if at else None) + 1, within, f"this is no JSON: {why}"
+        where, what = wrong(found, shape, exc, within)
+        return line_of(text, where[len(within) :]), where, what
+    why = "it is nested too deeply" if isinstance(exc, RecursionError) else "it is not UTF-8"
+    if at := _BYTE.search(str(exc)):  # NaN, or half of a pair of surrogates
+        why, text = "a number or a character is none of JSON", content[: int(at[1])].decode(errors="replace")
+    return text.partition("\ufffd")[0].count("\n") + 1, within, f"this is no JSON: {why}"
 
 
 def wrong(
@@ -57,7 +61,7 @@ def wrong(
     """Return where *found*, which is at *within* and was to be a *shape*, is wrong; and a sentence about it."""
     whole, kind, where, at = found, types.type_info(shape), list(within), _AT.search(str(exc))
     for each in _STEP.finditer(at["path"] if at else ""):
-        step = int(each["index"]) if each["index"] else each["name"] or _key(whole, shape, found)
+        step = int(each["index"]) if each["index"] else each["name"] or _key(whole, shape, str(exc), found)
         kind, found = _below(kind, step, found), found[step]
         where.append(step)
     name = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in where).lstrip(".") or "the whole"
@@ -112,16 +116,11 @@ def _words(kind: Any) -> str:
         case types.IntType() | types.FloatType():
             what = "a whole number" if isinstance(kind, types.IntType) else "a number"
             ends = {
-                "{:g} or more": kind.ge,
-                "more than {:g}": kind.gt,
-                "{:g} at most": kind.le,
-                "less than {:g}": kind.lt,
-            }
+                "{:g} or more": kind.ge, "more than {:g}": kind.gt, "{:g} at most": kind.le, "less than {:g}": kind.lt,
+            }  # fmt: skip
             return ", ".join([what, *(says.format(limit) for says, limit in ends.items() if limit is not None)])
         case types.StructType(array_like=True):
             return f"a list of {sum(each.required for each in kind.fields)} or more"
-        case types.TupleType():
-            return f"a list of {len(kind.item_types)}"
         case types.ListType() | types.VarTupleType():
             return f"a list of {kind.min_length} or more" if kind.min_length else "a list"
         case types.StructType() | types.DictType():
@@ -150,19 +149,22 @@ def _below(kind: Any, step: Step, found: Any) -> Any:
     if fields := _fields(kind, found):
         return fields[step] if isinstance(step, str) else list(fields.values())[step]
     inner = _members(kind)[0]
-    each = getattr(inner, "item_types", None)
-    return each[step] if each else getattr(inner, "value_type", None) or inner.item_type
+    return getattr(inner, "value_type", None) or inner.item_type
 
 
-def _key(whole: Any, shape: Any, found: dict[str, Any]) -> str:
-    """Return the key of *found*, within *whole*, with which *whole* is no *shape*."""
-    for key, value in (entries := dict(found)).items():
+def _key(whole: Any, shape: Any, message: str, found: dict[str, Any]) -> str:
+    """Return the first key of *found*, within *whole*, with which *whole* is no *shape*, for the reason *message*."""
+    entries = list(found.items())
+
+    def is_wrong(last: int) -> bool:
         found.clear()
-        found[key] = value
+        found.update(entries[: last + 1])
         try:
             msgspec.json.decode(json.dumps(whole), type=shape)
-        except msgspec.ValidationError:
-            break
+        except (msgspec.DecodeError, InvalidSpec) as exc:  # which may be of what comes later
+            return str(exc) == message
         finally:
             found.update(entries)
-    return key
+        return False
+
+    return entries[bisect.bisect_left(range(len(entries) - 1), True, key=is_wrong)][0]

@@ -5,13 +5,14 @@ The form of workload files (docs/simulator.md), and writing them. `explicit` rea
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gpufaas_core.cost import Cost
-from gpufaas_core.model import ALL_COMPUTE, Need, Seconds
+from gpufaas_core.model import ALL_COMPUTE, Need
+from gpufaas_scheduler.plans.problem import AtLeastOne, Count, Name, NotNegative, Positive
 from gpufaas_simulator.workload import (
     ANY_KIND,
     DEFAULT_KIND,
@@ -31,30 +32,35 @@ from gpufaas_simulator.workload import (
     Workload,
 )
 
+Megabytes = Annotated[float, Meta(gt=0, le=1e12)]
+Percent = Annotated[int, Meta(ge=1, le=ALL_COMPUTE)]
+Used = Annotated[int, Meta(ge=0, le=ALL_COMPUTE)]
+BatchTimes = dict[Annotated[int, Meta(ge=2)], NotNegative]
+
 
 class DeviceEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    id: str
-    memory_mb: float
+    id: Name
+    memory_mb: Megabytes
     kind: str = DEFAULT_KIND
     node: str | None = None
-    compute: int = ALL_COMPUTE
+    compute: Percent = ALL_COMPUTE
 
 
 class _Figures(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The costs on devices of one kind. All three first ones, or none; in `PlannedEntry` any of them."""
 
-    occupation_mb: float | UnsetType = UNSET
-    load_s: float | UnsetType = UNSET
-    infer_s: float | UnsetType = UNSET
+    occupation_mb: Megabytes | UnsetType = UNSET
+    load_s: NotNegative | UnsetType = UNSET
+    infer_s: NotNegative | UnsetType = UNSET
 
 
 class CostEntry(_Figures):
-    host_load_s: float | None = None
-    wake_s: float | None = None
-    uses: int | None = None
-    batch: dict[int, float] = {}
-    share: dict[int, float] = {}
-    beside: dict[str, float] = {}
+    host_load_s: NotNegative | None = None
+    wake_s: NotNegative | None = None
+    uses: Used | None = None
+    batch: BatchTimes = {}
+    share: dict[Percent, Positive] = {}
+    beside: dict[str, Positive] = {}
 
 
 class PlannedEntry(_Figures):
@@ -66,16 +72,16 @@ class FunctionEntry(CostEntry):
     planned: PlannedEntry | None = None
     namespace: str = DEFAULT_NAMESPACE
     sharing: str | None = None
-    compute: int | None = None
-    slots: int | None = None
-    batch_max: int = 1
-    batch_wait_s: Seconds = 0.0
-    latency_goal_s: Seconds | None = None
+    compute: Percent | None = None
+    slots: AtLeastOne | None = None
+    batch_max: AtLeastOne = 1
+    batch_wait_s: NotNegative = 0.0
+    latency_goal_s: NotNegative | None = None
     batch_adaptive: bool = False
-    min_copies: int = 0
-    max_queue: int | None = None
-    timeout_s: float | None = None
-    weight: float = 1.0
+    min_copies: Count = 0
+    max_queue: AtLeastOne | None = None
+    timeout_s: NotNegative | None = None
+    weight: Positive = 1.0
     priority: int = 0
     task: str = ""
     accuracy: float = 0.0
@@ -83,20 +89,20 @@ class FunctionEntry(CostEntry):
 
 
 class NodeEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    host_memory_mb: float | None = None
-    price_per_h: float = 0.0
+    host_memory_mb: Megabytes | None = None
+    price_per_h: NotNegative = 0.0
     parks: bool = False
 
 
 class OfferEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    kind: str
-    memory_mb: float
-    devices: int = 1
-    price_per_h: float = 0.0
-    delay_s: Seconds = 0.0
-    limit: int | None = None
-    compute: int = ALL_COMPUTE
-    host_memory_mb: float | None = None
+    kind: Name
+    memory_mb: Megabytes
+    devices: AtLeastOne = 1
+    price_per_h: NotNegative = 0.0
+    delay_s: NotNegative = 0.0
+    limit: Count | None = None
+    compute: Percent = ALL_COMPUTE
+    host_memory_mb: Megabytes | None = None
 
 
 class JoinEntry(TimedChange, frozen=True, tag="device_joins"):
@@ -105,24 +111,24 @@ class JoinEntry(TimedChange, frozen=True, tag="device_joins"):
 
 class UpdateEntry(TimedChange, frozen=True, tag="function_updated", omit_defaults=True):
     function: str
-    occupation_mb: float | UnsetType = UNSET
-    load_s: float | UnsetType = UNSET
-    infer_s: float | UnsetType = UNSET
-    host_load_s: float | None = None
-    wake_s: float | None = None
-    uses: int | None = None
-    batch: dict[int, float] = msgspec.field(default_factory=dict)
-    share: dict[int, float] = msgspec.field(default_factory=dict)
-    beside: dict[str, float] = msgspec.field(default_factory=dict)
+    occupation_mb: Megabytes | UnsetType = UNSET
+    load_s: NotNegative | UnsetType = UNSET
+    infer_s: NotNegative | UnsetType = UNSET
+    host_load_s: NotNegative | None = None
+    wake_s: NotNegative | None = None
+    uses: Used | None = None
+    batch: BatchTimes = msgspec.field(default_factory=dict)
+    share: dict[Percent, Positive] = msgspec.field(default_factory=dict)
+    beside: dict[str, Positive] = msgspec.field(default_factory=dict)
 
 
 ChangeEntry = JoinEntry | DeviceLeaves | NodeLeaves | UpdateEntry | FunctionScaled
 
 
 class ArrivalEntry(Struct, array_like=True):
-    t: float
+    t: NotNegative
     function: str
-    infer_s: float = math.nan
+    infer_s: NotNegative = math.nan
     """The true service time of this call. NaN, which JSON does not have: as in the function's costs."""
     more: Any = UNSET
     """Must stay unset. It is here because msgspec does not say which array is too long."""
@@ -131,11 +137,11 @@ class ArrivalEntry(Struct, array_like=True):
 class CostsEntry(Struct):
     """What of a workload file is the profile of emulated devices."""
 
-    functions: dict[str, msgspec.Raw]  # as in `FileEntry`
+    functions: Annotated[dict[str, msgspec.Raw], Meta(min_length=1)]  # as in `FileEntry`
 
 
 class FileEntry(Struct, forbid_unknown_fields=True):
-    devices: list[DeviceEntry]
+    devices: Annotated[list[DeviceEntry], Meta(min_length=1)]
     functions: dict[str, msgspec.Raw]  # read one by one, so that an error names the function
     arrivals: list[ArrivalEntry]
     nodes: dict[str, NodeEntry] = {}

@@ -86,9 +86,7 @@ class _WorkloadReader:
 
     def workload(self, name: str) -> Workload:
         file = self.decode(self.content, FileEntry, ())
-        devices = [self.device(each, ("devices", at)) for at, each in enumerate(file.devices)]
-        if not devices:
-            self.fail(("devices",), "there are no devices: name at least one")
+        devices = [_device(each) for each in file.devices]
         seen: set[str] = set()
         for at, each in enumerate(devices):
             if each.id in seen:
@@ -98,15 +96,9 @@ class _WorkloadReader:
         index = {each.name: at for at, each in enumerate(functions)}
         offers = [self.offer(each, at, file.offers) for at, each in enumerate(file.offers)]
         host_memory = {
-            node: self.size(each.host_memory_mb, ("nodes", node, "host_memory_mb"))
-            for node, each in file.nodes.items()
-            if each.host_memory_mb is not None
+            node: _size(each.host_memory_mb) for node, each in file.nodes.items() if each.host_memory_mb is not None
         }
-        prices = {
-            node: self.price(each.price_per_h, ("nodes", node, "price_per_h"))
-            for node, each in file.nodes.items()
-            if each.price_per_h
-        }
+        prices = {node: each.price_per_h for node, each in file.nodes.items() if each.price_per_h}
         changes = self.changes(file.changes, index, devices)
         times, calls, service_s = self.arrivals(file.arrivals, index)
         found = Workload(
@@ -126,8 +118,6 @@ class _WorkloadReader:
 
     def costs(self) -> dict[str, Mapping[str, Cost]]:
         file = self.decode(self.content, CostsEntry, ())
-        if not file.functions:
-            self.fail(("functions",), "there are no functions: name at least one, with its costs")
         return {each.name: each.costs for each in self.functions(file.functions)}
 
     def functions(self, given: dict[str, msgspec.Raw]) -> list[SimulatedFunction]:
@@ -144,33 +134,14 @@ class _WorkloadReader:
                         self.known(other, index, where)
         return functions
 
-    def device(self, given: DeviceEntry, where: tuple[Step, ...]) -> SimulatedDevice:
-        if not given.id:
-            self.fail((*where, "id"), "a device needs an id: write for example g0")
-        node = given.id.rpartition("/")[0] if given.node is None else given.node
-        memory = self.size(given.memory_mb, (*where, "memory_mb"))
-        compute = self.per_cent(given.compute, (*where, "compute"))
-        return SimulatedDevice(DeviceId(given.id), memory, given.kind, node, compute)
-
     def offer(self, given: OfferEntry, at: int, offers: list[OfferEntry]) -> NodeOffer:
-        where = ("offers", at)
-        if not given.kind:
-            self.fail((*where, "kind"), "an offer needs a kind: write for example h100")
         if any(each.kind == given.kind for each in offers[:at]):
-            self.fail(where, f"kind {given.kind} is offered twice: make it one offer")
-        for key, least in (("devices", 1), ("limit", 0)):
-            self.whole(getattr(given, key), least, (*where, key))
-        host = given.host_memory_mb
+            self.fail(("offers", at), f"kind {given.kind} is offered twice: make it one offer")
+        host = 0 if given.host_memory_mb is None else _size(given.host_memory_mb)
         return NodeOffer(
-            given.kind,
-            self.size(given.memory_mb, (*where, "memory_mb")),
-            given.devices,
-            self.price(given.price_per_h, (*where, "price_per_h")),
-            self.seconds(given.delay_s, (*where, "delay_s")),
-            given.limit,
-            self.per_cent(given.compute, (*where, "compute")),
-            0 if host is None else self.size(host, (*where, "host_memory_mb")),
-        )
+            given.kind, _size(given.memory_mb), given.devices, given.price_per_h, given.delay_s, given.limit,
+            given.compute, host,
+        )  # fmt: skip
 
     def function(self, name: str, given: FunctionEntry) -> SimulatedFunction:
         where = ("functions", name)
@@ -184,13 +155,6 @@ class _WorkloadReader:
             costs[ANY_KIND] = general
         if not costs:
             self.fail(where, f"function {name} has no costs: give occupation_mb, load_s and infer_s")
-        for key, least in (("slots", 1), ("batch_max", 1), ("min_copies", 0), ("max_queue", 1)):
-            self.whole(getattr(given, key), least, (*where, key))
-        for key in ("timeout_s", "batch_wait_s", "latency_goal_s"):
-            if getattr(given, key) is not None:
-                self.seconds(getattr(given, key), (*where, key))
-        if not 0 < given.weight < math.inf:
-            self.fail((*where, "weight"), f"weight is {given.weight:g}: write a number above 0")
         self.check_sharing(given, where)
         return SimulatedFunction(
             name, costs, given.namespace, need_of(given), given.min_copies,
@@ -204,8 +168,6 @@ class _WorkloadReader:
         sharing, compute = given.sharing or SHARINGS[0], given.compute
         if sharing not in SHARINGS:
             self.fail((*where, "sharing"), f"sharing is {sharing!r}: write one of {', '.join(SHARINGS)}")
-        if compute is not None:
-            self.per_cent(compute, (*where, "compute"))
         beside = sharing in ("spatial", "share")
         if not beside and compute not in (None, ALL_COMPUTE):
             self.fail(
@@ -234,11 +196,9 @@ class _WorkloadReader:
                 what = "other kinds" if kind == ANY_KIND else f"kind {kind}"
                 self.fail(at, f"costs are planned for {what}, but there are no true ones: add them, or remove these")
             found[kind] = Cost(
-                true.occupation
-                if each.occupation_mb is UNSET
-                else self.size(each.occupation_mb, (*at, "occupation_mb")),
-                true.load_s if each.load_s is UNSET else self.seconds(each.load_s, (*at, "load_s")),
-                true.service_s if each.infer_s is UNSET else self.seconds(each.infer_s, (*at, "infer_s")),
+                true.occupation if each.occupation_mb is UNSET else _size(each.occupation_mb),
+                true.load_s if each.load_s is UNSET else each.load_s,
+                true.service_s if each.infer_s is UNSET else each.infer_s,
             )
         return found
 
@@ -254,25 +214,10 @@ class _WorkloadReader:
         assert given.occupation_mb is not UNSET
         assert given.load_s is not UNSET
         assert given.infer_s is not UNSET
-        for size in given.batch:
-            self.whole(size, 2, (*where, "batch"), "a size")
-        for share in given.share:
-            self.per_cent(share, (*where, "share"), "a share")
-        for name, factor in [*given.share.items(), *given.beside.items()]:
-            if not 0 < factor < math.inf:
-                key = "share" if name in given.share else "beside"
-                self.fail((*where, key), f"the factor of {name} is {factor:g}: write a number above 0")
         return Cost(
-            self.size(given.occupation_mb, (*where, "occupation_mb")),
-            self.seconds(given.load_s, (*where, "load_s")),
-            self.seconds(given.infer_s, (*where, "infer_s")),
-            None if given.host_load_s is None else self.seconds(given.host_load_s, (*where, "host_load_s")),
-            None if given.wake_s is None else self.seconds(given.wake_s, (*where, "wake_s")),
-            None if given.uses is None else self.per_cent(given.uses, (*where, "uses"), least=0),
-            tuple((size, self.seconds(each, (*where, "batch"))) for size, each in sorted(given.batch.items())),
-            tuple(sorted(given.share.items())),
-            given.beside,
-        )
+            _size(given.occupation_mb), given.load_s, given.infer_s, given.host_load_s, given.wake_s, given.uses,
+            tuple(sorted(given.batch.items())), tuple(sorted(given.share.items())), given.beside,
+        )  # fmt: skip
 
     def changes(
         self, given: list[ChangeEntry], functions: Mapping[str, int], devices: list[SimulatedDevice]
@@ -282,13 +227,12 @@ class _WorkloadReader:
         last = 0.0
         for at, each in enumerate(given):
             where = ("changes", at)
-            self.seconds(each.at_s, (*where, "t"))
             if each.at_s < last:
                 self.fail(where, f"its time {each.at_s:g} is before the one above ({last:g}): sort changes by t")
             last = each.at_s
             match each:
                 case JoinEntry(t, device):
-                    joining = self.device(device, (*where, "device"))
+                    joining = _device(device)
                     if joining.id in there:
                         self.fail(where, f"device {joining.id} is there already: give it another id")
                     there[joining.id] = joining.node
@@ -307,9 +251,8 @@ class _WorkloadReader:
                     self.known(function, functions, where)
                     general = self.cost(each, where)
                     found.append(FunctionUpdated(t, function, None if general is None else {ANY_KIND: general}))
-                case FunctionScaled(_, function, copies):
+                case FunctionScaled(_, function):
                     self.known(function, functions, where)
-                    self.whole(copies, 0, (*where, "copies"))
                     found.append(each)
         return found
 
@@ -327,19 +270,15 @@ class _WorkloadReader:
             if known is None:
                 self.known(function, functions, ("arrivals", at))
                 raise AssertionError("unreachable: the line above fails")
-            # In this form, a time that is not a number fails too.
-            if not time >= last or time == math.inf:
-                where = ("arrivals", at)
-                self.seconds(time, where)
-                self.fail(
-                    where, f"arrival {at} at {time:g} s is before the one above it ({last:g} s): sort them by time"
-                )
+            if time < last:
+                what = f"arrival {at} at {time:g} s is before the one above it ({last:g} s): sort them by time"
+                self.fail(("arrivals", at), what)
             last = time
             pairs.append((time, known))
             if not math.isnan(each.infer_s):
                 if service_s is None:
                     service_s = array("d", [math.nan]) * len(given)
-                service_s[at] = self.seconds(each.infer_s, ("arrivals", at, 2), f"infer_s of arrival {at}")
+                service_s[at] = each.infer_s
         return *arrivals(pairs), service_s
 
     # --- checks ---
@@ -349,31 +288,6 @@ class _WorkloadReader:
             near = difflib.get_close_matches(function, functions, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "add it to functions"
             self.fail(where, f"there is no function {function!r}: {hint}")
-
-    def size(self, megabytes: float, where: tuple[Step, ...]) -> Bytes:
-        if not 0 < megabytes < math.inf:
-            self.fail(where, f"{where[-1]} is {megabytes:g}: write a number of megabytes above 0")
-        return round(megabytes * MB)
-
-    def seconds(self, given: float, where: tuple[Step, ...], what: str = "") -> Seconds:
-        if not 0 <= given < math.inf:
-            what = what or (where[-1] if isinstance(where[-1], str) else "the time")
-            self.fail(where, f"{what} is {given:g}: write a number of seconds, 0 or more")
-        return given
-
-    def whole(self, given: int | None, least: int, where: tuple[Step, ...], what: str = "") -> None:
-        if given is not None and given < least:
-            self.fail(where, f"{what or where[-1]} is {given}: write a whole number, {least} or more")
-
-    def per_cent(self, given: int, where: tuple[Step, ...], what: str = "", least: int = 1) -> int:
-        if not least <= given <= ALL_COMPUTE:
-            self.fail(where, f"{what or where[-1]} is {given}: write a whole number from {least} to {ALL_COMPUTE}")
-        return given
-
-    def price(self, given: float, where: tuple[Step, ...]) -> float:
-        if not 0 <= given < math.inf:
-            self.fail(where, f"price_per_h is {given:g}: write a number, 0 or more")
-        return given
 
     def decode(self, content: bytes, shape: Any, where: tuple[Step, ...]) -> Any:
         try:
@@ -387,6 +301,15 @@ class _WorkloadReader:
     def fail(self, where: tuple[Step, ...], message: str) -> NoReturn:
         line = line_of(self.content.decode(errors="replace"), where)
         raise BadWorkload(f"{self.path}:{line}: {_whose(where, message)}{message}")
+
+
+def _device(given: DeviceEntry) -> SimulatedDevice:
+    node = given.id.rpartition("/")[0] if given.node is None else given.node
+    return SimulatedDevice(DeviceId(given.id), _size(given.memory_mb), given.kind, node, given.compute)
+
+
+def _size(megabytes: float) -> Bytes:
+    return round(megabytes * MB)
 
 
 def _whose(where: tuple[Step, ...], message: str) -> str:

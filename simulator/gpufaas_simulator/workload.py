@@ -20,6 +20,7 @@ from gpufaas_core.cost import Cost
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import ALL_COMPUTE, Bytes, Device, DeviceId, Function, FunctionId, Need, Profile, Seconds
 from gpufaas_core.units import format_bytes
+from gpufaas_scheduler.plans.problem import Count, NotNegative
 
 MB: Final = 10**6
 """As the published tables have it."""
@@ -135,7 +136,7 @@ class NodeOffer:
 class TimedChange(Struct, frozen=True, tag_field="event", forbid_unknown_fields=True):
     """Workload files hold `DeviceLeaves`, `NodeLeaves` and `FunctionScaled` in this form."""
 
-    at_s: Seconds = msgspec.field(name="t")
+    at_s: NotNegative = msgspec.field(name="t")
 
 
 class DeviceJoins(TimedChange, frozen=True, tag="device_joins"):
@@ -163,7 +164,7 @@ class FunctionUpdated(TimedChange, frozen=True, tag="function_updated"):
 
 class FunctionScaled(TimedChange, frozen=True, tag="function_scaled"):
     function: str
-    copies: int
+    copies: Count
 
 
 Change = DeviceJoins | DeviceLeaves | NodeLeaves | FunctionUpdated | FunctionScaled

@@ -100,13 +100,13 @@ HARDWARE = '{"n": 1, "slo_ms": 200, "types": [{"name": "a", "price": 1, "kind": 
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        (b"", "stdin:1: this is no JSON: it ends too early"),
+        (b"", "stdin:1: this is no JSON: Expecting value"),
         ('{"n": 1, "é": 2}'.encode("latin-1"), "it is not UTF-8"),
         (HARDWARE.replace('"n": 1', '"n": 1, "n": 2').encode(), "two keys of one object are called 'n'"),
         (HARDWARE.replace('"n": 1', '"n": "1"').encode(), 'stdin:1: n is "1": write a whole number, 0 or more'),
         (HARDWARE.replace('"n": 1', '"n": true').encode(), "n is true: write a whole number, 0 or more"),
-        (HARDWARE.replace("200", "NaN").encode(), "this is no JSON: invalid character"),
-        (HARDWARE.replace("200", "1e999").encode(), "out of range"),
+        (HARDWARE.replace("200", "NaN").encode(), "stdin:1: this is no JSON: a number or a character is none of JSON"),
+        (HARDWARE.replace("200", "1e999").encode(), "slo_ms is Infinity: write a number, more than 0"),
         (HARDWARE.replace("200", "1e300").encode(), "1e300 is out of range"),
         (HARDWARE.replace('"n": 1', '"n": 1' + "0" * 30).encode(), "out of range"),
     ],
@@ -116,6 +116,15 @@ def test_bytes_and_numbers_that_no_problem_has_are_refused(problem: bytes, said:
 
     assert (result.exit_code, len(result.output.strip().splitlines())) == (2, 1)
     assert said in result.output
+
+
+@pytest.mark.parametrize("later", ["NaN", '{"x": 1}', '"\\ud800"'])
+def test_a_key_is_found_whatever_else_is_wrong_behind_it(later: str) -> None:
+    asked = {"kinds": {"a": {"price": 1}, "b": 1, "c": 1}, "models": {"m": "here"}}
+    kind = importlib.import_module("gpufaas_scheduler.plans.placement.size").Problem
+
+    with pytest.raises(BadProblem, match=r"^p.json:1: kinds.b is 1: write an object$"):
+        problem.read(json.dumps(asked).replace('"here"', later), kind, "p.json")
 
 
 def test_an_infeasible_problem_ends_well() -> None:

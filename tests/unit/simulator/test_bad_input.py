@@ -30,13 +30,13 @@ def set_at(content: Any, path: tuple[Any, ...], value: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("devices",), [], "there are no devices: name at least one"),
+        (("devices",), [], "devices is []: write a list of 1 or more"),
         (("devices", 1, "id"), "g0", "device g0 is there twice: give each an id of its own"),
-        (("devices", 1, "memory_mb"), -1, "memory_mb is -1: write a number of megabytes above 0"),
+        (("devices", 1, "memory_mb"), -1, "devices[1].memory_mb is -1: write a number, more than 0, 1e+12 at most"),
         (("devices", 1, "memory_mb"), "8 GB", 'devices[1].memory_mb is "8 GB": write a number'),
         (("devices", 0, "memory"), 8, "unknown key 'memory' in devices[0]: did you mean 'memory_mb'?"),
         (("functions", "g", "load_s"), "long", 'functions.g.load_s is "long": write a number'),
-        (("functions", "g", "infer_s"), -0.5, "infer_s is -0.5: write a number of seconds, 0 or more"),
+        (("functions", "g", "infer_s"), -0.5, "infer_s is -0.5: write a number, 0 or more"),
         (("functions", "g", "slots"), 0, "slots is 0: write a whole number, 1 or more"),
         (("functions", "g", "occupation_mb"), 9000, "needs 9000 MB but the largest device (g0) has 7800 MB"),
         (("functions", "g"), {"load_s": 3}, "function g: occupation_mb is missing: give occupation_mb, load_s"),
@@ -46,35 +46,35 @@ def set_at(content: Any, path: tuple[Any, ...], value: Any) -> None:
         (("functions", "g", "v100"), {"load_s": 1}, "unknown key 'v100' in functions.g: there are occupation_mb,"),
         (("functions", "g", "sharing"), "half", "sharing is 'half': write one of exclusive, time, spatial"),
         (("functions", "g", "sharing"), "share", "sharing share needs compute: write a whole number from 1 to 100"),
-        (("functions", "g", "compute"), 0, "compute is 0: write a whole number from 1 to 100"),
-        (("functions", "g", "compute"), 101, "compute is 101: write a whole number from 1 to 100"),
+        (("functions", "g", "compute"), 0, "compute is 0: write a whole number, 1 or more, 100 at most"),
+        (("functions", "g", "compute"), 101, "compute is 101: write a whole number, 1 or more, 100 at most"),
         (("functions", "g", "compute"), 50, "compute is 50, but a call has the whole device: remove it"),
-        (("functions", "g", "uses"), 101, "uses is 101: write a whole number from 0 to 100"),
-        (("functions", "g", "share"), {"0": 2}, "a share is 0: write a whole number from 1 to 100"),
-        (("functions", "g", "share"), {"101": 2}, "a share is 101: write a whole number from 1 to 100"),
-        (("functions", "g", "share"), {"50": 0}, "the factor of 50 is 0: write a number above 0"),
+        (("functions", "g", "uses"), 101, "uses is 101: write a whole number, 0 or more, 100 at most"),
+        (("functions", "g", "share"), {"0": 2}, "a key of functions.g.share is wrong: write a whole number, 1"),
+        (("functions", "g", "share"), {"101": 2}, "a key of functions.g.share is wrong: write a whole number, 1"),
+        (("functions", "g", "share"), {"50": 0}, "functions.g.share.50 is 0: write a number, more than 0"),
         (("functions", "g", "beside"), {"ff": 2}, "there is no function 'ff': did you mean 'f'?"),
-        (("functions", "g", "batch"), {"1": 2}, "a size is 1: write a whole number, 2 or more"),
+        (("functions", "g", "batch"), {"1": 2}, "a key of functions.g.batch is wrong: write a whole number, 2 or more"),
         (("functions", "g", "batch_max"), 0, "batch_max is 0: write a whole number, 1 or more"),
-        (("functions", "g", "weight"), 0, "weight is 0: write a number above 0"),
+        (("functions", "g", "weight"), 0, "weight is 0: write a number, more than 0"),
         (("functions", "g", "planned"), {"kinds": {"h100": {"load_s": 1}}}, "costs are planned for kind h100, but"),
-        (("functions", "g", "planned"), {"load_s": -1}, "load_s is -1: write a number of seconds, 0 or more"),
+        (("functions", "g", "planned"), {"load_s": -1}, "planned.load_s is -1: write a number, 0 or more"),
         (("functions", "g", "planned"), {"uses": 1}, "unknown key 'uses'"),
         (("devices", 0, "compute"), 60, "function g needs 100 % of a device's compute but no device that it fits"),
-        (("devices", 0, "compute"), 0, "compute is 0: write a whole number from 1 to 100"),
+        (("devices", 0, "compute"), 0, "compute is 0: write a whole number, 1 or more, 100 at most"),
         (("offers",), [{"kind": "h100"}], "memory_mb is missing in offers[0]: write a number"),
         (("offers",), [{"memory_mb": 10}], "kind is missing in offers[0]: write text"),
         (("offers",), [{"kind": "a", "memory_mb": 1}] * 2, "kind a is offered twice: make it one offer"),
         (("offers",), [{"kind": "a", "memory_mb": 1, "devices": 0}], "devices is 0: write a whole number, 1 or more"),
-        (("offers",), [{"kind": "a", "memory_mb": 1, "delay_s": -1}], "delay_s is -1: write a number of seconds"),
+        (("offers",), [{"kind": "a", "memory_mb": 1, "delay_s": -1}], "delay_s is -1: write a number, 0 or more"),
         (("offers",), [{"kind": "a", "memory_mb": 1, "price_per_h": -1}], "price_per_h is -1: write a number"),
         (("nodes",), {"a": {"price_per_h": -1}}, "price_per_h is -1: write a number, 0 or more"),
         (("arrivals", 3), [10, "ff"], "there is no function 'ff': did you mean 'f'?"),
         (("arrivals", 3), [0.2, "f"], "arrival 3 at 0.2 s is before the one above it (0.5 s): sort them by time"),
-        (("arrivals", 0), [-1, "f"], "the time is -1: write a number of seconds, 0 or more"),
+        (("arrivals", 0), [-1, "f"], "arrivals[0][0] is -1: write a number, 0 or more"),
         (("arrivals", 3), ["f", 10], 'arrivals[3][0] is "f": write a number'),
         (("arrivals", 3), [10], "arrivals[3] is [10]: write a list of 2 or more"),
-        (("arrivals", 3), [10, "f", -1], "infer_s of arrival 3 is -1: write a number of seconds, 0 or more"),
+        (("arrivals", 3), [10, "f", -1], "arrivals[3][2] is -1: write a number, 0 or more"),
         (("arrivals", 3), [10, "f", None], "arrivals[3][2] is null: write a number"),
         (("arrivals", 3), [10, "f", 1, 2], "arrival 3 is too long: write time, function and at most infer_s"),
         (("changes",), [{"t": 1, "event": "device_leaves", "device": "g7"}], "there is no device 'g7' at that time"),
@@ -141,9 +141,13 @@ def test_the_line_is_exact(small: dict[str, Any], written: Write, run: Run) -> N
         ('{"devices": [],\n "functions": {},\n "arrivals": [}', 3, "this is no JSON"),
         ('{"devices": [],\n "functions": {}', 2, "this is no JSON"),
         ("[]", 1, "the whole is []: write an object"),
-        ('{"devices": [],\n "functions": {"\udce9": {}}, "arrivals": []}', 2, "this is no JSON: it is not UTF-8"),
+        (
+            '{"devices": [{"id": "g", "memory_mb": 9}],\n "functions": {"\udce9": {}}, "arrivals": []}',
+            2,
+            "this is no JSON: it is not UTF-8",
+        ),
         (f'{{"devices": [], "functions": {{"f": {"[" * 9999}{"]" * 9999}}}, "arrivals": []}}', 1, "nested too deeply"),
-        ('{"devices": []}', 1, "functions is missing: write an object"),
+        ('{"devices": [{"id": "g", "memory_mb": 9}]}', 1, "functions is missing: write an object"),
     ],
 )
 def test_a_file_that_is_no_workload(text: str, line: int, said: str, written: Write, run: Run) -> None:
@@ -151,6 +155,13 @@ def test_a_file_that_is_no_workload(text: str, line: int, said: str, written: Wr
 
     assert f"w.json:{line}: " in message
     assert said in message
+
+
+def test_the_first_of_several_mistakes_is_named(small: dict[str, Any], written: Write, run: Run) -> None:
+    small["nodes"] = {"a": {}, "b": {"price_per_h": -1}, "c": {"price_per_h": -2}}
+    small["changes"] = [{"t": "soon", "event": "device_leaves", "device": "g0"}]
+
+    assert "nodes.b.price_per_h is -1: " in complaint(run("simulate", "--workload", written(small)))
 
 
 def test_a_file_that_is_not_there(run: Run, tmp_path: Path) -> None:

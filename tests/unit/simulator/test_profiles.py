@@ -28,12 +28,12 @@ def test_the_functions_of_a_workload_file_are_a_profile_also_without_the_rest(tm
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (FUNCTIONS % "-1", r"costs.json:4: function vgg: infer_s is -1: write a number of seconds"),
+        (FUNCTIONS % "-1", r"costs.json:4: functions.vgg.infer_s is -1: write a number, 0 or more"),
         (
             FUNCTIONS.replace('"vgg": 1.2', '"vg": 1.2') % "1",
             r"costs.json:2: function resnet: there is no function 'vg': did you mean 'vgg'",
         ),
-        ('{"functions": {}}', r"costs.json:1: there are no functions"),
+        ('{"functions": {}}', r"costs.json:1: functions is {}: write an object that is not empty"),
         ("{}", r"costs.json:1: functions is missing"),
     ],
 )
