@@ -57,13 +57,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 setup: $(VENV)/.ready
 
 # What a target needs of the system, PROGRAM=PACKAGE by Debian's names: `needs-NAME`, before `setup`, says all that is missing.
+SBIN := :/usr/sbin:/sbin
 NEEDS_wrk = wrk=wrk
 NEEDS_etcd = etcd=etcd-server etcdctl=etcd-client
 NEEDS_cluster = docker=docker.io $(if $(PUBLIC),,$(NEEDS_etcd) haproxy=haproxy)
 NEEDS_soak = $(if $(CLUSTER),$(NEEDS_etcd))
 
 needs-%:
-	@missing=; PATH=$$PATH:/usr/sbin:/sbin; for each in $(NEEDS_$*); do \
+	@missing=; PATH=$$PATH$(SBIN); for each in $(NEEDS_$*); do \
 	  command -v "$${each%=*}" >/dev/null || missing="$$missing $${each#*=}"; done; \
 	if [ -n "$$missing" ]; then echo "programs are missing that this needs: apt install$$missing" >&2; exit 2; fi
 
