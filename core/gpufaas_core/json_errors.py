@@ -22,6 +22,7 @@ Step = str | int
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for JSON that is wrong."""
 
+_JSON: Final = json.JSONDecoder(parse_int=lambda digits: int(digits[:99]))  # Python reads no number of 4301 digits
 _AT: Final = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")
 _STEP: Final = re.compile(r"\.(?P<name>[^.\[\]]+)|\[(?P<index>\d+)\]|\[\.\.\.\]")
 _BYTE: Final = re.compile(r"\(byte (\d+)\)$")
@@ -41,7 +42,7 @@ def mistake(
     """
     text = content.decode(errors="replace")
     try:
-        found = json.loads(text)
+        found = _JSON.decode(text)
     except json.JSONDecodeError as no_json:
         return no_json.lineno, within, f"this is no JSON: {no_json}"
     except RecursionError as deep:
@@ -81,7 +82,7 @@ def wrong(
 
 def line_of(text: str, where: tuple[Step, ...]) -> int:
     """Return the line, from 1, at which the value at *where* begins in *text*, JSON, or the nearest one around it."""
-    read, at = json.JSONDecoder().raw_decode, _begin(text, 0)
+    read, at = _JSON.raw_decode, _begin(text, 0)
     for step in where:
         around, at = at, at + 1
         for index in itertools.count():

@@ -109,6 +109,7 @@ HARDWARE = '{"n": 1, "slo_ms": 200, "types": [{"name": "a", "price": 1, "kind": 
         (HARDWARE.replace("200", "1e999").encode(), "slo_ms is Infinity: write a number, more than 0"),
         (HARDWARE.replace("200", "1e300").encode(), "1e300 is out of range"),
         (HARDWARE.replace('"n": 1', '"n": 1' + "0" * 30).encode(), "out of range"),
+        (HARDWARE.replace('"n": 1', '"n": 1' + "0" * 9999).encode(), f"n is 1{'0' * 59}…: write a whole number"),
     ],
 )
 def test_bytes_and_numbers_that_no_problem_has_are_refused(problem: bytes, said: str) -> None:
