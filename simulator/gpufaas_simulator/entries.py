@@ -5,7 +5,8 @@ The form of workload files (docs/simulator.md), and writing them. `explicit` rea
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -52,6 +53,9 @@ class _Figures(Struct, forbid_unknown_fields=True, omit_defaults=True):
     occupation_mb: Megabytes | UnsetType = UNSET
     load_s: NotNegative | UnsetType = UNSET
     infer_s: NotNegative | UnsetType = UNSET
+
+
+_FiguresT = TypeVar("_FiguresT", bound=_Figures)
 
 
 class CostEntry(_Figures):
@@ -109,17 +113,9 @@ class JoinEntry(TimedChange, frozen=True, tag="device_joins"):
     device: DeviceEntry
 
 
-class UpdateEntry(TimedChange, frozen=True, tag="function_updated", omit_defaults=True):
+class UpdateEntry(CostEntry, tag_field="event", tag="function_updated", kw_only=True):
+    at_s: NotNegative = msgspec.field(name="t")
     function: str
-    occupation_mb: Megabytes | UnsetType = UNSET
-    load_s: NotNegative | UnsetType = UNSET
-    infer_s: NotNegative | UnsetType = UNSET
-    host_load_s: NotNegative | None = None
-    wake_s: NotNegative | None = None
-    uses: Used | None = None
-    batch: BatchTimes = msgspec.field(default_factory=dict)
-    share: dict[Percent, Positive] = msgspec.field(default_factory=dict)
-    beside: dict[str, Positive] = msgspec.field(default_factory=dict)
 
 
 ChangeEntry = JoinEntry | DeviceLeaves | NodeLeaves | UpdateEntry | FunctionScaled
@@ -197,32 +193,20 @@ def _as_offer(each: NodeOffer) -> OfferEntry:
     )  # fmt: skip
 
 
-def _as_figures(cost: Cost) -> tuple[float, float, float]:
-    return cost.occupation / MB, cost.load_s, cost.service_s
+def _with_costs(entry: _FiguresT, cost: Cost | None) -> _FiguresT:
+    if cost is not None:
+        entry.occupation_mb, entry.load_s, entry.infer_s = cost.occupation / MB, cost.load_s, cost.service_s
+        if isinstance(entry, CostEntry):
+            entry.host_load_s, entry.wake_s, entry.uses = cost.host_load_s, cost.wake_s, cost.uses
+            entry.batch, entry.share, entry.beside = dict(cost.batch), dict(cost.share), dict(cost.beside)
+    return entry
 
 
-def _figures(cost: Cost) -> _Figures:
-    return _Figures(*_as_figures(cost))
-
-
-def _of_truth(cost: Cost) -> dict[str, Any]:
-    return {
-        "host_load_s": cost.host_load_s, "wake_s": cost.wake_s, "uses": cost.uses, "batch": dict(cost.batch),
-        "share": dict(cost.share), "beside": dict(cost.beside),
-    }  # fmt: skip
-
-
-def _as_cost(cost: Cost) -> CostEntry:
-    return CostEntry(*_as_figures(cost), **_of_truth(cost))
-
-
-def _as_planned(planned: dict[str, Cost]) -> PlannedEntry | None:
+def _as_planned(planned: Mapping[str, Cost]) -> PlannedEntry | None:
     if not planned:
         return None
-    found = PlannedEntry(kinds={kind: _figures(cost) for kind, cost in planned.items() if kind != ANY_KIND})
-    if (cost := planned.get(ANY_KIND)) is not None:
-        found.occupation_mb, found.load_s, found.infer_s = _as_figures(cost)
-    return found
+    kinds = {kind: _with_costs(_Figures(), cost) for kind, cost in planned.items() if kind != ANY_KIND}
+    return _with_costs(PlannedEntry(kinds=kinds), planned.get(ANY_KIND))
 
 
 def _as_function(each: SimulatedFunction) -> FunctionEntry:
@@ -230,8 +214,8 @@ def _as_function(each: SimulatedFunction) -> FunctionEntry:
     # As `explicit` reads it: by default a model; with slots alone a CPU function.
     plain = need.sharing == "exclusive" and (need.compute == 0 or need.slots == 1)
     found = FunctionEntry(
-        kinds={kind: _as_cost(cost) for kind, cost in each.costs.items() if kind != ANY_KIND},
-        planned=_as_planned(dict(each.planned)),
+        kinds={kind: _with_costs(CostEntry(), cost) for kind, cost in each.costs.items() if kind != ANY_KIND},
+        planned=_as_planned(each.planned),
         namespace=each.namespace,
         sharing=None if plain else need.sharing,
         compute=need.compute if need.sharing in ("spatial", "share") else None,
@@ -249,11 +233,7 @@ def _as_function(each: SimulatedFunction) -> FunctionEntry:
         accuracy=each.accuracy,
         idempotent=each.idempotent,
     )
-    if (cost := each.costs.get(ANY_KIND)) is not None:
-        found.occupation_mb, found.load_s, found.infer_s = _as_figures(cost)
-        for key, value in _of_truth(cost).items():
-            setattr(found, key, value)
-    return found
+    return _with_costs(found, each.costs.get(ANY_KIND))
 
 
 def _as_change(change: Change) -> ChangeEntry:
@@ -261,10 +241,8 @@ def _as_change(change: Change) -> ChangeEntry:
         case DeviceJoins(at_s, device):
             return JoinEntry(at_s, _as_device(device))
         case FunctionUpdated(at_s, function, costs):
-            cost = (costs or {}).get(ANY_KIND)
-            if cost is None:
-                return UpdateEntry(at_s, function)
-            return UpdateEntry(at_s, function, *_as_figures(cost), **_of_truth(cost))
+            found = UpdateEntry(at_s=at_s, function=function)
+            return _with_costs(found, (costs or {}).get(ANY_KIND))
     return change
 
 

@@ -202,7 +202,7 @@ class _WorkloadReader:
             )
         return found
 
-    def cost(self, given: CostEntry | UpdateEntry, where: tuple[Step, ...]) -> Cost | None:
+    def cost(self, given: CostEntry, where: tuple[Step, ...]) -> Cost | None:
         """Return the costs on devices of a kind, or of any, if they are beside the name. None: there are none."""
         keys = ("occupation_mb", "load_s", "infer_s")
         missing = [key for key in keys if getattr(given, key) is UNSET]
@@ -247,10 +247,11 @@ class _WorkloadReader:
                         self.fail(where, f"there is no node {node!r} at that time: give devices a node")
                     there = {device_id: of for device_id, of in there.items() if of != node}
                     found.append(each)
-                case UpdateEntry(t, function):
-                    self.known(function, functions, where)
+                case UpdateEntry():
+                    self.known(each.function, functions, where)
                     general = self.cost(each, where)
-                    found.append(FunctionUpdated(t, function, None if general is None else {ANY_KIND: general}))
+                    costs = None if general is None else {ANY_KIND: general}
+                    found.append(FunctionUpdated(each.at_s, each.function, costs))
                 case FunctionScaled(_, function):
                     self.known(function, functions, where)
                     found.append(each)
