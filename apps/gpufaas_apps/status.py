@@ -30,8 +30,7 @@ class Status:
         if path == "/healthz":
             await _answer(send, 200, b"OK\n")
         elif path == "/readyz":
-            why = await _value(self.ready())
-            why = why or "ready"
+            why = await _value(self.ready()) or "ready"
             await _answer(send, 200 if why.startswith("ready") else 503, f"{why}\n".encode())
         elif path == "/metrics":
             await _answer(send, 200, await _value(self.metrics()), b"text/plain; version=0.0.4; charset=utf-8")

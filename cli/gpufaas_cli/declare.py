@@ -43,11 +43,7 @@ def group(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Group]
 
 def _with_epilog(attributes: dict[str, Any]) -> dict[str, Any]:
     text, _, examples = inspect.cleandoc(attributes.get("help") or "").partition(_EXAMPLES)
-    return {
-        **attributes,
-        "help": text,
-        "epilog": f"\b\nExamples:\n{examples}" if examples else attributes.get("epilog"),
-    }
+    return {**attributes, "help": text} | ({"epilog": f"\b\nExamples:\n{examples}"} if examples else {})
 
 
 def _without_go_spellings(ctx: click.Context, args: list[str]) -> list[str]:
