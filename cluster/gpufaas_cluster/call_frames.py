@@ -8,7 +8,7 @@ are, as those of a worker say the slot::
     → CALL (grant, call, body inline)      or  CALL with body_mode STREAM or UPGRADE, BODY*, BODY_END
                                            or  CALL with body_mode FILE, BODY*, BODY_END: the node keeps it in a file
     ← ROOM (bytes): so much of a streamed body may be sent; the first says that the node took the call
-    ← RUNS, where the grant loads (`Grant.loads`): a worker has the call
+    ← RUNS, where the grant waits for a load: a worker has the call
     ← ANSWER (answer, body inline)         or  HEAD, CHUNK*, END
     ← REFUSED: nothing was taken           or  ERROR, instead of the rest
     → ROOM (bytes): so much more than `LANE_WINDOW` of the answer may be sent; on a shared connection only

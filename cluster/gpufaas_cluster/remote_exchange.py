@@ -75,6 +75,11 @@ class RemoteExchange(LaneBuffer):
             assert self._lane is not None
             self._lane.send(Kind.BODY, None, part)
 
+    def when_runs(self, tell: Callable[[], None]) -> None:
+        self.on_run = tell
+        if not (self.grant.cold or self.grant.load_s):
+            tell()  # its node does not
+
     async def end_body(self) -> None:
         """:raises GrantRefused: as `send_body`"""
         if await self._may_send():
@@ -109,11 +114,6 @@ class RemoteExchange(LaneBuffer):
             self._roomy.set_result(None)
 
     # --- the lane's side ---
-
-    @property
-    def runs(self) -> bool:
-        """Whether a worker has it, as far as that is known when it begins."""
-        return not self.grant.loads
 
     @property
     def gone(self) -> bool:

@@ -183,10 +183,8 @@ class ServedCalls:
             return
         self._exchange = exchange
         exchange.watcher = self.pump
-        if grant.loads:
-            exchange.on_run = partial(self._lane.send, NodeKind.RUNS)
-            if exchange.runs:
-                exchange.on_run()
+        if grant.cold or grant.load_s:
+            exchange.when_runs(partial(self._lane.send, NodeKind.RUNS))
         if head.body_mode not in (INLINE, FILE):
             self._body = _StreamedBody(exchange, self._lane)
             self._lane.send(NodeKind.ROOM, WindowHead(WINDOW))

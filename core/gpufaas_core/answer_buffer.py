@@ -43,7 +43,7 @@ class AnswerBuffer:
         self.phases: tuple[tuple[str, Seconds], ...] = ()
         self.tier = "disk"
         self.on_run: Callable[[], None] | None = None
-        """Called when a worker takes the call, if none has it yet."""
+        """Called when a worker takes the call."""
         self.resume: Callable[[], None] | None = None
         """Goes on with the reader, who awaits `PAUSE`; None: he awaits a future."""
         self.sink: Callable[[bytes], bool] | None = None

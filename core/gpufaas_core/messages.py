@@ -64,11 +64,6 @@ class Grant(Struct, frozen=True, gc=False):
     """On a hit: its first call came so long before the copy was loaded, and waited for that; -1.0: it still loads."""
 
     @property
-    def loads(self) -> bool:
-        """Whether its calls may have to wait for a load."""
-        return self.cold or self.load_s < 0.0
-
-    @property
     def call(self) -> CallId:
         """The first of its calls."""
         return self.calls[0]

@@ -143,6 +143,12 @@ class CallLife:
         self.has_run = ends < self.last
         self.end_at(ends)
 
+    def waits(self, since: float) -> None:
+        """It waits, and may be loaded for, from *since* on."""
+        assert self.deployed is not None
+        self.has_run = False
+        self.end_at(since + self.deployed.timeout_s)
+
     def end_at(self, ends: float) -> None:
         self.ends = min(ends, self.last)
         if self.watched:

@@ -288,9 +288,7 @@ class Calls:
             exchange.fail(call.error)  # it came after the grant and before there was an exchange to fail
         call.queue_s = now - call.began
         if call.exec_s != inf:
-            exchange.on_run = call.run_begins
-            if exchange.runs:
-                call.run_begins()
+            exchange.when_runs(call.run_begins)
         if call.stream is not None:
             call.begin_stream(exchange)
         elif call.watched:
@@ -321,14 +319,14 @@ class Calls:
                 raise call.error from None
             if call.stream is not None:
                 call.stream.end()
-            call.has_run = False
-            call.end_at(call.began + call.deployed.timeout_s)
+            call.waits(call.began)
             return self._scheduler.again(call.id)
         once = call.deployed.idempotent and call.stream is None and call.mode != UPGRADE
         if not once or call.ran_out or call.error is not None:
             raise error
         # Its worker has got more memory meanwhile, if the device had any.
         call.ran_out, call.exchange = True, None
+        call.waits(time.perf_counter())
         self._scheduler.over(call.id)
         call.id = CallId(f"{new_call_id()}#{self._suffix}" if self._suffix else new_call_id())
         return self._place(call)

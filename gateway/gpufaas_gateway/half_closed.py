@@ -8,7 +8,10 @@ sent at once; of an answer that streams in chunks, a zero in front of the length
 import asyncio
 import select
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
+
+_watches: Final[dict[asyncio.AbstractEventLoop, tuple[select.epoll, dict[int, asyncio.Transport]]]] = {}
+"""Of each loop with such callers: nothing is read of them any more, so it would not notice a reset."""
 
 
 class HalfClosed:
@@ -17,9 +20,13 @@ class HalfClosed:
     def __init__(self, transport: asyncio.Transport, *, started: bool, chunked: bool) -> None:
         """:param started: some of the answer was sent; if it is *chunked*, the last chunk was sent whole"""
         self._transport, self._ahead = transport, not started
-        self._watch = select.epoll()  # nothing is read any more, so the loop would not notice a reset
-        self._watch.register(transport.get_extra_info("socket").fileno(), 0)
-        asyncio.get_running_loop().add_reader(self._watch.fileno(), transport.abort)
+        self._loop, self._fd = asyncio.get_running_loop(), transport.get_extra_info("socket").fileno()
+        if self._loop not in _watches:
+            _watches[self._loop] = select.epoll(), {}
+            self._loop.add_reader(_watches[self._loop][0].fileno(), _abort_reset, *_watches[self._loop])
+        watch, transports = _watches[self._loop]
+        watch.register(self._fd, 0)
+        transports[self._fd] = transport
         if not started or chunked:
             transport.write(b"0" if started else b"H")
 
@@ -36,5 +43,15 @@ class HalfClosed:
 
     def stop(self) -> None:
         """The connection is lost."""
-        asyncio.get_running_loop().remove_reader(self._watch.fileno())
-        self._watch.close()
+        watch, transports = _watches[self._loop]
+        watch.unregister(self._fd)
+        del transports[self._fd]
+        if not transports:
+            del _watches[self._loop]
+            self._loop.remove_reader(watch.fileno())
+            watch.close()
+
+
+def _abort_reset(watch: select.epoll, transports: dict[int, asyncio.Transport]) -> None:
+    for fd, _ in watch.poll(0):
+        transports[fd].abort()

@@ -226,8 +226,6 @@ class CallExchange(Protocol):
     grant: Grant
     resume: Callable[[], None] | None
     """If it is set, the reader awaits `PAUSE`, and this goes on with him (`Driven.resume`)."""
-    on_run: Callable[[], None] | None
-    """Called when a worker takes the call, unless it `runs`."""
     sink: Callable[[bytes], bool] | None
     """If it is set, pieces of the body go there before they wait for `chunk`; False: it does not take one now."""
 
@@ -236,10 +234,8 @@ class CallExchange(Protocol):
         """How long it has waited for a worker that still loads; 0.0: it does not, or nobody here knows."""
         ...
 
-    @property
-    def runs(self) -> bool:
-        """Whether a worker has taken the call, when it has just begun."""
-        ...
+    def when_runs(self, tell: Callable[[], None]) -> None:
+        """Call *tell* when a worker takes the call; now, if one has."""
 
     @property
     def silent(self) -> bool:

@@ -128,6 +128,7 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._answering() or cycle.more_body or self._refused or self.transport.is_closing():
             return False
         if self._half is None:
+            cycle.keep_alive = False
             now = self._answers
             half = HalfClosed(self.transport, started=now.response_started, chunked=now.chunked_encoding)
             self._half = self.transport = half  # type: ignore[assignment]
@@ -262,9 +263,6 @@ class BoundedHttp(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-            return
-        if self._half is not None:
-            self.transport.close()
             return
         self._idle_since = self.loop.time()
         if self._idle_timer is None:

@@ -132,11 +132,6 @@ class Exchange(AnswerBuffer):
         return self.state in states.UNTOUCHED
 
     @property
-    def runs(self) -> bool:
-        """Whether a worker has it."""
-        return self.slot is not None
-
-    @property
     def further(self) -> int:
         """How many calls ran before it by its grant."""
         return self.kept - 1 if self.kept else 0
@@ -158,6 +153,11 @@ class Exchange(AnswerBuffer):
         if slot is not None and not self.finished:
             self.once = True
             await slot.send_body(piece)
+
+    def when_runs(self, tell: Callable[[], None]) -> None:
+        self.on_run = tell
+        if self.slot is not None:
+            tell()
 
     async def end_body(self) -> None:
         slot = self.slot or await self._slot()

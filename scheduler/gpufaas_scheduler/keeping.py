@@ -26,7 +26,7 @@ def keep_s(world: World, grant: Grant) -> Seconds:
     does not know when they end.
     """
     call = world.calls.by_id.get(grant.calls[0])
-    if call is None or call.device is None or (copy := call.copy) is None or grant.cold:
+    if call is None or call.device is None or (copy := call.copy) is None or grant.cold or grant.load_s:
         return 0.0
     owner = call.owner
     may = (

@@ -14,7 +14,15 @@ from tests.unit.gateway.conftest import DEVICE, Gateway
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 from tests.waiting import LIMIT_S, eventually
 
-from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, GrantRefused, Overloaded, WorkerCrashed
+from gpufaas_core.errors import (
+    CallCancelled,
+    DeadlineExceeded,
+    GpufaasError,
+    GrantRefused,
+    OutOfMemory,
+    Overloaded,
+    WorkerCrashed,
+)
 from gpufaas_core.frames import STREAM, AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId
@@ -304,21 +312,27 @@ class RunsLate(Working):
 
     def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
         exchange = super().call(grant, head, body)
-        exchange.runs = False
+        exchange.when_runs = lambda _: None  # type: ignore[method-assign]
         return exchange
 
 
 class Refusing(Waiting, Working):
-    """A node that refuses the first grant."""
+    """A node that does not run the first grant to its end."""
+
+    def __init__(self, error: GpufaasError) -> None:
+        super().__init__()
+        self.error = error
 
     def place(self, *args: Any, **kwargs: Any) -> Any:
+        if self.called:
+            return super().place(*args, **kwargs)
         self.grant = Functions.place(self, *args, **kwargs)
         return self.grant
 
     def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
         exchange = Working.call(self, grant, head, body)
         if len(self.called) == 1:
-            exchange.fail(GrantRefused("no"))
+            exchange.fail(self.error)
         return exchange
 
     def again(self, call: CallId) -> "asyncio.Future[Grant]":  # noqa: ARG002 - the port's
@@ -340,8 +354,9 @@ async def test_a_call_that_does_not_run_in_time_is_told_how_to_wait_longer(
     assert b"within 0.05 s, the limit to wait and load (annotation gpufaas.timeout sets one" in answer.body
 
 
-async def test_the_limit_of_a_run_begins_anew_where_its_node_refused_it(gateway: Gateway) -> None:
-    calls = await gateway.calls(functions := Refusing())
+@pytest.mark.parametrize("error", [GrantRefused("no"), OutOfMemory("no")])
+async def test_the_limit_of_a_run_begins_anew_where_its_call_runs_again(gateway: Gateway, error: GpufaasError) -> None:
+    calls = await gateway.calls(functions := Refusing(error), idempotent="true")
     found = gateway.found()
     found.exec_s, found.whole_s = 0.02, math.inf
     running = asyncio.create_task(calls.run(Request("echo")))

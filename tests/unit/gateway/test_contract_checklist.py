@@ -8,7 +8,7 @@ here as what a server can do about them.
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -39,7 +39,7 @@ class Exchange:
     phases: tuple[tuple[str, Seconds], ...] = ()
     tier: str = "disk"
     end: Any = None
-    runs, loading_s = True, 0.0
+    loading_s = 0.0
 
     def __init__(self, grant: Grant, body: bytes, answer: AnswerHead, more: bool) -> None:
         self.grant = grant
@@ -55,6 +55,9 @@ class Exchange:
 
     async def chunk(self) -> bytes | None:
         return None
+
+    def when_runs(self, tell: Callable[[], None]) -> None:
+        tell()
 
     async def send_body(self, piece: bytes) -> None:
         self.body += piece

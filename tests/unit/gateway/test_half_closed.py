@@ -1,6 +1,7 @@
 """A caller who closes only its direction (``nc -N``) gets its answers; one who has left is noticed."""
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
@@ -121,5 +122,29 @@ def test_all_requests_of_a_caller_who_half_closes_are_answered(on_loop: OnLoop) 
             sock.shutdown(socket.SHUT_WR)
             served.may.set()
             assert (await asyncio.to_thread(rest, sock)).count(b"HTTP/1.1 200 OK\r\n") == 3
+
+    on_loop(check())
+
+
+def test_all_callers_who_half_close_take_one_open_file_more_until_they_are_answered(on_loop: OnLoop) -> None:
+    async def check() -> None:
+        served = Served()
+        async with serving(served.run, served.app) as port:
+            socks = [socket.create_connection(("127.0.0.1", port), LIMIT_S) for _ in range(8)]
+            for each in socks:
+                each.sendall(CALL % 1)
+            await eventually(lambda: served.begun == len(socks), "all are being answered")
+            before = len(os.listdir("/proc/self/fd"))
+            for each in socks:
+                each.shutdown(socket.SHUT_WR)
+                await asyncio.to_thread(each.recv, 1, socket.MSG_PEEK)
+            assert len(os.listdir("/proc/self/fd")) == before + 1
+            for each in socks[:4]:
+                each.close()
+            await eventually(lambda: served.left == 4, "those that leave are noticed, and no others")
+            for each in socks[4:]:
+                assert (await asyncio.to_thread(rest, each)).endswith(b"done")
+                each.close()
+            await eventually(lambda: len(os.listdir("/proc/self/fd")) == before - 2 * len(socks), "nothing is left")
 
     on_loop(check())

@@ -77,6 +77,11 @@ def _cold(world: World) -> None:
     world.running["c"] = replace(world.running["c"], cold=True)
 
 
+def _waited_for_a_load(world: World) -> None:
+    world.call("c", "echo")
+    world.running["c"] = replace(world.running["c"], load_s=1.0)
+
+
 def _loads(world: World) -> None:
     world.tell(m.WorkerExited(ECHO, DeviceId("a"), "it was killed"))
     world.calls("miss c", "echo")
@@ -105,7 +110,9 @@ def _removed(world: World) -> None:
     world.tell(m.FunctionRemoved(ECHO))
 
 
-@pytest.mark.parametrize("happens", [_cold, _loads, _nested, _drains, _others_wait_for_room, _removed])
+@pytest.mark.parametrize(
+    "happens", [_cold, _waited_for_a_load, _loads, _nested, _drains, _others_wait_for_room, _removed]
+)
 def test_what_others_may_need_is_not_kept(happens: Callable[[World], None]) -> None:
     world = warm(slots=8)
     happens(world)
