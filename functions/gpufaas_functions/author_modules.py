@@ -12,7 +12,10 @@ import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
+
+found: Final[list[str]] = []
+"""Names of the author's modules."""
 
 
 class AuthorSpec(ModuleSpec):
@@ -43,6 +46,7 @@ class _Finder(importlib.abc.Loader):
             place = next(iter(spec.submodule_search_locations or (spec.origin or "",)))
             if package or os.path.dirname(place) == self._folder:
                 spec.__class__ = AuthorSpec
+                found.append(name)
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

@@ -145,6 +145,7 @@ class Application:
         if handle is not None and not with_model:
             return handle
         model = handler.load(self._device)
+        exit_hooks.kept.append(model)
         if handle is None:
             return batches.BatchHandler(lambda events, contexts: together(model, events, contexts)).one  # type: ignore[misc]
         return lambda event, context: handler.handle(model, event, context)

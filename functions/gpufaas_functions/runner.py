@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from gpufaas_core.frames import WARM, FailedHead, Kind, ReadyHead, encode_frame
-from gpufaas_functions import author_modules, batches, staged
+from gpufaas_functions import author_modules, batches, exit_hooks, staged
 from gpufaas_functions.answers import SAID, Handle, Memory, from_the_author, in_one_line, traceback_of, utf8
 from gpufaas_functions.areas import keep_bodies, leave_areas
 from gpufaas_functions.author import Context, Event
@@ -105,6 +105,7 @@ def run(
             return 0
         if start.kind == "model":
             model = handler.load(start.device)
+            exit_hooks.kept.append(model)
             memory.synchronize()
             loaded_s = time.perf_counter() - began
             warmed = _warm_up(handler, model, memory) if start.warm else []

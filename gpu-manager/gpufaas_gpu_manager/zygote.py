@@ -478,8 +478,9 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     _name_process(f"{start.label} {start.function}")
     if start.limit:
         set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
+    pid = os.getpid()
     status = runner.run(start, connection, files, counts, clocks, shared)
-    if os.getsid(0) == os.getpid():  # not in a process that the author's code has forked
+    if os.getpid() == pid:  # not in a process that the author's code has forked
         exit_hooks.run()
     return status
 

@@ -10,10 +10,14 @@ BOTH = """
     exit_hooks.EXIT_S = 0.1
     atexit.register(print, "of the fork server")
     weakref.finalize(atexit, print, "of the fork server")
+    class Old: pass
+    old = Old()
+    weakref.finalize(old, print, "finalizer of an old object")
     exit_hooks.forget()
     if not os.fork():
         atexit.register(print, "of the author")
         weakref.finalize(weakref, print, "finalizer of the author")
+        del old
         {}
         exit_hooks.run()
         sys.stdout.flush()
@@ -22,6 +26,8 @@ BOTH = """
     sys.stdout.flush()
     os._exit(0)
 """
+GONE = "finalizer of an old object"
+"""It is called since the object is gone."""
 
 
 def run(more: str = "") -> tuple[list[str], str]:
@@ -31,19 +37,19 @@ def run(more: str = "") -> tuple[list[str], str]:
 
 
 def test_a_fork_does_what_was_left_in_it_and_not_what_was_left_before() -> None:
-    assert run() == (["of the author", "finalizer of the author"], "")
+    assert run() == ([GONE, "of the author", "finalizer of the author"], "")
 
 
 def test_one_that_raises_is_told_and_the_others_run() -> None:
     printed, said = run("atexit.register(lambda: 1 / 0)")
 
-    assert printed == ["of the author", "finalizer of the author"]
+    assert printed == [GONE, "of the author", "finalizer of the author"]
     assert "ZeroDivisionError" in said
 
 
 def test_one_that_does_not_end_is_ended_and_its_place_is_told() -> None:
     printed, said = run("atexit.register(time.sleep, 600)")
 
-    assert printed == []
+    assert printed == [GONE]
     assert said.startswith("Timeout (")
     assert "exit_hooks.py" in said
