@@ -17,8 +17,8 @@ import msgspec
 from gpufaas_core._types import Seconds
 from gpufaas_scheduler.plans.placement import compute, problem
 from gpufaas_scheduler.plans.placement.problem import Answer as Placement
-from gpufaas_scheduler.plans.placement.problem import Cluster, Device
-from gpufaas_scheduler.plans.problem import BadProblem
+from gpufaas_scheduler.plans.placement.problem import Cluster, Device, Kind
+from gpufaas_scheduler.plans.problem import AtLeastOne
 
 _SAME: Final = 1e-6
 _METRICS: Final = {"usher": "ao", "wao-usher": "wao", "ao-milp": "ao"}
@@ -26,13 +26,10 @@ _METRICS: Final = {"usher": "ao", "wao-usher": "wao", "ao-milp": "ao"}
 
 
 class Problem(Cluster, frozen=True, kw_only=True):
-    max_devices: Annotated[int, msgspec.Meta(ge=1)] = 64
+    kinds: Annotated[dict[str, Kind], msgspec.Meta(min_length=1)]
+    """Of devices that may be bought."""
+    max_devices: AtLeastOne = 64
     """Of all kinds together."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.kinds:
-            raise BadProblem("`kinds` is empty: name the kinds of devices that may be bought")
 
 
 class Answer(msgspec.Struct, frozen=True):
