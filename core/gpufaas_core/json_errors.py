@@ -32,28 +32,23 @@ _SHOWN: Final = 60
 """Characters of what is there."""
 
 
-def mistake(
-    content: bytes, shape: Any, exc: Exception, within: tuple[Step, ...] = ()
-) -> tuple[int, tuple[Step, ...], str]:
-    """
-    Return line and place of what is wrong with *content*, which is no JSON, or no *shape*; and a sentence about it.
-
-    :param within: where *content* is in its file
-    """
+def mistake(content: bytes, shape: Any, exc: Exception, name: str) -> str:
+    """Return in a sentence, with the line, what is wrong with the file *name*: *content* is no JSON, or no *shape*."""
     text = content.decode(errors="replace")
     try:
         found = _JSON.decode(text)
     except json.JSONDecodeError as no_json:
-        return no_json.lineno, within, f"this is no JSON: {no_json}"
+        return f"{name}:{no_json.lineno}: this is no JSON: {no_json}"
     except RecursionError as deep:
         exc = deep
     if isinstance(exc, msgspec.ValidationError):
-        where, what = wrong(found, shape, exc, within)
-        return line_of(text, where[len(within) :]), where, what
+        where, what = wrong(found, shape, exc)
+        return f"{name}:{line_of(text, where)}: {what}"
     why = "it is nested too deeply" if isinstance(exc, RecursionError) else "it is not UTF-8"
     if at := _BYTE.search(str(exc)):  # NaN, or half of a pair of surrogates
         why, text = "a number or a character is none of JSON", content[: int(at[1])].decode(errors="replace")
-    return text.partition("\ufffd")[0].count("\n") + 1, within, f"this is no JSON: {why}"
+    line = text.partition("\ufffd")[0].count("\n") + 1
+    return f"{name}:{line}: this is no JSON: {why}"
 
 
 def wrong(

@@ -133,12 +133,12 @@ class ArrivalEntry(Struct, array_like=True):
 class CostsEntry(Struct):
     """What of a workload file is the profile of emulated devices."""
 
-    functions: Annotated[dict[str, msgspec.Raw], Meta(min_length=1)]  # as in `FileEntry`
+    functions: Annotated[dict[str, FunctionEntry], Meta(min_length=1)]
 
 
 class FileEntry(Struct, forbid_unknown_fields=True):
     devices: Annotated[list[DeviceEntry], Meta(min_length=1)]
-    functions: dict[str, msgspec.Raw]  # read one by one, so that an error names the function
+    functions: dict[str, FunctionEntry]
     arrivals: list[ArrivalEntry]
     nodes: dict[str, NodeEntry] = {}
     offers: list[OfferEntry] = []

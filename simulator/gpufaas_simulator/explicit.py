@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -52,6 +52,8 @@ from gpufaas_simulator.workload import (
     no_device_for,
 )
 
+_T = TypeVar("_T")
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -85,7 +87,7 @@ class _WorkloadReader:
         self.content = content
 
     def workload(self, name: str) -> Workload:
-        file = self.decode(self.content, FileEntry, ())
+        file = self.decode(FileEntry)
         devices = [_device(each) for each in file.devices]
         seen: set[str] = set()
         for at, each in enumerate(devices):
@@ -117,14 +119,11 @@ class _WorkloadReader:
         return found
 
     def costs(self) -> dict[str, Mapping[str, Cost]]:
-        file = self.decode(self.content, CostsEntry, ())
+        file = self.decode(CostsEntry)
         return {each.name: each.costs for each in self.functions(file.functions)}
 
-    def functions(self, given: dict[str, msgspec.Raw]) -> list[SimulatedFunction]:
-        functions = [
-            self.function(name, self.decode(bytes(raw), FunctionEntry, ("functions", name)))
-            for name, raw in given.items()
-        ]
+    def functions(self, given: dict[str, FunctionEntry]) -> list[SimulatedFunction]:
+        functions = [self.function(name, each) for name, each in given.items()]
         index = {each.name: at for at, each in enumerate(functions)}
         for function in functions:
             for kind, cost in function.costs.items():
@@ -290,14 +289,11 @@ class _WorkloadReader:
             hint = f"did you mean {near[0]!r}?" if near else "add it to functions"
             self.fail(where, f"there is no function {function!r}: {hint}")
 
-    def decode(self, content: bytes, shape: Any, where: tuple[Step, ...]) -> Any:
+    def decode(self, shape: type[_T]) -> _T:
         try:
-            return msgspec.json.decode(content, type=shape)
+            return msgspec.json.decode(self.content, type=shape)
         except UNREADABLE as exc:
-            line, at, what = mistake(content, shape, exc, where)
-            if at:
-                self.fail(at, what)
-            raise BadWorkload(f"{self.path}:{line}: {what}") from exc
+            raise BadWorkload(mistake(self.content, shape, exc, self.path)) from exc
 
     def fail(self, where: tuple[Step, ...], message: str) -> NoReturn:
         line = line_of(self.content.decode(errors="replace"), where)
@@ -315,7 +311,7 @@ def _size(megabytes: float) -> Bytes:
 
 def _whose(where: tuple[Step, ...], message: str) -> str:
     """Return which function a message is about, and which kind of device, if it does not begin with that."""
-    if where[:1] != ("functions",) or len(where) < 2 or message.startswith(("function ", "functions.")):
+    if where[:1] != ("functions",) or len(where) < 2 or message.startswith("function "):
         return ""
     kind = f", kind {where[3]}" if len(where) > 3 and where[2] == "kinds" else ""
     return f"function {where[1]}{kind}: "

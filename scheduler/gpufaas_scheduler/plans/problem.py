@@ -46,8 +46,7 @@ def read(data: bytes | str, kind: type[_T], name: str = "the problem") -> _T:
         json.loads(data, object_pairs_hook=_once, parse_int=_real, parse_float=_real)
         return found
     except UNREADABLE as exc:
-        line, _, what = mistake(data.encode() if isinstance(data, str) else data, kind, exc)
-        raise BadProblem(f"{name}:{line}: {what}") from exc
+        raise BadProblem(mistake(data.encode() if isinstance(data, str) else data, kind, exc, name)) from exc
     except BadProblem as exc:
         raise BadProblem(f"{name}: {exc}") from exc
 
