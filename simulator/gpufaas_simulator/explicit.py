@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -238,7 +238,8 @@ class _WorkloadReader:
                     found.append(DeviceJoins(t, joining))
                 case DeviceLeaves(_, device_id):
                     if device_id not in there:
-                        self.fail(where, f"there is no device {device_id!r} at that time: name one of {_few(there)}")
+                        known = ", ".join([*there][:5])
+                        self.fail(where, f"there is no device {device_id!r} at that time: name one of {known}")
                     del there[device_id]
                     found.append(each)
                 case NodeLeaves(_, node):
@@ -266,10 +267,7 @@ class _WorkloadReader:
             time, function = each.t, each.function
             if each.more is not UNSET:
                 self.fail(("arrivals", at, 3), f"arrival {at} is too long: write time, function and at most infer_s")
-            known = functions.get(function)
-            if known is None:
-                self.known(function, functions, ("arrivals", at))
-                raise AssertionError("unreachable: the line above fails")
+            known = self.known(function, functions, ("arrivals", at))
             if time < last:
                 what = f"arrival {at} at {time:g} s is before the one above it ({last:g} s): sort them by time"
                 self.fail(("arrivals", at), what)
@@ -283,11 +281,12 @@ class _WorkloadReader:
 
     # --- checks ---
 
-    def known(self, function: str, functions: Mapping[str, int], where: tuple[Step, ...]) -> None:
+    def known(self, function: str, functions: Mapping[str, int], where: tuple[Step, ...]) -> int:
         if function not in functions:
             near = difflib.get_close_matches(function, functions, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "add it to functions"
             self.fail(where, f"there is no function {function!r}: {hint}")
+        return functions[function]
 
     def decode(self, shape: type[_T]) -> _T:
         try:
@@ -315,8 +314,3 @@ def _whose(where: tuple[Step, ...], message: str) -> str:
         return ""
     kind = f", kind {where[3]}" if len(where) > 3 and where[2] == "kinds" else ""
     return f"function {where[1]}{kind}: "
-
-
-def _few(names: Iterable[str]) -> str:
-    known = list(names)
-    return ", ".join(known[:5]) + (", …" if len(known) > 5 else "")
