@@ -24,7 +24,7 @@ from gpufaas_core.frames import INLINE, STREAM, UPGRADE, AnswerHead, CallHead
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, Seconds
 from gpufaas_core.units import Bytes
-from gpufaas_gateway.call_body import BodyStream, Caller, read_rest, remove, too_large
+from gpufaas_gateway.call_body import BodyStream, read_rest, remove, too_large
 from gpufaas_gateway.call_headers import (
     BODILESS,
     MAX_TEMPLATES,
@@ -102,13 +102,12 @@ class Calls:
             if crosses and (preflight := self._crossing(call, deployed)) is not None:
                 return preflight
             self._admit(call, deployed)
-            if (body := request.body) is None:
+            body, more = request.body, False
+            if body is None:
                 assert call.caller is not None
                 body, more = await call.caller.receive()
-                if more:
-                    await self._read_rest(call, body, call.caller)
-                else:
-                    call.body, call.size = body, len(body)
+            if more:
+                await self._read_rest(call, body)
             else:
                 call.body, call.size = body, len(body)
             if call.size > deployed.max_body:
@@ -179,19 +178,20 @@ class Calls:
             if call.length > deployed.max_body:
                 raise too_large(deployed, call.length)
         if call.asked is not None:
-            call.ask(call.asked, deployed)
+            call.ask(call.asked)
         call.ends, call.last = call.began + deployed.timeout_s, call.began + deployed.whole_s
         if deployed.timeout_s < SHORT_S or call.exec_s < SHORT_S:
             call.watch()
 
-    async def _read_rest(self, call: "_Call", first: bytes, caller: Caller) -> None:
+    async def _read_rest(self, call: "_Call", first: bytes) -> None:
         """Read a body that did not come in one piece, or begin to stream it."""
         assert call.deployed is not None
+        assert call.caller is not None
         call.body, call.mode, call.file, call.size = await read_rest(
-            first, caller, call.deployed, call.length, self._spool, self._memory
+            first, call.caller, call.deployed, call.length, self._spool, self._memory
         )
         if call.mode == STREAM:
-            call.stream = BodyStream(caller, call.deployed, len(call.body), call.fail)
+            call.stream = BodyStream(call.caller, call.deployed, len(call.body), call.fail)
 
     def _find(self, request: Request) -> Deployed:
         deployed = self._catalogue.find(request.name)
@@ -225,7 +225,7 @@ class Calls:
 
     def _place(self, call: "_Call") -> "Grant | asyncio.Future[Grant]":
         assert call.deployed is not None
-        left_s = (call.last if call.exec_s == inf else min(call.last, call.ends + call.exec_s)) - time.perf_counter()
+        left_s = min(call.last, call.ends + call.exec_s) - time.perf_counter()
         place, endless = self._scheduler.place, call.mode == UPGRADE
         try:
             return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
@@ -234,9 +234,9 @@ class Calls:
             call.deployed = self._find(call.request)
             return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
 
-    async def _granted(self, call: "_Call", placed: "asyncio.Future[Grant]") -> Grant:
+    async def _granted(self, call: "_Call", placed: "Grant | asyncio.Future[Grant]") -> Grant:
         """Return the grant that *placed* promises."""
-        while True:
+        while not isinstance(placed, Grant):
             if call.passage is not None:
                 try:
                     call.passage.wait()
@@ -254,20 +254,16 @@ class Calls:
             try:
                 while driven is not None and not placed.done():
                     await PAUSE
-                grant = await placed
+                placed = await placed
             except UnknownFunction:
                 # The function was updated meanwhile; the scheduler is another process.
                 newer = self._catalogue.find(call.request.name)
                 if newer is None or newer is call.deployed or newer.unavailable or call.error is not None:
                     raise
                 call.deployed = newer
-                again = self._place(call)
-                if isinstance(again, Grant):
-                    return again
-                placed = again
-                continue
-            call.future = None
-            return grant
+                placed = self._place(call)
+        call.future = None
+        return placed
 
     def _begin(self, call: "_Call", grant: Grant) -> CallExchange:
         """:raises GrantRefused: the node took nothing of the call"""
@@ -277,10 +273,10 @@ class Calls:
         if call.passage is not None:
             call.passage.granted()
         now = time.perf_counter()
+        left_s = min(call.exec_s, call.last - now)
         head = CallHead(
-            call.name, request.method, request.path, request.query, call.passed, call.mode, call.file,
-            call.last - now if call.exec_s == inf else min(call.exec_s, call.last - now),
-        )  # fmt: skip
+            call.name, request.method, request.path, request.query, call.passed, call.mode, call.file, left_s
+        )
         exchange = call.exchange = self._node.call(grant, head, call.body)
         if request.driven is not None:
             exchange.resume = request.driven.resume
@@ -510,7 +506,7 @@ class _Call(CallLife):
         assert begun is not None
         return begun
 
-    def ask(self, asked: dict[bytes, bytes], deployed: Deployed) -> None:
+    def ask(self, asked: dict[bytes, bytes]) -> None:
         """
         Take what its caller asks for. Of a WebSocket only the goal counts.
 
@@ -522,7 +518,5 @@ class _Call(CallLife):
             return
         if size := asked.get(b"x-gpufaas-size"):
             self.asked_size = told_size(size)
-        if (timeout := asked.get(b"x-timeout")) and (wanted_s := asked_timeout(timeout)) < min(
-            deployed.exec_s, deployed.whole_s
-        ):
-            self.exec_s = wanted_s
+        if timeout := asked.get(b"x-timeout"):
+            self.exec_s = min(self.exec_s, asked_timeout(timeout))

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from gpufaas_core.units import Bytes, KiB
 from gpufaas_gateway.call_headers import Header, ReadHead, read_head
+from gpufaas_gateway.half_closed import HalfClosed
 from gpufaas_gateway.invoke import FunctionCall, FunctionFront, Target
 from gpufaas_gateway.protocol import BoundedHttp
 
@@ -63,6 +64,10 @@ class FunctionHttp(BoundedHttp):
         self._admitted = True
         self._unbegun: FunctionCall | None = None
         """The call whose head has just come."""
+        self._answers: Any = None
+        """The request that is answered now, or was answered last."""
+        self._half: HalfClosed | None = None
+        """The caller sends nothing more, but waits for the answers to what he has sent."""
         self._known_url = b""
         self._known_target: Target | None = None
         self._known: _Head | None = None
@@ -72,8 +77,23 @@ class FunctionHttp(BoundedHttp):
         super().connection_made(transport)
         self._admitted = self._front.admits(self.client[0] if self.client else "")
 
+    def eof_received(self) -> Any:
+        """Return whether the connection stays: all requests have come whole, and one is not answered yet."""
+        last: Any = self.cycle
+        if not self._answering() or last.more_body or self._refused or self.transport.is_closing():
+            return False
+        if self._half is None:
+            last.keep_alive, now = False, self._answers
+            half = HalfClosed(self.transport, started=now.response_started, chunked=now.chunked_encoding)
+            self._half = self.transport = half  # type: ignore[assignment]
+            if type(now) is not FunctionCall:  # which asks the connection
+                now.transport = half
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._half is not None:
+            self._half.stop()
         for each in {self.cycle, self._answers}:
             if type(each) is FunctionCall:
                 each.gone()
@@ -157,10 +177,10 @@ class FunctionHttp(BoundedHttp):
         call.on_body_end()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """The request is the next of the pipeline."""
+        """The request is the next of the pipeline, or none of a function."""
+        self._answers = cycle
         if type(cycle) is FunctionCall:
             # In a turn of its own: a thousand that are answered at once would be a thousand calls deep.
-            self._answers = cycle
             self.loop.call_soon(self._begin, cycle)
         else:
             super()._start_asgi_task(cycle, app)

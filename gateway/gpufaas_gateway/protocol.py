@@ -21,7 +21,6 @@ from gpufaas_core.descriptors import callers_share
 from gpufaas_core.loopback import count_unsent, unpace
 from gpufaas_core.units import Bytes, MiB, Seconds
 from gpufaas_gateway.errors import RETRY_AFTER_REFUSED_S
-from gpufaas_gateway.half_closed import HalfClosed
 from gpufaas_gateway.lingering import linger
 
 log = logging.getLogger(__name__)
@@ -94,10 +93,6 @@ class BoundedHttp(HttpToolsProtocol):
     """Status, phrase and reason of the refusal of the head that was just read."""
     _refused = False
     """What comes is dropped; the connection is closed, or will be when earlier requests are answered."""
-    _answers: Any = None
-    """The request that is answered now, or was answered last."""
-    _half: HalfClosed | None = None
-    """The caller sends nothing more, but waits for the answers to what he has sent."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -115,26 +110,10 @@ class BoundedHttp(HttpToolsProtocol):
             self._idle_timer.cancel()
         if self._reader is not None:
             self._reader.stop()
-        if self._half is not None:
-            self._half.stop()
         super().connection_lost(exc)
         cycle: Any = self.cycle
         if exc is None and (self._refused or (cycle is not None and cycle.response_complete and cycle.more_body)):
             linger(self.transport, REST_S)
-
-    def eof_received(self) -> Any:
-        """Return whether the connection stays: all requests have come whole, and one is not answered yet."""
-        cycle: Any = self.cycle
-        if not self._answering() or cycle.more_body or self._refused or self.transport.is_closing():
-            return False
-        if self._half is None:
-            cycle.keep_alive = False
-            now = self._answers
-            half = HalfClosed(self.transport, started=now.response_started, chunked=now.chunked_encoding)
-            self._half = self.transport = half  # type: ignore[assignment]
-            if hasattr(now, "transport"):  # else it asks the connection
-                now.transport = half
-        return True
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -241,10 +220,6 @@ class BoundedHttp(HttpToolsProtocol):
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
         super().on_headers_complete()
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._answers = cycle
-        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         if self._read_twice():
