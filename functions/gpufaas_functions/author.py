@@ -345,7 +345,7 @@ def keyed(value: Any) -> Any:
 
 
 def _not_of_an_answer(unknown: Iterable[object]) -> str:
-    key = min(map(str, unknown))
+    key = min(map(str, unknown))[:80]
     near = difflib.get_close_matches(key, _ANSWER_KEYS, n=1, cutoff=0.5)
     return (
         f"the handler returned a dict with statusCode and {key!r}"
@@ -365,7 +365,10 @@ def _status(value: Any) -> int:
 
 
 def _headers(given: Any) -> list[tuple[bytes, bytes]]:
-    pairs = given.items() if isinstance(given, (dict, Mapping)) else given
+    try:
+        pairs = given.items() if isinstance(given, (dict, Mapping)) else [(name, value) for name, value in given]
+    except (TypeError, ValueError):
+        raise TypeError(f"headers are {given!r:.80}: return a dict, or a list of pairs") from None
     raw, size = [], 0
     for name, value in pairs:
         for each in value if isinstance(value, (list, tuple)) else (value,):

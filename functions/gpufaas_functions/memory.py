@@ -267,7 +267,7 @@ def is_out_of_memory(exc: BaseException) -> bool:
         seen.add(id(each))
         if isinstance(each, MemoryError) or type(each).__name__ == "OutOfMemoryError":
             return True
-        if isinstance(each, Exception) and any(words in _text_of(each) for words in _OUT_OF_MEMORY):
+        if isinstance(each, Exception) and (text := _text_of(each)) and any(words in text for words in _OUT_OF_MEMORY):
             return True
         each = each.__cause__ or each.__context__
     return False

@@ -15,7 +15,7 @@ from gpufaas_core.start_env import own_process
         "PYTHONPLATLIBDIR=x", "PYTHON_GIL=0", "LC_ALL=de_DE.ISO-8859-1", "OMP_PROC_BIND=true", "KMP_BLOCKTIME=1",
         "MKL_CBWR=AVX2", "OPENBLAS_CORETYPE=Haswell", "OMP_NUM_THREADS=abc", "OMP_NUM_THREADS=0", "OMP_NUM_THREADS=4,2",
         "GOTO_NUM_THREADS=1", "TORCH_LOGS=dynamo", "TORCH_LOGS_OUT=x", "TORCH_COMPILE_DEBUG=1", "PYTORCH_JIT=0",
-        "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync",
+        "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync", "TQDM_DISABLE=1",
     ],
 )  # fmt: skip
 def test_what_has_been_read_when_a_worker_is_forked_needs_a_process_of_its_own(asked: str) -> None:

@@ -174,9 +174,11 @@ def test_a_body_may_be_a_generator_with_headers() -> None:
         ({"body": "", "headers": {"X-Name": "5 €"}}, "'X-Name': '5 €' is no header: its name or value"),
         ({"body": "", "headers": {"X-Ñ": "1"}}, "'X-Ñ': '1' is no header"),
         ({"body": "", "headers": {"X-Name": None}}, "the header 'X-Name' is None"),
+        ({"body": "", "headers": "X: 1"}, "headers are 'X: 1': return a dict"),
         ({"body": "", "headers": {7: "x"}}, "the header 7 is 'x': a name is a str"),
         ({"body": "", "headers": {"X": "x" * 5_000_000}}, "headers of 5 MiB: an answer may have 64 KiB"),
         ({"statusCode": 401, "header": {}}, r"'header' \(did you mean 'headers'\?\)"),
+        ({"statusCode": 200, "x" * 5_000_000: "hi"}, "statusCode and 'x{80}', but"),
         ({"statusCode": 200, "message": "hi"}, "statusCode and 'message', but an answer has"),
     ],
 )

@@ -38,6 +38,19 @@ def test_these_are_out_of_memory_also_as_causes(error: Exception) -> None:
     assert is_out_of_memory(wrapped)
 
 
+def test_the_text_of_an_exception_is_not_made_more_often_than_it_is_shown() -> None:
+    """That of a list of millions takes a second."""
+    made = []
+
+    class Slow(Exception):
+        def __str__(self) -> str:
+            made.append(self)
+            return "slow"
+
+    assert failure(Slow(), CpuMemory(1)).status == 500
+    assert 0 < len(made) <= 3
+
+
 @pytest.mark.parametrize("text", [LONG * "x", "one line\n" * LONG, "x\n" * LINES], ids=["line", "lines", "short lines"])
 def test_of_a_long_traceback_the_begin_and_the_end_are_logged(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     def handle() -> None:
