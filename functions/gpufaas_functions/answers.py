@@ -158,8 +158,8 @@ def _checked(chunks: Iterator[bytes], length: int) -> Iterator[bytes]:
 
 def from_the_author(exc: BaseException) -> BaseException:
     """
-    Remove the frames of the runner and of imports before and between the author's: they explain nothing. Say what to do
-    about a write beside the handler.
+    Remove the frames of the runner and of the import that come before the author's: they explain nothing. Say what to
+    do about a write beside the handler.
     """
     with contextlib.suppress(OSError):  # the author may have gone into a directory that was removed
         if isinstance(exc, OSError) and exc.errno in (errno.EACCES, errno.EROFS) and isinstance(exc.filename, str):
@@ -171,11 +171,6 @@ def from_the_author(exc: BaseException) -> BaseException:
     trace = exc.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next
-    at = trace
-    while at is not None:
-        while at.tb_next is not None and at.tb_next.tb_frame.f_code.co_filename in _OURS:
-            at.tb_next = at.tb_next.tb_next
-        at = at.tb_next
     return exc.with_traceback(trace) if trace is not None else exc
 
 

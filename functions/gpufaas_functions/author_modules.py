@@ -34,19 +34,17 @@ class _Finder(importlib.abc.Loader):
         self._folder = folder
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        package, (top, _, inner) = name.rpartition(".")[0], name.partition(".")
+        top, _, inner = name.partition(".")
         if name == "function":
             return PathFinder.find_spec(name, [os.path.dirname(self._folder)])
         if top == "function":  # what is named as a module of Python has no alias: it would hide that
             known = inner.partition(".")[0] not in sys.stdlib_module_names and importlib.util.find_spec(inner)
             return ModuleSpec(name, self) if isinstance(known, AuthorSpec) else None
-        if package and not isinstance(getattr(sys.modules.get(package), "__spec__", None), AuthorSpec):
-            return None
-        if spec := PathFinder.find_spec(name, path, target):
-            place = next(iter(spec.submodule_search_locations or (spec.origin or "",)))
-            if package or os.path.dirname(place) == self._folder:
-                spec.__class__ = AuthorSpec
-                found.append(name)
+        spec = PathFinder.find_spec(name, path, target)
+        places = spec and (spec.submodule_search_locations or [spec.origin or ""])
+        if spec and places and next(iter(places)).startswith(self._folder + os.sep):
+            spec.__class__ = AuthorSpec
+            found.append(name)
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

@@ -28,14 +28,10 @@ def forget() -> None:
 
 
 def run() -> None:
-    """Do it, then drop the model and the names of the author's modules that have a `__del__`. Waits for no threads."""
+    """Do it, then drop the objects of the author's modules that have a `__del__`. Threads are not waited for."""
     faulthandler.dump_traceback_later(EXIT_S, exit=True, file=2)
     for each in threading._threading_atexits:  # type: ignore[attr-defined]
         atexit.register(each)  # the last ones come first
-    atexit._run_exitfuncs()
-    for each in kept:
-        if hasattr(type(each), "__del__"):
-            atexit.register(each.__del__)
     atexit._run_exitfuncs()
     for names in [vars(sys.modules[each]) for each in found if each in sys.modules]:  # to look at all takes 6 ms
         for name in [each for each in reversed(names) if hasattr(type(names[each]), "__del__")]:

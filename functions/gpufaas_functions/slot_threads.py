@@ -246,9 +246,7 @@ def end_process() -> NoReturn:
 class SlotThreads(Slots):
     """See module."""
 
-    def __init__(
-        self, servers: Sequence[SlotServer], counts: Counts, parking: Parking | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, servers: Sequence[SlotServer], counts: Counts, parking: Parking | None = None) -> None:
         """Make it in the thread that has loaded."""
         super().__init__(servers, counts, parking)
         for each in servers:

@@ -26,10 +26,8 @@ LEAVES = """
         print("ends:", what, flush=True)
 
     class Held:
-        def __init__(self, what):
-            self.what = what
         def __del__(self):
-            note(self.what)
+            note("__del__")
 
     def opened():
         try:
@@ -37,7 +35,7 @@ LEAVES = """
         finally:
             note("generator")
 
-    held, generator = Held("__del__"), opened()
+    held, generator = Held(), opened()
     next(generator)
     weakref.finalize(note, note, "finalizer")
     atexit.register(note, "atexit")
@@ -46,11 +44,11 @@ LEAVES = """
     threading.Thread(target=time.sleep, args=(600,)).start()
 
     def load(device):
-        return Held("model")
+        return Held()
 
     %s
 """
-ENDS = ["threads", "atexit", "finalizer", "model", "generator", "__del__"]
+ENDS = ["threads", "atexit", "finalizer", "generator", "__del__"]
 ANSWERS = "def handle(model, event, context): return 'done'"
 """In a thread, of one slot or of several."""
 AWAITS = """async def handle(model, event, context):
@@ -79,12 +77,8 @@ FORKS = """
 
     atexit.register(print, "ends: of", os.getpid())
 
-    class Piece:
-        def __del__(self):
-            print("ends: a piece of the model")
-
     def load(device):
-        return [Piece()]
+        return None
 
     def handle(model, event, context):
         if not os.fork():
@@ -131,7 +125,7 @@ async def test_what_the_author_left_for_the_end_happens_once_when_a_worker_is_ev
         assert ends(rig) == expected, name
 
 
-async def test_one_that_is_only_checked_ends_so_too_and_a_fork_and_pieces_of_a_model_do_not(rig: LayerRig) -> None:
+async def test_one_that_is_only_checked_ends_so_too_and_a_fork_of_a_handler_does_not(rig: LayerRig) -> None:
     function = await rig.function("forks", FORKS)
     await rig.check(function)
     await eventually(lambda: len(ends(rig)) == 1)
