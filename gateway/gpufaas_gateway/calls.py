@@ -20,8 +20,8 @@ import msgspec
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.driven import PAUSE
 from gpufaas_core.errors import CallCancelled, GpufaasError, GrantRefused, OutOfMemory, UnknownFunction
-from gpufaas_core.frames import INLINE, STREAM, UPGRADE, AnswerHead, CallHead
-from gpufaas_core.messages import Grant, Outer
+from gpufaas_core.frames import STREAM, UPGRADE, AnswerHead, CallHead
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Seconds
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.call_body import BodyStream, read_rest, remove, too_large
@@ -29,9 +29,7 @@ from gpufaas_gateway.call_headers import (
     BODILESS,
     MAX_TEMPLATES,
     Header,
-    ReadHead,
     answer_headers,
-    asked_timeout,
     call_headers,
     head_template,
     keep_template,
@@ -39,16 +37,13 @@ from gpufaas_gateway.call_headers import (
     placement_headers,
     read_head,
     timing,
-    told_goal,
-    told_size,
 )
-from gpufaas_gateway.call_life import CallLife
+from gpufaas_gateway.call_life import Call
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.cors import preflight
 from gpufaas_gateway.errors import METHODS, MethodNotAllowed, NoWebSocket, status_of
 from gpufaas_gateway.large_body import BodyMemory
 from gpufaas_gateway.ports import CallExchange, NodePort, PlacementPort
-from gpufaas_gateway.quotas import Passage
 from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, let_go, refusal
 from gpufaas_gateway.watching import SHORT_S, Watching
 
@@ -142,7 +137,7 @@ class Calls:
 
     # --- before it is placed ---
 
-    def _new_call(self, request: Request) -> "_Call":
+    def _new_call(self, request: Request) -> Call:
         """Give the call an id. The caller may choose it; the scheduler's is unique even if two choose the same."""
         began, started_ns = time.perf_counter(), time.time_ns()
         read = request.read or read_head(request.headers, request.client)
@@ -159,9 +154,9 @@ class Calls:
             public_id = name.encode()
             call_id = f"{name}#{self._suffix}" if self._suffix else name
         ours = [(b"x-call-id", public_id), (b"x-start-time", b"%d" % started_ns), self._served_by]
-        return _Call(request, began, read, name, call_id, outer, ours)
+        return Call(request, began, read, name, call_id, outer, ours)
 
-    def _admit(self, call: "_Call", deployed: Deployed) -> None:
+    def _admit(self, call: Call, deployed: Deployed) -> None:
         """:raises GpufaasError: the call cannot run, or not now"""
         request = call.request
         call.deployed = deployed
@@ -183,7 +178,7 @@ class Calls:
         if deployed.timeout_s < SHORT_S or call.exec_s < SHORT_S:
             call.watch()
 
-    async def _read_rest(self, call: "_Call", first: bytes) -> None:
+    async def _read_rest(self, call: Call, first: bytes) -> None:
         """Read a body that did not come in one piece, or begin to stream it."""
         assert call.deployed is not None
         assert call.caller is not None
@@ -208,7 +203,7 @@ class Calls:
             )
         return deployed
 
-    def _crossing(self, call: "_Call", found: Deployed) -> Answer | None:
+    def _crossing(self, call: Call, found: Deployed) -> Answer | None:
         """Note the headers for a page of another origin (CORS); return the answer if the call only asks for them."""
         if call.request.upgrade or (found.cors is None and found.spec.kind == "server"):
             return None
@@ -223,7 +218,7 @@ class Calls:
 
     # --- its place ---
 
-    def _place(self, call: "_Call") -> "Grant | asyncio.Future[Grant]":
+    def _place(self, call: Call) -> "Grant | asyncio.Future[Grant]":
         assert call.deployed is not None
         left_s = min(call.last, call.ends + call.exec_s) - time.perf_counter()
         place, endless = self._scheduler.place, call.mode == UPGRADE
@@ -234,7 +229,7 @@ class Calls:
             call.deployed = self._find(call.request)
             return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
 
-    async def _granted(self, call: "_Call", placed: "Grant | asyncio.Future[Grant]") -> Grant:
+    async def _granted(self, call: Call, placed: "Grant | asyncio.Future[Grant]") -> Grant:
         """Return the grant that *placed* promises."""
         while not isinstance(placed, Grant):
             if call.passage is not None:
@@ -265,7 +260,7 @@ class Calls:
         call.future = None
         return placed
 
-    def _begin(self, call: "_Call", grant: Grant) -> CallExchange:
+    def _begin(self, call: Call, grant: Grant) -> CallExchange:
         """:raises GrantRefused: the node took nothing of the call"""
         call.grant, request = grant, call.request
         if grant.within_s is not None:
@@ -291,7 +286,7 @@ class Calls:
             call.listen()  # while its body came, `watch` had nothing to listen for
         return exchange
 
-    def _begin_early(self, call: "_Call", grant: Grant) -> None:
+    def _begin_early(self, call: Call, grant: Grant) -> None:
         """The grant has come that *call* waits for: begin before its task runs, which is behind other calls' tasks."""
         driven, placed = call.request.driven, call.future
         try:
@@ -302,7 +297,7 @@ class Calls:
         if driven is not None and placed is not None and exchange.silent:
             placed.remove_done_callback(driven.awake)  # it goes on when the answer comes: until then it would wait
 
-    def _place_again(self, call: "_Call", error: GrantRefused | OutOfMemory) -> "Grant | asyncio.Future[Grant]":
+    def _place_again(self, call: Call, error: GrantRefused | OutOfMemory) -> "Grant | asyncio.Future[Grant]":
         """
         Place a call again that its node or worker did not take, or that ran out of memory.
 
@@ -330,7 +325,7 @@ class Calls:
     # --- its answer ---
 
     def _whole(
-        self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes | memoryview
+        self, call: Call, exchange: CallExchange, answer: AnswerHead, body: bytes | memoryview
     ) -> Answer:  # fmt: skip
         call.grant, call.load_s, call.run_s, call.status = exchange.grant, exchange.load_s, answer.run_s, answer.status
         call.exchange = None  # it has ended, and has nothing to release
@@ -345,7 +340,7 @@ class Calls:
             headers.append((b"content-length", b"%d" % answer.length))
         return Answer(answer.status, headers, body)
 
-    def _lines(self, call: "_Call", answer: AnswerHead, exchange: CallExchange, size: Bytes) -> bytes:
+    def _lines(self, call: Call, answer: AnswerHead, exchange: CallExchange, size: Bytes) -> bytes:
         """Return the headers of an answer as lines, from a template; empty if it is not of the common kind."""
         given, grant, deployed = answer.headers, exchange.grant, call.deployed
         assert deployed is not None
@@ -370,7 +365,7 @@ class Calls:
         times = (call.queue_s * 1e3, call.load_s * 1e3, run_s * 1e3)
         return template % (run_s, ours[0][1], ours[1][1], *times, size)
 
-    def _streamed(self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes, whole: bool) -> Answer:
+    def _streamed(self, call: Call, exchange: CallExchange, answer: AnswerHead, body: bytes, whole: bool) -> Answer:
         call.grant, call.load_s, call.status = exchange.grant, exchange.load_s, answer.status
         if call.error is not None:
             raise call.error
@@ -399,7 +394,7 @@ class Calls:
         exchange.keep_for(self._answers)
         return Answer(answer.status, headers, stream=stream)
 
-    def _headers(self, call: "_Call", answer: AnswerHead, exchange: CallExchange) -> list[Header]:
+    def _headers(self, call: Call, answer: AnswerHead, exchange: CallExchange) -> list[Header]:
         headers = call_headers(answer, call.passed, call.run_s)
         if call.crossing:
             headers = [pair for pair in headers if pair[0] != b"access-control-allow-origin"]
@@ -409,7 +404,7 @@ class Calls:
         headers.append(timing(call.queue_s, call.load_s, call.run_s, exchange.phases, grant.held_s, grant.load_s))
         return headers
 
-    def _refused(self, call: "_Call", exc: GpufaasError | asyncio.CancelledError) -> Answer:
+    def _refused(self, call: Call, exc: GpufaasError | asyncio.CancelledError) -> Answer:
         """Return the answer to a call that failed."""
         self._scheduler.cancel(call.id)
         if isinstance(exc, GpufaasError):
@@ -434,7 +429,7 @@ class Calls:
             more += [(b"x-duration-seconds", b"%.6f" % ran_s), *placement_headers(call.grant, tier)]
         return refusal(error, more)
 
-    def _end(self, call: "_Call") -> None:
+    def _end(self, call: Call) -> None:
         """Release all that the call has, and count it."""
         call.answered, call.body = None, b""  # what refers to the call may live until the garbage is collected
         self._watching.end(call)
@@ -453,70 +448,3 @@ class Calls:
             call.deployed.stats.observe(call.status, seconds, hit, call.queue_s, call.load_s, call.run_s)
             if (grant := call.grant) is not None and (len(grant.calls) > 1 or grant.held_s):
                 call.deployed.stats.observe_batch(len(grant.calls), min(grant.held_s, call.queue_s))
-
-
-class _Call(CallLife):
-    """One call's state."""
-
-    __slots__ = (
-        "answered", "asked", "asked_size", "begun", "body", "crossing", "file", "goal_s", "grant", "id", "length",
-        "mode", "name", "ours", "outer", "passage", "passed", "ran_out", "request", "size",
-    )  # fmt: skip
-
-    def __init__(
-        self, request: Request, began: float, read: ReadHead, name: str, call_id: str, outer: Outer | None,
-        ours: list[Header],
-    ) -> None:  # fmt: skip
-        """
-        :param name: X-Call-Id: the caller's, or ours
-        :param call_id: the scheduler's id of the call
-        :param ours: headers of every answer to it
-        """
-        CallLife.__init__(self, request.caller, request.driven or asyncio.current_task(), began)
-        self.request = request
-        self.name = name
-        self.id = CallId(call_id)
-        self.outer = outer
-        self.ours = ours
-        self.passed, _, self.length, self.asked = read
-        """The headers that the function gets; Content-Length, -1: unknown; what its caller asks of the platform."""
-        self.crossing = False
-        """The platform's headers say which origins may read the answer; the function's are dropped."""
-        self.passage: Passage | None = None
-        self.body: bytes | memoryview = b""
-        self.mode = INLINE
-        self.file = ""
-        self.size: float = 0.0
-        """The size of the body in bytes, or `asked_size`: what the scheduler is told."""
-        self.asked_size: float | None = None
-        self.goal_s: Seconds | None = None
-        self.grant: Grant | None = None
-        self.begun: CallExchange | Exception | None = None
-        """It began before its task knows of the grant, or could not."""
-        self.ran_out = False
-        """It ran out of memory once, and runs again."""
-        self.answered: AnswerStream | None = None
-        """The answer, if it streams: its end ends the call."""
-
-    def has_begun(self) -> CallExchange:
-        """:raises GrantRefused: as `Calls._begin`"""
-        begun, self.begun = self.begun, None
-        if isinstance(begun, Exception):
-            raise begun
-        assert begun is not None
-        return begun
-
-    def ask(self, asked: dict[bytes, bytes]) -> None:
-        """
-        Take what its caller asks for. Of a WebSocket only the goal counts.
-
-        :raises InvalidSpec: it cannot be read
-        """
-        if goal := asked.get(b"x-latency-goal"):
-            self.goal_s = told_goal(goal)
-        if self.mode == UPGRADE:
-            return
-        if size := asked.get(b"x-gpufaas-size"):
-            self.asked_size = told_size(size)
-        if timeout := asked.get(b"x-timeout"):
-            self.exec_s = min(self.exec_s, asked_timeout(timeout))
