@@ -56,9 +56,9 @@ from gpufaas_functions.begun import Counts, is_taken
 from gpufaas_functions.body_file import BodyFile, take
 from gpufaas_functions.connection import HELD_S
 from gpufaas_functions.coroutines import Pieces, aopened, called, closed
+from gpufaas_functions.exit_hooks import end_process
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.parking import Parking
-from gpufaas_functions.slot_threads import end_process
 from gpufaas_functions.thread_state import ThreadState
 
 _decode_area: Final = msgspec.msgpack.Decoder(AreaHead).decode

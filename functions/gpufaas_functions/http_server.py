@@ -434,9 +434,7 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     status = asyncio.run(serve(settings))
     exit_hooks.run()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    exit_hooks.end_process(status)
 
 
 if __name__ == "__main__":

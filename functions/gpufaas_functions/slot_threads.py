@@ -15,14 +15,13 @@ so that a quick call costs no system call for it.
 
 import contextlib
 import os
-import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 
@@ -43,6 +42,7 @@ from gpufaas_core.model import Seconds
 from gpufaas_functions.areas import Area
 from gpufaas_functions.begun import Counts, is_taken
 from gpufaas_functions.connection import Absent, Body, CallBody, Closed, Connection
+from gpufaas_functions.exit_hooks import end_process
 from gpufaas_functions.pace import QUICK_S, Pace
 from gpufaas_functions.parking import Parking
 from gpufaas_functions.slot_server import SlotServer, Work
@@ -233,14 +233,6 @@ class OneSlot(Slots):
             self._look_at = now + _LOOKS_S
             while self.connection.has_more():
                 self.next_work()
-
-
-def end_process() -> NoReturn:
-    """The manager is gone, or wants no more calls to be served."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(0)
 
 
 class SlotThreads(Slots):

@@ -126,8 +126,7 @@ class WorkerConnection(asyncio.Protocol):
 
     def end(self) -> None:
         """Let the worker end. What it says until then is heard."""
-        self.flush()
-        if self._transport is not None and not self._closed and not self._transport.is_closing():
+        if self._transport is not None and not self.closing:
             self._transport.write_eof()
         self._closed = self.closing = True
 

@@ -356,10 +356,7 @@ def _end_with(work: Callable[[], int]) -> NoReturn:
 
         traceback.print_exc()
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
+        exit_hooks.end_process(status)
 
 
 def _print_to(stdout: int, stderr: int) -> None:
