@@ -220,7 +220,7 @@ class Calls:
 
     def _place(self, call: Call) -> "Grant | asyncio.Future[Grant]":
         assert call.deployed is not None
-        left_s = min(call.last, call.ends + call.exec_s) - time.perf_counter()
+        left_s = (call.last if call.exec_s == inf else min(call.last, call.ends + call.exec_s)) - time.perf_counter()
         place, endless = self._scheduler.place, call.mode == UPGRADE
         try:
             return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
@@ -268,7 +268,7 @@ class Calls:
         if call.passage is not None:
             call.passage.granted()
         now = time.perf_counter()
-        left_s = min(call.exec_s, call.last - now)
+        left_s = call.last - now if call.exec_s == inf else min(call.exec_s, call.last - now)
         head = CallHead(
             call.name, request.method, request.path, request.query, call.passed, call.mode, call.file, left_s
         )

@@ -9,9 +9,10 @@ import asyncio
 import select
 from collections.abc import Iterable
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
-_watches: Final[dict[asyncio.AbstractEventLoop, tuple[select.epoll, dict[int, asyncio.Transport]]]] = {}
-"""Of each loop with such callers: nothing is read of them any more, so it would not notice a reset."""
+_watches: Final = WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[select.epoll, dict[int, asyncio.Transport]]]()
+"""Of each loop that had such callers: nothing is read of them any more, so it would not notice a reset."""
 
 
 class HalfClosed:
@@ -20,13 +21,13 @@ class HalfClosed:
     def __init__(self, transport: asyncio.Transport, *, started: bool, chunked: bool) -> None:
         """:param started: some of the answer was sent; if it is *chunked*, the last chunk was sent whole"""
         self._transport, self._ahead = transport, not started
-        self._loop, self._fd = asyncio.get_running_loop(), transport.get_extra_info("socket").fileno()
-        if self._loop not in _watches:
-            _watches[self._loop] = select.epoll(), {}
-            self._loop.add_reader(_watches[self._loop][0].fileno(), _abort_reset, *_watches[self._loop])
-        watch, transports = _watches[self._loop]
-        watch.register(self._fd, 0)
-        transports[self._fd] = transport
+        loop, self._fd = asyncio.get_running_loop(), transport.get_extra_info("socket").fileno()
+        if loop not in _watches:
+            _watches[loop] = select.epoll(), {}
+            loop.add_reader(_watches[loop][0].fileno(), _abort_reset, *_watches[loop])
+        self._epoll, self._watched = _watches[loop]
+        self._epoll.register(self._fd, 0)
+        self._watched[self._fd] = transport
         if not started or chunked:
             transport.write(b"0" if started else b"H")
 
@@ -43,15 +44,10 @@ class HalfClosed:
 
     def stop(self) -> None:
         """The connection is lost."""
-        watch, transports = _watches[self._loop]
-        watch.unregister(self._fd)
-        del transports[self._fd]
-        if not transports:
-            del _watches[self._loop]
-            self._loop.remove_reader(watch.fileno())
-            watch.close()
+        self._epoll.unregister(self._fd)
+        del self._watched[self._fd]
 
 
-def _abort_reset(watch: select.epoll, transports: dict[int, asyncio.Transport]) -> None:
-    for fd, _ in watch.poll(0):
+def _abort_reset(epoll: select.epoll, transports: dict[int, asyncio.Transport]) -> None:
+    for fd, _ in epoll.poll(0):
         transports[fd].abort()
