@@ -17,7 +17,7 @@ from gpufaas_cluster.error_codes import make_error
 from gpufaas_cluster.kept_grants import KeptGrants
 from gpufaas_core.errors import GrantRefused
 from gpufaas_core.messages import Grant, Outer
-from gpufaas_core.model import CallId, DeviceId, FunctionId, Part, Seconds, gateway_of
+from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, Part, Seconds, gateway_of, node_of
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ class RemotePlacement:
         self._ready: dict[FunctionId, list[tuple[DeviceId, int]]] | None = None
         """Copies that the view shows ready; None: look at the view first."""
         self._direct: dict[DeviceId, int] = {}
+        self._unlinked: list[NodeId] = []
 
     def place(
         self,
@@ -261,7 +262,7 @@ class RemotePlacement:
 
     def _without_leader(self, call: CallId, function: FunctionId) -> Grant | None:
         """
-        Return a grant of our own for a copy that the last view shows ready; None: there is no such copy.
+        Return a grant of our own for a copy that the last view shows ready, at a node that is reached, if there is one.
 
         The node serves it only if the copy is there and ready, as far as the device's compute goes. So
         without a scheduler no memory is promised, and nothing is loaded.
@@ -275,7 +276,7 @@ class RemotePlacement:
                     if not resident.loading and not resident.draining:
                         copies = self._ready.setdefault(resident.function, [])
                         copies.append((each.device.id, resident.copy))
-        copies = self._ready.get(function, [])
+        copies = [each for each in self._ready.get(function, []) if node_of(each[0]) not in self._unlinked]
         if not copies:
             return None
         device, copy = min(copies, key=lambda each: self._direct.get(each[0], 0))

@@ -35,7 +35,6 @@ class RemoteScheduler(RemotePlacement):
         self.leaders = LeaderLink(me, self)
         self._on_view = on_view
         self._asked: dict[int, asyncio.Future[bytes]] = {}
-        self._unlinked: list[NodeId] = []
         self._lost_at: float | None = self._loop.time()
         """Since when `view` is not of now; None: it is."""
 

@@ -335,6 +335,22 @@ async def test_without_a_leader_calls_go_on_as_before_and_keep_nothing(side: Sid
     assert side.gateway.kept.find(grant) is None
 
 
+async def test_without_a_leader_calls_go_to_nodes_that_are_reached(side: Side) -> None:
+    """Each second call went to a dead node, and ended with 503 ten seconds later."""
+    resident = ResidentStatus(F, 1, 0, False, False, 0.0)
+    devices = [Device(DeviceId(f"{node}/cpu:0"), "cpu", 100) for node in ("dead", "alive")]
+    shown = tuple(DeviceStatus(each, 1, False, (resident,), 0, 0, 0, 0, 0, 0.0) for each in devices)
+    side.gateway.view = control.ClusterState([], EngineStatus("", shown, {}, {}))
+    side.gateway.end()
+
+    side.gateway.unlinked([NodeId("dead")])
+    placed = [side.gateway.place(CallId(f"{n}@g1.boot"), F, 60.0) for n in range(3)]
+    assert [each.device for each in placed if isinstance(each, Grant)] == ["alive/cpu:0"] * 3
+
+    side.gateway.unlinked([NodeId("dead"), NodeId("alive")])
+    assert isinstance(side.gateway.place(CallId("3@g1.boot"), F, 60.0), asyncio.Future)
+
+
 async def test_a_call_is_explained_by_the_grant_that_it_ran_by(side: Side) -> None:
     grant = await side.keeps("first#@g1.boot")
     assert side.takes("second#@g1.boot") is grant
