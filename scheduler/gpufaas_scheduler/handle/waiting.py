@@ -71,7 +71,7 @@ def place_again(world: World, call: Call, why: str) -> None:
         pass
     elif owner.starved is not None:
         world.out.append(m.Reject(call.id, "out_of_memory", owner.starved))
-    elif world.functions.get(owner.id) is not owner:
+    elif owner.removed:
         world.out.append(m.Reject(call.id, "removed", f"function {owner.id} was removed"))
     elif backs_off(owner) and is_held_back(world, owner):
         world.out.append(refuse_failing(world, call.id, owner))

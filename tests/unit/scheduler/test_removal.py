@@ -44,6 +44,19 @@ def test_a_function_that_is_removed_at_once_ends_what_has_begun_and_has_an_end(
     assert world.models("a") == []
 
 
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_call_that_its_node_gives_back_after_the_removal_loads_nothing(drain: bool) -> None:
+    """It is rejected; after an update its gateway places it at the new revision."""
+    world = world_of("f", warm="f")
+    world.call("runs", "f")
+    world.tell(m.FunctionRemoved(FunctionId("f"), drain))
+
+    world.tell(m.NodeRefused.of(world.running["runs"], "its worker ended"))
+
+    assert world.rejected == [("runs", "removed")]
+    assert world.models("a") == []
+
+
 @pytest.mark.parametrize("policy", ["lb", "lalb", "lalb-o3", "least-wait"])
 @pytest.mark.parametrize("need", [Need(0, slots=4), Need(30, "spatial"), Need(100, slots=2)])
 def test_a_function_that_is_deployed_again_keeps_its_need(policy: str, need: Need) -> None:
