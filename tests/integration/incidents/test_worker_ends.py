@@ -72,6 +72,23 @@ HANGS = """
     def handle(model, event, context):
         return "done"
 """
+NEVER_CANCELLED = """
+    import asyncio
+
+    def load(device):
+        return None
+
+    async def handle(model, event, context):
+        async def goes_on():
+            while True:
+                try:
+                    await asyncio.sleep(600)
+                except asyncio.CancelledError:
+                    pass
+        globals()["task"] = asyncio.create_task(goes_on())
+        await asyncio.sleep(0)
+        return "done"
+"""
 FORKS = """
     import atexit, os
 
@@ -140,7 +157,7 @@ async def test_one_that_is_only_checked_ends_so_too_and_a_fork_of_a_handler_does
 
 async def test_the_memory_of_one_that_hangs_in_its_end_is_given_on_when_it_has_ended_and_soon(rig: LayerRig) -> None:
     hangs = await rig.function("hangs", HANGS % (200 * MiB))
-    other = await rig.function("other", HANGS % (200 * MiB))
+    other = await rig.function("other", NEVER_CANCELLED)
     await first_call(rig, hangs, memory=300 * MiB)
     (worker,) = rig.node.workers()
     gone: list[bool] = []
@@ -158,6 +175,9 @@ async def test_the_memory_of_one_that_hangs_in_its_end_is_given_on_when_it_has_e
 
     assert gone == [True]
     assert any("Timeout" in each for each in rig.logs.lines), "its log says where it was"
+    rig.logs.lines.clear()
+    await rig.end(other)
+    await eventually(lambda: any("Timeout" in each for each in rig.logs.lines), "that of one with tasks, too")
 
 
 def test_workers_end_so_when_the_platform_stops(make_platform: Callable[..., Platform]) -> None:
