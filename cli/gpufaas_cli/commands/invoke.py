@@ -27,12 +27,10 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 def _headers(given: tuple[str, ...]) -> list[tuple[str, str]]:
     found = []
     for each in given:
-        key, colon, value = each.partition(":")
-        if not colon:
-            key, colon, value = each.partition("=")
-            if colon:
-                output.note(f"WARNING! -H '{key}=...' is the old form: write -H '{key}: ...'")
-        if not colon or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", key.strip()):
+        key, sign, value = [*re.split("([:=])", each, maxsplit=1), "", ""][:3]
+        if sign == "=":
+            output.note(f"WARNING! -H '{key}=...' is the old form: write -H '{key}: ...'")
+        if not sign or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", key.strip()):
             raise InvalidSpec(f"{each!r} is not 'NAME: VALUE'")
         if any(ord(char) < 32 and char != "\t" for char in value):
             raise InvalidSpec(f"the value of {key!r} has a line break or control character")

@@ -260,11 +260,12 @@ def test_lists_that_are_null_or_have_more_in_them_are_read(run: Run, wire: WireL
 
 
 def test_a_header_as_it_was_written_of_old_is_sent_and_warned_about(run: Run, wire: WireLog) -> None:
-    result = run("invoke", "hello", "-H", "X-Bar=1", data="x")
+    result = run("invoke", "hello", "-H", "X-Callback-Url=http://a/b", "-H", "X-Foo: a=b", data="x")
 
-    assert result.exit_code == 0
-    assert wire.sent[-1].headers["x-bar"] == "1"
-    assert "write -H 'X-Bar: ...'" in result.stderr
+    assert result.exit_code == 0, result.stderr
+    assert wire.sent[-1].headers["x-callback-url"] == "http://a/b"
+    assert "write -H 'X-Callback-Url: ...'" in result.stderr
+    assert (wire.sent[-1].headers["x-foo"], result.stderr.count("WARNING")) == ("a=b", 1)
 
 
 def test_logs_follow_when_asked(run: Run, wire: WireLog) -> None:
