@@ -15,13 +15,13 @@ from gpufaas_core.model import Seconds
 from gpufaas_functions.author_modules import found
 
 EXIT_S: Final[Seconds] = 1.5
-"""A worker has so long for it. Then it ends, and the log says where its threads were."""
+"""The longest that a worker's hooks may take. Then it ends, and the log says where its threads were."""
 kept: Final[list[Any]] = []
-"""The model: to free it piece by piece takes longer than its process takes to end."""
+"""Holds the model to the end of its process: to free it piece by piece takes longer than to end."""
 
 
 def forget() -> None:
-    """Drop what this process would do, but for Python's own part: its forks begin without."""
+    """Drop the hooks of this process, but for Python's own: its forks begin without them."""
     for each in list(finalize._registry):  # type: ignore[attr-defined]
         each.atexit = False  # it is called when its object is gone, as before
     atexit._clear()
@@ -30,10 +30,14 @@ def forget() -> None:
 
 
 def run() -> None:
-    """Do it, then drop the objects of the author's modules that have a `__del__`. Threads are not waited for."""
+    """Run the hooks, then each `__del__` of the model and of objects in the author's modules. Waits for no threads."""
     faulthandler.dump_traceback_later(EXIT_S, exit=True, file=2)
     for each in threading._threading_atexits:  # type: ignore[attr-defined]
         atexit.register(each)  # the last ones come first
+    atexit._run_exitfuncs()
+    for each in kept:
+        if hasattr(type(each), "__del__"):
+            atexit.register(each.__del__)
     atexit._run_exitfuncs()
     for names in [vars(sys.modules[each]) for each in found if each in sys.modules]:  # to look at all takes 6 ms
         for name in [each for each in reversed(names) if hasattr(type(names[each]), "__del__")]:

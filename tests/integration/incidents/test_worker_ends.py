@@ -26,8 +26,10 @@ LEAVES = """
         print("ends:", what, flush=True)
 
     class Held:
+        def __init__(self, what):
+            self.what = what
         def __del__(self):
-            note("__del__")
+            note(self.what)
 
     def opened():
         try:
@@ -35,7 +37,7 @@ LEAVES = """
         finally:
             note("generator")
 
-    held, generator = Held(), opened()
+    held, generator = Held("__del__"), opened()
     next(generator)
     weakref.finalize(note, note, "finalizer")
     atexit.register(note, "atexit")
@@ -44,11 +46,11 @@ LEAVES = """
     threading.Thread(target=time.sleep, args=(600,)).start()
 
     def load(device):
-        return Held()
+        return Held("model")
 
     %s
 """
-ENDS = ["threads", "atexit", "finalizer", "generator", "__del__"]
+ENDS = ["threads", "atexit", "finalizer", "model", "generator", "__del__"]
 ANSWERS = "def handle(model, event, context): return 'done'"
 """In a thread, of one slot or of several."""
 AWAITS = """async def handle(model, event, context):
@@ -94,8 +96,12 @@ FORKS = """
 
     atexit.register(print, "ends: of", os.getpid())
 
+    class Piece:
+        def __del__(self):
+            print("ends: a piece of the model")
+
     def load(device):
-        return None
+        return [Piece()]
 
     def handle(model, event, context):
         if not os.fork():
@@ -142,7 +148,7 @@ async def test_what_the_author_left_for_the_end_happens_once_when_a_worker_is_ev
         assert ends(rig) == expected, name
 
 
-async def test_one_that_is_only_checked_ends_so_too_and_a_fork_of_a_handler_does_not(rig: LayerRig) -> None:
+async def test_one_that_is_only_checked_ends_so_too_and_a_fork_and_pieces_of_a_model_do_not(rig: LayerRig) -> None:
     function = await rig.function("forks", FORKS)
     await rig.check(function)
     await eventually(lambda: len(ends(rig)) == 1)
