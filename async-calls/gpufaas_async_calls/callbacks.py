@@ -30,7 +30,9 @@ Resolved: TypeAlias = tuple[int, str]
 _MAX_URL: Final = 4096
 _TO_FUNCTIONS: Final = ("/function/", "/async-function/")
 _LOOKUP_S: Final[Seconds] = 0.25
-"""The first caller with a host waits so long at most to hear that it is not known; two do at a time."""
+"""The first caller who names a host waits so long at most to hear that it is not known; two wait at a time."""
+_LOOKUPS: Final = 256
+"""Of so many hosts at most it is known for a minute; callers who name others hear nothing."""
 _TIMEOUT_S: Final[Seconds] = 60.0
 """Without any progress; a large answer may take longer in all."""
 _CONNECT_S: Final[Seconds] = 10.0
@@ -150,12 +152,12 @@ class HttpCallbacks:
         return ""
 
     async def doubt(self, url: str, find: Callable[[str], object | None]) -> str:
-        """Return why a callback to *url*, which was checked, would not arrive now; empty: nothing is known of that."""
+        """Return why a callback to *url*, which was checked, would not arrive now; empty: no reason is known."""
         if own := self.check(url):
             name = own.split("/")[4].partition("?")[0]
             return "" if find(name) else f"there is no function {name}"
         host, known = urlsplit(url).hostname or "", self._lookups
-        if host not in known and sum(not each.done() for each in known.values()) < 2:
+        if host not in known and len(known) < _LOOKUPS and sum(not each.done() for each in known.values()) < 2:
             known[host] = lookup = asyncio.gather(self._checked(host, 0), return_exceptions=True)
             lookup.add_done_callback(lambda _: asyncio.get_running_loop().call_later(60.0, known.pop, host))
             await asyncio.wait([lookup], timeout=_LOOKUP_S)
@@ -163,7 +165,7 @@ class HttpCallbacks:
         return "".join(f"{host}: {each}" for each in found if isinstance(each, Exception))
 
     async def _checked(self, host: str, port: int, family: int = socket.AF_UNSPEC) -> list[Resolved]:
-        """:raises InvalidSpec: *host* has a forbidden address, which forbids it: it is meant to get there"""
+        """:raises InvalidSpec: *host* has an address that is not allowed; one is enough: it is meant to get there"""
         found: list[Resolved] = await self._resolve(host, port, family)
         for _, text in found:
             check_address(host, ipaddress.ip_address(text.partition("%")[0]), self._allow_local)

@@ -3,7 +3,7 @@ CORS: annotations say which web pages of other origins may call a function.
 
 https://fetch.spec.whatwg.org/#http-cors-protocol. Without `gpufaas.cors-origins`, servers answer preflights, as in
 OpenFaaS. For a function with a ``handle()`` the gateway does, without the headers that allow the call, and loads
-nothing. With the value ``function`` it answers them, too. OPTIONS that is not a preflight is a call in any case.
+nothing; with the value ``function`` the function does. OPTIONS that is not a preflight is a call in any case.
 """
 
 import re

@@ -232,7 +232,7 @@ class Deployer:
 
     async def remove(self, name: str, namespace: str) -> None:
         """
-        Remove a function everywhere. Running calls end normally; waiting calls are answered that it was removed.
+        Remove a function everywhere. Running calls end normally; those that wait or load are told that it was removed.
 
         :raises UnknownFunction: it is not deployed
         :raises StorageFailed: the store could not remove it; it stays deployed

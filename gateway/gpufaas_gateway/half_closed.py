@@ -12,7 +12,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 _watches: Final = WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[select.epoll, dict[int, asyncio.Transport]]]()
-"""Of each loop that had such callers: nothing is read of them any more, so it would not notice a reset."""
+"""By loop that had such callers: it reads nothing from them any more, so it would not notice a reset by itself."""
 
 
 class HalfClosed:

@@ -9,7 +9,6 @@ import asyncio
 import mmap
 from typing import Final, Protocol, runtime_checkable
 
-import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from gpufaas_core.lent import lend
@@ -100,7 +99,8 @@ class Connection(Protocol):
 
     transport: asyncio.Transport
     flow: FlowControl
-    parser: httptools.HttpRequestParser
+
+    def renew_parser(self) -> None: ...
 
     def on_message_complete(self) -> None: ...
 
@@ -159,8 +159,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         if self._at == self._end:
             connection = self._connection
             # The old one waits for a body that it has not seen. Requests on this connection go on behind that.
-            connection.parser = httptools.HttpRequestParser(connection)
-            connection.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the server's own
+            connection.renew_parser()
             self._switch(connection)  # type: ignore[arg-type]
             self._into = None  # uvloop keeps this protocol until the connection has another one with buffers
             connection.on_message_complete()

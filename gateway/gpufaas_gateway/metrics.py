@@ -174,7 +174,7 @@ class _Families(Collector):
             ("method", "path", "status"),
             sorted(self._requests.items()),
         )
-        what = "How old what this gateway knows of devices and copies is; 0: a scheduler leads"
+        what = "The age of what this gateway knows of devices and copies; 0: a scheduler leads"
         yield GaugeMetricFamily("gpufaas_status_age_seconds", what, status.age_s)
         if self._with_status and not status.age_s:
             yield from status_metrics(status)

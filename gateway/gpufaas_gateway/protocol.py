@@ -158,10 +158,10 @@ class BoundedHttp(HttpToolsProtocol):
             return b""
         if self.url:
             line = b"%b %b%b" % (self.parser.get_method(), self.url, line)
-        self._renew_parser()
+        self.renew_parser()
         return quote_from_bytes(line, bytes(range(128))).encode() + end + rest
 
-    def _renew_parser(self) -> None:
+    def renew_parser(self) -> None:
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the server's own
 
@@ -179,7 +179,7 @@ class BoundedHttp(HttpToolsProtocol):
                 value = b", ".join(each for each in options if each.lower() not in _OF_UPGRADES)
             if value and name not in _OF_UPGRADES:
                 lines.append(b"%s: %s" % (name, value))
-        self._renew_parser()
+        self.renew_parser()
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _get_upgrade(self) -> bytes | None:

@@ -28,7 +28,7 @@ class Deployed(Costed):
         self.desired: int | None = None
         """The number of copies that `Scaled` set; None: its calls decide."""
         self.held_until: Seconds = 0.0
-        """Before, the autoscaler takes none of `desired` away."""
+        """Until then, the autoscaler takes none of `desired` away."""
         self.staged = {}
         self.staging = {}
         self.parked: dict[DeviceId, DeviceView] = {}

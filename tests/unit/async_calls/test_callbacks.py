@@ -166,6 +166,23 @@ async def test_all_else_is_as_far_away_as_its_address(receiver: Receiver, url: s
     await callbacks.close()
 
 
+async def test_callers_who_name_ever_more_hosts_do_not_fill_the_memory() -> None:
+    """The answer for each is kept for a minute: with 30,000 of them, each further 202 took 5 ms of the gateway."""
+    asked: list[str] = []
+
+    async def resolve(host: str, _port: int, _family: int = 0) -> list[tuple[int, str]]:
+        asked.append(host)
+        raise OSError("Name or service not known")
+
+    callbacks = HttpCallbacks("gpufaas/1", resolver=resolve)
+
+    doubts = [await callbacks.doubt(f"http://r{each}.example/", lambda _: None) for each in range(2000)]
+
+    assert len(asked) == len([each for each in doubts if each]) < 1000
+    assert doubts[0] == await callbacks.doubt("http://r0.example/", lambda _: None) != ""
+    await callbacks.close()
+
+
 async def test_body_and_headers_arrive(receiver: Receiver, callbacks: HttpCallbacks) -> None:
     headers = [(b"content-type", b"text/x"), (b"X-Call-Id", b"7"), (b"set-cookie", b"a"), (b"set-cookie", b"b")]
 

@@ -142,7 +142,7 @@ class Estimates:
         return load_s * self.dearer
 
     def comes(self, function: FunctionView) -> bool:
-        """Whether few calls wait for first copies that load, with times that nobody knows: no other copy is loaded."""
+        """Whether few calls wait, the first copies load, and nobody knows how long calls take: no other is loaded."""
         few = 0 < function.loading == function.copies and function.waiting <= FEW * function.loading
         return few and self._view.unknown(function)
 
