@@ -80,7 +80,7 @@ class FunctionHttp(BoundedHttp):
     def eof_received(self) -> Any:
         """Return whether the connection stays: all requests have come whole, and one is not answered yet."""
         last: Any = self.cycle
-        if not self._answering() or last.more_body or self._refused or self.transport.is_closing():
+        if not self._answering() or last.more_body or self.transport.is_closing():
             return False
         if self._half is None:
             last.keep_alive, now = False, self._answers

@@ -117,9 +117,10 @@ def test_a_caller_who_half_closed_and_then_left_with_a_reset_is_noticed(on_loop:
     on_loop(check())
 
 
-def test_all_requests_of_a_caller_who_half_closes_are_answered(on_loop: OnLoop) -> None:
+@pytest.mark.parametrize("behind", [b"", b"GET /function/half", b"no request\r\n\r\n"])
+def test_all_requests_of_a_caller_who_half_closes_are_answered(on_loop: OnLoop, behind: bytes) -> None:
     async def check() -> None:
-        async with asked(CALL % 1 * 2 + OTHER % 1) as (served, sock):
+        async with asked(CALL % 1 * 2 + OTHER % 1 + behind) as (served, sock):
             sock.shutdown(socket.SHUT_WR)
             served.may.set()
             assert (await asyncio.to_thread(rest, sock)).count(b"HTTP/1.1 200 OK\r\n") == 3
