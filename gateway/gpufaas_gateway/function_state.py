@@ -4,6 +4,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -107,6 +108,7 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
         stats = deployed.stats
         detail.batch_mean = round((stats.hits + stats.misses) / stats.grants, 3) if stats.grants else None
     detail.memory_reason, detail.timeout = deployed.why_memory, deployed.timeout_s
+    detail.run_timeout = deployed.exec_s if deployed.exec_s < inf else None
     detail.profiles = msgspec.convert(deployed.profiles, dict[str, ProfileShown], from_attributes=True)
     allowed = placement.among([known.device for known in status.devices])
     detail.memory_enforcement = sorted({each.labels[MEMORY] for each in allowed if MEMORY in each.labels})

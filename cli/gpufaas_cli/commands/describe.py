@@ -125,7 +125,8 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
     if ours.get("notEnforced"):
         pairs.append(("Note", ours["notEnforced"]))
     if ours.get("timeout"):
-        pairs.append(("Timeout", f"{float(ours['timeout']):g} s"))
+        run = f"; of the run {float(ours['runTimeout']):g} s" if ours.get("runTimeout") else ""
+        pairs.append(("Timeout", f"{float(ours['timeout']):g} s{run}"))
     return pairs + [
         (key.capitalize(), str(ours[key])) for key in ("bundle", "revision", "unavailable") if ours.get(key)
     ]

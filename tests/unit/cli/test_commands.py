@@ -619,13 +619,14 @@ def test_describe_says_which_batches_there_may_be_and_were(gateway: Gateway) -> 
 
 def test_describe_shows_state_settings_and_platform(gateway: Gateway) -> None:
     stack_of("a")
-    run("up", "-e", "B=2", "-e", "A=1")
+    run("up", "-e", "B=2", "-e", "A=1", "-e", "exec_timeout=3s")
 
     shown = run("describe", "a").stdout
 
+    assert re.search(r"Timeout: +60 s; of the run 3 s\n", shown)
     assert "Name:               a\nStatus:             Ready\n" in shown
     assert f"URL:                {gateway.url}/function/a\n" in shown
-    assert "Environment:\n A: 1\n B: 2\n" in shown
+    assert re.search(r"Environment:\n A: +1\n B: +2\n exec_timeout: +3s\n", shown)
     assert "Resident on:" in shown
     assert "no device: the next call loads it" in shown
     assert "Secrets" not in shown
