@@ -452,9 +452,7 @@ class _StackReader:
         if isinstance(node, ScalarNode) and node.tag == _NULL:
             return []
         if not isinstance(node, SequenceNode):
-            raise self._bad(
-                node, f"{what} must be a list, but is {self._shape(node)}: write lines of - VALUE, or [A, B]"
-            )
+            raise self._bad(node, f"{what} must be a list, but is {self._shape(node)}: write - VALUE lines, or [A, B]")
         return list(node.value)
 
     def _list(self, node: Node, what: str) -> tuple[str, ...]:

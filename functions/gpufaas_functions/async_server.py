@@ -8,7 +8,6 @@ methods do not await. What the calls of one turn of the loop send goes together.
 
 import asyncio
 import ctypes
-import faulthandler
 import sys
 import time
 from socket import socket
@@ -57,7 +56,7 @@ from gpufaas_functions.begun import Counts, is_taken
 from gpufaas_functions.body_file import BodyFile, take
 from gpufaas_functions.connection import HELD_S
 from gpufaas_functions.coroutines import Pieces, aopened, called, closed
-from gpufaas_functions.exit_hooks import EXIT_S, end_process
+from gpufaas_functions.exit_hooks import end_process, limit
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.parking import Parking
 from gpufaas_functions.thread_state import ThreadState
@@ -110,7 +109,7 @@ class AsyncServer(asyncio.Protocol):
         await self._loop.create_unix_connection(lambda: self, sock=connection)
         self.send(ready)
         await self._closed.wait()
-        faulthandler.dump_traceback_later(EXIT_S, exit=True, file=2)  # what is cancelled now may not end
+        limit()  # what is cancelled now may not end
 
     def leave(self) -> None:
         """Called in a process that the author's code has forked: its parent answers the calls."""

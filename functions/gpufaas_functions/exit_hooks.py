@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+from functools import cache
 from multiprocessing import util
 from typing import Any, Final, NoReturn
 from weakref import finalize
@@ -15,9 +16,11 @@ from gpufaas_core.model import Seconds
 from gpufaas_functions.author_modules import found
 
 EXIT_S: Final[Seconds] = 1.5
-"""The longest that a worker's hooks may take. Then it ends, and the log says where its threads were."""
+"""The longest that a worker's tasks and hooks may take in all. Then it ends, and the log says where its threads were."""
 kept: Final[list[Any]] = []
 """Holds the model to the end of its process: to free it piece by piece takes longer than to end."""
+limit: Final = cache(lambda: faulthandler.dump_traceback_later(EXIT_S, exit=True, file=2))
+"""Begin the time of `EXIT_S`; a second call does nothing."""
 
 
 def forget() -> None:
@@ -31,7 +34,7 @@ def forget() -> None:
 
 def run() -> None:
     """Run the hooks, then each `__del__` of the model and of objects in the author's modules. Waits for no threads."""
-    faulthandler.dump_traceback_later(EXIT_S, exit=True, file=2)
+    limit()
     for each in threading._threading_atexits:  # type: ignore[attr-defined]
         atexit.register(each)  # the last ones come first
     atexit._run_exitfuncs()

@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 BOTH = """
     import atexit, os, sys, time, weakref
     from gpufaas_functions import exit_hooks
@@ -47,8 +49,10 @@ def test_one_that_raises_is_told_and_the_others_run() -> None:
     assert "ZeroDivisionError" in said
 
 
-def test_one_that_does_not_end_is_ended_and_its_place_is_told() -> None:
-    printed, said = run("atexit.register(time.sleep, 600)")
+@pytest.mark.parametrize("begun", ["", "exit_hooks.limit(); exit_hooks.EXIT_S = 600; "])
+def test_one_that_does_not_end_is_ended_and_its_place_is_told(begun: str) -> None:
+    """*begun*: its end has begun before, as of one whose tasks are cancelled first: it has no more time for that."""
+    printed, said = run(f"{begun}atexit.register(time.sleep, 600)")
 
     assert printed == [GONE]
     assert said.startswith("Timeout (")
