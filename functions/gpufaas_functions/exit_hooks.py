@@ -16,7 +16,7 @@ from gpufaas_core.model import Seconds
 from gpufaas_functions.author_modules import found
 
 EXIT_S: Final[Seconds] = 1.5
-"""The longest that a worker's tasks and hooks may take in all. Then it ends, and the log says where its threads were."""
+"""The longest that a worker's tasks and hooks may take in all. Then it ends, and the log says where its threads are."""
 kept: Final[list[Any]] = []
 """Holds the model to the end of its process: to free it piece by piece takes longer than to end."""
 limit: Final = cache(lambda: faulthandler.dump_traceback_later(EXIT_S, exit=True, file=2))
