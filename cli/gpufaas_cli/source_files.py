@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from gpufaas_core.errors import InvalidSpec
 
@@ -20,12 +20,12 @@ def walk(source: Path, skip: frozenset[str] = frozenset()) -> Iterator[Path]:
     Yield the files of a folder (or the file itself) that belong to a function, sorted.
 
     :param skip: names that are left out directly in *source*
-    :raises InvalidSpec: a link leads nowhere or back, or there is something that is neither a file nor a folder
+    :raises InvalidSpec: a folder cannot be read, a link leads nowhere or back, or what is neither file nor folder
     """
     if not _checked(source).is_dir():
         yield source
         return
-    for directory, folders, files in os.walk(source, followlinks=True):
+    for directory, folders, files in os.walk(source, onerror=_unread, followlinks=True):
         top = Path(directory) == source
         folders[:] = sorted(each for each in folders if each not in IGNORED and not (top and each in skip))
         for folder in folders:
@@ -33,6 +33,10 @@ def walk(source: Path, skip: frozenset[str] = frozenset()) -> Iterator[Path]:
         for name in sorted(files):
             if not (name in IGNORED or name.endswith(".pyc") or name.startswith(".#")):  # .#: as Emacs locks a file
                 yield _checked(Path(directory, name))
+
+
+def _unread(error: OSError) -> NoReturn:
+    raise InvalidSpec(f"{error.filename} cannot be read ({error.strerror}): correct or remove it")
 
 
 def _checked(path: Path) -> Path:

@@ -5,12 +5,15 @@ import importlib.metadata
 import json
 import os
 import stat
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.files import MODES_HOLD
 from tests.unit.cli.conftest import HTTP, Project, Wheels, content_of
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
@@ -378,6 +381,19 @@ def test_what_is_neither_a_file_nor_a_folder_is_named_and_not_read(project: Proj
     os.mknod(file, kind | 0o600)
 
     project.refuse(rf"{place} is neither a file nor a folder", copy=() if "fn" in place else (Path(place).parts[0],))
+
+
+def test_a_folder_that_cannot_be_read_is_named_and_not_left_out(project: Project) -> None:
+    folder = project.root / "fn/sub"
+    folder.mkdir(mode=0)
+    code = "import pathlib, sys; from gpufaas_cli.source_files import walk; print(*walk(pathlib.Path(sys.argv[1])))"
+
+    found = subprocess.run(
+        [*MODES_HOLD, sys.executable, "-c", code, folder.parent], capture_output=True, text=True, check=False
+    )
+    folder.chmod(0o700)
+
+    assert f"InvalidSpec: {folder} cannot be read (Permission denied): correct or remove it" in found.stderr
 
 
 def test_a_build_folder_that_cannot_be_written_is_an_error_of_its_own(project: Project) -> None:
