@@ -7,6 +7,7 @@ Memory that exists at the fork belongs to the zygote and is not counted: see `ma
 import contextlib
 import ctypes
 import resource
+import sys
 import threading
 from typing import Final
 
@@ -15,9 +16,9 @@ import msgspec
 from gpufaas_functions.areas import used
 from gpufaas_functions.staged import unchanged
 
-THREAD_STACK: Final = 2 * 1024 * 1024
+THREAD_STACK: Final = (4 if sys.version_info >= (3, 13) else 2) * 1024 * 1024
 """Stack of each thread but the main one, in bytes. The whole stack counts against the memory limit, and the default of
-8 MiB is too much under a limit."""
+8 MiB is too much under a limit. From Python 3.13 on, JSON that nests 10,000 deep is parsed: that takes 3 MiB."""
 
 
 def stacks(slots: int) -> int:

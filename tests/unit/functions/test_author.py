@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -260,6 +262,30 @@ PACKED = {
     b"Deflate": zlib.compress(b'["caf\xc3\xa9"]'),
     b"identity": b'["caf\xc3\xa9"]',
 }
+
+
+def test_a_body_that_nests_deeply_does_not_overflow_the_stack_of_a_small_thread() -> None:
+    """From Python 3.13 on, C code may call itself 10,000 times: 2 MiB of stack were too few, and the worker was gone."""
+    code = """if True:
+        import threading
+        from gpufaas_functions.author import BadBody, Event
+        from gpufaas_functions.memory import use_small_stacks
+
+        def parse():
+            for depth in (900, 5000, 9900, 100_000):
+                try:
+                    Event("POST", "/", b"", [], b"[" * depth).json()
+                except BadBody as exc:
+                    print(exc)
+
+        use_small_stacks()
+        thread = threading.Thread(target=parse)
+        thread.start()
+        thread.join()"""
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert len(found.stdout.splitlines()) == 4, found.stdout
 
 
 @pytest.mark.parametrize("coding", PACKED)
