@@ -265,7 +265,7 @@ PACKED = {
 
 
 def test_a_body_that_nests_deeply_does_not_overflow_the_stack_of_a_small_thread() -> None:
-    """From Python 3.13 on, C code may call itself 10,000 times: 2 MiB of stack were too few, and the worker was gone."""
+    """From Python 3.13 on, C code may nest 10,000 deep: 2 MiB of stack were too few, and the worker ended."""
     code = """if True:
         import threading
         from gpufaas_functions.author import BadBody, Event
