@@ -111,7 +111,7 @@ class WorkerSpec(Struct, frozen=True):
     """Between two questions; 0: it is asked as often as is cheap."""
     ready_timeout_s: Seconds = 5.0
     ready_successes: int = 1
-    """It is ready after so many answers in a row that say so."""
+    """The good answers in a row after which the server is ready."""
     health_path: str = ""
     """The path for regular health checks of a server; one that fails them is replaced. Empty: no checks."""
     health_period_s: Seconds = 10.0

@@ -33,7 +33,7 @@ _SHOWN: Final = 60
 
 
 def mistake(content: bytes, shape: Any, exc: Exception, name: str) -> str:
-    """Return in a sentence, with the line, what is wrong with the file *name*: *content* is no JSON, or no *shape*."""
+    """Return a sentence, with the line, on what is wrong with the file *name*: *content* is not JSON or not a *shape*."""
     text = content.decode(errors="replace")
     try:
         found = _JSON.decode(text)

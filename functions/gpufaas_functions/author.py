@@ -53,7 +53,7 @@ TEXT: Final = 2
 _UTF_8: Final = "utf_8"
 _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's names of the Content-Encodings
 MOST_PLAIN: Final[Bytes] = 32 * MiB
-"""Of a body that was sent compressed. A caller needs to send a thousandth of it, and a small worker has the room."""
+"""The most that a compressed body may have when it is unpacked: its caller may have sent a thousandth of that."""
 _MARK: Final = "\ufeff"
 """The byte order mark, which some programs write before a text: it is no part of that."""
 _ENCODINGS: Final = {each for each in aliases.values() if not each.endswith("_codec")} - {"mbcs", "rot_13", "utf_7"}

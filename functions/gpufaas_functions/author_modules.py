@@ -23,7 +23,7 @@ class AuthorSpec(ModuleSpec):
 
     @property
     def parent(self) -> str:
-        """Where its relative imports begin."""
+        """The package in which its relative imports begin."""
         return f"function.{super().parent}".rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""A call, and what ends it from outside while it waits: its time limit, a caller who hangs up, the server's stop."""
+"""What ends a call from outside while it waits: its time limit, a caller who hangs up, the stop of the server."""
 
 import asyncio
 import time
@@ -7,72 +7,37 @@ from typing import Any, Final
 
 from gpufaas_core.driven import Driven
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError
-from gpufaas_core.frames import INLINE, UPGRADE
-from gpufaas_core.messages import Grant, Outer
-from gpufaas_core.model import CallId, Seconds
+from gpufaas_core.messages import Grant
+from gpufaas_core.model import Seconds
 from gpufaas_gateway.call_body import SPOOL_ABOVE, BodyStream, Caller
-from gpufaas_gateway.call_headers import Header, ReadHead, asked_timeout, told_goal, told_size
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.ports import CallExchange
-from gpufaas_gateway.quotas import Passage
-from gpufaas_gateway.request import AnswerStream, Request
 
 READ_BYTES_PER_S: Final = 32 * 1024
 """If the function has ended when the time is up, the caller may read the rest of the answer at this rate or faster."""
 
 
-class Call:
+class CallLife:
     """
-    One call: what is known of it, its time, and what it waits for now.
+    The time of one call, and what it waits for now.
 
     A quick call costs no task and no timer here: `Calls` calls `watch` for the others.
     """
 
     __slots__ = (
-        "_reads_on", "_task", "_timer", "_told", "answered", "asked", "asked_size", "at_caller", "began", "begun",
-        "body", "caller", "crossing", "deployed", "ends", "error", "exchange", "exec_s", "file", "future", "goal_s",
-        "grant", "has_run", "id", "last", "length", "load_s", "mode", "name", "ours", "outer", "owner", "passage",
-        "passed", "queue_s", "ran_out", "request", "run_s", "size", "status", "stream", "watched", "what", "whose",
+        "_reads_on", "_task", "_timer", "_told", "at_caller", "began", "caller", "deployed", "ends", "error",
+        "exchange", "exec_s", "future", "has_run", "last", "load_s", "owner", "queue_s", "run_s", "status", "stream",
+        "watched", "what", "whose",
     )  # fmt: skip
 
-    def __init__(
-        self, request: Request, began: float, read: ReadHead, name: str, call_id: str, outer: Outer | None,
-        ours: list[Header],
-    ) -> None:  # fmt: skip
+    def __init__(self, caller: Caller | None, owner: Driven | asyncio.Task[Any] | None, began: float) -> None:
         """
+        :param owner: what runs it
         :param began: on the clock of `time.perf_counter`, as `ends`
-        :param name: X-Call-Id: the caller's, or ours
-        :param call_id: the scheduler's id of the call
-        :param ours: headers of every answer to it
         """
-        self.caller = request.caller
-        self.owner: Driven | asyncio.Task[Any] | None = request.driven or asyncio.current_task()
-        """What runs it."""
+        self.caller = caller
+        self.owner = owner
         self.began = began
-        self.request = request
-        self.name = name
-        self.id = CallId(call_id)
-        self.outer = outer
-        self.ours = ours
-        self.passed, _, self.length, self.asked = read
-        """The headers that the function gets; Content-Length, -1: unknown; what its caller asks of the platform."""
-        self.crossing = False
-        """The platform's headers say which origins may read the answer; the function's are dropped."""
-        self.passage: Passage | None = None
-        self.body: bytes | memoryview = b""
-        self.mode = INLINE
-        self.file = ""
-        self.size: float = 0.0
-        """The size of the body in bytes, or `asked_size`: what the scheduler is told."""
-        self.asked_size: float | None = None
-        self.goal_s: Seconds | None = None
-        self.grant: Grant | None = None
-        self.begun: CallExchange | Exception | None = None
-        """It began before its task knows of the grant, or could not."""
-        self.ran_out = False
-        """It ran out of memory once, and runs again."""
-        self.answered: AnswerStream | None = None
-        """The answer, if it streams: its end ends the call."""
         self.ends = 0.0
         """When its time is up: to wait and load, or to run."""
         self.last = inf
@@ -107,29 +72,6 @@ class Call:
         """Its caller tells when he hangs up."""
         self._reads_on = False
         """Its time is up, and the caller reads the rest of the answer."""
-
-    def has_begun(self) -> CallExchange:
-        """:raises GrantRefused: as `Calls._begin`"""
-        begun, self.begun = self.begun, None
-        if isinstance(begun, Exception):
-            raise begun
-        assert begun is not None
-        return begun
-
-    def ask(self, asked: dict[bytes, bytes]) -> None:
-        """
-        Take what its caller asks for. Of a WebSocket only the goal counts.
-
-        :raises InvalidSpec: it cannot be read
-        """
-        if goal := asked.get(b"x-latency-goal"):
-            self.goal_s = told_goal(goal)
-        if self.mode == UPGRADE:
-            return
-        if size := asked.get(b"x-gpufaas-size"):
-            self.asked_size = told_size(size)
-        if timeout := asked.get(b"x-timeout"):
-            self.exec_s = min(self.exec_s, asked_timeout(timeout))
 
     def fail(self, error: GpufaasError) -> None:
         """End the call with *error*, whatever it waits for. Only the first error counts."""

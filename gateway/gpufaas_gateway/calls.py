@@ -24,6 +24,7 @@ from gpufaas_core.frames import STREAM, UPGRADE, AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Seconds
 from gpufaas_core.units import Bytes
+from gpufaas_gateway.call import Call
 from gpufaas_gateway.call_body import BodyStream, read_rest, remove, too_large
 from gpufaas_gateway.call_headers import (
     BODILESS,
@@ -38,7 +39,6 @@ from gpufaas_gateway.call_headers import (
     read_head,
     timing,
 )
-from gpufaas_gateway.call_life import Call
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.cors import preflight
 from gpufaas_gateway.errors import METHODS, MethodNotAllowed, NoWebSocket, status_of
@@ -132,7 +132,7 @@ class Calls:
             let_go(exc)
             return refused
         finally:
-            if call.answered is None:
+            if not call.streams:
                 self._end(call)
 
     # --- before it is placed ---
@@ -376,7 +376,8 @@ class Calls:
                 f"{call.deployed.name} answered a WebSocket handshake with {answer.status}: it does not speak "
                 "WebSocket at this path; call it with plain HTTP"
             )
-        stream = call.answered = AnswerStream(
+        call.streams = True
+        stream = AnswerStream(
             call, exchange, body, whole, switched=switched,
             on_cancel=lambda: self._scheduler.cancel(call.id), on_end=lambda: self._end(call),
         )  # fmt: skip
@@ -431,7 +432,7 @@ class Calls:
 
     def _end(self, call: Call) -> None:
         """Release all that the call has, and count it."""
-        call.answered, call.body = None, b""  # what refers to the call may live until the garbage is collected
+        call.body = b""  # what refers to the call may live until the garbage is collected
         self._watching.end(call)
         call.stream = None  # it refers to the call
         self._scheduler.over(call.id)

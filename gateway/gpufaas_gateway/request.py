@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -12,12 +12,10 @@ from gpufaas_core.errors import CallCancelled, GpufaasError
 from gpufaas_core.messages import Outer
 from gpufaas_gateway.call_body import Caller
 from gpufaas_gateway.call_headers import BODILESS, Header, ReadHead, error_headers
+from gpufaas_gateway.call_life import CallLife
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.errors import status_of
 from gpufaas_gateway.ports import CallExchange
-
-if TYPE_CHECKING:
-    from gpufaas_gateway.call_life import Call
 
 SWITCHED: Final = 101
 
@@ -106,7 +104,7 @@ class AnswerStream:
 
     def __init__(
         self,
-        call: "Call",
+        call: CallLife,
         exchange: CallExchange,
         first: bytes,
         whole: bool,

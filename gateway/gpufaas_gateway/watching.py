@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 from gpufaas_core.model import Seconds
-from gpufaas_gateway.call_life import Call
+from gpufaas_gateway.call_life import CallLife
 
 WATCH_AFTER_S: Final[Seconds] = 0.1
 """A call that takes longer is watched, after twice this time at the latest."""
@@ -25,22 +25,22 @@ class Watching:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._young: set[Call] = set()
+        self._young: set[CallLife] = set()
         """Calls that began after the last sweep."""
-        self._older: set[Call] = set()
+        self._older: set[CallLife] = set()
         """Calls that began before it. The next sweep watches them."""
-        self._far: set[Call] = set()
+        self._far: set[CallLife] = set()
         """Calls that are watched, but for their time limits."""
         self._sweeping: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         """Looks at `_far`."""
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: CallLife) -> None:
         self._young.add(call)
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(WATCH_AFTER_S, self._sweep)
 
-    def end(self, call: Call) -> None:
+    def end(self, call: CallLife) -> None:
         """Watch *call* no more."""
         self._young.discard(call)
         self._older.discard(call)

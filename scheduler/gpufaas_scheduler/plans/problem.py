@@ -39,7 +39,7 @@ def read(data: bytes | str, kind: type[_T], name: str = "the problem") -> _T:
     Return the problem that *data*, JSON, holds.
 
     :param name: of the file
-    :raises BadProblem: it is no JSON, or no such problem: file and line, what is there, and what is allowed
+    :raises BadProblem: it is not JSON, or not such a problem: file and line, what is there, and what is allowed
     """
     try:
         found = msgspec.json.decode(data, type=kind)

@@ -45,7 +45,7 @@ FAR_BEHIND: Final = 2.5
 BEHIND: Final = 1.1
 """In loads: beside an idle device, a call does not wait for holders that are further behind."""
 FEW: Final = 4
-"""So many calls at most wait for each first copy that loads, while nobody knows how long they take."""
+"""The most calls that wait for each first copy that loads, while nobody knows how long they take."""
 REPLACE: Final = 1.5
 """A replica is loaded without a call if it is worth more than this many times its victims,"""
 LOAD_PRICE: Final = 0.3
