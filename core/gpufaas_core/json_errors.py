@@ -33,7 +33,7 @@ _SHOWN: Final = 60
 
 
 def mistake(content: bytes, shape: Any, exc: Exception, name: str) -> str:
-    """Return a sentence, with the line, on what is wrong with the file *name*: *content* is not JSON or not a *shape*."""
+    """Say in a sentence, with the line, why the file *name* with *content* is not JSON, or not a *shape*."""
     text = content.decode(errors="replace")
     try:
         found = _JSON.decode(text)
