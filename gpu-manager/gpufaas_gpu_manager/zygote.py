@@ -380,7 +380,10 @@ def _stand_by(prepared: Prepare, door: socket.socket) -> int:
     data, fds, _, _ = socket.recv_fds(door, MAX_MESSAGE, _MAX_FDS)
     if not data:
         return 0
-    door.send(TAKEN)
+    try:
+        door.send(TAKEN)
+    except BrokenPipeError:
+        return 0  # the node has given it up meanwhile, or ends
     door.close()
     spawn = msgspec.msgpack.decode(data, type=Spawn)
     _print_to(*fds[-2:])

@@ -1,0 +1,21 @@
+"""A standby between two turns of its node."""
+
+import socket
+
+import pytest
+
+from gpufaas_gpu_manager import zygote
+from gpufaas_gpu_manager.zygote import Prepare
+
+
+def test_a_standby_that_is_given_up_in_the_moment_it_is_taken_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended with a traceback in the log of a platform that stopped."""
+    monkeypatch.setattr(zygote, "mark_fork_point", lambda: None)
+    node, door = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    node.send(b"a worker")
+    node.close()
+
+    with door:
+        assert zygote._stand_by(Prepare(1), door) == 0
