@@ -3,7 +3,6 @@ A handler that imports the module beside it as OpenFaaS's templates do could not
 in a training script could not be loaded: `__main__` of a worker was the fork server.
 """
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -50,14 +49,6 @@ runs = globals().get("runs", 0) + 1
 def shout(text):
     return text.upper() + "!"
 """
-
-
-@pytest.fixture
-async def rig(tmp_path: Path, warm_fork_servers: object) -> AsyncIterator[LayerRig]:  # noqa: ARG001
-    rig = LayerRig(tmp_path, "auto", 1)
-    await rig.node.start()
-    yield rig
-    await rig.node.close()
 
 
 class Net(torch.nn.Linear):

@@ -132,14 +132,6 @@ SEES = """
 """
 
 
-@pytest.fixture
-async def rig(tmp_path: Path, warm_fork_servers: object) -> AsyncIterator[LayerRig]:  # noqa: ARG001
-    rig = LayerRig(tmp_path, "auto", 1)
-    await rig.node.start()
-    yield rig
-    await rig.node.close()
-
-
 async def start(rig: LayerRig, name: str, env: dict[str, str], body: bytes = b"x") -> dict[str, Any]:
     function = await rig.preloading(name, (), SEES, env)
     status, said = await rig.call(rig.grant(function, cold=True, memory=300 * MiB), body)

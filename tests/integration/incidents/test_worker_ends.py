@@ -4,11 +4,9 @@ A worker was killed when it was evicted: what its author had left for its end (`
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
-import pytest
 from tests.integration.conftest import HTTP, Platform
 from tests.integration.test_layers import LayerRig
 from tests.waiting import LIMIT_S, eventually, until
@@ -110,14 +108,6 @@ FORKS = """
         os.wait()
         return "done"
 """
-
-
-@pytest.fixture
-async def rig(tmp_path: Path, warm_fork_servers: object) -> AsyncIterator[LayerRig]:  # noqa: ARG001
-    rig = LayerRig(tmp_path, "auto", 1)
-    await rig.node.start()
-    yield rig
-    await rig.node.close()
 
 
 def ends(rig: LayerRig) -> list[str]:
