@@ -1,0 +1,44 @@
+"""How workers are kept from one another, from the platform, and from what is not theirs."""
+
+from typing import Literal
+
+import msgspec
+
+from gpufaas_core.units import Bytes
+
+Level = Literal["none", "best", "strict"]
+"""Of ``--isolation``. best: what the kernel gives; strict: all of it, or the node does not start."""
+
+
+class Walls(msgspec.Struct, frozen=True):
+    """What holds the workers of this node. The default: nothing."""
+
+    root: Literal["", "mount", "user"] = ""
+    """Each worker has a root of its own: by a mount namespace, or by one in a user namespace; empty: it has not."""
+    uids: bool = False
+    """Each function has a uid of its own."""
+    landlock: int = 0
+    """The ABI of Landlock in force; 0: none."""
+    seccomp: bool = False
+    """System calls are filtered."""
+    binds: tuple[str, ...] = ()
+    """Directories that the operator opens to all workers: ``PATH`` to read, ``PATH:rw`` to write, too."""
+
+
+class Own(msgspec.Struct, frozen=True):
+    """What one worker has beside what all workers of its node see."""
+
+    uid: int = 0
+    """Its uid and gid; 0: those of the platform."""
+    read: tuple[str, ...] = ()
+    """Paths that it reads: its bundle, weights, secrets."""
+    write: tuple[str, ...] = ()
+    """Directories that it writes to: what its function has compiled, that of its socket."""
+    scratch: str = ""
+    """The path of its scratch directory, which is made in its own root; empty: it has none."""
+    room: Bytes = 0
+    """The most that its /tmp, /dev/shm, home and scratch directory hold together, in bytes."""
+    devices: tuple[str, ...] = ()
+    """Device nodes, of its GPU."""
+    ports: tuple[int, ...] | None = None
+    """The TCP ports that it may connect to; None: all."""
