@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from gpufaas_core.units import Bytes
+from gpufaas_gpu_manager.isolation.levels import Own, Walls
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_CAPBSET_DROP: Final = 24
@@ -39,6 +40,10 @@ class Confine(msgspec.Struct, frozen=True):
     """Numbers of the CPUs that it may use; none: all."""
     hard: Bytes = 0
     """The reservation in bytes up to which it may raise its own limit; 0: it may not."""
+    walls: Walls = Walls()
+    """What is in force on its node."""
+    own: Own = Own()
+    """What it has within them; of a standby, nothing until it is taken."""
 
 
 NOT_CONFINED: Final = Confine()

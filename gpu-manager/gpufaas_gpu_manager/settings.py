@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_core.origin import Origins
+from gpufaas_gpu_manager.isolation.levels import Walls
 
 
 class SecretFiles(Protocol):
@@ -48,3 +49,5 @@ class NodeSettings:
     """A directory for the scratch directories of workers that are processes of this machine; None: they have none."""
     origins: Origins | None = None
     """Gives each worker an ``OPENFAAS_URL`` of its own; None: all have the same, and their calls have no origin."""
+    isolation: Walls = Walls()
+    """What holds the workers that are processes of this machine."""

@@ -1,6 +1,6 @@
 """How workers are kept from one another, from the platform, and from what is not theirs."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -8,6 +8,11 @@ from gpufaas_core.units import Bytes
 
 Level = Literal["none", "best", "strict"]
 """Of ``--isolation``. best: what the kernel gives; strict: all of it, or the node does not start."""
+
+HOME: Final = "/home/function"
+"""The home directory of each worker with a root of its own."""
+USER: Final = "function"
+"""The name of its user there."""
 
 
 class Walls(msgspec.Struct, frozen=True):
@@ -34,6 +39,8 @@ class Own(msgspec.Struct, frozen=True):
     """Paths that it reads: its bundle, weights, secrets."""
     write: tuple[str, ...] = ()
     """Directories that it writes to: what its function has compiled, that of its socket."""
+    secrets: str = ""
+    """The directory of its secrets, one of `read`; in its own root they are also at ``/var/openfaas/secrets``."""
     scratch: str = ""
     """The path of its scratch directory, which is made in its own root; empty: it has none."""
     room: Bytes = 0
