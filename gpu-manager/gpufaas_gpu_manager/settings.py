@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_core.origin import Origins
+from gpufaas_gpu_manager.isolation.ids import Uids
 from gpufaas_gpu_manager.isolation.levels import Walls
 
 
@@ -14,7 +15,13 @@ class SecretFiles(Protocol):
     """Secrets of functions as files (gpufaas_adapters.files.secrets)."""
 
     def mount(
-        self, function: FunctionId, namespace: str, names: Sequence[str], *, for_container: bool = False
+        self,
+        function: FunctionId,
+        namespace: str,
+        names: Sequence[str],
+        *,
+        for_container: bool = False,
+        uid: int = 0,
     ) -> Path: ...
 
     def unmount(self, function: FunctionId) -> None: ...
@@ -44,10 +51,12 @@ class NodeSettings:
     secrets: SecretFiles | None = None
     """None: functions have no secrets."""
     sockets: Path | None = None
-    """A directory for the unix sockets of servers, which may listen there in place of a port; None: they cannot."""
+    """A directory for those of the unix sockets on which servers may listen in place of a port; None: they cannot."""
     scratch: Path | None = None
     """A directory for the scratch directories of workers that are processes of this machine; None: they have none."""
     origins: Origins | None = None
     """Gives each worker an ``OPENFAAS_URL`` of its own; None: all have the same, and their calls have no origin."""
-    isolation: Walls = Walls()
+    isolation: Walls = field(default_factory=Walls)
     """What holds the workers that are processes of this machine."""
+    uids: Uids | None = None
+    """Those of functions; None: their workers have the platform's."""

@@ -17,6 +17,7 @@ from gpufaas_core.frames import WARM, FailedHead, ParkedHead, ReadyHead, WokenHe
 from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, Seconds, copy_id
 from gpufaas_gpu_manager.enforcement import WorkerLimits
+from gpufaas_gpu_manager.isolation.levels import Own
 from gpufaas_gpu_manager.load_watch import watch_load
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink, Output
@@ -171,6 +172,8 @@ class Worker(SlotOwner):
         self.run: Running = host.running(self)
         self.limits: WorkerLimits | None = None
         """The limits of its memory and processes, if it is a process of this machine."""
+        self.own = Own()
+        """What it has within the walls of its node, if it is such a process; known when it is about to start."""
         self.asked_at = self._begun_at = time.monotonic()
         self.used_at = self.asked_at
         """When its last grant was opened; the start of its load if there was none."""

@@ -39,7 +39,7 @@ class SecretFiles:
         self._root = root
         self._mounts = mounts
         self._lock = threading.Lock()
-        self._mounted: dict[FunctionId, tuple[str, tuple[str, ...], int]] = {}
+        self._mounted: dict[FunctionId, tuple[str, tuple[str, ...], int, int]] = {}
         with self._translated():
             _private(root)
             if mounts.exists():
@@ -65,8 +65,8 @@ class SecretFiles:
         with self._lock, self._translated():
             path = self._found(namespace, name)
             _write(path, value, 0o600)
-            for mount, mode in self._mounts_of(namespace, name):
-                _write(mount, value, mode)
+            for mount, mode, uid in self._mounts_of(namespace, name):
+                _write(mount, value, mode, uid)
         log.info("secret.updated name=%s namespace=%s", name, namespace)
 
     def put(self, namespace: str, name: str, value: bytes) -> None:
@@ -97,20 +97,31 @@ class SecretFiles:
             if (self._root / namespace).exists():
                 (self._root / namespace).rmdir()
 
-    def mount(self, function: FunctionId, namespace: str, names: Sequence[str], *, for_container: bool = False) -> Path:
+    def mount(
+        self,
+        function: FunctionId,
+        namespace: str,
+        names: Sequence[str],
+        *,
+        for_container: bool = False,
+        uid: int = 0,
+    ) -> Path:
         """
         Return the directory of this revision, with the secrets *names* of *namespace* as files. They follow updates
         until `unmount`. A secret that was removed since the deployment is missing.
 
         :param for_container: its user is another than ours: the files are readable to all, in a directory that only
             bind mounts reach
+        :param uid: of its workers, which also is their gid, and owns all of it; 0: it is that of this process
         """
         mode = 0o444 if for_container else 0o600
         directory = self._directory(function)
         with self._lock, self._translated():
-            self._mounted[function] = (namespace, tuple(names), mode)
+            self._mounted[function] = (namespace, tuple(names), mode, uid)
             directory.mkdir(exist_ok=True)
             directory.chmod(0o755 if for_container else 0o700)
+            if uid:
+                os.chown(directory, uid, uid)
             for name in names:
                 try:
                     value = self._path(namespace, name).read_bytes()
@@ -118,7 +129,7 @@ class SecretFiles:
                     log.warning("secret.missing function=%s name=%s", function, name)
                     (directory / name).unlink(missing_ok=True)
                 else:
-                    _write(directory / name, value, mode)
+                    _write(directory / name, value, mode, uid)
         return directory
 
     def unmount(self, function: FunctionId) -> None:
@@ -149,13 +160,13 @@ class SecretFiles:
 
     def _remove(self, namespace: str, name: str) -> None:
         self._found(namespace, name).unlink()
-        for mount, _ in self._mounts_of(namespace, name):
+        for mount, _, _ in self._mounts_of(namespace, name):
             mount.unlink(missing_ok=True)
 
-    def _mounts_of(self, namespace: str, name: str) -> list[tuple[Path, int]]:
+    def _mounts_of(self, namespace: str, name: str) -> list[tuple[Path, int, int]]:
         return [
-            (self._directory(function) / name, mode)
-            for function, (of, names, mode) in self._mounted.items()
+            (self._directory(function) / name, mode, uid)
+            for function, (of, names, mode, uid) in self._mounted.items()
             if of == namespace and name in names
         ]
 
@@ -175,7 +186,7 @@ def _private(directory: Path) -> None:
     directory.chmod(0o700)
 
 
-def _write(path: Path, value: bytes, mode: int) -> None:
+def _write(path: Path, value: bytes, mode: int, uid: int = 0) -> None:
     aside = path.with_name(f"{_ASIDE}{path.name}"[:255])
     aside.unlink(missing_ok=True)
     file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -185,6 +196,8 @@ def _write(path: Path, value: bytes, mode: int) -> None:
             out.flush()
             os.fsync(out.fileno())
             os.fchmod(out.fileno(), mode)
+            if uid:
+                os.fchown(out.fileno(), uid, uid)
         aside.rename(path)
     except BaseException:
         aside.unlink(missing_ok=True)

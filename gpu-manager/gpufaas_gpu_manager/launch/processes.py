@@ -199,7 +199,7 @@ class ForkedProcess:
         self._server.standbys.forget(self._worker.number)
         if self._connection is not None:
             self._connection.close()
-        self._recipes.drop_scratch(self._worker)
+        self._recipes.drop_own(self._worker)
 
 
 class ServedProcess:
@@ -263,10 +263,7 @@ class ServedProcess:
         self._face.close()
         if self._claim is not None:
             self._claim.close()
-        if self._unix:
-            with contextlib.suppress(OSError):
-                os.unlink(self._unix)
-        self._recipes.drop_scratch(self._worker)
+        self._recipes.drop_own(self._worker)
 
 
 def _kill(worker: Worker) -> None:

@@ -3,18 +3,23 @@
 import contextlib
 import os
 import re
+import stat
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
+
+from gpufaas_core.bundle import Manifest
 from gpufaas_core.constraints import COMPUTE, CPU_QUOTA, TIME_SLICING
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.files import remove_tree
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.messages import Outer
 from gpufaas_core.model import ALL_COMPUTE, Bytes
-from gpufaas_core.units import MiB
+from gpufaas_core.units import GiB, MiB
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager import staging
 from gpufaas_gpu_manager.cgroup_ports import Group
@@ -23,6 +28,7 @@ from gpufaas_gpu_manager.devices import NodeDevice, with_allocator
 from gpufaas_gpu_manager.enforcement import Enforcement, WorkerLimits
 from gpufaas_gpu_manager.forks import inherited
 from gpufaas_gpu_manager.host_cache import Attached, HostCache
+from gpufaas_gpu_manager.isolation.levels import HOME, USER, Own, Walls
 from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.standbys import ANYWHERE, Home
 from gpufaas_gpu_manager.worker import Worker
@@ -37,11 +43,31 @@ _SOCKET_PATH: Final[Bytes] = 107
 """Of the path of a unix socket, at most."""
 _SCRATCH: Final = "GPUFAAS_SCRATCH"
 """The variable with the path of a worker's scratch directory."""
+_ROOM: Final[Bytes] = GiB
+"""Of the files of a worker in its own root, where its memory on this machine is not limited."""
 _IN_SCRATCH: Final[Bytes] = 36
 """Of the path of a socket below it, as `multiprocessing` makes them."""
 _OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
 """Variables that may be read when a context is made."""
 _SHIM: Final = Path(__file__).parent.with_name("shim")
+
+
+def _given_to(uid: int, path: str) -> bool:
+    """
+    Make *path* a directory that *uid* writes to, if need be. What is there of another one is removed: functions read
+    by unpickling what they have compiled. Return False if the disk is full.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            found = os.lstat(path)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != (uid or os.geteuid()):
+                remove_tree(Path(path))
+        os.makedirs(path, 0o700, exist_ok=True)
+        if uid:
+            os.chown(path, uid, uid, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
 
 
 def _cpu_name(source: NodeDevice) -> str:
@@ -69,8 +95,9 @@ class Recipes:
         self.host_cache = host_cache
         self._bundles = bundles
         self._threads = threads
-        if settings.scratch is not None:
-            remove_tree(settings.scratch)  # of a process that was killed
+        for left in (settings.scratch, settings.sockets):
+            if left is not None:
+                remove_tree(left)  # of a process that was killed
 
     def limits(self, worker: Worker, group: Group | None = None) -> WorkerLimits:
         """
@@ -78,9 +105,11 @@ class Recipes:
         :raises OSError: the kernel makes no more control groups
         """
         memory = worker.memory if worker.device.source.enforced else 0
-        return self.enforcement.limits(
+        limits = self.enforcement.limits(
             worker.number, memory, worker.device.ledger.capacity, worker.on_over_memory, self.cpu_share(worker), group
         )
+        limits.confine = msgspec.structs.replace(limits.confine, walls=self.settings.isolation, own=worker.own)
+        return limits
 
     def home(self, worker: Worker) -> Home:
         """Return which standbys can become *worker*."""
@@ -122,7 +151,7 @@ class Recipes:
         emulation, share = source.emulation, self.cpu_share(worker)
         manifest = self._bundles.manifest(spec.digest)
         bundle = self._bundles.install(spec.digest)
-        env = self._environment(worker)
+        env = self._environment(worker, bundle, manifest)
         if manifest.allow_pickle:
             env["GPUFAAS_ALLOW_PICKLE"] = "1"
         return WorkerStart(
@@ -162,40 +191,42 @@ class Recipes:
         """Return where a server may listen in place of its port, and nothing is; empty: it has only the port."""
         if self.settings.sockets is None:
             return ""
-        path = self.settings.sockets.absolute() / str(worker.number)
+        path = self.settings.sockets.absolute() / str(worker.number) / "s"
         if len(os.fsencode(path)) > _SOCKET_PATH:
             return ""
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            path.unlink(missing_ok=True)  # of a process that was killed, and had a worker of this number
+            path.parent.mkdir(mode=0o700, parents=True)
         except OSError:
             return ""
         return str(path)
 
-    def drop_scratch(self, worker: Worker) -> None:
-        """No process of *worker* is left: remove its scratch directory, if it has one."""
-        path = self._scratch_of(worker)
-        if path is None:
-            return
-        try:
-            path.rmdir()
-        except FileNotFoundError:
-            pass
-        except OSError:  # it has left files, and they may be many
-            threading.Thread(target=remove_tree, args=(path,), name="scratch", daemon=True).start()
+    def drop_own(self, worker: Worker) -> None:
+        """No process of *worker* is left: remove the directories that only it had."""
+        sockets = self.settings.sockets and self.settings.sockets.absolute() / str(worker.number)
+        for path in filter(None, (self._scratch_of(worker), sockets)):
+            try:
+                path.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError:  # it has left files, and they may be many
+                threading.Thread(target=remove_tree, args=(path,), name="scratch", daemon=True).start()
 
     def _scratch_of(self, worker: Worker) -> Path | None:
         return self.settings.scratch and self.settings.scratch.absolute() / str(worker.number)
 
     def _scratch(self, worker: Worker) -> dict[str, str]:
-        """Make the scratch directory of *worker*, and return the variables that name it."""
+        """Make the scratch directory of *worker*, unless it is in its own root; return the variables that name it."""
         path = self._scratch_of(worker)
         if path is None:
             return {}
-        with contextlib.suppress(OSError):  # on a full disk functions start as long as they write nothing
-            path.mkdir(mode=0o700, parents=True)
+        if not self.settings.isolation.root:
+            with contextlib.suppress(OSError):  # on a full disk functions start as long as they write nothing
+                path.mkdir(mode=0o700, parents=True)
         short = len(os.fsencode(path)) + _IN_SCRATCH <= _SOCKET_PATH
-        return {_SCRATCH: str(path), **({"TMPDIR": str(path)} if short else {})}
+        env = {_SCRATCH: str(path), **({"TMPDIR": str(path)} if short else {})}
+        if (walls := self.settings.isolation) != Walls():
+            env |= {"HOME": HOME if walls.root else str(path), "USER": USER, "LOGNAME": USER}
+        return env
 
     def program(self, worker: Worker, port: int, unix: str = "") -> Exec:
         """Return the program of a server that listens on *port*, or on *unix*. Blocks: it may install the bundle."""
@@ -209,7 +240,9 @@ class Recipes:
             )
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
-        env = with_allocator({**inherited(os.environ), **manifest.env, **self._environment(worker)})
+        env = with_allocator(
+            {**inherited(os.environ), **manifest.env, **self._environment(worker, bundle, manifest, unix)}
+        )
         paths = [str(bundle / "site"), env.get("PYTHONPATH", "")]
         if manifest.port:
             env["GPUFAAS_FIXED_PORT"] = str(manifest.port)
@@ -228,7 +261,31 @@ class Recipes:
         spec, secrets = worker.spec, self.settings.secrets
         if not spec.secrets or secrets is None:
             return ""
-        return str(secrets.mount(spec.function, spec.namespace, spec.secrets, for_container=for_container))
+        uid = 0 if for_container else self._uid(worker)
+        return str(secrets.mount(spec.function, spec.namespace, spec.secrets, for_container=for_container, uid=uid))
+
+    def _uid(self, worker: Worker) -> int:
+        """Return the uid of its function; 0: that of the platform."""
+        uids = self.settings.uids
+        return uids.of(f"{worker.spec.name}.{worker.spec.namespace}") if uids is not None else 0
+
+    def _own(self, worker: Worker, bundle: Path, manifest: Manifest, secrets: str, write: Sequence[str]) -> Own:
+        """Return what *worker* has within the walls; make the directories *write*, and not what its variables name."""
+        walls, uid, source = self.settings.isolation, self._uid(worker), worker.device.source
+        if walls == Walls():
+            return Own()
+        scratch = str(self._scratch_of(worker) or "")
+        linked = (bundle / each.path for each in manifest.weights)  # they are on another disk
+        return Own(
+            uid=uid,
+            read=(
+                str(bundle), *(os.path.realpath(each) for each in linked if each.is_symlink()), *filter(None, [secrets])
+            ),
+            write=tuple(each for each in (*write, *[scratch] * (not walls.root)) if each and _given_to(uid, each)),
+            secrets=secrets,
+            scratch=scratch,
+            room=worker.memory if source.enforced and worker.memory else _ROOM,
+        )  # fmt: skip
 
     def container_env(self, worker: Worker, gateway: str) -> dict[str, str]:
         """Return the environment of a container or pod; *gateway* is the gateway's URL as seen from there."""
@@ -255,7 +312,8 @@ class Recipes:
             gateway = origins.address(gateway, Outer(worker.device.id, worker.spec.function, worker.copy))
         return {"OPENFAAS_URL": gateway} if gateway else {}
 
-    def _environment(self, worker: Worker) -> dict[str, str]:
+    def _environment(self, worker: Worker, bundle: Path, manifest: Manifest, unix: str = "") -> dict[str, str]:
+        """Return the variables of *worker*, and make what they name: it is its own from now on."""
         spec, source = worker.spec, worker.device.source
         # What torch.compile makes is kept as long as the bundle, for each function by itself: it is read by unpickling.
         # By default torch has one folder for all.
@@ -274,4 +332,5 @@ class Recipes:
         }
         if mounted := self.mounted_secrets(worker):
             env["secret_mount_path"] = mounted
+        worker.own = self._own(worker, bundle, manifest, mounted, (str(compiled), os.path.dirname(unix)))
         return env

@@ -24,9 +24,9 @@ def test_a_server_has_a_socket_of_its_own_where_nothing_is(tmp_path: Path) -> No
     found = recipes(sockets).socket_of(WORKER)
     Path(found).write_text("of a worker of a process that was killed")
 
-    assert found == recipes(sockets).socket_of(WORKER) == str(sockets / "7")
-    assert list(sockets.iterdir()) == []
-    assert sockets.stat().st_mode & 0o077 == 0
+    assert found == recipes(sockets).socket_of(WORKER) == str(sockets / "7" / "s")
+    assert list((sockets / "7").iterdir()) == []
+    assert (sockets / "7").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("sockets", [None, Path("/dev/null/sockets"), Path("/") / ("long" * 30)])
