@@ -1,11 +1,15 @@
 """Artifacts, bundles and disks for tests."""
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import io
 import os
+import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -18,6 +22,35 @@ from gpufaas_cache_manager.artifacts import ArtifactStore
 
 MODES_HOLD: Final = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 """What to begin a command with, so that it may not write where modes forbid that: root may, without these."""
+
+
+@functools.cache
+def open_root() -> Path:
+    """
+    Return the directory that platforms of tests open to their functions with ``--bind``: what a test and a function
+    tell each other by files lies below it, under the same path for both. It ends with the process.
+    """
+    root = _opened(tempfile.mkdtemp(prefix="gpufaas-open-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return root
+
+
+def open_folder() -> Path:
+    """Return a new directory below `open_root`; each function may write there, whatever its uid."""
+    return _opened(tempfile.mkdtemp(dir=open_root()))
+
+
+def open_file(name: str) -> Path:
+    """Return a new empty file below `open_root`, to which functions of several uids may append."""
+    file = open_folder() / name
+    file.touch()
+    file.chmod(0o666)
+    return file
+
+
+def _opened(folder: str) -> Path:
+    os.chmod(folder, 0o777)
+    return Path(folder)
 
 
 def sha256(content: bytes) -> str:

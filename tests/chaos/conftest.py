@@ -112,7 +112,7 @@ TRAFFIC = (
 def deploy(cluster: Cluster) -> None:
     """One gateway gets all functions; those of the load are resident afterwards, those to be called in need are not."""
     gateway = cluster.gateways[0]
-    record = {"record": str(cluster.home / "record")}
+    record = {"record": str(cluster.record)}
     retry = {f"com.openfaas.retry.{key}": text for key, text in
              {"min_wait": "50ms", "max_wait": "500ms", "attempts": "1000"}.items()}  # fmt: skip
     for name in ("hot1", "hot2"):
@@ -225,7 +225,7 @@ class Chaos:
         sent_s = time.monotonic() - self._began
         self.load.stop(DRAIN_S)
         self.budget.__exit__()
-        verdict = judge(self.load, self.cluster.home / "record", self.since, self.over)
+        verdict = judge(self.load, self.cluster.record, self.since, self.over)
         self._note(verdict, sent_s)
         self.cluster.wait_agreed()
         assert not self.row.wrong, "\n".join(self.row.wrong[:8]) + f"\n{verdict.texts.most_common(8)}"

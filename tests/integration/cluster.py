@@ -20,6 +20,7 @@ from typing import Any, Final
 import httpx
 import psutil
 from tests.etcd_process import EtcdProcess, free_port
+from tests.files import open_file
 from tests.integration.conftest import LIMIT_S, TORCH, FunctionBuilds, all_ended, private_bytes, until
 
 from gpufaas import Client
@@ -251,6 +252,8 @@ class Cluster:
         self.token, self.key = home / "token", home / "secrets.key"
         self.token.write_text(secrets.token_hex(32))
         create_key_file(self.key)
+        self.record = open_file("record")
+        """A file to which its functions may append."""
         self.builds = FunctionBuilds(home)
         self.schedulers = [self._scheduler(f"s{number}") for number in range(1, schedulers + 1)]
         self.gateways = [self._gateway(f"g{number}") for number in range(1, gateways + 1)]

@@ -22,6 +22,7 @@ import httpx
 import psutil
 import pytest
 from tests.etcd_process import free_port
+from tests.files import open_file, open_folder
 from tests.waiting import LIMIT_S, until
 
 from gpufaas import Client
@@ -152,6 +153,10 @@ class Platform:
         self.home = home
         self.data = data or home / "data"
         self.options = options
+        self.open = open_folder()
+        """What its functions may read and write of this machine's files: gates, and what they note."""
+        self.record = open_file("record")
+        """A file to which they all append."""
         self.prefix: list[str] = []
         """A program that starts it: ``setpriv``."""
         self.port = free_port()
@@ -313,7 +318,7 @@ class Platform:
 
     def gate(self) -> Gate:
         self._gates += 1
-        return Gate(self.home / f"gate-{self._gates}")
+        return Gate(self.open / f"gate-{self._gates}")
 
     def socket(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S)
@@ -483,6 +488,12 @@ def module_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
     for each in made:
         each.close()
         assert "Traceback" not in each.said()
+
+
+@pytest.fixture
+def open_path() -> Path:
+    """As `tmp_path`, and functions of the tests' platforms may read and write there, too."""
+    return open_folder()
 
 
 @pytest.fixture

@@ -389,23 +389,23 @@ def runs(home: Path) -> dict[str, int]:
     return {each.name: each.read_text().count("begun") for each in files}
 
 
-def test_many_callers_of_one_device_each_get_their_own_answer_once(platform: Platform, tmp_path: Path) -> None:
-    path = short(platform, tmp_path)
+def test_many_callers_of_one_device_each_get_their_own_answer_once(platform: Platform, open_path: Path) -> None:
+    path = short(platform, open_path)
 
     def call(number: int) -> "Future[httpx.Response]":
-        return platform.begin(path, f" {tmp_path}".encode(), headers={"x-call-id": f"own-{number}"})
+        return platform.begin(path, f" {open_path}".encode(), headers={"x-call-id": f"own-{number}"})
 
     answers = [each.result() for each in [call(number) for number in range(200)]]
 
     assert [(each.status_code, each.text) for each in answers] == [(200, f"own-{number}") for number in range(200)]
-    assert {call: times for call, times in runs(tmp_path).items() if times != 1} == {}
+    assert {call: times for call, times in runs(open_path).items() if times != 1} == {}
     until(platform.is_idle, "nothing is left")
 
 
 def test_calls_behind_an_answer_without_an_end_are_served_by_another_device(
-    make_platform: Callable[..., Platform], tmp_path: Path
+    make_platform: Callable[..., Platform], open_path: Path
 ) -> None:
-    home = tmp_path / "calls"
+    home = open_path / "calls"
     home.mkdir()
     platform = make_platform("--device", "cpu:0=200MiB", "--device", "cpu:1=200MiB").start()
     path = short(platform, home, **{"com.openfaas.scale.min": "2"})
@@ -422,20 +422,22 @@ def test_calls_behind_an_answer_without_an_end_are_served_by_another_device(
     assert set(runs(home).values()) == {1}
 
 
-def test_an_update_of_the_function_and_callers_who_leave_cost_no_other_call(platform: Platform, tmp_path: Path) -> None:
-    path = short(platform, tmp_path)
-    first = platform.begin(path, f"gate {tmp_path}".encode(), headers={"x-call-id": "first"})
-    until((tmp_path / "first").exists, "it runs")
+def test_an_update_of_the_function_and_callers_who_leave_cost_no_other_call(
+    platform: Platform, open_path: Path
+) -> None:
+    path = short(platform, open_path)
+    first = platform.begin(path, f"gate {open_path}".encode(), headers={"x-call-id": "first"})
+    until((open_path / "first").exists, "it runs")
     behind = [
-        platform.begin(path, f" {tmp_path}".encode(), headers={"x-call-id": f"behind-{number}"}) for number in range(3)
+        platform.begin(path, f" {open_path}".encode(), headers={"x-call-id": f"behind-{number}"}) for number in range(3)
     ]
     leaves = platform.socket()
     leaves.sendall(b"POST /function/short HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
     until(lambda: calls_at(platform) == 5, "all are there")
     leaves.close()
-    platform.deploy("short", f"{NOTED}\n    # another revision of {tmp_path}")
-    (tmp_path / "gate").touch()
+    platform.deploy("short", f"{NOTED}\n    # another revision of {open_path}")
+    (open_path / "gate").touch()
 
     assert [each.result().text for each in [first, *behind]] == ["first", "behind-0", "behind-1", "behind-2"]
-    assert set(runs(tmp_path).values()) == {1}
+    assert set(runs(open_path).values()) == {1}
     until(platform.is_idle, "nothing is left")

@@ -130,7 +130,7 @@ def deploy(platform: Platform, name: str, source: str, lang: str = HTTP, queue: 
     if lang == TORCH:
         annotations["gpufaas.memory"] = "48Mi"
     spec = {"service": name, "image": f"{name}:latest", "annotations": annotations}
-    spec["envVars"] = {"record": str(platform.home / "record")}  # type: ignore[assignment]
+    spec["envVars"] = {"record": str(platform.record)}  # type: ignore[assignment]
     answer = platform.deploy_spec(spec)
     assert answer.is_success, answer.text
     return f"/async-function/{name}"
@@ -288,9 +288,9 @@ def test_a_full_queue_is_429_and_takes_calls_again_later(make_platform: Make) ->
 # --- trying again ---
 
 
-def test_a_listed_status_is_tried_again_until_it_works(serving: Platform, receiver: Receiver, tmp_path: Path) -> None:
+def test_a_listed_status_is_tried_again_until_it_works(serving: Platform, receiver: Receiver, open_path: Path) -> None:
     path = deploy(serving, "failing", FAILING, attempts="1000", codes="503", min_wait="10ms", max_wait="50ms")
-    works = tmp_path / "works"
+    works = open_path / "works"
     call = send(serving, path, str(works).encode(), receiver.url)
     until(lambda: status(serving, call)["attempts"] >= 3)
     assert receiver.got == {}
@@ -300,14 +300,14 @@ def test_a_listed_status_is_tried_again_until_it_works(serving: Platform, receiv
     until(lambda: call in receiver.got)
     headers, body = receiver.only(call)
     assert (headers["x-function-status"], body) == ("200", b"fine")
-    assert int(headers["x-retry"]) == len((tmp_path / "works.count").read_bytes())
+    assert int(headers["x-retry"]) == len((open_path / "works.count").read_bytes())
     assert headers["x-retry-max"] == "1000"
 
 
-def test_a_status_that_is_not_listed_is_an_answer(serving: Platform, receiver: Receiver, tmp_path: Path) -> None:
+def test_a_status_that_is_not_listed_is_an_answer(serving: Platform, receiver: Receiver, open_path: Path) -> None:
     path = deploy(serving, "failing", FAILING, codes="500")
 
-    call = send(serving, path, str(tmp_path / "never").encode(), receiver.url)
+    call = send(serving, path, str(open_path / "never").encode(), receiver.url)
 
     until(lambda: call in receiver.got)
     assert receiver.only(call)[0]["x-function-status"] == "503"
@@ -315,13 +315,13 @@ def test_a_status_that_is_not_listed_is_an_answer(serving: Platform, receiver: R
 
 
 def test_after_its_last_attempt_a_call_is_a_dead_letter_that_can_be_retried_or_deleted(
-    serving: Platform, receiver: Receiver, tmp_path: Path
+    serving: Platform, receiver: Receiver, open_path: Path
 ) -> None:
     path = deploy(serving, "failing", FAILING, attempts="3", codes="503", min_wait="10ms", max_wait="50ms")
-    works = tmp_path / "works"
+    works = open_path / "works"
 
     call = send(serving, path, str(works).encode(), receiver.url)
-    other = send(serving, path, str(tmp_path / "other").encode())
+    other = send(serving, path, str(open_path / "other").encode())
 
     for each in (call, other):
         told = becomes(serving, each, "dead")
@@ -341,10 +341,10 @@ def test_after_its_last_attempt_a_call_is_a_dead_letter_that_can_be_retried_or_d
 
 
 def test_a_receiver_in_trouble_gets_its_callback_later_and_the_call_is_not_executed_again(
-    serving: Platform, receiver: Receiver, tmp_path: Path
+    serving: Platform, receiver: Receiver, open_path: Path
 ) -> None:
     path = deploy(serving, "failing", FAILING)
-    works = tmp_path / "works"
+    works = open_path / "works"
     works.touch()
     receiver.status = 500
     call = send(serving, path, str(works).encode(), receiver.url)
@@ -354,7 +354,7 @@ def test_a_receiver_in_trouble_gets_its_callback_later_and_the_call_is_not_execu
 
     becomes(serving, call, "done")
     assert len(receiver.got[call]) >= 2
-    assert (tmp_path / "works.count").read_bytes() == b"x"
+    assert (open_path / "works.count").read_bytes() == b"x"
 
 
 def test_a_call_waits_through_an_update_and_is_executed_by_the_new_revision(
@@ -445,7 +445,7 @@ def test_what_cannot_be_cancelled_is_said(serving: Platform) -> None:
     assert serving.http.put("/async-function/echo").status_code == 405
 
 
-def test_a_cancelled_call_does_not_come_back_over_a_kill(make_platform: Make, tmp_path: Path) -> None:
+def test_a_cancelled_call_does_not_come_back_over_a_kill(make_platform: Make, open_path: Path) -> None:
     platform = make_platform(*LOCAL).start()
     path = deploy(platform, "gated", RECORDING_GATED)
     gate = platform.gate()
@@ -455,14 +455,14 @@ def test_a_cancelled_call_does_not_come_back_over_a_kill(make_platform: Make, tm
         assert platform.http.delete(f"/async-function/{call}").status_code == 202
 
     all_ended(platform.kill())
-    executed = len((platform.home / "record").read_bytes())
+    executed = len(platform.record.read_bytes())
     again = make_platform(*LOCAL, data=platform.data).start()
 
-    marker = send(again, path, str(tmp_path / "marker").encode())
-    (tmp_path / "marker").touch()
+    marker = send(again, path, str(open_path / "marker").encode())
+    (open_path / "marker").touch()
     becomes(again, marker, "done")
     assert {status(again, call)["state"] for call in calls} == {"cancelled"}
-    assert len((platform.home / "record").read_bytes()) == executed + 1
+    assert len(platform.record.read_bytes()) == executed + 1
 
 
 # --- queues ---
@@ -505,12 +505,12 @@ def test_a_stop_lets_running_calls_end_and_keeps_the_others_for_the_next_start(
     until(lambda: not accepts(platform))
     gate.open()
     assert platform.wait() == 0
-    before = len((platform.home / "record").read_bytes())
+    before = len(platform.record.read_bytes())
     platform.start()
 
     until(lambda: all(call in receiver.got for call in calls))
     assert 0 < before <= 16
-    assert len((platform.home / "record").read_bytes()) == 50, "none twice"
+    assert len(platform.record.read_bytes()) == 50, "none twice"
     assert platform.stop() == 0
 
 
@@ -574,7 +574,7 @@ def survive(platform: Platform, receiver: Receiver, *, calls: int, kills: int, s
                 each.result()
 
     until(lambda: not outstanding(), lambda: f"{outstanding()} callbacks are missing", 120.0)
-    executed = Counter((platform.home / "record").read_text().split())
+    executed = Counter(platform.record.read_text().split())
     assert not [number for number in accepted.values() if number not in executed]
     for call, number in accepted.items():
         assert {body for _, body in receiver.got[call]} == {number.encode()}

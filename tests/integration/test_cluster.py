@@ -290,7 +290,7 @@ def test_an_update_is_seen_by_both_gateways_and_a_removal_too(cluster: Cluster) 
 
 @pytest.mark.long
 def test_a_quota_that_is_set_at_one_gateway_holds_at_all_and_each_counts_its_own_calls(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, open_path: Path
 ) -> None:
     one, other = cluster.gateways
     quota = "/system/namespace/openfaas-fn/quota"
@@ -301,7 +301,7 @@ def test_a_quota_that_is_set_at_one_gateway_holds_at_all_and_each_counts_its_own
     running: list[httpx.Response] = []
 
     def call(gateway: Gateway) -> None:
-        running.append(gateway.call(path, str(tmp_path / "gate").encode()))
+        running.append(gateway.call(path, str(open_path / "gate").encode()))
 
     callers = [threading.Thread(target=call, args=(each,)) for each in cluster.gateways]
     for each in callers:
@@ -313,7 +313,7 @@ def test_a_quota_that_is_set_at_one_gateway_holds_at_all_and_each_counts_its_own
         with pytest.raises(Refused, match=r"quota of functions \(1 of 1\)"):
             other.deploy("second", ECHO, HTTP)
     finally:
-        (tmp_path / "gate").touch()
+        (open_path / "gate").touch()
         for each in callers:
             each.join()
         other.web.delete(quota).raise_for_status()
@@ -321,7 +321,7 @@ def test_a_quota_that_is_set_at_one_gateway_holds_at_all_and_each_counts_its_own
     assert [each.status_code for each in refused] == [429, 429]
     assert [each.status_code for each in running] == [200, 200]
     until(lambda: "maxInFlight" not in one.web.get(quota).json())
-    assert one.call(path, str(tmp_path / "gate").encode()).status_code == 200
+    assert one.call(path, str(open_path / "gate").encode()).status_code == 200
 
 
 @pytest.mark.long
@@ -399,10 +399,10 @@ def test_what_functions_print_is_read_through_any_gateway(cluster: Cluster) -> N
 
 @pytest.mark.long
 @pytest.mark.parametrize(("lang", "source"), [(TORCH, STEPS_MODEL), (HTTP, STEPS_HTTP)])
-def test_answers_stream_through_gateway_and_node(cluster: Cluster, tmp_path: Path, lang: str, source: str) -> None:
+def test_answers_stream_through_gateway_and_node(cluster: Cluster, open_path: Path, lang: str, source: str) -> None:
     gateway = cluster.gateways[1]
     path = gateway.deploy("steps", source, lang)
-    gate = tmp_path / "step-"
+    gate = open_path / "step-"
 
     with gateway.web.stream("POST", path, content=str(gate).encode()) as answer:
         pieces = answer.iter_text()
@@ -546,13 +546,13 @@ def test_a_call_that_a_caller_gives_up_ends_on_its_node(cluster: Cluster) -> Non
 
 
 @pytest.mark.long
-def test_a_node_that_is_stopped_lets_its_calls_end_and_gets_no_others(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_node_that_is_stopped_lets_its_calls_end_and_gets_no_others(cluster: Cluster, open_path: Path) -> None:
     gateway = cluster.gateways[0]
     path = gateway.deploy("gated", GATED_MODEL)
-    gate = tmp_path / "gate"
+    gate = open_path / "gate"
     with ThreadPoolExecutor() as threads:
         running = threads.submit(gateway.call, path, str(gate).encode())
-        until((tmp_path / "gate.began").exists)
+        until((open_path / "gate.began").exists)
         (busy,) = [node for node in cluster.nodes if node.workers()]
 
         busy.signal(signal.SIGTERM)

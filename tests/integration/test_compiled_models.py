@@ -23,11 +23,11 @@ FOLDER = """
 
 @pytest.mark.slow
 def test_the_next_worker_of_a_function_finds_what_was_compiled_and_no_other_function_does(
-    make_platform: Callable[..., Platform], tmp_path: Path
+    make_platform: Callable[..., Platform], open_path: Path
 ) -> None:
     platform = make_platform("--device", "cpu:0=300MiB").start()
     path, other = platform.deploy("one", FOLDER), platform.deploy("other", FOLDER)
-    own = platform.deploy("own", FOLDER, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "own")})
+    own = platform.deploy("own", FOLDER, env={"TORCHINDUCTOR_CACHE_DIR": str(open_path / "own")})
 
     first = platform.call(path, b"kernel").json()
     (worker,) = platform.workers()
@@ -37,4 +37,4 @@ def test_the_next_worker_of_a_function_finds_what_was_compiled_and_no_other_func
     assert first["before"] == []
     assert platform.call(path, b"more").json() == {"folder": first["folder"], "before": ["kernel"]}
     assert platform.call(other, b"kernel").json()["before"] == [], "the same bundle, and another function"
-    assert platform.call(own, b"kernel").json()["folder"] == str(tmp_path / "own"), "the author's choice"
+    assert platform.call(own, b"kernel").json()["folder"] == str(open_path / "own"), "the author's choice"

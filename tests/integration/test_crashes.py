@@ -96,14 +96,14 @@ async def test_what_a_worker_that_dies_has_taken_nothing_of_counts_as_refused(ri
 
 
 def test_calls_that_crash_worker_after_worker_cost_those_nothing_that_had_not_begun(
-    platform: Platform, tmp_path: Path
+    platform: Platform, open_path: Path
 ) -> None:
     """More workers die than a call may be refused; and what had begun does not run again."""
     path = platform.deploy("noted", NOTED.format(kind="def").replace("time.sleep(0.002)", ""), HTTP)
     platform.call(path)
     calls = []
     for number in range(40):
-        do, file = "segfault" if number < 6 else "end", tmp_path / str(number)
+        do, file = "segfault" if number < 6 else "end", open_path / str(number)
         calls.append((file, platform.begin(path, f"{do} {file}".encode())))
 
     answers = [(file, each.result()) for file, each in calls]

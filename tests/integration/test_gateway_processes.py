@@ -139,8 +139,8 @@ def test_metrics_are_the_same_whichever_process_is_asked(gateway: Gateway) -> No
         assert 'gpufaas_device_memory_bytes{device="n1/cpu:0"}' in text, "what is the same in all is there once"
 
 
-def test_kill_9_of_one_process_loses_its_own_calls_only(gateway: Gateway, tmp_path: Path) -> None:
-    gate, killed = tmp_path / "gate", _process(gateway, NAMES[0])
+def test_kill_9_of_one_process_loses_its_own_calls_only(gateway: Gateway, open_path: Path) -> None:
+    gate, killed = open_path / "gate", _process(gateway, NAMES[0])
     with ThreadPoolExecutor(CALLS) as pool:
         calls = _held(gateway, pool, gate)
         its = int(_by_process(gateway, "gateway_function_invocation_inflight", "gated")[NAMES[0]])
@@ -200,8 +200,8 @@ def test_processes_without_status_ports_are_refused_in_one_line(gateway: Gateway
     other.close()
 
 
-def test_ctrl_c_reaches_the_processes_once_however_slow_their_parent_is(gateway: Gateway, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_ctrl_c_reaches_the_processes_once_however_slow_their_parent_is(gateway: Gateway, open_path: Path) -> None:
+    gate = open_path / "gate"
     with ThreadPoolExecutor(CALLS) as pool:
         calls = _held(gateway, pool, gate)
 
@@ -216,8 +216,8 @@ def test_ctrl_c_reaches_the_processes_once_however_slow_their_parent_is(gateway:
     assert gateway.end() == 0, gateway.said()[-2000:]
 
 
-def test_a_stop_lets_the_calls_of_all_processes_end(gateway: Gateway, tmp_path: Path) -> None:
-    gate, processes = tmp_path / "gate", gateway.tree()
+def test_a_stop_lets_the_calls_of_all_processes_end(gateway: Gateway, open_path: Path) -> None:
+    gate, processes = open_path / "gate", gateway.tree()
     with ThreadPoolExecutor(CALLS) as pool:
         calls = _held(gateway, pool, gate)
 

@@ -172,17 +172,17 @@ def test_a_worker_that_dies_in_a_call_by_a_kept_grant_leaves_no_slot_taken(clust
     until(lambda: count_of(cluster.the_leader(), "gpufaas_scheduler_running") == 0)
 
 
-def test_a_caller_that_gives_up_a_call_by_a_kept_grant_leaves_no_slot_taken(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_caller_that_gives_up_a_call_by_a_kept_grant_leaves_no_slot_taken(cluster: Cluster, open_path: Path) -> None:
     gateway = cluster.gateways[0]
     keeps(gateway)
-    gate = tmp_path / "gate"
+    gate = open_path / "gate"
 
     body = f"waits {gate}".encode()
     with socket.create_connection((gateway.host, gateway.port)) as leaves:
         leaves.sendall(
             b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (PATH.encode(), len(body), body)
         )
-        until((tmp_path / "gate.began").exists)
+        until((open_path / "gate.began").exists)
     until(lambda: count_of(gateway, "gateway_function_invocation_inflight") == 0, "the gateway has given it up")
     gate.touch()
 

@@ -225,12 +225,12 @@ def test_a_fork_of_the_worker_that_returns_from_the_handler_answers_no_call(plat
     path = platform.deploy("forks", source, HTTP)
     for number in range(10):
         calls = [(f"{path}/fork", b"")]
-        calls += [(f"{path}{platform.home}/{is_async}-{number}-{each}", b"%d" % each) for each in range(6)]
+        calls += [(f"{path}{platform.open}/{is_async}-{number}-{each}", b"%d" % each) for each in range(6)]
         with ThreadPoolExecutor(len(calls)) as pool:
             answers = list(pool.map(lambda call: platform.call(*call), calls))
         assert [each.text for each in answers] == ["parent", *map(str, range(6))]
-        assert {(platform.home / f"{is_async}-{number}-{each}").read_text() for each in range(6)} == {"run "}
-        answers = [platform.call(f"{path}{platform.home}/after", b"%d" % each) for each in range(6)]
+        assert {(platform.open / f"{is_async}-{number}-{each}").read_text() for each in range(6)} == {"run "}
+        answers = [platform.call(f"{path}{platform.open}/after", b"%d" % each) for each in range(6)]
         assert [each.text for each in answers] == [*map(str, range(6))]
     assert "died" not in platform.log("forks")
     assert "killed" not in platform.log("forks")

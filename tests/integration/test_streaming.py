@@ -252,7 +252,7 @@ def test_the_functions_own_connection_headers_are_dropped(platform: Platform) ->
 def test_each_piece_of_an_answer_comes_when_it_is_yielded(platform: Platform, source: str, lang: str) -> None:
     """The next step is only taken when the one before has arrived here: no timing is involved."""
     path = platform.deploy("steps", source, lang)
-    gate = str(platform.home / f"steps-{lang}-")
+    gate = str(platform.open / f"steps-{lang}-")
     seen = []
 
     with platform.http.stream("POST", path, content=gate.encode()) as answer:
@@ -465,7 +465,7 @@ MEASURED = """
 
 def test_an_answer_of_declared_length_streams_with_that_length(platform: Platform) -> None:
     path = platform.deploy("measured", MEASURED, HTTP)
-    gate = platform.home / "measured-gate"
+    gate = platform.open / "measured-gate"
 
     with platform.http.stream("POST", path, content=f"6,{gate},one,two".encode()) as answer:
         assert answer.headers["content-length"] == "6"
@@ -481,7 +481,7 @@ def test_an_answer_that_is_longer_or_shorter_than_it_said_cuts_the_connection(
     platform: Platform, said: str, came: bytes
 ) -> None:
     path = platform.deploy("measured", MEASURED, HTTP)
-    body = f"{said},{platform.home},one,two"
+    body = f"{said},{platform.open},one,two"
 
     cut = raw(platform, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
 
@@ -489,7 +489,7 @@ def test_an_answer_that_is_longer_or_shorter_than_it_said_cuts_the_connection(
     assert f"content-length: {said}".encode() in head.lower()
     assert rest == came
     until(lambda: "Content-Length" in platform.log("measured"))
-    assert platform.call(path, f"6,{platform.home},one,two".encode()).text == "onetwo"
+    assert platform.call(path, f"6,{platform.open},one,two".encode()).text == "onetwo"
 
 
 def test_a_large_answer_that_is_whole_has_its_length(platform: Platform) -> None:

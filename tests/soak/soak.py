@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import httpx
 import psutil
+from tests.files import open_file
 from tests.integration.conftest import LIMIT_S, TORCH, private_bytes, until
 from tests.soak.functions import FUNCTIONS
 from tests.soak.judge import Fault, Verdict, judge
@@ -116,7 +117,7 @@ class Soak:
         self.seconds = seconds
         self.report = Report(seconds)
         self._random = random.Random(seed)
-        self._record = home / "record"
+        self._record = open_file("record")
         self.place: Place = (ManyProcesses if cluster else OneMachine)(home / "platform")
         self._versions = {each.name: (0, 0) for each in FUNCTIONS}
         self.load = Load(self.place.ports, rate, self._versions.__getitem__, seed)

@@ -20,9 +20,9 @@ RECORDING = """
 """
 
 
-def test_functions_are_chained_by_callbacks_to_the_gateways_name(platform: Platform, tmp_path: Path) -> None:
+def test_functions_are_chained_by_callbacks_to_the_gateways_name(platform: Platform, open_path: Path) -> None:
     """They were never delivered: the name is of OpenFaaS's network. One to itself must not go round for ever."""
-    record = tmp_path / "record"
+    record = open_path / "record"
     platform.deploy("chained", RECORDING, HTTP, env={"record": str(record)})
 
     def send(body: bytes, callback: str) -> tuple[str, str | None]:

@@ -26,9 +26,9 @@ MENDS = """
 
 
 def test_a_function_whose_loads_fail_says_so_and_comes_back_without_a_deployment(
-    platform: Platform, tmp_path: Path
+    platform: Platform, open_path: Path
 ) -> None:
-    flag = tmp_path / "mended"
+    flag = open_path / "mended"
     path = platform.deploy("mends", MENDS.format(flag=str(flag)))
     assert platform.call(path).status_code == 502
     once = platform.http.get("/system/function/mends").json()
@@ -39,7 +39,7 @@ def test_a_function_whose_loads_fail_says_so_and_comes_back_without_a_deployment
     answers = [platform.call(path)]
     # It loads again if more than a second has passed.
     until(lambda: "retry-after" in answers[-1].headers or answers.append(platform.call(path)), "it is not even tried")
-    refused, loads = answers[-1], len((tmp_path / "mended.loads").read_text())
+    refused, loads = answers[-1], len((open_path / "mended.loads").read_text())
     [listed] = platform.http.get("/system/functions").json()
     failed = platform.http.get("/system/function/mends").json()
     metrics = platform.http.get("/metrics").text
@@ -60,8 +60,8 @@ def test_a_function_whose_loads_fail_says_so_and_comes_back_without_a_deployment
     assert (after["gpufaas"]["state"], after["availableReplicas"]) == ("resident", 1)
 
 
-def test_a_minimum_of_copies_whose_loads_fail_comes_back_by_itself(platform: Platform, tmp_path: Path) -> None:
-    flag = tmp_path / "mended"
+def test_a_minimum_of_copies_whose_loads_fail_comes_back_by_itself(platform: Platform, open_path: Path) -> None:
+    flag = open_path / "mended"
     platform.deploy("mends", MENDS.format(flag=str(flag)), labels={"com.openfaas.scale.min": "1"})
 
     def state() -> str:

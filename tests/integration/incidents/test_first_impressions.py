@@ -56,9 +56,9 @@ GATED_LOAD = """
 """
 
 
-def test_a_call_whose_time_is_up_while_its_worker_loads_says_so(platform: Platform, tmp_path: Path) -> None:
+def test_a_call_whose_time_is_up_while_its_worker_loads_says_so(platform: Platform, open_path: Path) -> None:
     """It said "hit", and that its load took 0.0 ms."""
-    gate = tmp_path / "gate"
+    gate = open_path / "gate"
     path = platform.deploy("loads", GATED_LOAD, timeout="500ms", env={"GATE": str(gate)})
 
     late = platform.call(path)

@@ -49,7 +49,7 @@ LOOP = THREADS.replace("def ", "async def ").replace("time.sleep", "await asynci
     ("source", "lang"), [(THREADS, HTTP), (ONE_SLOT, TORCH), (LOOP, HTTP)], ids=["threads", "one slot", "loop"]
 )
 def test_what_fails_before_its_first_piece_is_answered_as_what_does_not_stream(
-    platform: Platform, tmp_path: Path, source: str, lang: str
+    platform: Platform, open_path: Path, source: str, lang: str
 ) -> None:
     path = platform.deploy("pieces", source, lang)
 
@@ -74,17 +74,17 @@ def test_what_fails_before_its_first_piece_is_answered_as_what_does_not_stream(
         empty = platform.http.request(method, f"{path}/none")
         assert (empty.status_code, empty.content, empty.headers["x-mine"]) == (203, b"", "yes")
 
-    with platform.http.stream("POST", f"{path}/quiet", content=str(tmp_path / "gate").encode()) as answer:
+    with platform.http.stream("POST", f"{path}/quiet", content=str(open_path / "gate").encode()) as answer:
         assert (answer.status_code, answer.headers["x-mine"]) == (203, "yes"), "an empty piece sends the head"
-        (tmp_path / "gate").touch()
+        (open_path / "gate").touch()
         assert b"".join(answer.iter_raw()) == b"spoken"
 
 
 def test_a_caller_who_leaves_before_the_first_piece_cancels_an_async_generator(
-    platform: Platform, tmp_path: Path
+    platform: Platform, open_path: Path
 ) -> None:
     path = platform.deploy("pieces", LOOP, HTTP)
-    ended = str(tmp_path / "ended")
+    ended = str(open_path / "ended")
 
     with platform.socket() as caller:
         caller.sendall(f"POST {path}/wait HTTP/1.1\r\nHost: x\r\nContent-Length: {len(ended)}\r\n\r\n{ended}".encode())

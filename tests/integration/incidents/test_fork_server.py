@@ -21,11 +21,11 @@ while "gpufaas_gpu_manager.zygote" in sys.orig_argv and os.path.exists({gate!r})
 
 
 def test_a_stopped_fork_server_is_replaced_and_its_workers_go_on(
-    make_platform: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_platform: object, open_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = tmp_path / "gate"
-    (tmp_path / "sitecustomize.py").write_text(WAITS.format(gate=str(gate)))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    gate = open_path / "gate"
+    (open_path / "sitecustomize.py").write_text(WAITS.format(gate=str(gate)))
+    monkeypatch.setenv("PYTHONPATH", str(open_path))
     platform: Platform = make_platform("--device", "cpu:0=600MiB").start()  # type: ignore[operator]
     warm, cold = platform.deploy("warm", ECHO_MODEL), platform.deploy("cold", ECHO_MODEL)
     platform.call(warm, b"loads")

@@ -69,9 +69,9 @@ def test_a_load_that_takes_more_than_was_guessed_is_one_slow_success(platform: P
 
 
 @pytest.mark.long
-def test_a_load_whose_files_do_not_fit_is_given_more_room(platform: Platform, tmp_path: Path) -> None:
+def test_a_load_whose_files_do_not_fit_is_given_more_room(platform: Platform, open_path: Path) -> None:
     """As `import transformers`: files count in a control group, no allocation fails, all is slow for ever."""
-    file = tmp_path / "library"
+    file = open_path / "library"
     with file.open("wb") as out:
         out.write(bytes(250 * MiB))
         os.fsync(out.fileno())

@@ -53,9 +53,9 @@ def test_on_one_device_the_inner_call_is_refused_at_once_and_the_outer_answers(p
         assert "device local/cpu:0 is held by call" in answer.text
 
 
-def test_on_two_devices_it_runs_on_the_other_one(make_platform: Callable[..., Platform], tmp_path: Path) -> None:
+def test_on_two_devices_it_runs_on_the_other_one(make_platform: Callable[..., Platform], open_path: Path) -> None:
     """And ends with its outer call, whose time limit is shorter than its own."""
-    began = tmp_path / "began"
+    began = open_path / "began"
     platform = make_platform("--device", "cpu:0=200MiB", "--device", "cpu:1=200MiB").start()
     outer, brief = platform.deploy("outer", OUTER), platform.deploy("brief", OUTER, timeout="2s")
     platform.deploy("inner", INNER)

@@ -63,8 +63,8 @@ PROGRESS = """
 """
 
 
-def test_a_progress_bar_is_in_the_log_while_it_runs(platform: Platform, tmp_path: Path) -> None:
-    bar, gate = platform.deploy("bar", PROGRESS, HTTP), tmp_path / "gate"
+def test_a_progress_bar_is_in_the_log_while_it_runs(platform: Platform, open_path: Path) -> None:
+    bar, gate = platform.deploy("bar", PROGRESS, HTTP), open_path / "gate"
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(platform.call, bar, str(gate).encode())
         try:

@@ -68,9 +68,9 @@ RECORDS = """
 LARGE = b"x" * (2 << 20)
 
 
-def test_no_call_runs_twice_whatever_the_others_of_its_batch_send(platform: Platform, tmp_path: Path) -> None:
+def test_no_call_runs_twice_whatever_the_others_of_its_batch_send(platform: Platform, open_path: Path) -> None:
     """Neither a body that is no JSON or no UTF-8, nor a caller who hangs up before its body was read from its file."""
-    record = tmp_path / "record"
+    record = open_path / "record"
     path = platform.deploy("records", RECORDS, batch_max="8", env={"record": str(record)})
     other = {"content-type": "application/json"}
     held, inside = platform.gate(), platform.gate()
@@ -124,9 +124,9 @@ LATE_ASYNC = LATE_MODEL.replace("def handle", "async def handle")
 
 @pytest.mark.parametrize("source", [LATE_MODEL, LATE_ASYNC])
 def test_a_body_in_a_file_can_be_read_after_its_caller_has_left(
-    platform: Platform, tmp_path: Path, source: str
+    platform: Platform, open_path: Path, source: str
 ) -> None:
-    path, gate, record = platform.deploy("late", source), platform.gate(), tmp_path / "record"
+    path, gate, record = platform.deploy("late", source), platform.gate(), open_path / "record"
     with platform.socket() as leaves:
         leaves.sendall(
             f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Gate: {gate.body.decode()}\r\nX-Record: {record}\r\n"
