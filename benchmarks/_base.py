@@ -20,6 +20,8 @@ from _deploying import deploy
 from _pairs import CPU, Limit, Pairs, Parts, by_turns
 from _platform import ROOT, STARTED, interpreter_of, is_code_of
 
+from gpufaas_core import local_login
+
 PAIRS: Final = 9
 LIMIT: Final = 1.03
 S = TypeVar("S")
@@ -86,7 +88,7 @@ def measure(
 
 def check_workers(url: str, tree: Path) -> None:
     """:raises SystemExit: a worker of the platform with the URL *url* does not run the code of *tree*"""
-    with httpx.Client(base_url=httpx.URL(url).join("/"), timeout=60) as client:
+    with httpx.Client(base_url=httpx.URL(url).join("/"), auth=local_login.find(url), timeout=60) as client:
         deploy(client, "whose-code", STARTED.read_text(), kind="http")
         is_code_of(tree, client.post("/function/whose-code").raise_for_status().json())
         client.request("DELETE", "/system/functions", json={"functionName": "whose-code"}).raise_for_status()

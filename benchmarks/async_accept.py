@@ -26,6 +26,7 @@ from rich.table import Table
 
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 from gpufaas_async_calls.call import AcceptedCall
+from gpufaas_core import local_login
 
 TARGET = 2000
 CONNECTIONS = 64
@@ -97,7 +98,7 @@ def main() -> None:
         (home / "bench").mkdir()
         (home / "bench" / "handler.py").write_text(HANDLER)
         gpufaas(url, "up", cwd=home)
-        with httpx.Client(base_url=url, timeout=60, trust_env=False) as gateway:
+        with httpx.Client(base_url=url, auth=local_login.find(url), timeout=60, trust_env=False) as gateway:
             gateway.post("/function/bench", content=b"warm")
             for number in range(options.rounds):
                 single = alone(home / f"alone-{number}", min(2.0, options.seconds))

@@ -25,6 +25,8 @@ from _platform import ROOT, free_port, platform, process
 from _servers import Served, Tree
 from _wrk import LUA, parser_of, wrk
 
+from gpufaas_core import local_login
+
 SIZE: Final = 10 << 20
 CONNECTIONS: Final = (1, 4)
 SHARE: Final = 0.8
@@ -54,7 +56,7 @@ SCRIPTS: Final = {"sent": f'string.rep("x", {SIZE})', "answered": '"large"'}
 def served(tree: Path = ROOT) -> Iterator[Served]:
     """Serve both functions by the platform of *tree*."""
     with platform("--device", "cpu:0=1GiB", tree=tree) as (url, child, _):
-        with httpx.Client(base_url=url, timeout=60) as client:
+        with httpx.Client(base_url=url, auth=local_login.find(url), timeout=60) as client:
             deploy(client, "server", PROGRAM, kind="server")
             deploy(client, "handler", HANDLER, kind="http")
             for name in NAMES:

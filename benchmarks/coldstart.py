@@ -54,6 +54,8 @@ from _starts import (
 from rich.console import Console
 from rich.table import Table
 
+from gpufaas_core import local_login
+
 MODELS: Final = ("resnet50", "vgg16", "layers-1gib")
 ECHO: Final = "echo"
 TIERS: Final = ("hit", "parked", "host", "peer", "disk", "store")
@@ -136,7 +138,7 @@ def write_functions(home: Path, models: tuple[str, ...], threads: int) -> None:
 def serve(name: str, tree: Path, options: list[str], models: tuple[str, ...], threads: int) -> Iterator[Served]:
     with (
         platform("--device", f"cpu:0={DEVICE_MIB}MiB", *options, tree=tree) as (url, child, home),
-        httpx.Client(base_url=url, timeout=120) as client,
+        httpx.Client(base_url=url, auth=local_login.find(url), timeout=120) as client,
     ):
         write_functions(home, models, threads)
         gpufaas(url, "up", cwd=home / "src", tree=tree)

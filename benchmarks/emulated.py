@@ -29,6 +29,7 @@ from _document import table, write_part
 from _platform import ROOT, gpufaas, platform
 from rich.console import Console
 
+from gpufaas_core import local_login
 from gpufaas_core.cost import Truth, truth
 from gpufaas_core.files import remove_tree
 from gpufaas_scheduler.policies import DEFAULT_POLICY
@@ -102,7 +103,7 @@ async def own_model(url: str, workload: Workload) -> list[tuple[str, float, floa
     """Return what was called, how long that took on a device, and what the cost model says."""
     known = {each.name: truth(each.name, each.need, each.costs["*"]) for each in workload.functions}
     rows: list[tuple[str, float, float]] = []
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, auth=local_login.find(url), timeout=60, trust_env=False) as http:
 
         async def run_s(name: str) -> float:
             answer = (await http.post(f"/function/{name}", content=b"{}")).raise_for_status()

@@ -20,6 +20,8 @@ from _platform import free_port, platform, process
 from _servers import Served, Tree
 from _wrk import LUA, parser_of, wrk
 
+from gpufaas_core import local_login
+
 TARGETS = {1: 0.40, 16: 0.45, 64: 0.52}
 BODY = "hello world"
 ECHO = """
@@ -43,7 +45,7 @@ def main() -> int:
             platform("--device", "cpu:0=512MiB") as (url, child, _),
             process([sys.executable, str(upstream)], direct, env={"PORT": str(port)}) as bare,
         ):
-            with httpx.Client(base_url=url, timeout=60) as client:
+            with httpx.Client(base_url=url, auth=local_login.find(url), timeout=60) as client:
                 deploy(client, "echo", UPSTREAM, kind="server")
                 assert client.post("/function/echo", content=BODY).text == BODY
             ours = Served({"echo": f"{url}/function/echo"}, Tree(child.pid))

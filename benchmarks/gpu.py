@@ -41,6 +41,7 @@ from _starts import into_page_cache, out_of_page_cache, phases
 from rich.console import Console
 from rich.table import Table
 
+from gpufaas_core import local_login
 from gpufaas_core.errors import InvalidSpec
 
 ON_CPU: Final = ("resnet50", "vgg16", "bert-base", "gpt2", "transformer-1g")
@@ -178,7 +179,7 @@ def starts(on: Machine, home: Path) -> dict[str, Any]:
     for variant, options in variants.items():
         with (
             platform("--device", on.spec(on.memory), *options) as (url, _, data),
-            httpx.Client(base_url=url, timeout=300) as client,
+            httpx.Client(base_url=url, auth=local_login.find(url), timeout=300) as client,
         ):
             deploy(url, source, {**memory, "filler": filler})
             served = coldstart.Served(variant, client, data)

@@ -30,6 +30,7 @@ from _document import table, write_part
 from _platform import ROOT, gpufaas, platform
 from rich.console import Console
 
+from gpufaas_core import local_login
 from gpufaas_core.cost import Cost
 from gpufaas_core.files import remove_tree
 from gpufaas_scheduler.policies import DEFAULT_POLICY
@@ -69,7 +70,7 @@ def keep_busy(url: str, body: bytes, rounds: int) -> None:
 
     def caller(seed: int) -> None:
         rng = random.Random(seed)
-        with httpx.Client(base_url=url, timeout=120) as http:
+        with httpx.Client(base_url=url, auth=local_login.find(url), timeout=120) as http:
             for _ in range(rounds):
                 for model in rng.sample(MODELS, len(MODELS)):
                     for _ in range(2):  # a miss, perhaps, and a hit

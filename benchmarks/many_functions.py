@@ -20,6 +20,8 @@ from _servers import Served, Tree
 from _wrk import BODY, LUA, parser_of, wrk
 from rich.console import Console
 
+from gpufaas_core import local_login
+
 CONNECTIONS: Final = (1, 16)
 FEW, TIMES = 10, 1.05
 """The bar: the latency and the processor time of a call, as a multiple of that where ten functions are deployed."""
@@ -34,7 +36,10 @@ def handle(event, context):
 
 def fill(url: str, functions: int, console: Console) -> None:
     """Deploy so many functions."""
-    with httpx.Client(base_url=url, timeout=120) as client, console.status(f"deploying {functions} functions"):
+    with (
+        httpx.Client(base_url=url, auth=local_login.find(url), timeout=120) as client,
+        console.status(f"deploying {functions} functions"),
+    ):
         for number in range(functions):
             deploy(client, f"f{number}", ECHO, kind="http")
         client.post("/function/f0", content=BODY).raise_for_status()

@@ -29,6 +29,7 @@ from _platform import ROOT, gpufaas, platform
 from emulated import as_known, drawn
 from rich.console import Console
 
+from gpufaas_core import local_login
 from gpufaas_core.files import remove_tree
 from gpufaas_scheduler.policies import DEFAULT_POLICY
 from gpufaas_simulator.explicit import read_workload
@@ -182,7 +183,7 @@ class Measured:
 
 
 async def costs_of(url: str) -> dict[str, dict[str, Any]]:
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, auth=local_login.find(url), timeout=60, trust_env=False) as http:
         return await Measured(http).costs()
 
 

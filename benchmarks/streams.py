@@ -36,6 +36,8 @@ from _servers import Served, Tree
 from rich.console import Console
 from rich.table import Table
 
+from gpufaas_core import local_login
+
 EVERY_S: Final = 0.01
 ADDED_MS, SERVER_CPU, GENERATOR_CPU = 3.0, 1.5, 2.5
 """The bars: what the 99th percentile of a token's way grows by, and times the processor time of a direct token."""
@@ -149,7 +151,7 @@ def served(streams: int, tree: Path = ROOT) -> Iterator[Served]:
     on_socket = SERVER.replace('port=int(os.environ["PORT"])', 'uds=os.environ["GPUFAAS_SOCKET"]')
     programs = {"server": (SERVER, "server"), "socket": (on_socket, "server"), "generator": (GENERATOR, "http")}
     with platform("--device", "cpu:0=1GiB", tree=tree) as (url, child, _):
-        with httpx.Client(base_url=url, timeout=60) as client:
+        with httpx.Client(base_url=url, auth=local_login.find(url), timeout=60) as client:
             for name, (program, kind) in programs.items():
                 deploy(client, name, program, kind=kind, annotations={"gpufaas.slots": str(streams)})
                 client.post(f"/function/{name}", content="2").raise_for_status()

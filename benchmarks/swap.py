@@ -45,6 +45,8 @@ from _starts import BODY, MiB, beyond_load_and_run, by_hand, phases, write_layer
 from rich.console import Console
 from rich.table import Table
 
+from gpufaas_core import local_login
+
 MODELS, DEVICES, ROOM = 20, 2, 4
 ADDS_MS, MISSES = 25.0, 0.24
 """The bars. And: fewer misses than the ideal LRU, memory within the devices; against --base, 0.8 times the latency."""
@@ -96,7 +98,10 @@ class Replayed:
 async def replay(url: str, sequence: Sequence[int], times: Sequence[float]) -> Replayed:
     found = Replayed()
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client, asyncio.TaskGroup() as group:
+    async with (
+        httpx.AsyncClient(base_url=url, auth=local_login.find(url), timeout=120, limits=limits) as client,
+        asyncio.TaskGroup() as group,
+    ):
         began = time.perf_counter()
 
         async def call(model: int) -> None:
@@ -151,7 +156,7 @@ def watched(url: str, pid: int, memory: int, found: Replayed, held: Callable[[in
     over = threading.Event()
 
     def look() -> None:
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx.Client(base_url=url, auth=local_login.find(url), timeout=30) as client:
             while not over.wait(WATCH_S):
                 status = client.get("/system/status").json()
                 found.reserved = max(found.reserved, *(each["used"] / memory for each in status["devices"]))
@@ -185,7 +190,7 @@ def occupation(source: Path, tree: Path, options: Sequence[str], device: str = "
         for _ in range(3):
             httpx.post(f"{url}/function/{NAMES[0]}", content=BODY, timeout=120).raise_for_status()
             time.sleep(0.5)
-        (resident,) = httpx.get(f"{url}/system/status").json()["devices"][0]["resident"]
+        (resident,) = httpx.get(f"{url}/system/status", auth=local_login.find(url)).json()["devices"][0]["resident"]
         return int(resident["memory"])
 
 

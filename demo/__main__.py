@@ -39,6 +39,7 @@ from rich.table import Table
 from rich.text import Text
 
 from demo import shared
+from gpufaas_core import local_login
 from gpufaas_core.files import remove_tree
 from gpufaas_core.units import MiB, format_bytes
 
@@ -313,7 +314,7 @@ async def run(url: str, phases: list[Phase], sides: list[Phase], answers: dict[t
         TextColumn("{task.description:<13}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
     limits = httpx.Limits(max_connections=AT_ONCE)
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, auth=local_login.find(url)) as client:
         status = (await client.get("/system/status")).json()
         with Live(console=console, refresh_per_second=8, transient=False) as live:
             stop = asyncio.Event()

@@ -2,15 +2,17 @@
 
 import contextlib
 import fcntl
-import ipaddress
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from gpufaas_apps.options import FrontOptions
 from gpufaas_apps.resources import keep_private
+from gpufaas_core import local_login
 from gpufaas_core.errors import StorageFailed
-from gpufaas_gateway.auth import Credentials, make_credentials, read_credentials
+from gpufaas_gateway.auth import PASSWORD_FILE, Credentials, make_credentials, read_credentials
 
 
 @contextlib.contextmanager
@@ -51,7 +53,7 @@ def _unusable(data: Path, exc: OSError) -> StorageFailed:
 
 def credentials_of(options: FrontOptions) -> Credentials | None:
     """Return the user and password to ask for, made if need be; None: ask for none."""
-    if options.auth == "off" or (options.auth == "auto" and is_loopback(options.host)):
+    if options.auth == "off":
         return None
     if options.auth_dir is None:
         make_credentials(auth_dir_of(options))
@@ -63,9 +65,23 @@ def auth_dir_of(options: FrontOptions) -> Path:
     return options.auth_dir or options.data / "auth"
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches *host*."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def login_offered(options: FrontOptions, credentials: Credentials | None) -> contextlib.AbstractContextManager[None]:
+    """Offer the login to clients of this user on this machine, until the block ends."""
+    if credentials is None:
+        return contextlib.nullcontext()
+    return local_login.offered(options.url, credentials.user, credentials.password)
+
+
+def tell_login(options: FrontOptions, credentials: Credentials | None) -> None:
+    """Print where the password is and how faas-cli logs in with it, or that none is asked for."""
+    if credentials is None:
+        where = f"{options.host}:{options.port}"
+        print(
+            f"! anyone who reaches {where}, functions too, can deploy code: --auth is off", file=sys.stderr, flush=True
+        )
+        return
+    file = shlex.quote(str(auth_dir_of(options) / PASSWORD_FILE))
+    print(f"✓ auth       user {credentials.user}, password in {file}: gpufaas finds it; for faas-cli:", flush=True)
+    print(
+        f"             cat {file} | faas-cli login -u {credentials.user} --password-stdin -g {options.url}", flush=True
+    )

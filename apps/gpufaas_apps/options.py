@@ -27,7 +27,7 @@ class FrontOptions:
     port: int = DEFAULT_PORT
     host: str = "127.0.0.1"
     auth: Literal["on", "off", "auto"] = "auto"
-    """Whether the management routes ask for a password; auto: unless only this machine reaches them."""
+    """Whether the management routes ask for a password; auto: as on, since functions reach them as others do."""
     auth_dir: Path | None = None
     """The directory of ``basic-auth-user`` and ``basic-auth-password``. None: in *data*, made if need be."""
     data: Path = Path()

@@ -21,7 +21,7 @@ from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 from gpufaas_adapters.sqlite.functions import SqliteStore
 from gpufaas_apps.container_listener import ContainerListener
-from gpufaas_apps.data_directory import auth_dir_of, credentials_of, is_loopback, owned
+from gpufaas_apps.data_directory import credentials_of, login_offered, owned, tell_login
 from gpufaas_apps.engines import connect, container_engine, opened_devices
 from gpufaas_apps.front import Front, Parts
 from gpufaas_apps.host_cache import host_budget, host_cache
@@ -38,7 +38,7 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId, Seconds
 from gpufaas_core.origin import Origins
-from gpufaas_gateway.auth import PASSWORD_FILE, Credentials
+from gpufaas_gateway.auth import Credentials
 from gpufaas_gpu_manager.devices import described
 from gpufaas_gpu_manager.metrics import NodeFamilies
 from gpufaas_gpu_manager.node import Node
@@ -65,7 +65,8 @@ def run(options: ServeOptions) -> None:
     with owned(options.data) as spool, listen(options.host, options.port, "--port") as listening:
         credentials = credentials_of(options)
         options = replace(options, port=listening.getsockname()[1])  # port 0 is any that is free
-        run_loop(_main(options, credentials, spool, listening), GRACE_S)
+        with login_offered(options, credentials):
+            run_loop(_main(options, credentials, spool, listening), GRACE_S)
 
 
 async def _main(options: ServeOptions, credentials: Credentials | None, spool: Path, listening: socket.socket) -> None:
@@ -278,18 +279,11 @@ def greet(options: ServeOptions, credentials: Credentials | None, node: Node) ->
     lines.append(f"scheduler  {options.policy}{'' if form == 'Python' else f'; engine: {form}'}")
     lines += [f"device     {described(each)}" for each in node.devices()]
     lines.append(f"data       {options.data}")
-    if credentials is not None:
-        lines.append(f"auth       user {credentials.user}, password in {auth_dir_of(options) / PASSWORD_FILE}")
     for line in lines:
         print(f"✓ {line}", flush=True)
+    tell_login(options, credentials)
     if node.enforcement.why:
         print(f"! {node.enforcement.why}", file=sys.stderr, flush=True)
-    if credentials is None and not is_loopback(options.host):
-        print(
-            f"! anyone who reaches {options.host}:{options.port} can deploy code: --auth is off",
-            file=sys.stderr,
-            flush=True,
-        )
     print(f"ready in {_age_s():.1f} s (pid {os.getpid()})", flush=True)
 
 

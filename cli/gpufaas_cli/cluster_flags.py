@@ -70,7 +70,7 @@ front_options = options(
     option("--host", default="127.0.0.1", metavar="ADDRESS",
            says="Address to listen on; 0.0.0.0: all addresses of this machine."),
     option("--auth", type=click.Choice(("on", "off", "auto")), default="auto",
-           says="Ask for user and password; functions stay public. auto: unless only this machine reaches --host."),
+           says="Ask for user and password; functions stay public. auto is on: functions reach this port, too."),
     option("--auth-dir", type=_DIRECTORY, callback=parsed(Path.expanduser), metavar="DIR",
            says="Has the files basic-auth-user and basic-auth-password. [default: auth in --data, made at the first "
            "start]"),

@@ -18,6 +18,7 @@ from gpufaas.answer import AsyncStream, Stream
 from gpufaas.errors import GatewayUnreachable, GpufaasError
 from gpufaas.gateway import ENDLESS, Gateway, Hints, Request, Steps
 from gpufaas.resources import CallStatus, LogLine
+from gpufaas_core import local_login
 from gpufaas_core._types import Seconds
 
 _P = ParamSpec("_P")
@@ -53,7 +54,7 @@ class _Client:
         :param gateway: its URL; else OPENFAAS_URL, else http://127.0.0.1:8080. A user and password in it are also sent
             to functions, and go before *auth* and *token*
         :param auth: user and password, or the value of ``Authorization``; it is sent to the management routes, and not
-            to functions
+            to functions. Without it, that of a gateway which this user started on this machine is found
         :param token: a bearer token, instead of *auth*
         :param verify: whether the certificate of an https:// gateway is checked
         :param timeout_s: for each answer of the gateway; answers of functions have no limit
@@ -68,7 +69,8 @@ class _Client:
         user = parts.netloc.rpartition("@")[0]
         self.shown = self.gateway.replace(f"{user}@", "", 1) if user else self.gateway
         """The gateway without its password, for people."""
-        self.authorization = None if user else f"Bearer {token}" if token else _header(auth)
+        self._given = None if user else f"Bearer {token}" if token else _header(auth)
+        self._looks = not user and self._given is None
         self._at = Gateway(self.gateway, self.shown, deploy_s, hints)
         self._timeout_s = timeout_s
         self._use(
@@ -80,6 +82,14 @@ class _Client:
             headers={"User-Agent": user_agent},
         )
 
+    @property
+    def authorization(self) -> str | None:
+        """
+        The value of ``Authorization`` for the management routes: what was given, else the login of a gateway that this
+        user started on this machine. None: there is none, or it is in the URL.
+        """
+        return _header(local_login.find(self.gateway)) if self._looks else self._given
+
     def _use(self, **options: Any) -> None:
         """Make httpx's client with *options*."""
         raise NotImplementedError
@@ -87,8 +97,8 @@ class _Client:
     def _arguments(self, request: Request) -> dict[str, Any]:
         """Return the arguments of httpx's ``build_request``, without the content."""
         headers = list(request.headers)
-        if self.authorization and not request.of_function:
-            headers.append(("Authorization", self.authorization))
+        if not request.of_function and (authorization := self.authorization):
+            headers.append(("Authorization", authorization))
         timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
         return {
             "method": request.method,

@@ -3,6 +3,7 @@ The whole platform as its users meet it: a `gpufaas serve` of its own process tr
 and deployed as the CLI does it, calls over real sockets. Nothing here imports what it tests but the CLI's library.
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -146,6 +147,26 @@ class FunctionBuilds:
         return self._built[key]
 
 
+class Login:
+    """Of a platform whose data directory is *data*: there once it has started, and if it asks for a password."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+
+    def header(self) -> str:
+        """:raises OSError: there is none"""
+        password = (self._data / "auth" / "basic-auth-password").read_text()
+        return "Basic " + base64.b64encode(f"admin:{password}".encode()).decode()
+
+    def sign(self, request: httpx.Request) -> None:
+        """A hook for requests: those to the platform have the login, those to functions have not."""
+        path, method = request.url.path, request.method
+        of_function = path.startswith("/function/") or (path.startswith("/async-function/") and method == "POST")
+        if "authorization" not in request.headers and not of_function:
+            with contextlib.suppress(OSError):
+                request.headers["authorization"] = self.header()
+
+
 class Platform:
     """One `gpufaas serve`, and hands to use it. `url` is its gateway, `pid` its serving process."""
 
@@ -163,8 +184,10 @@ class Platform:
         self.url = f"http://127.0.0.1:{self.port}"
         # As many kept connections as calls at once: closing idle ones races with their next use in other threads.
         limits = httpx.Limits(max_connections=100, max_keepalive_connections=100)
-        self.http = httpx.Client(base_url=self.url, timeout=LIMIT_S, trust_env=False, limits=limits)
-        self._cli = Client(self.url)
+        self.login = Login(self.data)
+        hooks = {"request": [self.login.sign]}
+        self.http = httpx.Client(base_url=self.url, timeout=LIMIT_S, trust_env=False, limits=limits, event_hooks=hooks)
+        self._cli = Client(self.url, event_hooks=hooks)
         self._calls = ThreadPoolExecutor(32)
         self.builds = FunctionBuilds(home)
         self._gates = 0

@@ -15,20 +15,14 @@ from gpufaas_cli.main import cli
 @pytest.mark.parametrize(
     ("auth", "host", "asks"),
     [
-        ("auto", "127.0.0.1", False),
-        ("auto", "127.0.0.2", False),
-        ("auto", "localhost", False),
-        ("auto", "::1", False),
+        ("auto", "127.0.0.1", True),  # which functions reach as well
         ("auto", "0.0.0.0", True),
-        ("auto", "::", True),
-        ("auto", "", True),
-        ("auto", "10.0.0.1", True),
-        ("auto", "localhost.example", True),
         ("on", "127.0.0.1", True),
+        ("off", "127.0.0.1", False),
         ("off", "0.0.0.0", False),
     ],
 )
-def test_it_asks_unless_only_this_machine_reaches_it(
+def test_it_asks_for_a_password_unless_it_is_told_not_to(
     tmp_path: Path, auth: Literal["on", "off", "auto"], host: str, asks: bool
 ) -> None:
     credentials = credentials_of(ServeOptions(host=host, auth=auth, data=tmp_path))

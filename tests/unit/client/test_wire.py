@@ -13,6 +13,7 @@ from tests.fakes.clients import Connect
 from tests.unit.cli.wire_log import Reply, WireLog
 
 import gpufaas
+from gpufaas_core import local_login
 
 BASIC = "Basic YWRtaW46czNjcmV0"
 
@@ -41,6 +42,24 @@ def test_a_token_a_header_and_a_user_in_the_url_say_who_asks(connect: Connect, w
 
     assert [each.headers["authorization"] for each in wire.sent] == ["Bearer t", BASIC, BASIC]
     assert in_url.shown == wire.url
+
+
+def test_the_login_of_a_gateway_here_is_found_unless_another_is_given(
+    connect: Connect, wire: WireLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    client = connect(wire.url)
+
+    with local_login.offered(wire.url, "admin", "s3cret"):
+        client.functions()
+        client.invoke("a")
+        connect(wire.url, token="t").functions()
+        connect(wire.url.replace("//", "//me:mine@")).functions()
+    client.functions()
+
+    assert [each.headers.get("authorization") for each in wire.sent] == [
+        BASIC, None, "Bearer t", "Basic bWU6bWluZQ==", None,
+    ]  # fmt: skip
 
 
 def test_the_environment_names_the_gateway(connect: Connect, wire: WireLog, monkeypatch: pytest.MonkeyPatch) -> None:
