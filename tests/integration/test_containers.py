@@ -199,7 +199,6 @@ def ask_gateway(docker: Docker, name: str, *requests: str, authorization: str = 
 
 
 def test_a_function_reaches_others_by_the_gateways_conventional_name_and_nothing_more(docker: Docker) -> None:
-    """The platform listens on loopback, and needs no password there."""
     docker.deploy("reaches").raise_for_status()
     docker.call("reaches", "/echo").raise_for_status()
     said = ask_gateway(
@@ -210,9 +209,8 @@ def test_a_function_reaches_others_by_the_gateways_conventional_name_and_nothing
     )  # fmt: skip
 
     assert said[:3] == ["200 OK", "200 hi", "202 "]
-    assert [line.partition(" ")[0] for line in said[3:7]] == ["403", "403", "403", "404"]
+    assert [line.partition(" ")[0] for line in said[3:7]] == ["401", "401", "401", "404"]
     assert said[7:] == ["200 hi"] * 4
-    assert "start it with --auth on" in said[3]
     assert docker.http.get("/system/functions").status_code == 200
 
 
@@ -225,6 +223,22 @@ def test_the_functions_network_is_for_functions(docker: Docker) -> None:
         answer = other.get(f"http://{network}:{docker.platform.port}/healthz")
 
     assert (answer.status_code, answer.text) == (403, "this address is for functions in containers\n")
+
+
+def test_where_no_password_is_asked_for_containers_reach_only_what_is_public(
+    test_image: str, make_platform: Callable[..., Any]
+) -> None:
+    platform = make_platform("--functions", "docker", "--device", "cpu:0=256MiB", "--auth", "off").start()
+    docker = Docker(platform, test_image)
+    docker.deploy("reaches").raise_for_status()
+    docker.call("reaches", "/echo").raise_for_status()
+
+    (said,) = ask_gateway(docker, "reaches", "GET /system/functions")
+
+    assert said.startswith("403 ")
+    assert "start it with --auth on" in said
+    assert platform.stop() == 0
+    docker.engine.close()
 
 
 def test_with_a_password_containers_meet_the_whole_gateway(test_image: str, make_platform: Callable[..., Any]) -> None:

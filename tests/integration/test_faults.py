@@ -457,7 +457,8 @@ def test_nothing_outlives_a_killed_platform_and_its_successor_knows_everything(m
 def test_what_was_half_written_when_the_platform_was_killed_is_gone_when_it_is_back(make_platform: Make) -> None:
     platform = make_platform("--device", "cpu:0=400MiB").start()
     with platform.socket() as sock:
-        head = f"PUT /system/artifacts/{'0' * 64} HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n"
+        head = f"PUT /system/artifacts/{'0' * 64} HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n"
+        head += f"Authorization: {platform.login.header()}\r\n\r\n"
         sock.sendall(head.encode() + b"x" * 3 * MiB)
         incoming = platform.data / "artifacts" / "incoming"
         until(lambda: list(incoming.iterdir()))
@@ -478,7 +479,8 @@ def test_sigterm_lets_running_calls_end_and_leaves_no_process(make_platform: Mak
     until(gate.reached)
     tree = platform.tree()
     with platform.socket() as follower:
-        follower.sendall(b"GET /system/logs?name=gated&follow=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = "GET /system/logs?name=gated&follow=1 HTTP/1.1\r\nHost: x\r\n"
+        follower.sendall(f"{head}Authorization: {platform.login.header()}\r\n\r\n".encode())
         assert follower.recv(1024).startswith(b"HTTP/1.1 200 ")
 
         platform.signal(signal.SIGTERM)

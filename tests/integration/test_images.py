@@ -292,7 +292,8 @@ def test_an_image_that_the_registry_lacks_or_guards_is_refused_at_deploy_in_one_
     forget(project.image)
     monkeypatch.setenv("DOCKER_CONFIG", str(project.home / "none"))
     stranger = make_platform("--functions", "docker", "--device", "cpu:0=256MiB").start()
-    guarded = one_line(project.run("deploy", "-g", stranger.url))
+    password = (stranger.data / "auth/basic-auth-password").read_text()
+    guarded = one_line(project.run("deploy", "-g", f"http://admin:{password}@127.0.0.1:{stranger.port}"))
     assert "cannot be pulled: " in guarded
     assert "auth" in guarded
     assert "log in to its registry" in guarded

@@ -40,7 +40,7 @@ def test_java_and_curl_offer_h2c_with_a_body(platform: Platform, segments: int) 
     with platform.socket() as sock:
         for piece in [head + body] if segments == 1 else [head, body]:
             sock.sendall(piece)
-        sock.sendall(b"GET /system/info HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        sock.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: sock.recv(65_536), b""))
 
     assert answer.count(b"HTTP/1.1 200 OK") == 2, answer
