@@ -14,12 +14,12 @@ import msgspec
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 
-UID_RANGE: Final = range(1_900_000_000, 1_900_065_536)
-"""Above those that containers of systemd get, and far above those of users."""
+UID_RANGE: Final = "1900000000-1900065535"
+"""Above those that systemd gives to containers, and far above those of users."""
 _LAST: Final = 2**32 - 2
 """The next one means: do not change it."""
 _TRIES: Final = 16
-LOCKS: Final = Path("/run/gpufaas/uids")
+_LOCKS: Final = Path("/run/gpufaas/uids")
 """A file in which each platform locks the bytes at its uids."""
 
 
@@ -27,12 +27,10 @@ def uid_range(text: str) -> range:
     """Return the uids that ``FIRST-LAST`` names. :raises InvalidSpec: it is malformed, or has uid 0"""
     found = re.fullmatch(r"([0-9]{1,10})-([0-9]{1,10})", text)
     uids = range(int(found[1]), int(found[2]) + 1) if found is not None else range(0)
-    if found is None or not uids or uids[-1] > _LAST:
+    if not uids or uids[-1] > _LAST or 0 in uids:
         raise InvalidSpec(
-            f"{text!r} is not FIRST-LAST, two uids up to {_LAST}: write for example 1900000000-1900065535"
+            f"{text!r} is not FIRST-LAST, two uids from 1 (0 is root's) to {_LAST}: write for example {UID_RANGE}"
         )
-    if 0 in uids:
-        raise InvalidSpec(f"{text!r} has uid 0, which may do all: begin with a uid that no user has")
     return uids
 
 
@@ -44,8 +42,8 @@ def written(uids: range) -> str:
 class _Given(msgspec.Struct):
     """What is kept from run to run."""
 
-    asked: str
-    uids: str
+    asked: str = ""
+    uids: str = ""
     """The range in use, which is another than was asked for if somebody had that."""
     functions: dict[str, int] = {}
     """By ``name.namespace``: the place of its uid in the range."""
@@ -54,49 +52,42 @@ class _Given(msgspec.Struct):
 class Uids:
     """
     The uids of a platform's functions, in the order of their first start. That of a function that is gone is given
-    again when there is no other. May be used from any thread.
+    again when there is no other. The range is its own until `close`. May be used from any thread.
     """
 
-    def __init__(self, path: Path, asked: range, *, strict: bool = False, locks: Path = LOCKS) -> None:
+    def __init__(self, path: Path, asked: range, *, strict: bool = False, locks: Path = _LOCKS) -> None:
         """
-        Take *asked*, or the next range of its size that nobody uses, until this process ends.
+        Take *asked*, or the next range of its size that nobody uses.
 
         :param path: of the file that says after a restart which function has which
         :param strict: take *asked* only
         :raises InvalidSpec: no such range is free
-        :raises StorageFailed: *path* cannot be read or written, or is damaged
+        :raises StorageFailed: *path* cannot be read, or is damaged
         """
-        self.note = ""
-        """Why they are not those that were asked for; empty: they are."""
         self.known: Callable[[], Collection[str]] | None = None
         """Returns the functions that are not gone; None: nobody knows yet."""
-        self._path = path
-        self._lock = threading.Lock()
-        self._held: int | None = None
-        self._given = self._read()
-        at_last = self._given.uids if self._given.asked == written(asked) else written(asked)
-        self._given.functions = {name: at for name, at in self._given.functions.items() if at < len(asked)}
-        following = (range(asked.start + n * len(asked), asked.stop + n * len(asked)) for n in range(_TRIES))
-        why = ""
-        for self.range in [asked] if strict else [uid_range(at_last), *following]:
-            used = self._why_not(self.range, locks)
+        self._path, self._lock, self._held = path, threading.Lock(), -1
+        self._given = given = _read(path)
+        given.functions = {name: at for name, at in given.functions.items() if at < len(asked)}
+        ranges = [range(asked.start + n, asked.stop + n) for n in range(0, _TRIES * len(asked), len(asked))]
+        if given.asked == written(asked):
+            ranges.insert(0, uid_range(given.uids))  # what functions have compiled is theirs there
+        self.note = ""
+        """Why they are not those that were asked for; empty: they are."""
+        for self.range in [asked] if strict else ranges:
+            used = self._why_not(locks)
             if not used:
                 break
-            why = why or f"--uid-range {written(self.range)}: {used}"
+            self.note = self.note or f"--uid-range {written(self.range)}: {used}"
         else:
-            raise InvalidSpec(f"{why}: name {len(asked)} uids that nobody has")
-        if why or self.range != asked:
-            self.note = f"{why or f'--uid-range {written(asked)} was taken'}: functions have {written(self.range)}"
-        self._given.asked, self._given.uids = written(asked), written(self.range)
+            raise InvalidSpec(f"{self.note}: name {len(asked)} uids that nobody has")
+        if self.range != asked:
+            self.note = f"{self.note or 'as before'}: functions have the uids {written(self.range)}"
+        given.asked, given.uids = written(asked), written(self.range)
         self._write()
 
     def of(self, function: str) -> int:
-        """
-        Return the uid of *function*, ``name.namespace``.
-
-        :raises InvalidSpec: all belong to other functions
-        :raises StorageFailed: it cannot be written down
-        """
+        """Return the uid of *function*, ``name.namespace``. :raises InvalidSpec: all belong to other functions"""
         with self._lock:
             functions = self._given.functions
             if function not in functions:
@@ -104,32 +95,25 @@ class Uids:
                 self._write()
             return self.range[functions[function]]
 
-    def close(self) -> None:
-        """From now on others may have the range."""
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
-
     def _free(self, functions: dict[str, int]) -> int:
-        """Return the place of a uid that no function has."""
-        if len(functions) < len(self.range):
-            taken = set(functions.values())
-            return next(at for at in range(len(self.range)) if at not in taken)
+        taken = set(functions.values())
+        for at in range(len(self.range)):
+            if at not in taken:
+                return at
         known = self.known() if self.known is not None else functions
-        for name in functions:
-            if name not in known:
-                return functions.pop(name)
+        for name in functions.keys() - known:
+            return functions.pop(name)
         raise InvalidSpec(
             f"all {len(functions)} uids of --uid-range {written(self.range)} belong to functions: start the platform "
             "with a larger range, or remove functions"
         )
 
-    def _why_not(self, uids: range, locks: Path) -> str:
-        """Return who else uses one of *uids*; empty: nobody, and now they are ours."""
-        if uids[-1] > _LAST:
-            return f"there are none above {_LAST}"
-        if not any(uids[0] >= inside and uids[-1] < inside + count for inside, count in _mapped()):
-            return "this container has no such uids"
+    def _why_not(self, locks: Path) -> str:
+        """Return who else uses one of the range; empty: nobody, and now it is ours."""
+        uids = self.range
+        mapped = [list(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        if not any(first <= uids[0] and uids[-1] < min(first + count, _LAST + 1) for first, _, count in mapped):
+            return "this machine, or container, has no such uids"
         for name, first, count in _accounts():
             if first < uids.stop and uids.start < first + count:
                 return f"{name} has {max(first, uids.start)}"
@@ -138,60 +122,48 @@ class Uids:
             with contextlib.suppress(OSError):
                 if (uid := os.stat(f"/proc/{pid}").st_uid) in uids and uid not in ours:
                     return f"process {pid} runs as {uid}"
-        try:
+        with contextlib.suppress(OSError):  # nobody else can say so either
             locks.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            file = os.open(locks, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return ""  # nobody else can say so either
-        try:
-            # struct flock: l_type, l_whence, l_start, l_len, l_pid
-            asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, uids.start, len(uids), 0)
-            fcntl.fcntl(file, fcntl.F_OFD_SETLK, asked)
-        except OSError:
-            os.close(file)
-            return "another platform on this machine has them"
-        self._held = file
+            self._held = os.open(locks, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                # struct flock: l_type, l_whence, l_start, l_len, l_pid
+                lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, uids.start, len(uids), 0)
+                fcntl.fcntl(self._held, fcntl.F_OFD_SETLK, lock)
+            except OSError:
+                self.close()
+                return "another platform on this machine has them"
         return ""
-
-    def _read(self) -> _Given:
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Given)
-        except FileNotFoundError:
-            return _Given("", "")
-        except OSError as exc:
-            raise StorageFailed(f"{self._path} cannot be read ({exc.strerror}): make it readable") from exc
-        except msgspec.DecodeError as exc:
-            raise StorageFailed(
-                f"{self._path} says which uid each function has, and is damaged ({exc}): restore it, or remove it, and "
-                "what functions have compiled is made again"
-            ) from exc
 
     def _write(self) -> None:
         aside = self._path.with_name(f"{self._path.name}~")
-        try:
-            with open(aside, "wb") as file:
+        with contextlib.suppress(OSError):  # on a full disk functions start, and it is written with the next one
+            with aside.open("wb") as file:
                 file.write(msgspec.json.encode(self._given))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, self._path)
-        except OSError as exc:
-            raise StorageFailed(f"{self._path} cannot be written ({exc.strerror}): free space on its disk") from exc
+            aside.replace(self._path)
+
+    def close(self) -> None:
+        """From now on others may have the range."""
+        if self._held >= 0:
+            os.close(self._held)
+        self._held = -1
 
 
-def _mapped() -> Iterator[tuple[int, int]]:
-    """Yield the uids that there are here, each time the first and how many."""
-    with open("/proc/self/uid_map") as map_:
-        for inside, _, count in map(str.split, map_):
-            yield int(inside), int(count)
+def _read(path: Path) -> _Given:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Given) if path.exists() else _Given()
+    except (OSError, msgspec.DecodeError) as exc:
+        raise StorageFailed(
+            f"{path}, which says what uid each function has, cannot be read ({exc}): restore it; or remove it, and each "
+            "gets a new one"
+        ) from exc
 
 
 def _accounts() -> Iterator[tuple[str, int, int]]:
     """Yield who has which uids or gids on this machine: a name, the first, and how many."""
-    for path in ("/etc/passwd", "/etc/group", "/etc/subuid", "/etc/subgid"):
-        with contextlib.suppress(OSError), open(path, errors="replace") as file:
-            for name, *fields in (line.strip().split(":") for line in file):
-                with contextlib.suppress(ValueError, IndexError):
-                    if "sub" in path:
-                        yield f"{name} in {path}", int(fields[0]), int(fields[1])
-                    else:
-                        yield f"{name} in {path}", int(fields[1]), 1
+    for path, form in (("/etc/passwd", r"(.+?):.*?:(\d+)()"), ("/etc/group", r"(.+?):.*?:(\d+)()"),
+                       ("/etc/subuid", r"(.+?):(\d+):(\d+)"), ("/etc/subgid", r"(.+?):(\d+):(\d+)")):  # fmt: skip
+        with contextlib.suppress(OSError):
+            for name, first, count in re.findall(f"(?m)^{form}", Path(path).read_text(errors="replace")):
+                yield f"{name} in {path}", int(first), int(count or 1)

@@ -1,8 +1,9 @@
 """Each function has a uid of its own, the same after a restart; and nobody else on the machine has it."""
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,15 @@ Open = Callable[..., Uids]
 
 
 @pytest.fixture
-def open_uids(tmp_path: Path) -> Open:
-    return lambda uids=RANGE, name="uids", **more: Uids(tmp_path / name, uids, locks=tmp_path / "locks", **more)
+def open_uids(tmp_path: Path) -> Iterator[Open]:
+    with contextlib.ExitStack() as opened:
+
+        def open_(uids: range = RANGE, name: str = "uids", *, strict: bool = False) -> Uids:
+            found = Uids(tmp_path / name, uids, strict=strict, locks=tmp_path / "locks")
+            opened.callback(found.close)
+            return found
+
+        yield open_
 
 
 def test_functions_have_different_uids_that_stay_over_a_restart(open_uids: Open) -> None:
@@ -50,8 +58,8 @@ def test_of_two_platforms_with_one_range_the_second_takes_the_next_one_or_is_ref
     assert "another platform" in second.note
     assert written(NEXT) in second.note
     second.of("f.ns")
-    second.close()
     first.close()
+    second.close()
     assert open_uids(name="other").of("f.ns") == NEXT[0], "it keeps what it has, though what it asked for is free again"
 
 
@@ -86,7 +94,7 @@ def test_a_damaged_file_is_not_guessed_at(open_uids: Open, tmp_path: Path) -> No
         ("9-5", "FIRST-LAST"),
         ("1-4294967295", "FIRST-LAST"),
         ("a-b", "FIRST-LAST"),
-        ("0-9", "uid 0"),
+        ("0-9", "0 is root"),
     ],
 )
 def test_a_malformed_range_says_what_to_write(text: str, why: str) -> None:
