@@ -29,6 +29,11 @@ class Walls(msgspec.Struct, frozen=True):
     binds: tuple[str, ...] = ()
     """Directories that the operator opens to all workers: ``PATH`` to read, ``PATH:rw`` to write, too."""
 
+    def __str__(self) -> str:
+        named = {"mount": "own root", "user": "own root (user namespace)"}.get(self.root, "")
+        parts = named, "uids" * self.uids, f"Landlock {self.landlock}" * bool(self.landlock), "seccomp" * self.seccomp
+        return ", ".join(filter(None, parts)) or "nothing"
+
 
 class Own(msgspec.Struct, frozen=True):
     """What one worker has beside what all workers of its node see."""
@@ -49,3 +54,28 @@ class Own(msgspec.Struct, frozen=True):
     """Device nodes, of its GPU."""
     ports: tuple[int, ...] | None = None
     """The TCP ports that it may connect to; None: all."""
+
+
+class Mechanism(msgspec.Struct, frozen=True):
+    """What may hold workers, tried on this machine."""
+
+    name: str
+    works: bool
+    why: str = ""
+    """Why it does not work, or what it does not do; for people."""
+    needed: bool = True
+    """Whether strict refuses to start without it."""
+
+
+def tried() -> tuple[Mechanism, ...]:
+    """Try each mechanism, in a process that ends."""
+    return ()
+
+
+def walls(level: Level, binds: tuple[str, ...] = ()) -> Walls:
+    """
+    Return what holds workers on this machine under *level*.
+
+    :raises InvalidSpec: *level* is strict, and this machine lacks a mechanism; names it
+    """
+    return Walls()
