@@ -1,9 +1,9 @@
 """
-The gateway for functions in containers: it also listens on this machine's address in their Docker network, so that
-they reach ``gateway.openfaas`` while others reach loopback only.
+The gateway for functions in containers: it also listens on this machine's address in each of their Docker networks, so
+that they reach ``gateway.openfaas`` while others reach loopback only.
 
-A peer must be in that network. Without a password it reaches public routes only (`auth.PUBLIC`), even if the platform
-asks for no password on loopback.
+A peer must be in one of those networks. Without a password it reaches public routes only (`auth.PUBLIC`), even if the
+platform asks for no password on loopback.
 """
 
 import asyncio
@@ -41,12 +41,13 @@ class ContainerListener:
         self._needed = host not in ("0.0.0.0", "::")
         self._port = port
         self._guarded = guarded
-        self._address = ""
-        self._subnet: ipaddress.IPv4Network | ipaddress.IPv6Network
+        self._subnets: dict[str, ipaddress.IPv4Network | ipaddress.IPv6Network] = {}
+        """By the address of this machine in them."""
+        self._listening: dict[str, asyncio.Server | None] = {}
+        """By address; None: we cannot listen there."""
         self._app: ASGIApp
         self._server: Server | None = None
         self._configured: Callable[[ASGIApp, Callable[[str], bool]], Config]
-        self._open = False
 
     def serve(
         self, app: ASGIApp, server: "Server", configured: "Callable[[ASGIApp, Callable[[str], bool]], Config]"
@@ -58,16 +59,32 @@ class ContainerListener:
         self._app, self._server, self._configured = app, server, configured
 
     async def found(self, address: str, subnet: str) -> None:
-        """The functions' network is there, and this machine is *address* in it."""
-        self._address, self._subnet = address, ipaddress.ip_network(subnet)
-        await self.open()
+        """A network of functions is there, and this machine is *address* in it; without *subnet*: it is gone."""
+        if subnet:
+            self._subnets[address] = ipaddress.ip_network(subnet)
+            await self.open()
+            return
+        self._subnets.pop(address, None)
+        server = self._listening.pop(address, None)
+        if server is not None and self._server is not None:
+            self._server.servers.remove(server)
+            server.close()
 
     async def open(self) -> None:
-        """Listen, once the network is found and the server has started. If that fails, log it and go on."""
-        server = self._server
-        if self._open or not self._needed or not self._address or server is None or not server.started:
-            return
-        self._open = True
+        """Listen in the networks that are found, once the server has started. If that fails, log it and go on."""
+        if self._needed and self._server is not None and self._server.started:
+            for address in self._subnets.keys() - self._listening.keys():
+                self._listening[address] = None
+                try:
+                    self._listening[address] = await self._listen(address, self._server)
+                except OSError as exc:
+                    log.warning(
+                        "containers do not reach gateway.openfaas: cannot listen on %s:%d (%s)", address, self._port,
+                        exc.strerror or exc,
+                    )  # fmt: skip
+
+    async def _listen(self, address: str, server: "Server") -> asyncio.Server:
+        """:raises OSError: it is not to be had"""
         config = self._configured(self, self._admits)
         config.load()
 
@@ -75,18 +92,16 @@ class ContainerListener:
             made: Any = config.http_protocol_class
             return cast(asyncio.Protocol, made(config=config, server_state=server.server_state, app_state={}))
 
-        family = socket.AF_INET6 if self._subnet.version == 6 else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening = socket.socket(socket.AF_INET6 if self._subnets[address].version == 6 else socket.AF_INET)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((self._address, self._port))
-            server.servers.append(await asyncio.get_running_loop().create_server(protocol, sock=listening))
-        except OSError as exc:
+            listening.bind((address, self._port))
+            opened = await asyncio.get_running_loop().create_server(protocol, sock=listening)
+        except OSError:
             listening.close()
-            log.warning(
-                "containers do not reach gateway.openfaas: cannot listen on %s:%d (%s)", self._address, self._port,
-                exc.strerror or exc,
-            )  # fmt: skip
+            raise
+        server.servers.append(opened)
+        return opened
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         peer = scope.get("client")
@@ -102,7 +117,7 @@ class ContainerListener:
             await self._app(scope, receive, send)
 
     def _admits(self, address: str) -> bool:
-        return bool(address) and ipaddress.ip_address(address) in self._subnet
+        return bool(address) and any(ipaddress.ip_address(address) in each for each in self._subnets.values())
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, text: bytes) -> None:

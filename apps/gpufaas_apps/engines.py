@@ -28,7 +28,7 @@ def container_engine(
 
     :param instance: names the platform that owns the containers; `connect` removes those of its earlier run
     :param gateway: its URL as containers reach it; see `Containers`
-    :param on_network: called with the address of this machine in the functions' network, and that network
+    :param on_network: as of `Networks`
     :raises InvalidSpec: Kubernetes is asked for, and this is not a pod, or its client is not installed
     """
     if functions == "process":

@@ -34,6 +34,7 @@ from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
 from gpufaas_gpu_manager.devices import described
+from gpufaas_gpu_manager.launch.networks import unheard
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -61,7 +62,7 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     given, data = options.devices, options.data
     budget = host_budget(given.host_cache)
     devices, enforcement = opened_devices(given, NodeId(me.id))
-    containers = container_engine(given.functions, f"node-{me.id}", options.gateway_url, _no_container_listener)
+    containers = container_engine(given.functions, f"node-{me.id}", options.gateway_url, unheard)
     logs = FunctionLogs(data / "logs")
     secrets = SecretFiles(data / "secrets", data / "secret-mounts")
     artifacts = ArtifactStore(data / "artifacts")
@@ -190,7 +191,3 @@ async def _follow_secrets(etcd: Etcd, key: Path | None, files: SecretFiles) -> N
             if isinstance(change, SecretRemoved):
                 known.discard((change.namespace, change.name))
             await asyncio.to_thread(files.keep_only, known)
-
-
-async def _no_container_listener(_: str, __: str) -> None:
-    """Functions in containers reach the gateway by the cluster's own address."""

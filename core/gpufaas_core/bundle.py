@@ -18,6 +18,7 @@ from typing import Literal
 from msgspec import Struct, field, json
 
 from gpufaas_core._types import Bytes, Seconds
+from gpufaas_core.capabilities import CAPABILITIES
 from gpufaas_core.constraints import Constraint
 from gpufaas_core.model import FunctionId, Need
 from gpufaas_core.start_env import own_process
@@ -121,6 +122,8 @@ class WorkerSpec(Struct, frozen=True):
     health_timeout_s: Seconds = 5.0
     read_only: bool = False
     """The container's root file system is read-only; its /tmp is not."""
+    capabilities: tuple[str, ...] = CAPABILITIES
+    """That processes of its container have."""
     cpus: float = 0.0
     """The container's limit in cores; 0: none."""
     memory_limit: Bytes = 0

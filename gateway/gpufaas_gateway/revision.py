@@ -179,6 +179,7 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
         read_only=bool(record.spec.read_only_root_filesystem),
         preload=options.preload,
         cpus=options.cpus,
+        capabilities=options.capabilities,
         memory_limit=0 if options.bundle else options.memory_limit,
         constraints=options.placement.constraints,
         elastic=not options.memory and kind != "server",

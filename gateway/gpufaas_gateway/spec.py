@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.capabilities import CAPABILITIES, read_capabilities
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import ALL_COMPUTE, SHARINGS, FunctionId
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
@@ -151,6 +152,8 @@ class Options:
     """gpufaas.memory; of the device, also for an image on a GPU. 0: not given."""
     cpus: float = 0.0
     """limits.cpu, in cores; 0: not given."""
+    capabilities: tuple[str, ...] = CAPABILITIES
+    """That processes of its containers have."""
     probes: Mapping[str, Any] = field(default_factory=dict)
     """What is given of the fields ``ready_…`` and ``health_…`` of `WorkerSpec`."""
     placement: Placement = NOTHING_ASKED
@@ -246,6 +249,8 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
                 raise InvalidSpec(f"{what}: {exc}") from exc
     _check_sharing(read)
     _check_batches(read)
+    if bundle and "capabilities" in read:
+        raise InvalidSpec("annotation gpufaas.capabilities: is for images: processes have none: remove the annotation")
     probes = {each: read.pop(each) for each in list(read) if each.startswith(("ready_", "health_"))}
     if "timeout_s" not in read and "exec_s" in read:
         read["timeout_s"] = max(defaults.timeout_s, read["exec_s"])  # it may wait behind calls that take as long
@@ -469,6 +474,7 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "annotation gpufaas.batch-wait": ("batch_wait_s", _batch_wait),
     "annotation gpufaas.batch-adaptive": ("batch_adaptive", _yes),
     "annotation gpufaas.preload": ("preload", _modules),
+    "annotation gpufaas.capabilities": ("capabilities", read_capabilities),
     "annotation com.openfaas.queue": ("async_queue", _queue),
     **{
         f"annotation com.openfaas.{probe}.http.{name}": (f"{probe}_{field}", parse)

@@ -102,15 +102,22 @@ class Functions:
         self._host.layers.keep({each.preload for name, each in self.specs.items() if name not in self._forgotten})
         while len(self._forgotten) > _FORGOTTEN_KEPT:
             self.specs.pop(self._forgotten.popleft(), None)
-        self.unmount_if_gone(function)
+        self.clear_if_gone(function)
 
-    def unmount_if_gone(self, function: FunctionId) -> None:
-        """Remove the secrets of a forgotten function without workers; a call that drains has them mounted again."""
-        secrets = self._host.settings.secrets
-        if secrets is None or function not in self._forgotten:
+    def clear_if_gone(self, function: FunctionId) -> None:
+        """
+        Remove the secrets of a forgotten function without workers, and the network of its namespace if it was the last
+        one of an image there; a call that drains has them again.
+        """
+        living = self._host.living()
+        if function not in self._forgotten or any(each.spec.function == function for each in living):
             return
-        if all(each.spec.function != function for each in self._host.living()):
-            secrets.unmount(function)
+        if self._host.settings.secrets is not None:
+            self._host.settings.secrets.unmount(function)
+        if self._host.containers is not None and function in self.specs and self.specs[function].image:
+            defined = (each for name, each in self.specs.items() if name not in self._forgotten)
+            specs = (*defined, *(each.spec for each in living))
+            self._host.containers.keep({each.namespace for each in specs if each.image})
 
     def devices(self) -> list[Device]:
         return [each.source.device for each in self._devices.values()]

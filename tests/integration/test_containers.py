@@ -35,10 +35,17 @@ class Docker:
     def call(self, name: str, path: str = "", **kwargs: Any) -> httpx.Response:
         return self.http.post(f"/function/{name}{path}", timeout=LIMIT_S, **kwargs)
 
+    def networks(self) -> dict[str, Any]:
+        """Return those of this platform by namespace."""
+        found = self.engine.networks.list(filters={"label": f"gpufaas.instance={self._instance()}"})
+        return {each.attrs["Labels"]["gpufaas.namespace"]: each for each in found}
+
+    def _instance(self) -> str:
+        return hashlib.sha256(bytes(self.platform.data.resolve())).hexdigest()[:16]
+
     def containers(self, name: str = "") -> list[Any]:
         """Return those of this platform: others may run on this machine at the same time."""
-        instance = hashlib.sha256(bytes(self.platform.data.resolve())).hexdigest()[:16]
-        labels = [f"gpufaas.instance={instance}", *([f"faas_function={name}"] if name else [])]
+        labels = [f"gpufaas.instance={self._instance()}", *([f"faas_function={name}"] if name else [])]
         return list(self.engine.containers.list(all=True, filters={"label": labels}, ignore_removed=True))
 
 
@@ -48,7 +55,7 @@ def docker(test_image: str, module_platform: Callable[..., Any]) -> Iterator[Doc
     docker = Docker(platform, test_image)
     yield docker
     platform.stop()
-    assert docker.containers() == []  # it leaves none behind
+    assert (docker.containers(), docker.networks()) == ([], {})  # it leaves none behind
     docker.engine.close()
 
 
@@ -184,17 +191,21 @@ for method, path in (each.split() for each in sys.argv[2:]):
     try:
         at = "" if path.startswith("http") else os.environ["OPENFAAS_URL"]
         asked = urllib.request.Request(at + path, body, headers, method=method)
-        with urllib.request.urlopen(asked, timeout=20) as answer:
+        with urllib.request.urlopen(asked, timeout=float(os.environ.get("WITHIN", "20"))) as answer:
             print(answer.status, answer.read(2).decode())
     except urllib.error.HTTPError as exc:
         print(exc.code, exc.read().decode().strip())
+    except OSError:
+        print("not reached")
 """
 
 
-def ask_gateway(docker: Docker, name: str, *requests: str, authorization: str = "") -> list[str]:
+def ask_gateway(docker: Docker, name: str, *requests: str, authorization: str = "", timeout_s: float = 20) -> list[str]:
     """Send *requests* from inside the function's container; return status and text of each answer."""
     python = str(Path(sys.executable).resolve())
-    done = docker.containers(name)[0].exec_run([python, "-c", ASK, authorization, *requests])
+    done = docker.containers(name)[0].exec_run(
+        [python, "-c", ASK, authorization, *requests], environment={"WITHIN": str(timeout_s)}
+    )
     return str(done.output.decode()).splitlines()
 
 
@@ -215,7 +226,8 @@ def test_a_function_reaches_others_by_the_gateways_conventional_name_and_nothing
 
 
 def test_the_functions_network_is_for_functions(docker: Docker) -> None:
-    network = docker.engine.networks.get("gpufaas").attrs["IPAM"]["Config"][0]["Gateway"]
+    docker.deploy("resident").raise_for_status()
+    network = docker.networks()["openfaas-fn"].attrs["IPAM"]["Config"][0]["Gateway"]
 
     # From this machine one comes with the address that one goes to, which is in the network: so with another.
     transport = httpx.HTTPTransport(local_address="127.0.0.1")
@@ -239,6 +251,57 @@ def test_where_no_password_is_asked_for_containers_reach_only_what_is_public(
     assert "start it with --auth on" in said
     assert platform.stop() == 0
     docker.engine.close()
+
+
+def test_functions_of_one_namespace_reach_each_other_and_all_reach_the_gateway_but_none_those_of_another(
+    docker: Docker,
+) -> None:
+    for name, namespace in (("caller", "red"), ("friend", "red"), ("stranger", "blue")):
+        docker.http.post("/system/namespaces", json={"name": namespace, "annotations": {"openfaas": "1"}})
+        docker.deploy(name, namespace=namespace).raise_for_status()
+        docker.call(f"{name}.{namespace}", "/echo").raise_for_status()
+    addresses = {}
+    for name in ("friend", "stranger"):
+        (joined,) = docker.containers(name)[0].attrs["NetworkSettings"]["Networks"].values()
+        addresses[name] = f"http://{joined['IPAddress']}:8080/echo"
+
+    said = ask_gateway(docker, "caller", f"POST {addresses['friend']}", "POST /function/stranger.blue/echo")
+    refused = ask_gateway(docker, "caller", f"POST {addresses['stranger']}", timeout_s=2)
+
+    assert said == ["200 hi", "200 hi"]
+    assert refused == ["not reached"]
+    docker.http.request(
+        "DELETE", "/system/functions", params={"namespace": "blue"}, json={"functionName": "stranger"}
+    ).raise_for_status()
+    until(lambda: set(docker.networks()) == {"openfaas-fn", "red"}, "the network of the empty namespace is gone")
+    assert docker.call("caller.red", "/echo", content=b"on").content == b"on"
+
+
+def test_a_network_that_was_pruned_is_there_again_for_the_next_start(docker: Docker) -> None:
+    docker.http.post("/system/namespaces", json={"name": "green", "annotations": {"openfaas": "1"}})
+    docker.deploy("late", namespace="green").raise_for_status()
+    docker.networks()["green"].remove()
+
+    assert docker.call("late.green", "/echo", content=b"hello").content == b"hello"
+    assert ask_gateway(docker, "late", "GET /healthz") == ["200 OK"]
+
+
+def test_a_function_keeps_only_the_capabilities_that_it_names(docker: Docker) -> None:
+    docker.deploy("bare", annotations={"gpufaas.capabilities": "none"}).raise_for_status()
+    docker.deploy("few", annotations={"gpufaas.capabilities": "CAP_CHOWN kill"}).raise_for_status()
+    wrong = docker.deploy("wrong", annotations={"gpufaas.capabilities": "NET_RAW"})
+
+    def effective(name: str) -> int:
+        docker.call(name, "/echo").raise_for_status()
+        python = str(Path(sys.executable).resolve())
+        read = [python, "-c", "print(open('/proc/1/status').read())"]
+        status = docker.containers(name)[0].exec_run(read).output.decode()
+        return int(status.split("CapBnd:")[1].split()[0], 16)
+
+    assert effective("bare") == 0
+    assert effective("few") == 1 << 0 | 1 << 5  # CAP_CHOWN, CAP_KILL
+    assert wrong.status_code == 400
+    assert "'NET_RAW' is none that a container has: name those to keep of CHOWN," in wrong.text
 
 
 def test_with_a_password_containers_meet_the_whole_gateway(test_image: str, make_platform: Callable[..., Any]) -> None:

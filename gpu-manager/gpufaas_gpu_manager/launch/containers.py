@@ -12,7 +12,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.origin import GATEWAY_NAMES
 from gpufaas_gpu_manager.launch import docker_images
+from gpufaas_gpu_manager.launch.networks import INSTANCE, Network, Networks, unheard
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.launch.served import Face
 from gpufaas_gpu_manager.launch.upstream import listens, upstream_port
@@ -34,16 +35,10 @@ from gpufaas_gpu_manager.worker_end import killed_for_memory
 
 log = logging.getLogger(__name__)
 
-NETWORK: Final = "gpufaas"
 PORT: Final = 8080
 """Where every OpenFaaS image listens."""
-_SETTLED_S: Final[Seconds] = 0.5
-"""After so long a network that another platform makes at the same time is listed."""
 SECRETS: Final = "/var/openfaas/secrets"
-_OURS: Final = "gpufaas.instance"
 _WORKER: Final = "gpufaas.worker"
-CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
-"""Needed by images that begin as root and change their user, as nginx does. All others are dropped."""
 _GPU_PARTS: Final = ("gpu", "compute", "utility")
 """Parts of the driver that it gets: CUDA, and NVML."""
 _PIDS: Final = 4096
@@ -51,53 +46,23 @@ _ENGINE_S: Final[Seconds] = 60.0
 _AGAIN_S: Final[Seconds] = 1.0
 
 
-def _our_network(client: Any) -> Any:
-    """
-    Return the network that all platforms on this machine share; create it if need be.
-
-    Two that start at once may create one each of the same name, which then names neither. So each waits a moment after
-    creating one, and takes the oldest; the others are removed.
-
-    :raises docker.errors.DockerException: the engine gives none
-    """
-    from docker.errors import APIError
-
-    def of_our_name() -> list[Any]:
-        found = [each for each in client.networks.list(names=[NETWORK]) if each.name == NETWORK]
-        return sorted(found, key=lambda each: (each.attrs["Created"], each.id))
-
-    found = of_our_name()
-    if not found:
-        with contextlib.suppress(APIError):  # another platform may have made it just now
-            client.networks.create(NETWORK, driver="bridge", check_duplicate=True)
-        time.sleep(_SETTLED_S)
-        found = of_our_name()
-    for each in found[1:]:
-        with contextlib.suppress(APIError):  # it has containers, or somebody else removed it
-            each.remove()
-    return found[0]
-
-
 class Containers:
     """
-    The engine, our network in it, and the containers of this platform.
+    The engine, and the networks and containers of this platform.
 
     :param instance: the platform that they belong to; `start` removes those that an earlier run of it left behind
     :param gateway: its URL, empty if it has none; its host is this machine, if it is ``gateway.openfaas``
-    :param on_network: called when the network is there, with this machine's address in it, and its subnet
+    :param on_network: see `Networks`
     """
 
     def __init__(
-        self, instance: str, gateway: str, on_network: Callable[[str, str], Awaitable[None]] | None = None
+        self, instance: str, gateway: str, on_network: Callable[[str, str], Awaitable[None]] = unheard
     ) -> None:
         self._instance = instance
         self._gateway = gateway
         self._client: Any = None
         self._starting = asyncio.Lock()
-        self._host = self._subnet = ""
-        self._network = NETWORK
-        """Its id when it is there: several may have its name."""
-        self._on_network = on_network
+        self.networks = Networks(instance, on_network)
         self._running: dict[str, Container] = {}
         """The containers that run, by the engine's id."""
         self._events: Any = None
@@ -120,15 +85,14 @@ class Containers:
                 self._loop = asyncio.get_running_loop()
                 self._client = await asyncio.to_thread(self._open)
                 threading.Thread(target=self._hear, name="docker-events", daemon=True).start()
-                if self._on_network is not None:
-                    await self._on_network(self._host, self._subnet)
 
     async def close(self) -> None:
-        """Remove all containers of this platform."""
+        """Remove all containers and networks of this platform."""
         self.closing = True
         if self._client is None:
             return
         await asyncio.to_thread(self._remove_all, self._client)
+        await asyncio.to_thread(self.networks.remove_but, ())
         if self._events is not None:
             with contextlib.suppress(Exception):
                 self._events.close()
@@ -136,8 +100,8 @@ class Containers:
 
     async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]:
         """
-        Have the image of *spec* here (`docker_images.pull`). Return *spec* with the paths of the image's labels for
-        readiness and health, where the function names none.
+        Have the image of *spec* here (`docker_images.pull`), and the network of its namespace. Return *spec* with the
+        paths of the image's labels for readiness and health, where the function names none.
 
         :raises InvalidSpec: it cannot be had; says why, in plain words
         """
@@ -146,12 +110,17 @@ class Containers:
         except InvalidSpec as exc:
             raise InvalidSpec(f"function {spec.name} has only an image ({spec.image}): {exc}") from exc
         labels = await asyncio.to_thread(docker_images.pull, self._client, spec.image)
+        await self.networks.of(spec.namespace)
         spec = replace(
             spec,
             ready_path=spec.ready_path or labels.get(docker_images.READY_LABEL, ""),
             health_path=spec.health_path or labels.get(docker_images.HEALTH_LABEL, ""),
         )
         return Manifest(kind="server", template="image"), spec
+
+    def keep(self, namespaces: Collection[str]) -> None:
+        """Networks of others than *namespaces* can go."""
+        self.networks.keep(namespaces)
 
     def running(self, worker: Worker, recipes: Recipes) -> Running:
         return Container(worker, recipes, self)
@@ -167,27 +136,23 @@ class Containers:
         try:
             client = docker.from_env(timeout=_ENGINE_S)
             client.ping()
+            self._remove_all(client)
+            self.networks.open(client)
         except DockerException as exc:
             raise InvalidSpec(f"the Docker engine does not answer ({exc}): start it, or set DOCKER_HOST") from exc
-        try:
-            network = _our_network(client)
-            self._network = network.id
-            addresses = network.attrs["IPAM"]["Config"][0]
-            self._host, self._subnet = addresses["Gateway"], addresses["Subnet"]
-            self._remove_all(client)
-        except (DockerException, LookupError) as exc:
-            raise InvalidSpec(f"the Docker engine gives no network {NETWORK!r}: {exc}") from exc
         return client
 
     def _remove_all(self, client: Any) -> None:
         from docker.errors import APIError
 
-        label = f"{_OURS}={self._instance}"
+        label = f"{INSTANCE}={self._instance}"
         for container in client.containers.list(all=True, filters={"label": label}, ignore_removed=True):
             with contextlib.suppress(APIError):
                 container.remove(force=True, v=True)
 
-    def create(self, container: "Container", secrets: str, labels: Mapping[str, str]) -> tuple[str, str, int, int]:
+    def create(
+        self, container: "Container", secrets: str, labels: Mapping[str, str], network: Network
+    ) -> tuple[str, str, int, int]:
         """Create and start it; return its id, address, process id, and the port behind its watchdog (0: none)."""
         from docker.errors import DockerException
         from docker.types import DeviceRequest
@@ -212,7 +177,7 @@ class Containers:
             more["volumes"] = {secrets: {"bind": SECRETS, "mode": "ro"}}
         if spec.read_only:
             more.update(read_only=True, tmpfs={"/tmp": ""})
-        hosts = dict.fromkeys(GATEWAY_NAMES, self._host)
+        hosts = dict.fromkeys(GATEWAY_NAMES, network.host)
         if (host := urlsplit(self._gateway).hostname) and host not in hosts:
             with contextlib.suppress(OSError):  # it is not known now
                 hosts = dict.fromkeys(GATEWAY_NAMES, socket.gethostbyname(host))
@@ -222,12 +187,12 @@ class Containers:
                 spec.image,
                 name=f"{spec.name}.{spec.namespace}-{self._instance[:8]}-{worker.number}",
                 environment=env,
-                labels={**labels, _OURS: self._instance, _WORKER: str(worker.number)},
-                network=self._network,
+                labels={**labels, INSTANCE: self._instance, _WORKER: str(worker.number)},
+                network=network.id,
                 extra_hosts=hosts,
                 security_opt=["no-new-privileges"],
                 cap_drop=["ALL"],
-                cap_add=list(CAPABILITIES),
+                cap_add=list(spec.capabilities),
                 pids_limit=_PIDS,
                 init=True,  # SIGTERM ends a program that has no handler for it, which it would not as process 1
                 healthcheck={"test": ["NONE"]},  # we look ourselves
@@ -239,9 +204,9 @@ class Containers:
             made.reload()
             if self.closing:
                 raise OSError("the platform is stopping")  # `close` may have looked before this one was there
-            (network,) = made.attrs["NetworkSettings"]["Networks"].values()
+            (joined,) = made.attrs["NetworkSettings"]["Networks"].values()
             upstream = upstream_port(made.attrs["Config"]["Env"] or ())
-            return made.id, network["IPAddress"], made.attrs["State"]["Pid"], upstream
+            return made.id, joined["IPAddress"], made.attrs["State"]["Pid"], upstream
         except (DockerException, OSError) as exc:
             if made is not None:
                 self._running.pop(made.id, None)
@@ -260,7 +225,7 @@ class Containers:
                 self._events = self._client.events(
                     decode=True,
                     since=int(since),
-                    filters={"label": f"{_OURS}={self._instance}", "event": ["die", "oom"]},
+                    filters={"label": f"{INSTANCE}={self._instance}", "event": ["die", "oom"]},
                 )
                 for event in self._events:
                     self._tell(event)
@@ -286,7 +251,7 @@ class Containers:
 
     def _find_dead(self) -> None:
         """Report containers that do not run: their events may have been missed."""
-        label = f"{_OURS}={self._instance}"
+        label = f"{INSTANCE}={self._instance}"
         alive = {each.id for each in self._client.containers.list(filters={"label": label})}
         for each in list(self._running):
             if each not in alive:
@@ -325,6 +290,7 @@ class Containers:
         self._running.pop(engine_id, None)
         with contextlib.suppress(Exception):
             self._client.api.remove_container(engine_id, force=True, v=True)
+        self.post(self.networks.drop)
 
 
 class Container:
@@ -349,8 +315,9 @@ class Container:
     async def start(self) -> None:
         worker, containers = self.worker, self._containers
         secrets = await asyncio.to_thread(self.recipes.mounted_secrets, worker, for_container=True)
-        creating = asyncio.ensure_future(asyncio.to_thread(containers.create, self, secrets, worker.spec.labels))
-        self._id, address, pid, upstream = await asyncio.shield(creating)
+        network = await containers.networks.of(worker.spec.namespace)
+        creating = asyncio.to_thread(containers.create, self, secrets, worker.spec.labels, network)
+        self._id, address, pid, upstream = await asyncio.shield(asyncio.ensure_future(creating))
         allowance = Allowance(time.monotonic())  # two threads may count at once: an error of one turn's lines
         for stream in STREAMS:
             log_ = ContainerLog(containers, self, self._id, stream, allowance)

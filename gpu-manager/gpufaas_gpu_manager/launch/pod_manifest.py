@@ -11,7 +11,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Pod, Secret
 
 from gpufaas_core.model import Bytes
-from gpufaas_gpu_manager.launch.containers import CAPABILITIES, PORT, SECRETS
+from gpufaas_gpu_manager.launch.containers import PORT, SECRETS
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.worker import Worker
 
@@ -87,7 +87,7 @@ def pod_of(
         securityContext=k.SecurityContext(
             allowPrivilegeEscalation=False,
             readOnlyRootFilesystem=spec.read_only,
-            capabilities=k.Capabilities(drop=["ALL"], add=list(CAPABILITIES)),
+            capabilities=k.Capabilities(drop=["ALL"], add=list(spec.capabilities)),
         ),
         volumeMounts=mounts,
     )

@@ -17,12 +17,14 @@ from gpufaas_gpu_manager.devices import CpuDevice
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.launch import containers as module
-from gpufaas_gpu_manager.launch.containers import NETWORK, ContainerLog, Containers
+from gpufaas_gpu_manager.launch.containers import ContainerLog, Containers
+from gpufaas_gpu_manager.launch.networks import Network
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.line_limit import Allowance
 from gpufaas_gpu_manager.settings import NodeSettings
 
 SPEC = WorkerSpec(FunctionId("f.ns@1"), "f", "ns", "", "server", image="f:1", env={"MINE": "1"})
+NETWORK = Network("n1", "10.0.0.1", "10.0.0.0/24")
 
 
 class Engine:
@@ -58,7 +60,7 @@ class Engine:
 
     id = "c1"
     attrs = {  # noqa: RUF012
-        "NetworkSettings": {"Networks": {NETWORK: {"IPAddress": "10.0.0.2"}}},
+        "NetworkSettings": {"Networks": {"mine": {"IPAddress": "10.0.0.2"}}},
         "State": {"Pid": 7},
         "Config": {"Env": []},
     }
@@ -81,6 +83,7 @@ def engine() -> Engine:
 def containers(engine: Engine) -> Containers:
     containers = Containers("instance", "http://gateway.openfaas:8080")
     containers._client = engine
+    containers.networks._there_or_made = lambda _: NETWORK  # type: ignore[method-assign]
     return containers
 
 
@@ -95,7 +98,7 @@ def create(containers: Containers, source: Any, spec: WorkerSpec = SPEC, memory:
     )
     no_bundles: Any = None
     recipes = Recipes(no_bundles, NodeSettings(), Enforcement(), 1, HostCache(None))
-    containers.create(SimpleNamespace(worker=worker, recipes=recipes), "", {})  # type: ignore[arg-type]
+    containers.create(SimpleNamespace(worker=worker, recipes=recipes), "", {}, NETWORK)  # type: ignore[arg-type]
 
 
 def test_on_a_gpu_it_is_given_that_one_and_no_other(containers: Containers, engine: Engine) -> None:
@@ -132,6 +135,17 @@ def test_on_a_cpu_device_it_is_given_no_gpu_and_is_held_to_its_reservation(
     assert (env["CUDA_VISIBLE_DEVICES"], env["GPUFAAS_DEVICE"]) == ("", "cpu")
 
 
+def test_it_has_the_capabilities_that_its_function_keeps_and_no_more(containers: Containers, engine: Engine) -> None:
+    create(containers, CpuDevice(NodeId("n"), 0, GiB))
+    assert engine.asked["cap_drop"] == ["ALL"]
+    assert "SETUID" in engine.asked["cap_add"]
+    assert "NET_RAW" not in engine.asked["cap_add"], "one that has it reads what others send"
+    assert engine.asked["security_opt"] == ["no-new-privileges"]
+
+    create(containers, CpuDevice(NodeId("n"), 0, GiB), replace(SPEC, capabilities=()))
+    assert engine.asked["cap_add"] == []
+
+
 def test_an_engine_that_cannot_give_gpus_is_told_what_it_lacks(containers: Containers, engine: Engine) -> None:
     said = 'could not select device driver "nvidia" with capabilities: [[gpu compute utility]]'
     engine.fails_with = APIError("500", explanation=said)
@@ -166,52 +180,6 @@ async def test_an_image_that_says_nothing_usable_is_ready_when_its_port_is(
     _, spec = await containers.pull(SPEC)
 
     assert spec == SPEC
-
-
-class Networks:
-    """An engine's, where another platform makes its network at the same time as ours."""
-
-    def __init__(self, *created: str, taken: str = "") -> None:
-        self.there = [self._made(each, each == taken) for each in created]
-        self.at_once: list[str] = []
-        self.networks = self
-
-    def _made(self, created: str, taken: bool) -> Any:
-        def remove() -> None:
-            if taken:
-                raise APIError("it has active endpoints")
-            self.there.remove(network)
-
-        network = SimpleNamespace(name=NETWORK, id=created, attrs={"Created": created}, remove=remove)
-        return network
-
-    def list(self, names: Any) -> Any:
-        assert names == [NETWORK]
-        return [*self.there, SimpleNamespace(name=f"{NETWORK}-two", id="another's", attrs={"Created": "0"})]
-
-    def create(self, name: str, **_: Any) -> None:
-        assert name == NETWORK
-        self.there += [self._made(each, False) for each in self.at_once]
-
-
-@pytest.mark.parametrize("at_once", [["2", "1"], ["1", "2"], ["1"]])
-def test_platforms_that_start_at_once_share_the_oldest_network(
-    monkeypatch: pytest.MonkeyPatch, at_once: list[str]
-) -> None:
-    """Each made one, and by their name none could be used any more."""
-    monkeypatch.setattr(module, "_SETTLED_S", 0.0)
-    engine = Networks()
-    engine.at_once = at_once
-
-    assert module._our_network(engine).id == "1"
-    assert [each.id for each in engine.there] == ["1"]
-
-
-def test_a_network_that_has_containers_is_left() -> None:
-    engine = Networks("3", "1", "2", taken="2")
-
-    assert module._our_network(engine).id == "1"
-    assert [each.id for each in engine.there] == ["1", "2"]
 
 
 class Streams:
