@@ -12,12 +12,14 @@ import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kubernetes_server import KubernetesServer
 
 from gpufaas_cli.commands import gateway, node, scheduler
+from gpufaas_gpu_manager.launch.pod_manifest import _labels
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "gpufaas"
@@ -202,6 +204,43 @@ async def test_nodes_may_do_what_the_kubernetes_backend_does_where_functions_are
         uses_it = each["metadata"]["name"].startswith("gpufaas-node")
         assert pod.get("serviceAccountName") == ("gpufaas-node" if uses_it else None)
         assert pod.get("automountServiceAccountToken", True) is uses_it
+
+
+async def test_pods_of_functions_are_reached_by_gateways_and_nodes_and_reach_nothing_else_of_the_cluster(
+    server: KubernetesServer, tmp_path: Path
+) -> None:
+    installed = await install(server, tmp_path, EVERYTHING)
+    policy = installed.all("NetworkPolicy")["gpufaas-functions"]
+    (incoming,), (to_gateway, to_names, outside) = policy["spec"]["ingress"], policy["spec"]["egress"]
+    by_component = {
+        each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]: each
+        for each in installed.workloads()
+    }
+
+    assert policy["metadata"]["namespace"] == "functions"
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod_labels().items()
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    (peer,) = incoming["from"]
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "apps"}
+    (admitted,) = peer["podSelector"]["matchExpressions"]
+    assert set(admitted["values"]) == set(by_component) - {"scheduler"}
+    (gateway,) = to_gateway["to"]
+    assert gateway["podSelector"]["matchLabels"] == by_component["gateway"]["spec"]["selector"]["matchLabels"]
+    assert to_gateway["ports"] == [{"port": "http"}]
+    assert {each["port"] for each in to_names["ports"]} == {53}
+    blocks = [each["ipBlock"] for each in outside["to"]]
+    assert [each["cidr"] for each in blocks] == ["0.0.0.0/0", "::/0"]
+    assert {"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"} <= set(blocks[0]["except"])
+    assert blocks[1]["except"] == ["fc00::/7", "fe80::/10"]
+    for each in ({}, {"networkPolicy": {"enabled": True}}):
+        server.objects.clear()
+        assert "gpufaas-functions" not in (await install(server, tmp_path, each)).all("NetworkPolicy")
+
+
+def pod_labels() -> dict[str, str]:
+    """Return the labels of each pod of a function."""
+    worker = SimpleNamespace(spec=SimpleNamespace(labels={}, name="f"), number=1)
+    return _labels(worker, "ours")  # type: ignore[arg-type]
 
 
 async def test_secrets_are_made_once_and_kept(server: KubernetesServer, tmp_path: Path) -> None:

@@ -118,6 +118,13 @@ async def test_the_scheduler_and_the_node_are_told_what_a_function_needs(
         ("model", {"preload": " ".join(f"m{n}" for n in range(33))}, "gpufaas.preload: 33 modules are over the limit"),
         ("server", {"preload": "numpy"}, "gpufaas.preload: is for functions of a template .* remove the annotation"),
         ("image", {"preload": "numpy"}, "gpufaas.preload: is for functions of a template"),
+        (
+            "image",
+            {"capabilities": "KILL, SYS_ADMIN"},
+            "gpufaas.capabilities: 'SYS_ADMIN' is none that a container has",
+        ),
+        ("image", {"capabilities": ""}, "gpufaas.capabilities: '' is none that a container has: .* or write none"),
+        ("http", {"capabilities": "none"}, "gpufaas.capabilities: is for images: processes have none"),
         ("model", {"latency": "1s"}, "gpufaas.latency is not known: did you mean gpufaas.latency-goal"),
     ],
 )

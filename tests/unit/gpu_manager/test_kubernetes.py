@@ -116,8 +116,9 @@ async def cluster(server: KubernetesServer, settings: PodSettings, tmp_path: Pat
 
 async def test_a_pod_is_what_its_function_asks_for(cluster: Cluster) -> None:
     await cluster.define(
-        env={"MINE": "$(HOME)"}, labels={"team": "a", "note": "not a label's value!"}, cpus=0.5, read_only=True
-    )
+        env={"MINE": "$(HOME)"}, labels={"team": "a", "note": "not a label's value!"}, cpus=0.5, read_only=True,
+        capabilities=("KILL",),
+    )  # fmt: skip
 
     await cluster.call(cold=True)
     pod = cluster.pod
@@ -131,8 +132,10 @@ async def test_a_pod_is_what_its_function_asks_for(cluster: Cluster) -> None:
     assert (spec["restartPolicy"], spec["automountServiceAccountToken"]) == ("Never", False)
     assert spec["nodeSelector"] == {"kubernetes.io/hostname": "here"}
     assert container["resources"]["limits"] == {"memory": str(128 * MiB), "cpu": "500m"}
-    assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"], "add": ["KILL"]},
+    }  # fmt: skip
     assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
     assert env["MINE"] == "$$(HOME)"  # Kubernetes makes $(HOME) of it, and would else make a path
     assert env["OPENFAAS_URL"] == "http://gateway.gpufaas:8080"
