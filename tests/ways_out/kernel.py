@@ -8,36 +8,30 @@ import os
 import platform
 import signal
 
-from tests.ways_out.ways import Facts, call, contents_below, descriptor_of, in_child, refused_with, way_out
+from tests.ways_out.ways import Facts, call, contents_below, descriptor_of, refused_with, way_out
 
 NEW_MOUNTS, NEW_USER = 0x20000, 0x10000000
 
 # --- mounts and namespaces ---
 
 
-@way_out("mounts a file system")
+@way_out("mounts a file system", alone=True)
 def mounting(_: Facts) -> str:
-    def mount() -> str:
-        with contextlib.suppress(OSError):
-            call("unshare", NEW_MOUNTS)  # so that the machine keeps its mounts
-            call("mount", b"none", b"/", None, 1 << 18 | 1 << 14, None)  # private, recursive
-        call("mount", b"none", b"/tmp", b"tmpfs", 0, None)
-        return "mounted"
-
-    return in_child(mount)
+    with contextlib.suppress(OSError):
+        call("unshare", NEW_MOUNTS)  # so that the machine keeps its mounts
+        call("mount", b"none", b"/", None, 1 << 18 | 1 << 14, None)  # private, recursive
+    call("mount", b"none", b"/tmp", b"tmpfs", 0, None)
+    return "mounted"
 
 
-@way_out("has rights in a new user namespace: mounts there")
+@way_out("has rights in a new user namespace: mounts there", alone=True)
 def user_namespace(_: Facts) -> str:
-    def mount() -> str:
-        call("unshare", NEW_USER | NEW_MOUNTS)
-        call("mount", b"none", b"/tmp", b"tmpfs", 0, None)
-        return "mounted"
-
-    return in_child(mount)
+    call("unshare", NEW_USER | NEW_MOUNTS)
+    call("mount", b"none", b"/tmp", b"tmpfs", 0, None)
+    return "mounted"
 
 
-@way_out("makes a user namespace by clone3")
+@way_out("makes a user namespace by clone3", alone=True)
 def user_namespace_by_clone3(_: Facts) -> str:
     arguments = (ctypes.c_uint64 * 11)(NEW_USER)
     arguments[4] = signal.SIGCHLD
@@ -48,13 +42,10 @@ def user_namespace_by_clone3(_: Facts) -> str:
     return "made"
 
 
-@way_out("changes its root directory")
+@way_out("changes its root directory", alone=True)
 def root_directory(_: Facts) -> str:
-    def change() -> str:
-        os.chroot("/tmp")
-        return "changed"
-
-    return in_child(change)
+    os.chroot("/tmp")
+    return "changed"
 
 
 @way_out("opens a tree of mounts to attach it elsewhere")
@@ -67,22 +58,16 @@ def newer_mount_calls(_: Facts) -> str:
     return descriptor_of("fsopen", b"tmpfs", 0)
 
 
-@way_out("enters the platform's mount namespace", "secret")
+@way_out("enters the platform's mount namespace", "secret", alone=True)
 def namespace_of_the_platform(facts: Facts) -> str:
-    def enter() -> str:
-        call("setns", os.open(f"/proc/{facts['serve']}/ns/mnt", os.O_RDONLY), NEW_MOUNTS)
-        return contents_below(f"{facts['data']}/secrets")
-
-    return in_child(enter)
+    call("setns", os.open(f"/proc/{facts['serve']}/ns/mnt", os.O_RDONLY), NEW_MOUNTS)
+    return contents_below(f"{facts['data']}/secrets")
 
 
-@way_out("enters another function's namespaces by a descriptor of its process")
+@way_out("enters another function's namespaces by a descriptor of its process", alone=True)
 def namespaces_of_another(facts: Facts) -> str:
-    def enter() -> str:
-        call("setns", os.pidfd_open(facts["prey"]), NEW_MOUNTS)
-        return "entered"
-
-    return in_child(enter)
+    call("setns", os.pidfd_open(facts["prey"]), NEW_MOUNTS)
+    return "entered"
 
 
 # --- rarer calls ---
@@ -147,28 +132,22 @@ def clock(_: Facts) -> str:
     return f"set {call('adjtimex', ctypes.byref(state))}"
 
 
-@way_out("has its addresses not at random, as exploits need")
+@way_out("has its addresses not at random, as exploits need", alone=True)
 def addresses(_: Facts) -> str:
-    def choose() -> str:
-        call("personality", 0x0040000)
-        return "chosen"
-
-    return in_child(choose)
+    call("personality", 0x0040000)
+    return "chosen"
 
 
-@way_out("makes a system call of 32 bits, whose numbers are others")
+@way_out("makes a system call of 32 bits, whose numbers are others", alone=True)
 def call_of_32_bits(_: Facts) -> str:
     if platform.machine() != "x86_64":
         return ""
 
-    def enter() -> str:
-        code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-        code.write(b"\x53\xb8\x14\x00\x00\x00\xcd\x80\x5b\xc3")  # push rbx; mov eax, getpid; int 0x80; pop rbx; ret
-        at = ctypes.addressof(ctypes.c_char.from_buffer(code))
-        found = ctypes.CFUNCTYPE(ctypes.c_int)(at)()
-        return "called" if found == os.getpid() else ""
-
-    return in_child(enter)
+    code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(b"\x53\xb8\x14\x00\x00\x00\xcd\x80\x5b\xc3")  # push rbx; mov eax, getpid; int 0x80; pop rbx; ret
+    at = ctypes.addressof(ctypes.c_char.from_buffer(code))
+    found = ctypes.CFUNCTYPE(ctypes.c_int)(at)()
+    return "called" if found == os.getpid() else ""
 
 
 # --- shared by name ---

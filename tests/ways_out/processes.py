@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 
-from tests.ways_out.ways import Facts, call, content, in_child, memory_of, opened, way_out
+from tests.ways_out.ways import Facts, call, content, memory_of, opened, way_out
 
 # --- looking ---
 
@@ -215,23 +215,20 @@ def database_by_descriptor(facts: Facts) -> str:
 # --- what holds it ---
 
 
-@way_out("leaves its control group")
+@way_out("leaves its control group", alone=True)
 def control_group(_: Facts) -> str:
-    def leave() -> str:
-        failed: OSError | None = None
-        for line in content("/proc/self/mountinfo").splitlines():
-            fields, _, kind = line.partition(" - ")
-            if kind.startswith("cgroup") and re.search(r"\b(pids|cgroup2)\b", kind):
-                try:
-                    with open(fields.split()[4] + "/cgroup.procs", "w") as members:
-                        members.write(str(os.getpid()))
-                except OSError as exc:
-                    failed = exc
-                else:
-                    return content("/proc/self/cgroup")
-        raise failed or OSError("no control groups are to be seen")
-
-    return in_child(leave)
+    failed: OSError | None = None
+    for line in content("/proc/self/mountinfo").splitlines():
+        fields, _, kind = line.partition(" - ")
+        if kind.startswith("cgroup") and re.search(r"\b(pids|cgroup2)\b", kind):
+            try:
+                with open(fields.split()[4] + "/cgroup.procs", "w") as members:
+                    members.write(str(os.getpid()))
+            except OSError as exc:
+                failed = exc
+            else:
+                return content("/proc/self/cgroup")
+    raise failed or OSError("no control groups are to be seen")
 
 
 @way_out("opens the limit of its memory to write")
@@ -244,14 +241,17 @@ def limit_of_its_memory(_: Facts) -> str:
     return ""
 
 
-@way_out("raises the limits that it was started with")
+@way_out("raises the limits that it was started with", alone=True)
 def its_own_limits(_: Facts) -> str:
-    def more() -> str:
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard + 1, hard + 1))
-        return "raised"
-
-    return in_child(more)
+    raised = ""
+    for name in ("DATA", "NOFILE", "NPROC", "CORE", "FSIZE"):
+        limit = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(limit)[1]
+        if hard != resource.RLIM_INFINITY:
+            with contextlib.suppress(ValueError):
+                resource.setrlimit(limit, (hard, hard + 1))
+                raised += f"{name} "
+    return raised
 
 
 @way_out("has more than 5,000 threads and processes")
@@ -294,13 +294,10 @@ def _forget_parent() -> None:
 # --- more rights ---
 
 
-@way_out("becomes root, or is it", "is_root")
+@way_out("becomes root, or is it", "is_root", alone=True)
 def root(_: Facts) -> str:
-    def become() -> str:
-        os.setresuid(0, 0, 0)
-        return content("/proc/self/uid_map") + content("/proc/self/status")
-
-    return in_child(become)
+    os.setresuid(0, 0, 0)
+    return content("/proc/self/uid_map") + content("/proc/self/status")
 
 
 @way_out("becomes root by a program with SUID, or is it", "is_root")
