@@ -18,24 +18,40 @@ import sysconfig
 import tempfile
 import textwrap
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.integration.conftest import HTTP, TORCH, Platform, lives, until
+from tests.integration.conftest import HTTP, TORCH, Platform, lives
 from tests.integration.test_servers import DOCKERFILE, INDEX
-from tests.ways_out import WAYS, Way
+from tests.waiting import until
+from tests.ways_out.every import WAYS, Way
 
 from gpufaas_cli.bundles import BuildRequest, build
 
 USER = 64123
 """Who runs the platform where it is not root."""
-RESERVED_MIB, TOO_MUCH = 48, 96 << 20
+RESERVED_MIB, TOO_MUCH = 96, 192 << 20
 PROGRAM = "python3-of"
 
-_IMPORTS = "import os, sys\nsys.path.insert(0, os.path.dirname(__file__))\nfrom tests.ways_out import answer_of\n"
+_IMPORTS = (
+    "import brought, os, sys\n"
+    "sys.path.insert(0, os.path.dirname(__file__))\n"
+    "from tests.ways_out.every import answer_of\n"
+)
+BROUGHT = """
+import os
+
+try:
+    found = open({path!r}).read()
+except OSError as exc:
+    found = str(exc)
+print("brought", os.getpid(), found, flush=True)
+"""
+"""A module of a package that the thief requires. It reads what is the operator's, and tells whose process ran it."""
 THIEF = {
     HTTP: "def handle(event, context):\n    return {'statusCode': 200, 'body': answer_of(event.body.decode())}\n",
     TORCH: "def load(device): pass\n\ndef handle(model, event, context):\n    return answer_of(event.text)\n",
@@ -113,7 +129,14 @@ class Scene:
         }  # fmt: skip
         self._lay_out()
         self.platform = Platform(
-            home, "--device", "cpu:0=1GiB", "--auth", "on", "--auth-dir", self.facts["auth"], "--isolation", level
+            home,
+            "--device",
+            "cpu:0=1GiB",
+            "--auth",
+            "on",
+            "--auth-dir",
+            self.facts["auth"],
+            *(("--isolation", level) if level != "none" else ()),
         )
         self.platform.http.auth = ("admin", self.canaries["password"])
         self.platform.prefix = [
@@ -181,6 +204,7 @@ class Scene:
         if source.startswith(_IMPORTS):
             ways = Path(__file__).parents[1] / "ways_out"
             shutil.copytree(ways, folder / "tests" / "ways_out", ignore=shutil.ignore_patterns("__pycache__"))
+            self._bring_a_package(folder)
         template = self.home / "template" / PROGRAM
         if not template.exists():
             (template / "function").mkdir(parents=True)
@@ -191,13 +215,30 @@ class Scene:
         built = build(request)
         sent = self.platform.http.put(f"/system/artifacts/{built.digest}", content=built.bundle_tar.read_bytes())
         assert sent.status_code in (200, 201), sent.text
+        limits = {"gpufaas.memory": f"{RESERVED_MIB}Mi", "gpufaas.timeout": "15s"}
         spec = {"service": name, "image": name, **fields,
-                "annotations": {"gpufaas.bundle": built.digest, "gpufaas.memory": f"{RESERVED_MIB}Mi"}}  # fmt: skip
+                "annotations": {"gpufaas.bundle": built.digest, **limits}}  # fmt: skip
         if lang == PROGRAM:
             spec["envProcess"] = "python index.py"
         answer = self.platform.http.post("/system/functions", json=spec)
         assert answer.status_code in (200, 202), answer.text
         return built.digest
+
+    def _bring_a_package(self, folder: Path) -> None:
+        """Require a package whose modules have names that Python, and the platform, import by themselves."""
+        names = ("sitecustomize", "usercustomize", "gpufaas_functions/__init__", "gpufaas_gpu_manager/__init__")
+        members = {f"{name}.py": "import brought\n" for name in names} | {
+            "brought.py": BROUGHT.format(path=f"{self.facts['home']}/.ssh/id_ed25519"),
+            "brought.pth": "import brought\n",
+            "brought-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: brought\nVersion: 1\n",
+            "brought-1.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "brought-1.dist-info/RECORD": "",
+        }
+        wheel = self.home / "brought-1-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as file:
+            for name, text in members.items():
+                file.writestr(name, text)
+        (folder / "requirements.txt").write_text(f"{wheel}\n")
 
     def meet(self) -> None:
         """Learn of the prey's process what the thief knows of it, and what it does not."""
@@ -220,11 +261,8 @@ class Scene:
             elif evidence and self.proves(way, evidence):
                 found[name] = evidence[:100]
         found |= self._after_removal()
-        if "SHOW" in os.environ:
-            for name in WAYS:
-                print(
-                    "OPEN  " if name in found else "closed", name, found.get(name) or self.failures.get(name, "")[:150]
-                )
+        for name, way in WAYS.items():  # shown when a test fails
+            print("OPEN  " if name in found else "closed", way.tells, found.get(name) or self.failures.get(name, ""))
         return found
 
     def _evidence(self, name: str) -> str:
@@ -258,6 +296,11 @@ class Scene:
             os.unlink(evidence)
             return True
         return False
+
+    def package(self, evidence: str) -> bool:
+        said = evidence + self.platform.log("thief") + self.platform.said()
+        others = {str(self.facts[name]) for name in ("serve", "zygote", "prey", "served")}
+        return self.canaries["key"] in said or not others.isdisjoint(re.findall(r"brought (\d+)", said))
 
     def suid_of_root(self, evidence: str) -> bool:
         with contextlib.suppress(FileNotFoundError):
@@ -387,6 +430,7 @@ def tried(home: Path, level: str, form: str, user: int = 0) -> dict[str, str]:
         scene.close()
 
 
+NO_FLAG = pytest.mark.skip(reason="serve has no --isolation yet")
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="the platform has uids to give only as root")
 FORMS = [HTTP, *(pytest.param(each, marks=pytest.mark.long) for each in (TORCH, PROGRAM))]
 
@@ -398,17 +442,18 @@ def test_without_isolation_a_function_has_at_least_25_ways_out(home: Path, form:
     found = tried(home, "none", form)
 
     assert len(found) >= 25, sorted(found)
-    print(len(WAYS), len(found), "not:", sorted(set(WAYS) - set(found)))
 
 
+@NO_FLAG
 @AS_ROOT
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_as_root_no_way_out_is_open(home: Path, form: str) -> None:
-    assert len(WAYS) >= 40
+    assert len(WAYS) >= 100
     assert tried(home, "best", form) == {}
 
 
+@NO_FLAG
 @pytest.mark.long
 @pytest.mark.parametrize("form", [HTTP, TORCH, PROGRAM])
 def test_as_an_ordinary_user_only_command_lines_and_lists_of_descriptors_are_seen(home: Path, form: str) -> None:

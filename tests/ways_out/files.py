@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import importlib
 import os
 import shutil
 import stat
@@ -103,6 +104,11 @@ def shared_memory_file_of_another(facts: Facts) -> str:
 @way_out("reads what another worker has in its scratch directory", "scratch")
 def scratch_of_another(facts: Facts) -> str:
     return contents_below(f"{facts['data']}/scratch")
+
+
+@way_out("runs a package that it requires elsewhere than in its confined workers", "package")
+def package_that_it_requires(_: Facts) -> str:
+    return f"brought {os.getpid()} {importlib.import_module('brought').found}"
 
 
 # --- what the platform has ---

@@ -148,4 +148,4 @@ def _reads(address: str) -> str:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(10)
         connection.connect(address)
-        return connection.recv(100).decode()
+        return str(connection.recv(100), "utf-8")

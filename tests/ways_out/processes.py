@@ -1,5 +1,6 @@
 """Ways out by processes: what a function does to others, and how it escapes what holds its own."""
 
+import _thread
 import contextlib
 import ctypes
 import os
@@ -70,7 +71,7 @@ def memory_by_readv(facts: Facts) -> str:
     here = ctypes.create_string_buffer(36)
     mine, theirs = _Span(ctypes.addressof(here), 36), _Span(facts["address"], 36)
     call("process_vm_readv", facts["prey"], ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
-    return here.raw.decode("latin-1")
+    return str(here.raw, "latin-1")
 
 
 # --- changing ---
@@ -219,7 +220,7 @@ def database_by_descriptor(facts: Facts) -> str:
 def control_group(_: Facts) -> str:
     failed: OSError | None = None
     for line in content("/proc/self/mountinfo").splitlines():
-        fields, _, kind = line.partition(" - ")
+        fields, kind = line.split(" - ", 1)
         if kind.startswith("cgroup") and re.search(r"\b(pids|cgroup2)\b", kind):
             try:
                 with open(fields.split()[4] + "/cgroup.procs", "w") as members:
@@ -256,13 +257,12 @@ def its_own_limits(_: Facts) -> str:
 
 @way_out("has more than 5,000 threads and processes")
 def threads_without_end(_: Facts) -> str:
-    over, made = threading.Event(), []
+    over = threading.Event()
     threading.stack_size(64 * 1024)
     try:
-        for _ in range(5000):
-            made.append(threading.Thread(target=over.wait, daemon=True))
-            made[-1].start()
-        return f"{len(made)} threads"
+        for _number in range(5000):
+            _thread.start_new_thread(over.wait, ())
+        return "5000 threads"
     finally:
         threading.stack_size(0)
         over.set()

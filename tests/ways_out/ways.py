@@ -60,15 +60,19 @@ def answer_of(text: str) -> str:
         return json.dumps({"evidence": "", "failed": f"{type(exc).__name__}: {exc}"})
 
 
+_TRIES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.ways_out.every import answer_of
+print(answer_of(input()))
+"""
+
+
 def _alone(asked: Facts) -> str:
-    home = os.path.join(os.path.dirname(__file__), "..", "..")
-    script = (
-        f"import sys; sys.path.insert(0, {home!r}); from tests.ways_out import answer_of; print(answer_of(input()))"
-    )
-    command = [sys.executable, "-ISBc", script]
-    return subprocess.run(
-        command, input=json.dumps(asked), capture_output=True, text=True, timeout=20, check=True
-    ).stdout
+    command = [sys.executable, "-ISBc", _TRIES, os.path.join(os.path.dirname(__file__), "..", "..")]
+    told = json.dumps(asked)
+    done = subprocess.run(command, input=told, capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout or json.dumps({"evidence": "", "failed": f"{done.returncode} {done.stderr}"})
 
 
 # --- means ---

@@ -1,4 +1,4 @@
-"""The list of ways out: see `ways`."""
+"""All ways out: the modules that hold them fill `WAYS`."""
 
 from tests.ways_out import files, kernel, network, processes
 from tests.ways_out.ways import WAYS, Way, answer_of
