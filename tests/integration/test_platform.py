@@ -24,6 +24,7 @@ from tests.integration.conftest import (
     LIMIT_S,
     TORCH,
     Platform,
+    Sampler,
     all_ended,
     free_port,
     pss_bytes,
@@ -37,26 +38,13 @@ from gpufaas_gpu_manager.huge_pages import collapse
 Make = Callable[..., Platform]
 MiB = 1024 * 1024
 BIG = """
-    import os, torch
-
-    def held():
-        # What each process of the fork server would free by its end, in MiB.
-        server, found = os.getppid(), {}
-        for pid in open(f"/proc/{server}/task/{server}/children").read().split():
-            try:
-                lines = open(f"/proc/{pid}/smaps_rollup").readlines()[1:]
-            except OSError:  # it has ended
-                continue
-            found[int(pid)] = sum(int(each.split()[1]) for each in lines if each.startswith("Private_")) // 1024
-        return found
+    import torch
 
     def load(device):
-        others = [size for pid, size in held().items() if pid != os.getpid()]
-        return torch.ones(55 * 1024 * 1024, device=device), max(others, default=0), sum(held().values())  # 220 MiB
+        return torch.ones(55 * 1024 * 1024, device=device)  # 220 MiB
 
-    def handle(model, event, context):
-        ones, beside, all_held = model
-        return {"last": float(ones[-1]), "said": event.text, "beside": beside, "held": all_held}
+    def handle(ones, event, context):
+        return {"last": float(ones[-1]), "said": event.text}
 """
 
 
@@ -69,14 +57,15 @@ def test_two_functions_of_more_than_half_a_device_each_called_in_turn_miss_every
     paths = [platform.deploy(name, BIG, memory="240Mi") for name in ("one", "two")]
     before = platform.status()["devices"][0]["evictions"]
 
-    answers = [platform.call(paths[turn % 2], b"%d" % turn) for turn in range(8)]
+    with Sampler(platform) as seen:
+        answers = [platform.call(paths[turn % 2], b"%d" % turn) for turn in range(8)]
 
     said = [answer.json() for answer in answers]
     assert [(each["last"], each["said"]) for each in said] == [(1.0, str(turn)) for turn in range(8)]
     assert [started(answer) for answer in answers] == ["disk"] * 8
     assert {answer.headers["x-gpufaas-device"] for answer in answers} == {"local/cpu:0"}
-    assert all(each["beside"] < 50 for each in said), "a model is loaded when the one before is gone"
-    assert all(200 < each["held"] <= 400 for each in said), said
+    assert seen.most_workers == 1, "a model is loaded when the one before is gone"
+    assert 200 * MiB < seen.most_bytes <= 400 * MiB
     assert platform.status()["devices"][0]["evictions"] - before == 7
 
 

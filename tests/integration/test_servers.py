@@ -137,9 +137,9 @@ def test_what_a_server_writes_to_its_scratch_directory_is_gone_with_it(
 
 
 def test_one_that_ends_when_it_starts_is_not_ready_after_its_first_load_and_says_how_it_ended(
-    platform: Any, deploy: Any, tmp_path: Path
+    platform: Any, deploy: Any, open_path: Path
 ) -> None:
-    broken = tmp_path / "broken"
+    broken = open_path / "broken"
     source = f"import os\nif os.path.exists({str(broken)!r}): os._exit(3)\ndef handle(req):\n    return 'here'\n"
     deploy("ends", source).raise_for_status()
 
