@@ -7,6 +7,7 @@ import mmap
 import os
 import platform
 import signal
+import socket
 
 from tests.ways_out.ways import Facts, call, contents_below, descriptor_of, refused_with, way_out
 
@@ -124,6 +125,20 @@ def swap(_: Facts) -> str:
     return refused_with(errno.ENOENT, "swapon", b"/nothing/of/this/name", 0)
 
 
+@way_out("reads the kernel's messages, with its addresses")
+def messages_of_the_kernel(_: Facts) -> str:
+    buffer = ctypes.create_string_buffer(4096)
+    if ctypes.CDLL(None, use_errno=True).klogctl(3, buffer, 4096) < 0:
+        raise OSError(ctypes.get_errno(), "klogctl")
+    return "read"
+
+
+@way_out("sets the machine's name")
+def name_of_the_machine(_: Facts) -> str:
+    socket.sethostname(socket.gethostname())  # to what it is
+    return "set"
+
+
 @way_out("may set the clock")
 def clock(_: Facts) -> str:
     state = (ctypes.c_uint8 * 512)()
@@ -132,9 +147,9 @@ def clock(_: Facts) -> str:
     return f"set {call('adjtimex', ctypes.byref(state))}"
 
 
-@way_out("has its addresses not at random, as exploits need", alone=True)
-def addresses(_: Facts) -> str:
-    call("personality", 0x0040000)
+@way_out("has data that are executed, as exploits need", alone=True)
+def executed_data(_: Facts) -> str:
+    call("personality", 0x0400000)
     return "chosen"
 
 

@@ -1,10 +1,12 @@
 """Ways out by sockets: the management routes, doors, and what others send."""
 
 import base64
+import fcntl
 import http.client
 import json
 import os
 import socket
+import struct
 
 from tests.ways_out.ways import Facts, way_out
 
@@ -105,6 +107,28 @@ def raw_socket(_: Facts) -> str:
 def multipath_socket(_: Facts) -> str:
     socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262).close()
     return "opened"
+
+
+@way_out("sees what the kernel's packet filter does")
+def packet_filter(_: Facts) -> str:
+    netfilter = 12
+    socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netfilter).close()
+    return "opened"
+
+
+@way_out("has a socket to the machine that this one runs on")
+def socket_to_the_hypervisor(_: Facts) -> str:
+    socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
+    return "opened"
+
+
+@way_out("changes the machine's network interfaces")
+def network_interface(_: Facts) -> str:
+    get, put = 0x8913, 0x8914
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        flags = fcntl.ioctl(any_socket, get, struct.pack("16s24x", b"lo"))
+        fcntl.ioctl(any_socket, put, flags)  # to what they are
+    return "set"
 
 
 @way_out("has a socket of a rare family, where the kernel's faults are")
