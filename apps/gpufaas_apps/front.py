@@ -29,7 +29,7 @@ from gpufaas_async_calls.settings import AsyncSettings, QueueSettings
 from gpufaas_core.origin import Origins
 from gpufaas_core.revision import git_revision
 from gpufaas_gateway.api import management_app
-from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
+from gpufaas_gateway.auth import CleanPaths, Credentials, Guard, WithoutWorkers
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.function_api import UsageOf
@@ -63,6 +63,8 @@ class Parts:
 
     credentials: Credentials | None
     """What management routes ask for; None: nothing."""
+    worker_uids: range = range(0)
+    """Of processes that may use public routes only, and no metrics."""
     spool: Path
     """The directory for large bodies of running calls."""
     store: Store
@@ -128,6 +130,7 @@ class Front:
         management = self.metrics.counted(self._management(async_invocations))
         if parts.metrics_of_all:
             management = MetricsOfAll(management, parts.metrics_of_all, self.metrics.render)
+        management = WithoutWorkers(management, parts.worker_uids)
         app = FromWorkers(Routes(async_invocations, websocket_calls, management), parts.origins)
         front = partial(FunctionFront, calls.run, parts.origins)
         self.server = GatewayServer(configured(app, front()), listener.open, self._stopping)

@@ -34,6 +34,7 @@ from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
 from gpufaas_gpu_manager.devices import described
+from gpufaas_gpu_manager.isolation.ids import usual_uids
 from gpufaas_gpu_manager.launch.networks import unheard
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node
@@ -101,7 +102,7 @@ class NodeApp:
         self._logs = logs
         self._secrets = secrets
         self._calls = CallServer(node, logs, me, options.data / "spool")
-        self._status = Status(metrics=lambda: node_metrics(node), more=weights.served)
+        self._status = Status(metrics=lambda: node_metrics(node), more=weights.served, worker_uids=usual_uids())
 
     async def run(self, stop: asyncio.Event) -> None:
         """

@@ -40,6 +40,7 @@ from gpufaas_core.model import NodeId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
 from gpufaas_gpu_manager.devices import described
+from gpufaas_gpu_manager.isolation.ids import usual_uids
 from gpufaas_gpu_manager.metrics import NodeFamilies
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -134,9 +135,10 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     )  # fmt: skip
     gone: list[str] = []
     parts = Parts(
-        credentials=credentials, spool=spool, store=stores.functions, artifacts=stores.artifacts,
-        secrets=stores.secrets, logs=stores.logs, end_logs=stores.logs.end_followers, scheduler=scheduler,
-        node=node.grants, here=True, workers=node.functions, usage_of=node.host.usage_of, origins=origins,
+        credentials=credentials, worker_uids=usual_uids(), spool=spool, store=stores.functions,
+        artifacts=stores.artifacts, secrets=stores.secrets, logs=stores.logs, end_logs=stores.logs.end_followers,
+        scheduler=scheduler, node=node.grants, here=True, workers=node.functions, usage_of=node.host.usage_of,
+        origins=origins,
         nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),
         async_queue=stores.async_queue, gone=gone, fault=lambda: node.fault,
         standbys=node.host.blank,

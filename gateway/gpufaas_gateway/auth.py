@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
+from gpufaas_core.peers import may_be_of
 from gpufaas_gateway.errors import headers_of
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ PASSWORD_FILE: Final = "basic-auth-password"
 _DEFAULT_USER: Final = "admin"
 _PASSWORD_BYTES: Final = 32
 _BODY: Final = "invalid credentials"
+_NOT_FOR_FUNCTIONS: Final = "functions cannot use this route: it is for people, and for programs that are no function\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,28 @@ class Guard:
             peer = scope.get("client") or ("unknown", 0)
             log.warning("auth.refused peer=%s path=%.200r", peer[0], scope["path"])
         return False
+
+
+class WithoutWorkers:
+    """
+    Answers 403 to workers of this machine that ask for more than public routes, or for metrics, even with the password;
+    passes all other requests to *app*.
+
+    :param uids: of workers; empty: they cannot be told from others
+    """
+
+    def __init__(self, app: ASGIApp, uids: range) -> None:
+        self._app = app
+        self._uids = uids
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            closed = scope["path"] == "/metrics" or not is_public(scope["method"], scope["path"])
+            if closed and may_be_of(self._uids, scope.get("client"), scope.get("server")):
+                log.warning("worker.refused peer=%s path=%.200r", scope.get("client"), scope["path"])
+                await Response(_NOT_FOR_FUNCTIONS, 403, headers_of())(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class CleanPaths:

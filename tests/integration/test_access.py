@@ -3,6 +3,9 @@
 import contextlib
 import os
 import re
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +55,61 @@ def test_the_password_is_in_a_file_and_nowhere_else(platform: Platform) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert str(path) in platform.said()
     assert path.read_text() not in platform.said()
+
+
+def test_the_cli_of_this_user_needs_no_login_and_that_of_faas_cli_is_printed(platform: Platform) -> None:
+    command = [sys.executable, "-m", "gpufaas_cli", "list", "-g", platform.url]
+
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    file = platform.data / "auth" / "basic-auth-password"
+    assert f"cat {file} | faas-cli login -u admin --password-stdin -g {platform.url}" in platform.said()
+
+
+AS_WORKER = """
+    import base64, encodings.idna, os, socket, sys
+    uid, port, user_password, path, waits = sys.argv[1:]
+    os.setresgid(int(uid), int(uid), int(uid)); os.setresuid(int(uid), int(uid), int(uid))
+    sock = socket.create_connection(("127.0.0.1", int(port)))
+    basic = base64.b64encode(user_password.encode()).decode()
+    sock.sendall(f"PUT {path} HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\nContent-Length: 19\\r\\n"
+                 f"Authorization: Basic {basic}"
+                 "\\r\\n\\r\\n{\\"maxFunctions\\": 9}".encode())
+    if waits == "waits":
+        print(b"".join(iter(lambda: sock.recv(65_536), b"")).decode())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a worker's user")
+def test_a_worker_is_refused_even_with_the_password_and_if_it_leaves_at_once(platform: Platform) -> None:
+    quota = "/system/namespace/openfaas-fn/quota"
+    pair = ":".join(("admin", (platform.data / "auth" / "basic-auth-password").read_text()))
+
+    def ask(uid: int, waits: str) -> str:
+        command = [sys.executable, "-c", textwrap.dedent(AS_WORKER), str(uid), str(platform.port), pair, quota, waits]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    before = platform.http.get(quota).json()
+    refused = ask(1_900_000_003, "waits")
+    ask(1_900_000_003, "leaves")
+
+    assert refused.startswith("HTTP/1.1 403 "), refused
+    assert "functions cannot use this route" in refused
+    until(lambda: platform.said().count("worker.refused") == 2)
+    assert platform.http.get(quota).json() == before
+    assert ask(65534, "waits").startswith("HTTP/1.1 202 "), "with the password, another user of this machine may"
+    assert platform.http.get(quota).json() != before
+    platform.http.request("DELETE", quota).raise_for_status()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_nobody_of_the_same_user_looks_into_the_memory_of_the_platform(platform: Platform) -> None:
+    """A function that is no root shares the platform's uid: the password is in that memory."""
+    assert Path(f"/proc/{os.getpid()}/mem").stat().st_uid == os.geteuid()
+    dropped = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "cat"]
+
+    for name in ("environ", "maps", "mem"):
+        looked = subprocess.run([*dropped, f"/proc/{platform.pid}/{name}"], capture_output=True, text=True, check=False)
+        assert "Permission denied" in looked.stderr, name
 
 
 def test_management_needs_the_password_and_calls_do_not(platform: Platform) -> None:

@@ -34,6 +34,12 @@ def uid_range(text: str) -> range:
     return uids
 
 
+def usual_uids() -> range:
+    """Return the uids of workers of this machine, for a process that was not told which range their node has."""
+    usual = uid_range(UID_RANGE)
+    return range(usual[0], usual[0] + _TRIES * len(usual))
+
+
 def written(uids: range) -> str:
     """Return *uids* as `uid_range` reads them."""
     return f"{uids[0]}-{uids[-1]}"

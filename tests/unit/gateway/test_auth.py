@@ -2,15 +2,27 @@
 
 import base64
 import logging
+import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import Response
+from starlette.types import Message
 from tests.unit.gateway.conftest import CREDENTIALS, Gateway, raw
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
-from gpufaas_gateway.auth import PUBLIC, Credentials, Guard, is_public, make_credentials, read_credentials
+from gpufaas_gateway.auth import (
+    PUBLIC,
+    Credentials,
+    Guard,
+    WithoutWorkers,
+    is_public,
+    make_credentials,
+    read_credentials,
+)
 from gpufaas_gateway.openapi import describe
 
 PUBLIC_ROUTES = {"/healthz", "/readyz", "/metrics", "/"}
@@ -240,3 +252,34 @@ async def test_a_path_that_only_looks_like_a_functions_reaches_nothing(gateway: 
     """Decoded it begins with /function/, raw it does not: no function is called, and no guarded route is reached."""
     for path in ("/%66unction/../system/functions", "/%66unction/echo"):
         assert (await raw(gateway.guarded, "GET", path)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/system/functions", 403),
+        ("GET", "/metrics", 403),
+        ("GET", "/ui/", 403),
+        ("GET", "/nothing", 403),
+        ("GET", "/healthz", 200),
+        ("GET", "/readyz", 200),
+        ("OPTIONS", "/async-function/a", 200),
+    ],
+)
+async def test_a_worker_gets_public_routes_without_metrics_and_nothing_with_the_password(
+    method: str, path: str, status: int
+) -> None:
+    app = WithoutWorkers(Response("answered"), range(os.geteuid(), os.geteuid() + 1))
+    said: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as end:
+        ends = {"client": end.getsockname(), "server": end.getpeername()}
+        await app({"type": "http", "method": method, "path": path, "headers": [], **ends}, receive, send)
+
+    assert said[0]["status"] == status
