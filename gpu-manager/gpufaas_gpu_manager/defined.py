@@ -106,18 +106,17 @@ class Functions:
 
     def clear_if_gone(self, function: FunctionId) -> None:
         """
-        Remove the secrets of a forgotten function without workers, and the network of its namespace if it was the last
-        one of an image there; a call that drains has them again.
+        Remove the secrets of a forgotten function without workers, and what containers had in its namespace if that has
+        no others; a call that drains has them again.
         """
-        living = self._host.living()
+        living, secrets, containers = self._host.living(), self._host.settings.secrets, self._host.containers
         if function not in self._forgotten or any(each.spec.function == function for each in living):
             return
-        if self._host.settings.secrets is not None:
-            self._host.settings.secrets.unmount(function)
-        if self._host.containers is not None and function in self.specs and self.specs[function].image:
-            defined = (each for name, each in self.specs.items() if name not in self._forgotten)
-            specs = (*defined, *(each.spec for each in living))
-            self._host.containers.keep({each.namespace for each in specs if each.image})
+        if secrets is not None:
+            secrets.unmount(function)
+        if containers is not None:
+            defined = {each.namespace for name, each in self.specs.items() if name not in self._forgotten}
+            containers.keep(defined.union(each.spec.namespace for each in living))
 
     def devices(self) -> list[Device]:
         return [each.source.device for each in self._devices.values()]

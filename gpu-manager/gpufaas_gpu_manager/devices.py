@@ -9,6 +9,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -36,6 +37,8 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Bytes, Device, DeviceId, Need, NodeId
 from gpufaas_core.units import MiB, format_bytes, parse_bytes
 from gpufaas_gpu_manager.emulation import Costs, Emulation
+from gpufaas_gpu_manager.isolation import landlock
+from gpufaas_gpu_manager.isolation.levels import Level
 from gpufaas_gpu_manager.machine_memory import available_memory
 from gpufaas_gpu_manager.mps import Mps
 from gpufaas_gpu_manager.nvml import Nvml
@@ -87,6 +90,18 @@ class NodeDevice(Protocol):
         """Its time and its cost model, if it is emulated."""
 
     @property
+    def nodes(self) -> Sequence[str]:
+        """Return the device nodes that its workers open."""
+
+    @property
+    def mps(self) -> str:
+        """The directory of its MPS daemon, which clients need; empty: it has none."""
+
+    @property
+    def contexts(self) -> bool:
+        """Whether a standby makes a context on it before it is taken."""
+
+    @property
     def note(self) -> str:
         """What people should know of it, in a line; empty: nothing."""
 
@@ -111,8 +126,10 @@ class NodeDevice(Protocol):
 class _Plain:
     """What most devices need not do."""
 
-    note = ""
+    note = mps = ""
     compiles_for = "cpu"
+    nodes: Sequence[str] = ()
+    contexts = False
 
     def share_env(self, need: Need, share: int, memory: Bytes) -> dict[str, str]:  # noqa: ARG002 - the port's
         return {}
@@ -174,7 +191,7 @@ class CudaDevice:
 
     def __init__(
         self, node: NodeId, index: int, memory: Bytes | None, nvml: Nvml, labels: Mapping[str, str] | None = None,
-        *, mps: bool = True, standby: int = 0,
+        *, mps: bool = True, standby: int = 0, isolation: Level = "none",
     ) -> None:  # fmt: skip
         """
         :param labels: the operator's
@@ -186,14 +203,27 @@ class CudaDevice:
         self._nvml = nvml
         self._index = index
         device = DeviceId(f"{node}/cuda:{index}")
-        self._mps, why = _started(self.uuid) if mps else (None, "it is switched off")
+        apart, off = isolation != "none" and os.geteuid() == 0, "it is switched off"
+        if mps and apart and isolation == "strict":
+            mps, off = False, "strict isolation gives each function a uid, and a daemon serves one at a time"
+        self._mps, why = _started(self.uuid) if mps else (None, off)
         self.note = "" if self._mps else f"{device}: its workers take turns: no MPS: {why}"
+        if self._mps and apart:
+            self.note = f"{device}: functions that share it have one uid together, since MPS serves one at a time"
+        self.mps = str(self._mps.home) if self._mps else ""
+        # The driver's threads are there before Landlock is: it holds them from ABI 8 on.
+        self.contexts = self._mps is None and (isolation != "strict" or landlock.abi() >= 8)
         sharing = {COMPUTE: MPS if self._mps else TIME_SLICING}
         every = {**(labels or {}), **_labels(node, device, "cuda"), PRODUCT: label_value(name), **sharing}
-        spare = _CUDA_SPARE + (0 if self._mps else standby * _STANDBY_CONTEXT)
+        spare = _CUDA_SPARE + self.contexts * standby * _STANDBY_CONTEXT
         self.device = Device(device, name, memory or max(total - spare, 0), every)
+        self._nodes = nvml.nodes(index)
         self.compiles_for = re.sub(r"[^\w.-]+", "-", f"{name}-driver-{nvml.driver()}")
         self.env = {"CUDA_VISIBLE_DEVICES": self.uuid, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        return [each for each in self._nodes if os.path.exists(each)]  # the driver may make one later
 
     def share_env(self, need: Need, share: int, memory: Bytes) -> dict[str, str]:
         return self._mps.env(need, share, memory) if self._mps else {}
@@ -278,7 +308,7 @@ def described(device: Device) -> str:
 
 def open_devices(
     specs: Sequence[str], node: NodeId, labels: Sequence[str] = (), enforcement: str = RLIMIT,
-    read_costs: ReadCosts | None = None, shares_by: str = NOT_CAPPED, standby: int = 0,
+    read_costs: ReadCosts | None = None, shares_by: str = NOT_CAPPED, standby: int = 0, isolation: Level = "none",
 ) -> list[NodeDevice]:  # fmt: skip
     """
     Return the devices that *specs* name: ``cpu:0=2GiB``, ``cuda:0``, ``cuda:1=20GiB``, with labels of its own
@@ -290,13 +320,15 @@ def open_devices(
     :param read_costs: reads the profiles of emulated devices; None: there are none
     :param shares_by: what holds workers of CPU devices with cores to their shares
     :param standby: so many standbys have a context on each GPU; a size that *specs* name must leave room for them
+    :param isolation: of the node's workers
     :raises InvalidSpec: a spec is malformed, named twice, larger than the machine, or names a GPU that is not there;
         a label is malformed, or set by the platform; emulated devices are beside real ones
     """
     common = _own_labels(labels, "--label")
+    cuda = partial(CudaDevice, standby=standby, isolation=isolation)
     if not specs:
-        return _discover(node, common, enforcement, standby)
-    opening = _Opening(node, common, enforcement, read_costs, shares_by, standby)
+        return _discover(node, common, enforcement, cuda)
+    opening = _Opening(node, common, enforcement, read_costs, shares_by, cuda)
     devices = [opening.device(each) for each in specs]
     ids = [each.device.id for each in devices]
     for each in ids:
@@ -323,14 +355,14 @@ class _Opening:
 
     def __init__(
         self, node: NodeId, labels: Mapping[str, str], enforcement: str, read_costs: ReadCosts | None, shares_by: str,
-        standby: int,
+        cuda: Callable[..., CudaDevice],
     ) -> None:  # fmt: skip
         self._node = node
         self._labels = labels
         self._enforcement = enforcement
         self._read_costs = read_costs
         self._shares_by = shares_by
-        self._standby = standby
+        self._new_cuda = cuda
         self._nvml: Nvml | None = None
 
     def device(self, given: str) -> NodeDevice:
@@ -371,7 +403,7 @@ class _Opening:
         if (mps := options.get("mps", "auto")) not in ("auto", "off"):
             raise InvalidSpec(f"--device {spec}: mps={mps}: write mps=off, or leave it out")
         self._nvml = self._nvml or Nvml()
-        cuda = CudaDevice(self._node, index, memory, self._nvml, labels, mps=mps == "auto", standby=self._standby)
+        cuda = self._new_cuda(self._node, index, memory, self._nvml, labels, mps=mps == "auto")
         if memory and memory > cuda.total:
             cuda.close()
             raise InvalidSpec(f"--device {spec}: that GPU has {format_bytes(cuda.total)}")
@@ -440,12 +472,12 @@ def _own_labels(given: Sequence[str], what: str) -> dict[str, str]:
     return labels
 
 
-def _discover(node: NodeId, labels: Mapping[str, str], enforcement: str, standby: int) -> list[NodeDevice]:
+def _discover(
+    node: NodeId, labels: Mapping[str, str], enforcement: str, cuda: Callable[..., CudaDevice]
+) -> list[NodeDevice]:
     try:
         nvml = Nvml()
-        gpus: list[NodeDevice] = [
-            CudaDevice(node, index, None, nvml, labels, standby=standby) for index in range(nvml.count())
-        ]
+        gpus: list[NodeDevice] = [cuda(node, index, None, nvml, labels) for index in range(nvml.count())]
     except InvalidSpec:
         gpus = []
     if gpus:

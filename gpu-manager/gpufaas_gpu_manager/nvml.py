@@ -6,13 +6,18 @@ list of all. MIG by NVIDIA's documentation and tested with a stand-in; not run o
 """
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
+from glob import glob
+from pathlib import Path
 from typing import Any, Final
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Bytes
 
 _SPLIT: Final = 1  # NVML_DEVICE_MIG_ENABLE
+_CAPS: Final = Path("/proc/driver/nvidia/capabilities")
+_MINOR: Final = re.compile(r"DeviceFileMinor: (\d+)")
 
 
 class Nvml:
@@ -25,9 +30,12 @@ class Nvml:
         self._nvml: Any = pynvml
         try:
             pynvml.nvmlInit()
-            self._devices = [device for gpu in self._gpus() for device in self._of(gpu)]
+            found = [(gpu, device) for gpu in self._gpus() for device in self._of(gpu)]
         except pynvml.NVMLError as exc:
             raise InvalidSpec(f"no CUDA device can be used here: NVML says {exc}; use --device cpu:0=SIZE") from exc
+        self._devices = [device for _, device in found]
+        self._wholes = [gpu for gpu, _ in found]
+        """The GPU of each: itself, if it is not split."""
 
     def count(self) -> int:
         """Return how many GPUs there are, each MIG device counted and the GPUs that are split left out."""
@@ -42,6 +50,19 @@ class Nvml:
         handle = self._devices[index]
         total = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
         return total, _text(self._nvml.nvmlDeviceGetName(handle)), _text(self._nvml.nvmlDeviceGetUUID(handle))
+
+    def nodes(self, index: int) -> list[str]:
+        """Return the device nodes for programs on device *index*: its own, if the driver says which they are."""
+        nvml, handle, gpu = self._nvml, self._devices[index], self._wholes[index]
+        try:
+            own = [f"/dev/nvidia{(number := int(nvml.nvmlDeviceGetMinorNumber(gpu)))}"]
+            if handle is not gpu:
+                part = _CAPS / f"gpu{number}/mig/gi{nvml.nvmlDeviceGetGpuInstanceId(handle)}"
+                files = part / "access", part / f"ci{nvml.nvmlDeviceGetComputeInstanceId(handle)}" / "access"
+                own += [f"/dev/nvidia-caps/nvidia-cap{_MINOR.findall(each.read_text())[0]}" for each in files]
+        except (nvml.NVMLError, OSError, LookupError):
+            own = [*glob("/dev/nvidia[0-9]*"), *glob("/dev/nvidia-caps/*"), "/dev/dxg"]
+        return [*own, "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
 
     def driver(self) -> str:
         """Return the version of the driver; empty: it does not tell."""

@@ -68,7 +68,7 @@ class Networks:
         return network
 
     def keep(self, namespaces: Collection[str]) -> None:
-        """Only in *namespaces* are functions of images, or containers of them."""
+        """Functions, or workers of them, are in *namespaces* only."""
         self._needed = set(namespaces)
         self.drop()
 

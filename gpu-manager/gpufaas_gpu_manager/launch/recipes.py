@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from gpufaas_core.bundle import Manifest
-from gpufaas_core.constraints import COMPUTE, CPU_QUOTA, TIME_SLICING
+from gpufaas_core.constraints import CPU_QUOTA
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.files import remove_tree
 from gpufaas_core.log_marks import MARK_VARIABLE
@@ -49,6 +49,10 @@ _IN_SCRATCH: Final[Bytes] = 36
 """Of the path of a socket below it, as `multiprocessing` makes them."""
 _OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
 """Variables that may be read when a context is made."""
+_SHARING: Final = ("spatial", "share", "auto")
+"""Of functions whose workers may be clients of MPS."""
+_SHARERS: Final = "share a GPU by MPS"
+"""For which a uid is kept; no function has this name."""
 _SHIM: Final = Path(__file__).parent.with_name("shim")
 
 
@@ -93,6 +97,8 @@ class Recipes:
         self.settings = settings
         self.enforcement = enforcement
         self.host_cache = host_cache
+        self.mps = False
+        """A GPU of the node has MPS. The node sets it: a function has one uid, wherever its workers are."""
         self._bundles = bundles
         self._threads = threads
         for left in (settings.scratch, settings.sockets):
@@ -122,7 +128,7 @@ class Recipes:
         Return which standbys can become workers on *source*: workers with a CPU quota have a group of groups, and those
         on a GPU a context. With MPS its share is settled when that is made: such a standby has none.
         """
-        if source.device.labels.get(COMPUTE) == TIME_SLICING:
+        if source.contexts:
             return Home(env=tuple(sorted(source.env.items())))
         if not source.cores or self.enforcement.shares_by != CPU_QUOTA:
             return ANYWHERE
@@ -265,9 +271,12 @@ class Recipes:
         return str(secrets.mount(spec.function, spec.namespace, spec.secrets, for_container=for_container, uid=uid))
 
     def _uid(self, worker: Worker) -> int:
-        """Return the uid of its function; 0: that of the platform."""
-        uids = self.settings.uids
-        return uids.of(f"{worker.spec.name}.{worker.spec.namespace}") if uids is not None else 0
+        """Return the uid of its function; 0: that of the platform. Clients of MPS have one together (`mps`)."""
+        spec, uids = worker.spec, self.settings.uids
+        if uids is None:
+            return 0
+        shares = self.mps and spec.need.sharing in _SHARING
+        return uids.of(_SHARERS if shares else f"{spec.name}.{spec.namespace}")
 
     def _own(self, worker: Worker, bundle: Path, manifest: Manifest, secrets: str, write: Sequence[str]) -> Own:
         """Return what *worker* has within the walls; make the directories *write*, and not what its variables name."""
@@ -281,9 +290,13 @@ class Recipes:
             read=(
                 str(bundle), *(os.path.realpath(each) for each in linked if each.is_symlink()), *filter(None, [secrets])
             ),
-            write=tuple(each for each in (*write, *[scratch] * (not walls.root)) if each and _given_to(uid, each)),
+            write=(
+                *(each for each in (*write, *[scratch] * (not walls.root)) if each and _given_to(uid, each)),
+                *[source.mps] * bool(source.mps and worker.spec.need.sharing in _SHARING),
+            ),
             secrets=secrets,
             scratch=scratch,
+            devices=tuple(source.nodes),
             room=worker.memory if source.enforced and worker.memory else _ROOM,
         )  # fmt: skip
 

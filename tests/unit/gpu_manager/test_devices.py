@@ -32,7 +32,14 @@ int nvmlInit_v2(void) { return 0; }
 int nvmlSystemGetDriverVersion(char *s, unsigned n) { strncpy(s, "550.54/a", n); return 0; }
 int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(unsigned long)(i + 1); return 0; }
+int nvmlDeviceGetMinorNumber(void *h, unsigned *n) {
+#ifdef MUTE
+    return 3;
+#endif
+    *n = h == (void *)1 ? 4 : 6; return 0; }
 #ifdef MIG
+int nvmlDeviceGetGpuInstanceId(void *h, unsigned *n) { *n = (unsigned long)h - 95; return 0; }
+int nvmlDeviceGetComputeInstanceId(void *h, unsigned *n) { *n = 0; return 0; }
 int nvmlDeviceGetMigMode(void *h, unsigned *now, unsigned *next) {
     if (h == (void *)1) return 3; *now = 1; *next = 0; return 0; }
 int nvmlDeviceGetMaxMigDeviceCount(void *h, unsigned *n) { *n = 7; return 0; }
@@ -63,7 +70,7 @@ int nvmlDeviceGetComputeRunningProcesses_v2(void *h, unsigned *n, process_t *p) 
 """
 
 
-def through_nvml(folder: Path, script: str, *flags: str) -> dict[str, Any]:
+def through_nvml(folder: Path, script: str, *flags: str) -> Any:
     """Run *script* where our library answers as NVML does; return the JSON that it prints."""
     source = folder / "nvml.c"
     source.write_text(FAKE_NVML)
@@ -216,6 +223,71 @@ def test_a_gpu_that_is_split_stands_for_its_mig_devices(tmp_path: Path) -> None:
     ]
     assert told["own"] == ["n/cuda:2", "MIG-three", 4 * GiB]
     assert told["used"] == [0, 0, 3 * GiB]
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is needed to build a library that answers as NVML does")
+@pytest.mark.parametrize("flag", ["-DNONE", "-DMIG", "-DMUTE"])
+def test_the_device_nodes_of_a_gpu_are_its_own_or_all_if_the_driver_does_not_say_which(
+    tmp_path: Path, flag: str
+) -> None:
+    for number, path in (
+        (21, "gpu6/mig/gi5"),
+        (22, "gpu6/mig/gi5/ci0"),
+        (39, "gpu6/mig/gi7"),
+        (40, "gpu6/mig/gi7/ci0"),
+    ):
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / "access").write_text(f"DeviceFileMinor: {number}\nDeviceFileMode: 292\n")
+    told = through_nvml(
+        tmp_path,
+        f"""
+        import json
+        from pathlib import Path
+        from gpufaas_gpu_manager import nvml
+        nvml._CAPS = Path({str(tmp_path)!r})
+        nvml.glob = lambda pattern: [pattern]
+        of = nvml.Nvml()
+        print(json.dumps([of.nodes(index) for index in range(of.count())]))
+        """,
+        flag,
+    )
+
+    common = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
+    caps = "/dev/nvidia-caps/nvidia-cap"
+    every = ["/dev/nvidia[0-9]*", "/dev/nvidia-caps/*", "/dev/dxg", *common]
+    assert (
+        told
+        == {
+            "-DNONE": [["/dev/nvidia4", *common], ["/dev/nvidia6", *common]],
+            "-DMIG": [
+                ["/dev/nvidia4", *common],
+                ["/dev/nvidia6", f"{caps}21", f"{caps}22", *common],
+                ["/dev/nvidia6", f"{caps}39", f"{caps}40", *common],
+            ],
+            "-DMUTE": [every, every],
+        }[flag]
+    )
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is needed to build a library that answers as NVML does")
+@pytest.mark.parametrize(("abi", "contexts"), [(7, False), (8, True)])
+def test_under_strict_a_standby_makes_no_context_whose_threads_landlock_would_not_hold(
+    tmp_path: Path, abi: int, contexts: bool
+) -> None:
+    told = through_nvml(
+        tmp_path,
+        f"""
+        import json
+        from gpufaas_gpu_manager import devices
+        devices.landlock.abi = lambda: {abi}
+        found = [devices.open_devices(["cuda:0,mps=off"], "n", standby=1, isolation=each)[0]
+                 for each in ("none", "best", "strict")]
+        print(json.dumps([[each.contexts, each.device.memory] for each in found]))
+        """,
+    )
+
+    with_context = [True, 8 * GiB - 1024 * MiB]
+    assert told == [with_context, with_context, with_context if contexts else [False, 8 * GiB - 512 * MiB]]
 
 
 # --- labels ---
