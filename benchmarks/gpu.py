@@ -176,9 +176,10 @@ def starts(on: Machine, home: Path) -> dict[str, Any]:
     variants: dict[str, list[str]] = {"as it is": []} | {
         name: [flag, "0"] for name, flag in coldstart.VARIANTS if serves_with(ROOT, flag)
     }
+    bind = ["--bind", str(home)] if serves_with(ROOT, "--bind") else []  # for weights that are in no bundle
     for variant, options in variants.items():
         with (
-            platform("--device", on.spec(on.memory), *options) as (url, _, data),
+            platform("--device", on.spec(on.memory), *bind, *options) as (url, _, data),
             httpx.Client(base_url=url, auth=local_login.find(url), timeout=300) as client,
         ):
             deploy(url, source, {**memory, "filler": filler})

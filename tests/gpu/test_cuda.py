@@ -7,6 +7,8 @@ Skipped where there is none; `make test` passes without. On a machine with one: 
 import asyncio
 import contextlib
 import os
+import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -22,9 +24,13 @@ from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Event, Grant, Loaded
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part
 from gpufaas_core.units import GiB
+from gpufaas_gpu_manager import mps
 from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.isolation import levels
+from gpufaas_gpu_manager.isolation.ids import UID_RANGE, Uids, uid_range
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.nvml import Nvml
+from gpufaas_gpu_manager.settings import NodeSettings
 
 
 def _gpus() -> int:
@@ -71,10 +77,13 @@ class Silent:
         """Not used."""
 
 
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[tuple[Node, Bundles, list[Event]]]:
-    bundles, facts = Bundles(tmp_path), list[Event]()
-    node = Node(open_devices(["cuda:0=4GiB"], NodeId("n")), bundles, Silent(), facts.append)
+@pytest.fixture(params=["none", "best"])
+async def node(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Node, Bundles, list[Event]]]:
+    """Under best a worker sees the device nodes of its GPU only."""
+    bundles, facts, walls = Bundles(tmp_path), list[Event](), levels.walls(request.param)
+    uids = Uids(tmp_path / "uids", uid_range(UID_RANGE)) if walls.uids else None
+    devices = open_devices(["cuda:0=4GiB"], NodeId("n"), isolation=request.param)
+    node = Node(devices, bundles, Silent(), facts.append, settings=NodeSettings(isolation=walls, uids=uids))
     await node.start()
     yield node, bundles, facts
     await node.close()
@@ -121,6 +130,47 @@ async def test_an_evicted_model_gives_its_memory_back_to_the_driver(node: tuple[
     assert answer[0] == 200
     assert not nvml.used_by(0, [first])
     assert manager.reserved(DEVICE) == 3 * GiB
+
+
+MAKES_A_CONTEXT = """
+import ctypes, sys
+cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+print(cuda.cuInit(0) or cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of two uids")
+@pytest.mark.skipif(shutil.which(mps.PROGRAM) is None, reason=f"{mps.PROGRAM} is not installed")
+def test_an_mps_daemon_serves_clients_of_one_uid_at_once_and_lets_those_of_another_wait_until_they_have_ended() -> None:
+    """By NVIDIA's manual. If it fails, neither one uid for all that share a GPU nor the refusal of strict is needed."""
+    daemon, clients = mps.Mps(Nvml().describe(0)[2]), list[subprocess.Popen[bytes]]()
+
+    def started(uid: int) -> subprocess.Popen[bytes]:
+        env = {**os.environ, **daemon.env(Need(50, "spatial"), 0, GiB)}
+        made = subprocess.Popen(
+            ["/usr/bin/python3", "-ISc", MAKES_A_CONTEXT], env=env, user=uid, group=uid, extra_groups=[], cwd="/",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        clients.append(made)
+        return made
+
+    def answer(client: subprocess.Popen[bytes], within_s: float) -> bytes:
+        assert client.stdout is not None
+        return client.stdout.readline() if select.select([client.stdout], [], [], within_s)[0] else b"it waits"
+
+    try:
+        assert [answer(started(uid), 60) for uid in (64_001, 64_001)] == [b"0\n", b"0\n"]
+        other = started(64_002)
+        assert answer(other, 10) == b"it waits"
+        for each in clients[:2]:
+            each.communicate()
+        assert answer(other, 60) == b"0\n"
+    finally:
+        for each in clients:
+            each.kill()
+            each.wait()
+        daemon.close()
 
 
 @pytest.mark.parametrize(("memory", "loads"), [(3 * GiB, True), (GiB // 2, False)])
