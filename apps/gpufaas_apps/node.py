@@ -20,6 +20,7 @@ from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_apps.cluster import advertised, identity, leader_addresses, listening, opened
 from gpufaas_apps.engines import connect, container_engine, opened_devices
 from gpufaas_apps.host_cache import host_budget, host_cache
+from gpufaas_apps.isolation import isolation_of
 from gpufaas_apps.options import DEFAULT_NODE_PORT, NodeOptions
 from gpufaas_apps.process import asked_to_stop, first_of, own_directory, prepare_process, run_loop, settle
 from gpufaas_apps.status import Status, status_served
@@ -30,6 +31,7 @@ from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cluster.agent import Agent
 from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity, split_address
+from gpufaas_core import constraints
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
@@ -70,6 +72,7 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     bundles = BundleStore(data / "bundles", artifacts)
     weights = Weights(me, artifacts, bundles, options.object_store)
     agent = Agent(me, "", prepare=weights.prefetch)
+    walls, uids = isolation_of(given, data, devices)
     settings = NodeSettings(
         env={"OPENFAAS_URL": options.gateway_url} if options.gateway_url else {},
         secrets=secrets,
@@ -78,6 +81,8 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
         sockets=data / "sockets",
         scratch=data / "scratch",
         park=given.park,
+        isolation=walls,
+        uids=uids,
     )
     node = agent.node = Node(
         devices, bundles, logs, agent.report, log.warning, settings, containers, fetch=weights.fetch,
@@ -123,6 +128,8 @@ class NodeApp:
             port = await stack.enter_async_context(status_served(self._status, host, options.cluster.status_port))
             for each in self._node.devices():
                 print(f"✓ device     {described(each)}", flush=True)
+            for isolation in constraints.isolation_of(each.labels for each in self._node.devices()):
+                print(f"✓ isolation  {isolation}", flush=True)
             if self._node.enforcement.why:
                 print(f"! {self._node.enforcement.why}", file=sys.stderr, flush=True)
             print(f"✓ node       {self._me.id} at {self._agent.address}, status at port {port}", flush=True)

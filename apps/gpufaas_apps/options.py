@@ -8,6 +8,8 @@ from typing import Final, Literal
 
 from gpufaas_core.cost import Cost
 from gpufaas_core.units import Bytes, MiB
+from gpufaas_gpu_manager.isolation.ids import UID_RANGE as UID_RANGE
+from gpufaas_gpu_manager.isolation.ids import uid_range as uid_range
 from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec
 
 DEFAULT_PORT: Final = 8080
@@ -83,6 +85,12 @@ class DeviceOptions:
     """Evicted models of handlers stay in memory as stopped processes, within `host_cache`."""
     standby: int = DEFAULT_STANDBY
     """Blank processes that wait to become workers; 0: each worker is forked when it starts."""
+    isolation: Literal["none", "best", "strict"] = "best"
+    """What holds workers that are processes; see `gpufaas_gpu_manager.isolation`."""
+    uid_range: range = field(default_factory=lambda: uid_range(UID_RANGE))
+    """The uids of functions, where they have some of their own."""
+    binds: tuple[str, ...] = ()
+    """Directories that all functions see: ``PATH`` to read, ``PATH:rw`` to write, too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from gpufaas_apps.data_directory import credentials_of, login_offered, owned, te
 from gpufaas_apps.engines import connect, container_engine, opened_devices
 from gpufaas_apps.front import Front, Parts
 from gpufaas_apps.host_cache import host_budget, host_cache
+from gpufaas_apps.isolation import isolation_of
 from gpufaas_apps.one_node import OneNode
 from gpufaas_apps.options import ServeOptions
 from gpufaas_apps.process import first_of, listen, prepare_process, run_loop
@@ -33,7 +34,7 @@ from gpufaas_apps.watchdog import notify
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cache_manager.collect import collect
-from gpufaas_core import compiled
+from gpufaas_core import compiled, constraints
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId, Seconds
@@ -120,6 +121,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     containers = container_engine(
         options.functions, instance, f"http://gateway.openfaas:{options.port}", listener.found
     )
+    walls, uids = isolation_of(options, options.data, devices)
     settings = NodeSettings(
         env={"OPENFAAS_URL": options.url},
         secrets=stores.secrets,
@@ -128,6 +130,8 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
         sockets=options.data / "sockets",
         scratch=options.data / "scratch",
         park=options.park,
+        isolation=walls,
+        uids=uids,
     )
     node = Node(
         devices, stores.bundles, stores.logs, scheduler.report, logging.getLogger("node").warning, settings,
@@ -280,6 +284,7 @@ def greet(options: ServeOptions, credentials: Credentials | None, node: Node) ->
     form = compiled.said()
     lines.append(f"scheduler  {options.policy}{'' if form == 'Python' else f'; engine: {form}'}")
     lines += [f"device     {described(each)}" for each in node.devices()]
+    lines += [f"isolation  {each}" for each in constraints.isolation_of(each.labels for each in node.devices())]
     lines.append(f"data       {options.data}")
     for line in lines:
         print(f"✓ {line}", flush=True)

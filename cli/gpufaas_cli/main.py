@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "gateway": "Start a gateway of a cluster.",
     "scheduler": "Start a scheduler of a cluster; of several one leads.",
     "node": "Start a node of a cluster; list, describe and drain nodes.",
+    "isolation": "Show what keeps functions apart on this machine.",
     "new": "Write a function from a template, and add it to stack.yaml.",
     "build": "Build functions into bundles or images.",
     "push": "Upload what was built: bundles to the gateway, images to their registry.",

@@ -52,6 +52,10 @@ CAPPED_BY: Final = {
 """How shares of a device's compute are enforced, in words."""
 FIXED_AT_START: Final = frozenset((AFFINITY, MPS))
 """The ways in which a worker's share stays what it was at the start."""
+ISOLATION: Final = "isolation"
+"""The level that holds functions which are processes: ``none``, ``best`` or ``strict``."""
+ISOLATED_BY: Final = "isolation.by"
+"""What that is on this machine, in words."""
 CORES: Final = "device.cores"
 """How many cores the workers of a CPU device may use together; no label: all."""
 PRODUCT: Final = "nvidia.com/gpu.product"
@@ -59,8 +63,8 @@ PRODUCT: Final = "nvidia.com/gpu.product"
 
 PLATFORM_LABELS: Final = frozenset(
     (
-        GPU, KIND, DEVICE, NODE, PRODUCT, MEMORY, COMPUTE, CORES, "node.hostname", "kubernetes.io/hostname",
-        "node.platform.os", "kubernetes.io/os", "node.platform.arch", "kubernetes.io/arch",
+        GPU, KIND, DEVICE, NODE, PRODUCT, MEMORY, COMPUTE, CORES, ISOLATION, ISOLATED_BY, "node.hostname",
+        "kubernetes.io/hostname", "node.platform.os", "kubernetes.io/os", "node.platform.arch", "kubernetes.io/arch",
     )
 )  # fmt: skip
 """The labels that every node sets itself; operators set all others."""
@@ -85,6 +89,11 @@ class Constraint(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.key}{'!=' if self.negated else '='}{self.value}"
+
+
+def isolation_of(labels: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return what holds functions that are processes on devices with *labels*, as ``LEVEL: WORDS``, each once."""
+    return sorted({f"{each[ISOLATION]}: {each.get(ISOLATED_BY, '')}" for each in labels if ISOLATION in each})
 
 
 def satisfied(constraints: Iterable[Constraint], labels: Mapping[str, str]) -> bool:

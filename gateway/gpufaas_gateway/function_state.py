@@ -8,7 +8,7 @@ from math import inf
 
 import msgspec
 
-from gpufaas_core.constraints import COMPUTE, MEMORY
+from gpufaas_core.constraints import COMPUTE, MEMORY, isolation_of
 from gpufaas_core.model import EngineStatus, FunctionId
 from gpufaas_gateway.catalogue import Deployed, replicas_of
 from gpufaas_gateway.isolation import not_enforced
@@ -112,6 +112,8 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
     detail.profiles = msgspec.convert(deployed.profiles, dict[str, ProfileShown], from_attributes=True)
     allowed = placement.among([known.device for known in status.devices])
     detail.memory_enforcement = sorted({each.labels[MEMORY] for each in allowed if MEMORY in each.labels})
+    if not spec.image:
+        detail.isolation = isolation_of(each.labels for each in allowed)
     if need.sharing in ("share", "spatial"):
         detail.compute_enforcement = sorted({each.labels[COMPUTE] for each in allowed if COMPUTE in each.labels})
     detail.not_enforced = not_enforced(need, allowed, image=bool(spec.image)) or None

@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Path, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
+from gpufaas_core.constraints import isolation_of
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed
 from gpufaas_core.model import CallId, EngineStatus, Explanation
 from gpufaas_core.status_metrics import full_name_of
@@ -111,9 +112,10 @@ def health_routes(
         """Whether calls would find a device."""
         if reason := fault():
             raise NotReady(f"{reason}; functions that are loaded answer meanwhile")
-        if not scheduler.status().devices:
+        if not (devices := scheduler.status().devices):
             raise NotReady("; ".join(gone) or "no device has joined yet: calls would wait")
-        return PlainTextResponse("\n".join(["OK", *gone]))
+        held = isolation_of(each.device.labels for each in devices)
+        return PlainTextResponse("\n".join(["OK", *(f"isolation {each}" for each in held), *gone]))
 
     return routes
 

@@ -273,6 +273,7 @@ class FunctionDetail(_Answer, kw_only=True):
     run_timeout: Annotated[Seconds | None, Meta(description="seconds that a call may run (exec_timeout)")] = None
     profiles: Annotated[dict[str, ProfileShown] | None, Meta(description="by kind of device")] = None
     memory_enforcement: list[str] | None = None
+    isolation: Annotated[list[str] | None, Meta(description="what holds its processes, as LEVEL: WORDS")] = None
     compute_enforcement: list[str] | None = None
     not_enforced: Annotated[str | None, Meta(description="what its devices cannot enforce of its share")] = None
     placement: PlacementShown | None = None

@@ -104,6 +104,14 @@ class Functions:
             self.specs.pop(self._forgotten.popleft(), None)
         self.clear_if_gone(function)
 
+    def names(self) -> set[str]:
+        """Return ``name.namespace`` of all that are deployed, or have workers yet."""
+        return {f"{each.name}.{each.namespace}" for each in self._alive()}
+
+    def _alive(self) -> list[WorkerSpec]:
+        defined = (each for name, each in self.specs.items() if name not in self._forgotten)
+        return [*defined, *(each.spec for each in self._host.living())]
+
     def clear_if_gone(self, function: FunctionId) -> None:
         """
         Remove the secrets of a forgotten function without workers, and what containers had in its namespace if that has
@@ -115,8 +123,7 @@ class Functions:
         if secrets is not None:
             secrets.unmount(function)
         if containers is not None:
-            defined = {each.namespace for name, each in self.specs.items() if name not in self._forgotten}
-            containers.keep(defined.union(each.spec.namespace for each in living))
+            containers.keep({each.namespace for each in self._alive()})
 
     def devices(self) -> list[Device]:
         return [each.source.device for each in self._devices.values()]

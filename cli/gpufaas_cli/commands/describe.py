@@ -119,6 +119,8 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
         pairs.append(("First reservation", f"{format_bytes(int(ours['memory']))}{why}"))
     if enforcement := ours.get("memoryEnforcement"):
         pairs.append(("Memory enforced", "; ".join(ENFORCED_BY.get(each, each) for each in enforcement)))
+    if ours.get("isolation"):
+        pairs.append(("Isolation", "; ".join(ours["isolation"])))
     if enforcement := ours.get("computeEnforcement"):
         ways = "; ".join(CAPPED_BY.get(each, each) for each in enforcement)
         pairs.append(("Share enforced", f"as the device does: {ways}" if len(enforcement) > 1 else ways))

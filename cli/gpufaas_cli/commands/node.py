@@ -23,6 +23,7 @@ from gpufaas_cli.cluster_flags import (
     taken,
 )
 from gpufaas_cli.extra import needing
+from gpufaas_core.constraints import isolation_of
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import format_bytes
 
@@ -87,10 +88,10 @@ def _state(node: Mapping[str, Any]) -> str:
 def _show_nodes(nodes: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (each["name"], _state(each), str(len(each["devices"])), _memory(each["devices"]), str(each["residentCopies"]),
-         str(each["running"]), each["note"])
+         str(each["running"]), "; ".join(isolation_of(one["labels"] for one in each["devices"])), each["note"])
         for each in nodes
     ]  # fmt: skip
-    output.table(("Node", "State", "Devices", "Memory", "Copies", "Running", "Note"), rows)
+    output.table(("Node", "State", "Devices", "Memory", "Copies", "Running", "Isolation", "Note"), rows)
 
 
 @command.command("list")

@@ -37,6 +37,7 @@ def command(**given: Any) -> None:
       gpufaas serve --device cuda:0,tier=gold --device cpu:0=4GiB --label zone=a
       gpufaas serve --device emulated:0=16GiB,kind=v100,profile=costs.json
       gpufaas serve --host 0.0.0.0 --auth-dir /run/secrets
+      gpufaas serve --isolation strict --bind /data --bind /var/cache/models:rw
       gpufaas serve --port 9090 --data ./.gpufaas --journal events.jsonl
     """
     if given.pop("workers") > 1:

@@ -6,7 +6,7 @@ from typing import Final
 
 from gpufaas_core.errors import InvalidSpec
 
-_MACHINE: Final = ("/", "/proc", "/sys", "/dev", "/run", "/etc", "/tmp")  # noqa: S108 - it is refused
+_MACHINE: Final = ("/", "/proc", "/sys", "/dev", "/run", "/etc", "/tmp")
 
 
 def checked(binds: Sequence[str], data: Path) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def _checked(bind: str, data: Path) -> str:
     data = data.resolve()
     if real.is_relative_to(data) or data.is_relative_to(real):
         raise InvalidSpec(
-            f"--bind {bind}: it would show functions what the platform keeps in {data}: bind another directory, or move "
-            "that with --data"
+            f"--bind {bind}: it would show functions what the platform keeps in {data}: bind another one, or "
+            "move that with --data"
         )
     return f"{path}{bind[len(text) :]}"

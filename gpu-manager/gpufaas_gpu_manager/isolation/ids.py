@@ -161,8 +161,8 @@ def _read(path: Path) -> _Given:
         return msgspec.json.decode(path.read_bytes(), type=_Given) if path.exists() else _Given()
     except (OSError, msgspec.DecodeError) as exc:
         raise StorageFailed(
-            f"{path}, which says what uid each function has, cannot be read ({exc}): restore it; or remove it, and each "
-            "gets a new one"
+            f"{path}, which says what uid each function has, cannot be read ({exc}): restore it, or remove it: "
+            "then each gets a new one"
         ) from exc
 
 

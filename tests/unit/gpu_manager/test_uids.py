@@ -83,7 +83,7 @@ def test_a_range_in_which_a_process_runs_is_not_taken(open_uids: Open) -> None:
 
 def test_a_damaged_file_is_not_guessed_at(open_uids: Open, tmp_path: Path) -> None:
     (tmp_path / "uids").write_text("{")
-    with pytest.raises(StorageFailed, match="restore it, or remove it"):
+    with pytest.raises(StorageFailed, match="restore it, or remove it: then each gets a new one"):
         open_uids()
 
 

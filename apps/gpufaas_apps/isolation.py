@@ -1,0 +1,45 @@
+"""What holds the workers of a node, as its options say, and what this machine gives for it."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpufaas_apps.options import DeviceOptions
+from gpufaas_core.constraints import ISOLATED_BY, ISOLATION
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_gpu_manager.devices import NodeDevice
+from gpufaas_gpu_manager.isolation import levels
+from gpufaas_gpu_manager.isolation.binds import checked
+from gpufaas_gpu_manager.isolation.ids import Uids, written
+from gpufaas_gpu_manager.isolation.levels import Walls
+from gpufaas_gpu_manager.isolation.levels import tried as tried
+
+log = logging.getLogger("node")
+
+
+def isolation_of(given: DeviceOptions, data: Path, devices: Sequence[NodeDevice]) -> tuple[Walls, Uids | None]:
+    """
+    Return what holds workers that are processes, and the uids of their functions, if they have some. The labels of
+    *devices* say it, and the log what a level lacks here.
+
+    :param data: the platform's directory
+    :raises InvalidSpec: --bind names what functions may not see; or the level is strict, and something is missing
+    """
+    level = given.isolation
+    walls, uids = levels.walls(level, checked(given.binds, data)), None
+    if walls.uids:
+        try:
+            uids = Uids(data / "uids", given.uid_range, strict=level == "strict")
+            note = uids.note
+        except InvalidSpec as exc:
+            if level == "strict":
+                raise
+            walls, note = replace(walls, uids=False), f"functions have no uids of their own: {exc}"
+        if note:
+            log.warning("%s", note)
+    words = f"{walls}{f' {written(uids.range)}' if uids is not None else ''}"
+    for each in devices:
+        each.device = replace(each.device, labels={**each.device.labels, ISOLATION: level, ISOLATED_BY: words})
+    return walls, uids
