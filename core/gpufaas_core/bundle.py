@@ -130,6 +130,8 @@ class WorkerSpec(Struct, frozen=True):
     """The container's memory limit (limits.memory); 0: its reservation."""
     preload: tuple[str, ...] = ()
     """Modules that its workers find imported; not of the bundle."""
+    connect: str = ""
+    """The TCP ports that its workers may connect to (`read_ports`); empty: as their node says."""
     labels: dict[str, str] = field(default_factory=dict)
     constraints: tuple[Constraint, ...] = ()
     """On the devices that it may run on. The scheduler obeys them, and a deployment is checked on such a device."""

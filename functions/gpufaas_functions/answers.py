@@ -38,6 +38,9 @@ _OURS: Final = frozenset(
         "<frozen importlib._bootstrap_external>",
     )
 )
+_CAUSES: Final = 8
+ports_limited = False
+"""This worker may connect to some TCP ports only (`runner`)."""
 Memory: TypeAlias = CpuMemory | CudaMemory | EmulatedMemory
 Handle: TypeAlias = Callable[[Event, Context], Any]
 """The author's ``handle``, with the model."""
@@ -159,7 +162,7 @@ def _checked(chunks: Iterator[bytes], length: int) -> Iterator[bytes]:
 def from_the_author(exc: BaseException) -> BaseException:
     """
     Remove the frames of the runner and of the import that come before the author's: they explain nothing. Say what to
-    do about a write beside the handler.
+    do about a write beside the handler, and a port that is closed to it.
     """
     with contextlib.suppress(OSError):  # the author may have gone into a directory that was removed
         if isinstance(exc, OSError) and exc.errno in (errno.EACCES, errno.EROFS) and isinstance(exc.filename, str):
@@ -168,10 +171,26 @@ def from_the_author(exc: BaseException) -> BaseException:
                 exc.add_note(
                     "a function cannot write to its own files: write below $GPUFAAS_SCRATCH, which ends with the worker"
                 )
+    cause: BaseException | None = exc
+    for _ in range(_CAUSES if ports_limited else 0):
+        if isinstance(cause, OSError) and cause.errno == errno.EACCES and cause.filename is None:
+            exc.add_note(f"if it connects: {_port_of(cause)} is not among those of the annotation gpufaas.connect")
+            break
+        cause = cause and (cause.__cause__ or cause.__context__)
     trace = exc.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next
     return exc.with_traceback(trace) if trace is not None else exc
+
+
+def _port_of(exc: BaseException) -> str:
+    """Name the TCP port of an address in a variable of the code that failed to connect: most libraries have one."""
+    found = "the TCP port"
+    for frame, _ in traceback.walk_tb(exc.__traceback__):
+        for value in tuple(frame.f_locals.values()):
+            if type(value) is tuple and len(value) in (2, 4) and type(value[0]) is str and type(value[1]) is int:
+                found = f"TCP port {value[1]}"
+    return found
 
 
 def traceback_of(exc: BaseException) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from gpufaas_core.frames import WARM, FailedHead, Kind, ReadyHead, encode_frame
-from gpufaas_functions import author_modules, batches, exit_hooks, staged
+from gpufaas_functions import answers, author_modules, batches, exit_hooks, staged
 from gpufaas_functions.answers import SAID, Handle, Memory, from_the_author, in_one_line, traceback_of, utf8
 from gpufaas_functions.areas import keep_bodies, leave_areas
 from gpufaas_functions.author import Context, Event
@@ -73,6 +73,8 @@ class WorkerStart(msgspec.Struct, frozen=True):
     """The file is attached in which it counts what it begins (`begun`)."""
     parks: bool = False
     """It may be parked: it keeps what its self-check says after the load."""
+    ports_limited: bool = False
+    """It may connect to some TCP ports only."""
     known: int = 0
     """The peak memory that other workers of the function have had: this one measures its own only beyond that."""
 
@@ -96,6 +98,7 @@ def run(
         vars(sys.modules["tempfile"])["tempdir"] = None  # the fork server's: here TMPDIR is the scratch directory
     try:
         memory = _memory_of(start)
+        answers.ports_limited = start.ports_limited
         began = time.perf_counter()
         about = start.emulated
         handler = import_handler(start) if about is None else EmulatedHandler(about, start.function, clocks)

@@ -178,6 +178,7 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need
         image="" if options.bundle else record.spec.image,
         read_only=bool(record.spec.read_only_root_filesystem),
         preload=options.preload,
+        connect=options.connect,
         cpus=options.cpus,
         capabilities=options.capabilities,
         memory_limit=0 if options.bundle else options.memory_limit,

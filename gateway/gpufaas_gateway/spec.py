@@ -19,6 +19,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.capabilities import CAPABILITIES, read_capabilities
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import ALL_COMPUTE, SHARINGS, FunctionId
+from gpufaas_core.ports import read_ports
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_core.units import Bytes, MiB, Seconds, parse_bytes, parse_duration
 from gpufaas_gateway.cors import HEADERS, METHODS, ORIGINS, Cors, read_cors
@@ -171,6 +172,8 @@ class Options:
     batch_adaptive: bool = False
     preload: tuple[str, ...] = ()
     """Modules that its workers find imported."""
+    connect: str = ""
+    """The TCP ports that it may connect to, as `read_ports` reads them; empty: as its node says."""
     cors: Cors | None = None
 
     @property
@@ -251,6 +254,8 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
     _check_batches(read)
     if bundle and "capabilities" in read:
         raise InvalidSpec("annotation gpufaas.capabilities: is for images: processes have none: remove the annotation")
+    if not bundle and "connect" in read:
+        raise InvalidSpec("annotation gpufaas.connect: containers have networks of their own: remove the annotation")
     probes = {each: read.pop(each) for each in list(read) if each.startswith(("ready_", "health_"))}
     if "timeout_s" not in read and "exec_s" in read:
         read["timeout_s"] = max(defaults.timeout_s, read["exec_s"])  # it may wait behind calls that take as long
@@ -431,6 +436,11 @@ def _modules(text: str) -> tuple[str, ...]:
     return names
 
 
+def _ports(text: str) -> str:
+    read_ports(text)
+    return text.strip()
+
+
 def _count(text: str) -> int:
     count = _whole(text)
     if count < 1:
@@ -475,6 +485,7 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "annotation gpufaas.batch-adaptive": ("batch_adaptive", _yes),
     "annotation gpufaas.preload": ("preload", _modules),
     "annotation gpufaas.capabilities": ("capabilities", read_capabilities),
+    "annotation gpufaas.connect": ("connect", _ports),
     "annotation com.openfaas.queue": ("async_queue", _queue),
     **{
         f"annotation com.openfaas.{probe}.http.{name}": (f"{probe}_{field}", parse)

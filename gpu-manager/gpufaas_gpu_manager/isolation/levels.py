@@ -26,12 +26,20 @@ class Walls(msgspec.Struct, frozen=True):
     """The ABI of Landlock in force; 0: none."""
     seccomp: bool = False
     """System calls are filtered."""
+    gateway_only: bool = False
+    """Functions without gpufaas.connect may connect to the gateway's TCP port only."""
+    etcd: tuple[int, ...] = ()
+    """Ports of etcds on this machine that ask for no login: as `gateway_only`, and no function reaches them."""
     binds: tuple[str, ...] = ()
     """Directories that the operator opens to all workers: ``PATH`` to read, ``PATH:rw`` to write, too."""
 
     def __str__(self) -> str:
         named = {"mount": "own root", "user": "own root (user namespace)"}.get(self.root, "")
-        parts = named, "uids" * self.uids, f"Landlock {self.landlock}" * bool(self.landlock), "seccomp" * self.seccomp
+        connects = f"connects to the gateway only{', as etcd has no login' * bool(self.etcd)}"
+        parts = (
+            named, "uids" * self.uids, f"Landlock {self.landlock}" * bool(self.landlock), "seccomp" * self.seccomp,
+            connects * (self.landlock >= 4 and (self.gateway_only or bool(self.etcd))),
+        )  # fmt: skip
         return ", ".join(filter(None, parts)) or "nothing"
 
 

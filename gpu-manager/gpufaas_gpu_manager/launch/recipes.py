@@ -29,6 +29,7 @@ from gpufaas_gpu_manager.enforcement import Enforcement, WorkerLimits
 from gpufaas_gpu_manager.forks import inherited
 from gpufaas_gpu_manager.host_cache import Attached, HostCache
 from gpufaas_gpu_manager.isolation.levels import HOME, USER, Own, Walls
+from gpufaas_gpu_manager.isolation.ports import ports_of
 from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.standbys import ANYWHERE, Home
 from gpufaas_gpu_manager.worker import Worker
@@ -177,6 +178,7 @@ class Recipes:
             warm=worker.warms,
             emulated=None if emulation is None or worker.scratch else emulation.start_of(spec, worker.memory),
             known=worker.calls.known,
+            ports_limited=worker.own.ports is not None,
             parks=spec.kind == "model" and emulation is None and not worker.scratch and self._parks,
         )
 
@@ -298,6 +300,7 @@ class Recipes:
             scratch=scratch,
             devices=tuple(source.nodes),
             room=worker.memory if source.enforced and worker.memory else _ROOM,
+            ports=ports_of(worker.spec.connect, walls, self.settings.env.get("OPENFAAS_URL", "")),
         )  # fmt: skip
 
     def container_env(self, worker: Worker, gateway: str) -> dict[str, str]:

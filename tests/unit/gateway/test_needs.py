@@ -9,6 +9,7 @@ from tests.unit.gateway import fakes
 from gpufaas_core.constraints import GPU
 from gpufaas_core.errors import InvalidSpec, NoDeviceFits
 from gpufaas_core.model import Device, DeviceId, Need
+from gpufaas_core.ports import read_ports
 from gpufaas_core.units import GiB
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.spec import ANNOTATIONS
@@ -125,6 +126,18 @@ async def test_the_scheduler_and_the_node_are_told_what_a_function_needs(
         ),
         ("image", {"capabilities": ""}, "gpufaas.capabilities: '' is none that a container has: .* or write none"),
         ("http", {"capabilities": "none"}, "gpufaas.capabilities: is for images: processes have none"),
+        ("http", {"connect": "0"}, "gpufaas.connect: '0' is neither a port from 1 to 65535 nor a range: write for"),
+        ("http", {"connect": "80,65536"}, "gpufaas.connect: '65536' is neither a port"),
+        ("http", {"connect": "9-8"}, "gpufaas.connect: '9-8' is neither a port"),
+        ("http", {"connect": "postgres"}, "gpufaas.connect: 'postgres' is neither a port"),
+        ("http", {"connect": "5432,"}, "gpufaas.connect: '' is neither a port"),
+        (
+            "http",
+            {"connect": "2300-2400"},
+            "gpufaas.connect: '2300-2400' has port 23(79|80), which is etcd's: leave it",
+        ),
+        ("http", {"connect": "4000-5000"}, "gpufaas.connect: 1001 ports are over the limit of 1000: name fewer, or"),
+        ("image", {"connect": "5432"}, "gpufaas.connect: containers have networks of their own: remove"),
         ("model", {"latency": "1s"}, "gpufaas.latency is not known: did you mean gpufaas.latency-goal"),
     ],
 )
@@ -136,6 +149,13 @@ async def test_what_cannot_be_is_refused_in_one_line_that_says_what_to_do(
 
     assert "\n" not in str(refused.value)
     assert platform.scheduler.functions == {}
+
+
+@pytest.mark.parametrize("kind", ["model", "http", "server"])
+async def test_the_ports_that_a_function_connects_to_go_to_its_nodes(platform: Platform, kind: str) -> None:
+    deployed = await platform.deploy(kind, connect=" 5432, 8000-8002")
+
+    assert read_ports(deployed.spec.connect) == (5432, 8000, 8001, 8002)
 
 
 @pytest.mark.parametrize("kind", ["model", "http"])

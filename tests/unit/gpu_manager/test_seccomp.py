@@ -61,8 +61,8 @@ def test_the_numbers_of_calls_are_those_of_the_kernels_headers(
 
 
 def test_what_is_denied_fails_with_eperm() -> None:
-    # Arguments that no call takes, in a UTS namespace of its own where it may have one, and without vhangup, which has no
-    # arguments: were there no filter, these would do nothing to the machine.
+    # Arguments that no call takes, in a UTS namespace of its own where it may have one, and without vhangup, which has
+    # none: were there no filter, these would do nothing to the machine.
     fails = run(
         "print({name: refused(number, *[-1] * 5) for name, number in seccomp._DENIED.items() if name != 'vhangup'})",
         before="import ctypes; ctypes.CDLL(None).unshare(0x04000000)",
