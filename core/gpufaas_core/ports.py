@@ -7,7 +7,10 @@ from gpufaas_core.errors import InvalidSpec
 
 ANY: Final = "any"
 ETCD: Final = (2379, 2380)
-"""The usual ports of etcd, for clients and for its members. No function names it: who reaches an etcd that asks for no login changes all of a cluster."""
+"""
+The usual ports of etcd, for clients and for its members. No function names them: who reaches an etcd that asks for no
+login changes all of a cluster.
+"""
 _MOST: Final = 1000  # each is a rule that a new process adds
 
 
