@@ -20,8 +20,8 @@ from typing import Any, Final
 import httpx
 import psutil
 from tests.etcd_process import EtcdProcess, free_port
-from tests.files import open_file
-from tests.integration.conftest import LIMIT_S, TORCH, FunctionBuilds, all_ended, private_bytes, until
+from tests.files import open_file, open_root
+from tests.integration.conftest import HELD, LIMIT_S, TORCH, FunctionBuilds, all_ended, private_bytes, until
 
 from gpufaas import Client
 from gpufaas_adapters.etcd.secrets import create_key_file
@@ -285,6 +285,7 @@ class Cluster:
             host, prefix = self.network.add(number)
         made = Service(self, "node", id_, host, ("--device", device, "--functions", "process"))
         made.arguments += ["--listen", made.address, "--data", str(made.data), "--secrets-key", str(self.key)]
+        made.arguments += ["--bind", f"{open_root()}:rw", *HELD]
         made.prefix = prefix
         return made
 

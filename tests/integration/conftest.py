@@ -23,7 +23,7 @@ import httpx
 import psutil
 import pytest
 from tests.etcd_process import free_port
-from tests.files import open_file, open_folder
+from tests.files import open_file, open_folder, open_root
 from tests.waiting import LIMIT_S, until
 
 from gpufaas import Client
@@ -116,13 +116,17 @@ class Gate:
 
 PROGRAM = ["-m", "gpufaas_cli"]
 """What serves; see ``--over-tcp``."""
+HELD = ["--isolation", "best"]
+"""What holds functions of platforms and nodes, unless a test says otherwise; see ``--isolation``."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--over-tcp", action="store_true", help="calls go over TCP to the node, as in a cluster")
+    parser.addoption("--isolation", default="best", help="the level of platforms and nodes: none, best, strict")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    HELD[1] = config.getoption("--isolation", "best")
     if config.getoption("--over-tcp", False):
         PROGRAM[:] = [str(Path(__file__).with_name("serve_over_tcp.py"))]
 
@@ -206,7 +210,7 @@ class Platform:
         with (self.home / "output").open("ab") as output:
             self._process = subprocess.Popen(
                 [*self.prefix, sys.executable, *PROGRAM, "serve", "--port", str(self.port), "--data", str(self.data),
-                 *self.options],
+                 "--bind", f"{open_root()}:rw", *HELD, *self.options],
                 stdout=output, stderr=output, stdin=subprocess.DEVNULL,
             )  # fmt: skip
 
