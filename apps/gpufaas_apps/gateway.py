@@ -44,12 +44,12 @@ from gpufaas_core.model import Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
 from gpufaas_gateway.ports import SecretStore
-from gpufaas_gpu_manager.isolation.ids import usual_uids
+from gpufaas_gpu_manager.isolation.ids import worker_uids
 
 log = logging.getLogger("gateway")
 
 _COUNT_EVERY_S: Final[Seconds] = 1.0
-_WORKER_UIDS: Final = usual_uids()
+_WORKER_UIDS: Final = worker_uids()
 """Of workers of a node on this machine."""
 
 

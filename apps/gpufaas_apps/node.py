@@ -36,7 +36,7 @@ from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
 from gpufaas_gpu_manager.devices import described
-from gpufaas_gpu_manager.isolation.ids import usual_uids
+from gpufaas_gpu_manager.isolation.ids import worker_uids
 from gpufaas_gpu_manager.launch.networks import unheard
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node
@@ -50,7 +50,7 @@ _FINISH_S = 8.0
 
 
 def run(options: NodeOptions) -> None:
-    prepare_process()
+    prepare_process(isolated=options.devices.isolation != "none")
     own_directory(options.data, "--data")
     run_loop(_main(options), _FINISH_S)
 
@@ -107,7 +107,8 @@ class NodeApp:
         self._logs = logs
         self._secrets = secrets
         self._calls = CallServer(node, logs, me, options.data / "spool")
-        self._status = Status(metrics=lambda: node_metrics(node), more=weights.served, worker_uids=usual_uids())
+        uids = worker_uids(options.devices.uid_range)
+        self._status = Status(metrics=lambda: node_metrics(node), more=weights.served, worker_uids=uids)
 
     async def run(self, stop: asyncio.Event) -> None:
         """

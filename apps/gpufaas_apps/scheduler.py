@@ -20,7 +20,7 @@ from gpufaas_cluster.connection import Identity, split_address
 from gpufaas_cluster.scheduler_metrics import scheduler_metrics
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.errors import StorageAway
-from gpufaas_gpu_manager.isolation.ids import usual_uids
+from gpufaas_gpu_manager.isolation.ids import worker_uids
 
 log = logging.getLogger("scheduler")
 
@@ -43,7 +43,7 @@ class SchedulerApp:
         self._server = SchedulerServer(me)
         self._status = Status(
             ready=lambda: "waits for etcd", metrics=lambda: scheduler_metrics(self._server.leads),
-            worker_uids=usual_uids(),
+            worker_uids=worker_uids(),
         )  # fmt: skip
         self._address = ""
 

@@ -41,7 +41,7 @@ from gpufaas_core.model import NodeId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
 from gpufaas_gpu_manager.devices import described
-from gpufaas_gpu_manager.isolation.ids import usual_uids
+from gpufaas_gpu_manager.isolation.ids import worker_uids
 from gpufaas_gpu_manager.metrics import NodeFamilies
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -63,7 +63,7 @@ def run(options: ServeOptions) -> None:
 
     :raises GpufaasError: it cannot start: the port is taken, the data directory cannot be used, a device is not there
     """
-    prepare_process(logging.WARNING)
+    prepare_process(logging.WARNING, isolated=options.isolation != "none")
     with owned(options.data) as spool, listen(options.host, options.port, "--port") as listening:
         credentials = credentials_of(options)
         options = replace(options, port=listening.getsockname()[1])  # port 0 is any that is free
@@ -139,7 +139,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     )  # fmt: skip
     gone: list[str] = []
     parts = Parts(
-        credentials=credentials, worker_uids=usual_uids(), spool=spool, store=stores.functions,
+        credentials=credentials, worker_uids=uids.range if uids else worker_uids(), spool=spool, store=stores.functions,
         artifacts=stores.artifacts, secrets=stores.secrets, logs=stores.logs, end_logs=stores.logs.end_followers,
         scheduler=scheduler, node=node.grants, here=True, workers=node.functions, usage_of=node.host.usage_of,
         origins=origins,

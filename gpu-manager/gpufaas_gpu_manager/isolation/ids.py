@@ -34,10 +34,10 @@ def uid_range(text: str) -> range:
     return uids
 
 
-def usual_uids() -> range:
-    """Return the uids of workers of this machine, for a process that was not told which range their node has."""
-    usual = uid_range(UID_RANGE)
-    return range(usual[0], usual[0] + _TRIES * len(usual))
+def worker_uids(asked: range | None = None) -> range:
+    """Return the uids that workers of this machine may have, as `Uids` takes them. None: their node has the default."""
+    asked = asked or uid_range(UID_RANGE)
+    return range(asked.start, asked.start + _TRIES * len(asked))
 
 
 def written(uids: range) -> str:
