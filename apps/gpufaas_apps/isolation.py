@@ -28,7 +28,7 @@ def isolation_of(given: DeviceOptions, data: Path, devices: Sequence[NodeDevice]
     :raises InvalidSpec: --bind names what functions may not see; or the level is strict, and something is missing
     """
     level = given.isolation
-    walls, uids = levels.walls(level, checked(given.binds, data)), None
+    walls, uids = levels.walls(level, checked(given.binds, data), str(data)), None
     if walls.uids:
         try:
             uids = Uids(data / "uids", given.uid_range, strict=level == "strict")

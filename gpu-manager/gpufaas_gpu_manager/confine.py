@@ -18,6 +18,8 @@ from gpufaas_core.units import Bytes
 from gpufaas_gpu_manager.isolation.levels import Own, Walls
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_DUMPABLE: Final = 4
+_PR_SET_NAME: Final = 15
 _PR_CAPBSET_DROP: Final = 24
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _CLONE_NEWNS: Final = 0x0002_0000
@@ -63,7 +65,7 @@ def confine(wanted: Confine) -> None:
             os.close(fd)
     bind(wanted.cpus)
     inherit_orphans()
-    if wanted.own_shm:
+    if wanted.own_shm and not wanted.walls.root:
         _own_shm()
     give_up(CAP_SYS_RESOURCE)
 
@@ -91,6 +93,16 @@ def end_with_parent(number: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, number)
 
 
+def dumpable(is_so: bool) -> None:
+    """Say whether processes of the same user may look into this one, and whether it leaves a core file."""
+    _libc.prctl(_PR_SET_DUMPABLE, int(is_so), 0, 0, 0)
+
+
+def name_process(name: str) -> None:
+    """Show *name* in `ps` and `top`, in 15 bytes: a fork would have the fork server's."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15])
+
+
 def may(capability: int) -> bool:
     """Whether this process has *capability* in effect."""
     with open("/proc/self/status", "rb") as status:
@@ -112,6 +124,12 @@ def give_up(capability: int) -> None:
     for index in range(low, low + 3):
         sets[index] &= ~(1 << capability % 32)
     _libc.capset(header, ctypes.create_string_buffer(struct.pack("6I", *sets), 24))
+
+
+def give_up_all() -> None:
+    """Drop all capabilities that this thread has."""
+    header = ctypes.create_string_buffer(struct.pack("Ii", _CAP_VERSION_3, 0))
+    _libc.capset(header, ctypes.create_string_buffer(24))
 
 
 def set_data_limit(limit: Bytes, hard: Bytes) -> None:

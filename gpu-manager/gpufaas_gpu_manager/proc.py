@@ -71,8 +71,11 @@ def progress_of(pid: int) -> Progress:
     """Return what a process has done so far, to be compared with what it has done a while later."""
     try:
         fields = stat_of(pid)
-        with open(f"/proc/{pid}/io", "rb") as file:
-            read = int(file.readline().split()[1])
+        try:
+            with open(f"/proc/{pid}/io", "rb") as file:
+                read = int(file.readline().split()[1])
+        except PermissionError:  # it is not dumpable
+            read = 0
     except (OSError, IndexError, ValueError):
         return ()
     # utime and stime are fields 14 and 15 of stat, rss is field 24; `fields` begins at field 3.

@@ -23,6 +23,7 @@ import msgspec
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, Confine, may
+from gpufaas_gpu_manager.isolation.levels import NOTHING, Walls
 from gpufaas_gpu_manager.proc import private_of
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.zygote import TAKEN, Prepare, Spawn
@@ -98,12 +99,14 @@ class Standbys:
     """See module. `begin` fills the pool."""
 
     def __init__(
-        self, forks: Forks, groups: Groups, size: int, next_number: Callable[[], int], loads: Callable[[], bool]
-    ) -> None:
+        self, forks: Forks, groups: Groups, size: int, next_number: Callable[[], int], loads: Callable[[], bool],
+        walls: Walls = NOTHING,
+    ) -> None:  # fmt: skip
         """
         :param size: of each home; 0: there are no standbys
         :param next_number: returns a number that no worker has
         :param loads: returns whether a worker loads now
+        :param walls: what is in force on this node
         """
         self.size = size
         self.taken = 0
@@ -124,6 +127,7 @@ class Standbys:
         self._timers = Timers()
         self._tasks: set[asyncio.Task[None]] = set()
         self._own_shm = may(CAP_SYS_ADMIN)
+        self._walls = walls
         self._small = len(os.sched_getaffinity(0)) <= _SMALL
 
     # --- the pool ---
@@ -226,7 +230,7 @@ class Standbys:
 
     async def _fork(self, standby: Standby, theirs: socket.socket) -> None:
         entries = standby.group.entries if standby.group is not None else ()
-        prepare = Prepare(standby.number, Confine(entries, self._own_shm), dict(standby.home.env))
+        prepare = Prepare(standby.number, Confine(entries, self._own_shm, walls=self._walls), dict(standby.home.env))
         try:
             await self._forks.fork(prepare, [theirs.fileno()])
         except OSError:

@@ -124,7 +124,10 @@ class Supervisor:
         return self._last_number
 
     def standbys_of(self, forks: Zygote) -> Standbys:
-        return Standbys(forks, self.recipes.enforcement, self.settings.standby, self.next_number, self._loads)
+        return Standbys(
+            forks, self.recipes.enforcement, self.settings.standby, self.next_number, self._loads,
+            self.settings.isolation,
+        )  # fmt: skip
 
     def blank(self) -> dict[str, int]:
         """Return what there is for workers to come, for people: standbys, layers, parked workers, and their memory."""

@@ -38,11 +38,16 @@ from gpufaas_gpu_manager.confine import (
     Confine,
     bind,
     confine,
+    dumpable,
     end_with_parent,
     inherit_orphans,
+    name_process,
     set_data_limit,
 )
 from gpufaas_gpu_manager.huge_pages import collapse_own
+from gpufaas_gpu_manager.isolation.entry import begin, enter
+from gpufaas_gpu_manager.isolation.levels import Walls
+from gpufaas_gpu_manager.isolation.root import common
 from gpufaas_gpu_manager.proc import descendants_of
 from gpufaas_gpu_manager.reaper import Reaper, kill_group
 
@@ -290,7 +295,9 @@ class _ForkServer:
     def _fork(self, spawn: Fork, fds: list[int]) -> None:
         born = _NAMES.get(type(spawn))
         if born is not None:  # before the fork: else it would be taken for a worker until it has named itself
-            _name_process(born)
+            name_process(born)
+        if not isinstance(spawn, Layer):
+            _make_ready(spawn.confine.walls)
         try:
             pid = os.fork()
         except OSError as exc:
@@ -299,7 +306,7 @@ class _ForkServer:
         if pid == 0:
             _end_with(lambda: self._become_worker(spawn, fds))
         if born is not None:
-            _name_process(self._name)
+            name_process(self._name)
         for each in fds:
             os.close(each)
         if pid > 0:
@@ -325,6 +332,8 @@ class _ForkServer:
             return _stand_by(spawn, socket.socket(fileno=fds[0]))
         _print_to(*fds[-2:])
         confine(spawn.confine)
+        if not (_within(lambda: begin(spawn.confine.walls)) and _within(lambda: _enter(spawn.confine))):
+            return 1
         if isinstance(spawn, Exec):
             _become_program(spawn)
         if spawn.own_process:
@@ -366,11 +375,39 @@ def _print_to(stdout: int, stderr: int) -> None:
     os.close(stderr)
 
 
+def _make_ready(walls: Walls) -> None:
+    """Do what a child that is held by *walls* needs of this process; but for the first time, that is nothing."""
+    if walls != Walls():
+        common()
+        # Else Landlock keeps workers, which have our uid, from looking into us, and the manager is to do so.
+        if walls.root == "mount" or not walls.landlock:
+            dumpable(False)
+
+
+def _enter(confine: Confine) -> None:
+    if confine.own.uid:
+        for stream in (1, 2):  # so that a function can open /dev/stdout by its name
+            os.fchown(stream, confine.own.uid, confine.own.uid)
+    enter(confine.walls, confine.own)
+
+
+def _within(work: Callable[[], None]) -> bool:
+    """Confine this process by *work*; False: it could not be, which is said, and it must end."""
+    try:
+        work()
+    except OSError as exc:
+        print(f"gpufaas: a worker ends, since it cannot be isolated: {in_one_line(exc)}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
 def _stand_by(prepared: Prepare, door: socket.socket) -> int:
     """Wait for the worker to become. Return the exit status."""
     confine(prepared.confine)
+    if not _within(lambda: begin(prepared.confine.walls)):
+        return 1
     fork_point = mark_fork_point()
-    if prepared.env:
+    if prepared.env and prepared.confine.walls.threads_ahead:
         os.environ.update(prepared.env)
         try:
             make_context("cuda:0")
@@ -388,6 +425,8 @@ def _stand_by(prepared: Prepare, door: socket.socket) -> int:
     spawn = msgspec.msgpack.decode(data, type=Spawn)
     _print_to(*fds[-2:])
     bind(spawn.confine.cpus)
+    if not _within(lambda: _enter(spawn.confine)):
+        return 1
     return _work(spawn, fds[:-2], fork_point)
 
 
@@ -475,7 +514,7 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     call_lines.mark_with(os.environ.pop(MARK_VARIABLE, ""))
     sys.path[:0] = [function_dir, os.path.join(start.bundle, "site")]
     sys.argv = [f"gpufaas-worker {start.function}"]
-    _name_process(f"{start.label} {start.function}")
+    name_process(f"{start.label} {start.function}")
     if start.limit:
         set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
     pid = os.getpid()
@@ -493,12 +532,6 @@ def data_limit(base: int, memory: int, slots: int) -> int:
     hardly touched, so they come on top; pages of the zygote that the worker copies are not counted, so they come off.
     """
     return base + max(memory - COPIED, 0) + stacks(slots)
-
-
-def _name_process(name: str) -> None:
-    """Show device and function in `ps` and `top`, in 15 characters: a fork would have the zygote's name."""
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
-        comm.write(name[:15])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """How workers are kept from one another, from the platform, and from what is not theirs."""
 
+import os
+from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
 
+from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Bytes
 
 Level = Literal["none", "best", "strict"]
@@ -32,6 +35,16 @@ class Walls(msgspec.Struct, frozen=True):
     """Ports of etcds on this machine that ask for no login: as `gateway_only`, and no function reaches them."""
     binds: tuple[str, ...] = ()
     """Directories that the operator opens to all workers: ``PATH`` to read, ``PATH:rw`` to write, too."""
+    strict: bool = False
+    """The level is strict."""
+
+    @property
+    def threads_ahead(self) -> bool:
+        """
+        Whether a standby may have threads, as a context on a GPU brings them: those keep what rights they have, unless
+        the uid changes, and Landlock holds them from its ABI 8 on.
+        """
+        return self == Walls() or (self.uids and (self.landlock >= 8 or not self.strict))
 
     def __str__(self) -> str:
         named = {"mount": "own root", "user": "own root (user namespace)"}.get(self.root, "")
@@ -41,6 +54,9 @@ class Walls(msgspec.Struct, frozen=True):
             connects * (self.landlock >= 4 and (self.gateway_only or bool(self.etcd))),
         )  # fmt: skip
         return ", ".join(filter(None, parts)) or "nothing"
+
+
+NOTHING: Final = Walls()
 
 
 class Own(msgspec.Struct, frozen=True):
@@ -75,15 +91,89 @@ class Mechanism(msgspec.Struct, frozen=True):
     """Whether strict refuses to start without it."""
 
 
+_ENOUGH: Final = 6
+"""The ABI of Landlock that holds files, ports, signals and abstract sockets."""
+_SOMEBODY: Final = 65534
+"""A uid that can be tried."""
+
+
 def tried() -> tuple[Mechanism, ...]:
-    """Try each mechanism, in a process that ends."""
-    return ()
+    """Try each mechanism, in a process that ends. Takes some 20 ms."""
+    from gpufaas_gpu_manager.cgroups import find
+    from gpufaas_gpu_manager.isolation import landlock, seccomp
+
+    as_root = os.geteuid() == 0
+    mount, uids = "needs root", "needs root: all functions have the uid of the platform"
+    if as_root:
+        mount = _attempt(lambda: _go_into("mount"))
+        uids = (mount and "needs the own root") or _attempt(lambda: _go_into("mount", _SOMEBODY))
+    user = _attempt(lambda: _go_into("user")) if mount else ""
+    abi = landlock.abi()
+    domain = "" if not abi else _attempt(lambda: landlock.restrict(["/"], [], None, abi))
+    said = f"ABI {abi}" if abi >= _ENOUGH else f"ABI {abi}, strict needs {_ENOUGH}" if abi else "the kernel has it not"
+    filter_ = _attempt(seccomp.install) if seccomp.works() else "the kernel has it not, or this is another processor"
+    groups = _attempt(lambda: find().close())
+    return (
+        Mechanism("own root", not mount, mount, needed=bool(mount and user) or not mount),
+        Mechanism("own root in a user namespace", not user and bool(mount), user, needed=False),
+        Mechanism("uid of each function", not uids, uids, needed=as_root),
+        Mechanism("Landlock", abi >= _ENOUGH and not domain, domain or said),
+        Mechanism("seccomp", not filter_, filter_),
+        Mechanism("control groups", not groups, groups, needed=False),
+    )
 
 
-def walls(level: Level, binds: tuple[str, ...] = ()) -> Walls:
+def walls(level: Level, binds: tuple[str, ...] = (), data: str = "") -> Walls:
     """
     Return what holds workers on this machine under *level*.
 
-    :raises InvalidSpec: *level* is strict, and this machine lacks a mechanism; names it
+    :param data: the platform's directory, which no worker sees
+    :raises InvalidSpec: *level* is strict, and this machine lacks a mechanism; or Python lies where it cannot be bound
     """
-    return Walls()
+    from gpufaas_gpu_manager.isolation import landlock, root
+
+    if level == "none":
+        return Walls()
+    found = tried()
+    own, user, uids, lock, filter_, _ = (each.works for each in found)
+    if level == "strict" and (missing := [f"{each.name} ({each.why})" for each in found if each.needed > each.works]):
+        raise InvalidSpec(
+            f"--isolation strict: this machine lacks {', '.join(missing)}: give it that (see gpufaas isolation check), "
+            "or start with --isolation best"
+        )
+    if own or user:
+        root.check(data)
+    return Walls(
+        root="mount" if own else "user" if user else "", uids=uids,
+        landlock=landlock.abi() if lock or "ABI" in found[3].why else 0,
+        seccomp=filter_, binds=binds, strict=level == "strict",
+    )  # fmt: skip
+
+
+def _go_into(root: Literal["mount", "user"], uid: int = 0) -> None:
+    """Become a worker in a root of its own. :raises OSError: the kernel refuses it, or its user cannot read Python"""
+    from gpufaas_gpu_manager.isolation import entry
+
+    walls = Walls(root=root)
+    entry.begin(walls)
+    entry.enter(walls, Own(uid=uid))
+    with open(os.__file__):
+        pass
+
+
+def _attempt(work: Callable[[], None]) -> str:
+    """Return why *work* fails, in a process that ends; empty: it does not."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        except BaseException as exc:
+            os.write(write, str(exc).encode()[:500] or b"failed")
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as said:
+        why = said.read().decode("utf-8", "replace")
+    status = os.waitpid(pid, 0)[1]
+    return why or (f"the process that tried it ended with status {status}" if status else "")

@@ -1,0 +1,85 @@
+"""What a process does to itself to become a worker within the walls: `begin` may be done ahead, `enter` is the last."""
+
+import os
+import resource
+import signal
+from collections.abc import Sequence
+from typing import Final
+
+from gpufaas_gpu_manager.confine import dumpable, end_with_parent, give_up_all
+from gpufaas_gpu_manager.isolation import kernel, landlock, root, seccomp
+from gpufaas_gpu_manager.isolation.levels import HOME, Own, Walls
+
+PIDS: Final = 4096
+"""Processes and threads of one uid, where a function has its own: as many as a control group lets a worker have."""
+_FILES: Final = ("/tmp", "/dev/shm", HOME)  # in its own root
+
+
+def begin(walls: Walls) -> None:
+    """
+    Do what belongs to no function: make a root that is nobody's yet. This process has one thread.
+
+    :raises OSError: the kernel refuses it
+    """
+    if walls.root:
+        root.begin(walls)
+
+
+def enter(walls: Walls, own: Own) -> None:
+    """
+    Confine this process, which has begun, and all that it will start, for good.
+
+    :raises OSError: the kernel refuses it: this process must end
+    """
+    if walls == Walls():
+        return
+    if walls.root:
+        root.finish(own)
+    _limit(walls, own)
+    if own.uid:
+        become(own.uid, own.devices)
+    give_up_all()
+    dumpable(True)
+    kernel.no_new_privs()
+    if walls.landlock:
+        _restrict(walls, own)
+    if walls.seccomp:
+        seccomp.install(deny_others=0 if own.uid else os.getpid())
+
+
+def become(uid: int, devices: Sequence[str] = ()) -> None:
+    """
+    Change to *uid* and its gid, for good, and to the groups of those of *devices* that are not everybody's.
+
+    :raises OSError: this process may not
+    """
+    parent = os.getppid()
+    os.setgroups(sorted({about.st_gid for about in map(os.stat, devices) if about.st_gid and not about.st_mode & 2}))
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    end_with_parent(signal.SIGKILL)  # the kernel has forgotten it
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _limit(walls: Walls, own: Own) -> None:
+    """No core files, which would hold secrets; and no more processes and larger files than one worker may have."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits = {resource.RLIMIT_NPROC: PIDS if own.uid or walls.root == "user" else 0}
+    if walls.root and not any(each.endswith(":rw") for each in walls.binds):
+        limits[resource.RLIMIT_FSIZE] = own.room
+    for kind, limit in limits.items():
+        allowed = resource.getrlimit(kind)[1]
+        if limit and not 0 <= allowed <= limit:  # -1: it is not limited
+            resource.setrlimit(kind, (limit, limit))
+
+
+def _restrict(walls: Walls, own: Own) -> None:
+    binds = [each.removesuffix(":rw") for each in walls.binds]
+    opened = [path for path in binds if f"{path}:rw" in walls.binds]
+    if walls.root:  # all that it holds may be read; by no way that is open yet, the machine's
+        read, write = ["/"], [*_FILES, *filter(None, [own.scratch]), *own.write, *opened]
+    else:
+        read = [*root.common().paths, *own.read, *binds, "/proc", *root.SYS]
+        write = ["/dev/shm", *own.write, *opened]  # all have it
+    landlock.restrict(read, write, own.ports, walls.landlock, (*root.NODES, *own.devices))
