@@ -15,8 +15,9 @@ def opened_devices(given: DeviceOptions, node: NodeId) -> tuple[list[NodeDevice]
     """Return the devices of *node*, and what holds its workers to their memory. Raises as `open_devices`."""
     enforcement = Enforcement(given.memory_enforcement)
     devices = open_devices(
-        given.devices, node, given.labels, enforcement.name, given.read_costs, enforcement.shares_by, given.standby
-    )
+        given.devices, node, given.labels, enforcement.name, given.read_costs, enforcement.shares_by, given.standby,
+        given.isolation,
+    )  # fmt: skip
     return devices, enforcement
 
 

@@ -12,7 +12,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -63,6 +63,7 @@ class Containers:
         self._client: Any = None
         self._starting = asyncio.Lock()
         self.networks = Networks(instance, on_network)
+        self.keep = self.networks.keep
         self._running: dict[str, Container] = {}
         """The containers that run, by the engine's id."""
         self._events: Any = None
@@ -117,10 +118,6 @@ class Containers:
             health_path=spec.health_path or labels.get(docker_images.HEALTH_LABEL, ""),
         )
         return Manifest(kind="server", template="image"), spec
-
-    def keep(self, namespaces: Collection[str]) -> None:
-        """Networks of others than *namespaces* can go."""
-        self.networks.keep(namespaces)
 
     def running(self, worker: Worker, recipes: Recipes) -> Running:
         return Container(worker, recipes, self)

@@ -52,7 +52,7 @@ _OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
 """Variables that may be read when a context is made."""
 _SHARING: Final = ("spatial", "share", "auto")
 """Of functions whose workers may be clients of MPS."""
-_SHARERS: Final = "share a GPU by MPS"
+SHARERS: Final = "share a GPU by MPS"
 """For which a uid is kept; no function has this name."""
 _SHIM: Final = Path(__file__).parent.with_name("shim")
 
@@ -278,7 +278,7 @@ class Recipes:
         if uids is None:
             return 0
         shares = self.mps and spec.need.sharing in _SHARING
-        return uids.of(_SHARERS if shares else f"{spec.name}.{spec.namespace}")
+        return uids.of(SHARERS if shares else f"{spec.name}.{spec.namespace}")
 
     def _own(self, worker: Worker, bundle: Path, manifest: Manifest, secrets: str, write: Sequence[str]) -> Own:
         """Return what *worker* has within the walls; make the directories *write*, and not what its variables name."""
