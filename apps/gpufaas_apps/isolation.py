@@ -13,18 +13,22 @@ from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.isolation import levels
 from gpufaas_gpu_manager.isolation.binds import checked
 from gpufaas_gpu_manager.isolation.ids import Uids, written
-from gpufaas_gpu_manager.isolation.levels import Walls
+from gpufaas_gpu_manager.isolation.levels import PORTS, Walls
 from gpufaas_gpu_manager.isolation.levels import tried as tried
+from gpufaas_gpu_manager.isolation.ports import etcd_here
 
 log = logging.getLogger("node")
 
 
-def isolation_of(given: DeviceOptions, data: Path, devices: Sequence[NodeDevice]) -> tuple[Walls, Uids | None]:
+def isolation_of(
+    given: DeviceOptions, data: Path, devices: Sequence[NodeDevice], etcd: Sequence[str] = ()
+) -> tuple[Walls, Uids | None]:
     """
     Return what holds workers that are processes, and the uids of their functions, if they have some. The labels of
     *devices* say it, and the log what a level lacks here.
 
     :param data: the platform's directory
+    :param etcd: the endpoints of the cluster
     :raises InvalidSpec: --bind names what functions may not see; or the level is strict, and something is missing
     """
     level = given.isolation
@@ -39,6 +43,10 @@ def isolation_of(given: DeviceOptions, data: Path, devices: Sequence[NodeDevice]
             walls, note = replace(walls, uids=False), f"functions have no uids of their own: {exc}"
         if note:
             log.warning("%s", note)
+    if walls != Walls():
+        walls = replace(walls, etcd=etcd_here(etcd))
+        for port in walls.etcd if walls.landlock < PORTS else ():
+            log.warning("an etcd at port %d asks for no login, and functions reach it: give it one (--etcd-user)", port)
     words = f"{walls}{f' {written(uids.range)}' if uids is not None else ''}"
     for each in devices:
         each.device = replace(each.device, labels={**each.device.labels, ISOLATION: level, ISOLATED_BY: words})

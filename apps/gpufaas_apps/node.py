@@ -72,7 +72,7 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     bundles = BundleStore(data / "bundles", artifacts)
     weights = Weights(me, artifacts, bundles, options.object_store)
     agent = Agent(me, "", prepare=weights.prefetch)
-    walls, uids = isolation_of(given, data, devices)
+    walls, uids = isolation_of(given, data, devices, options.cluster.etcd)
     settings = NodeSettings(
         env={"OPENFAAS_URL": options.gateway_url} if options.gateway_url else {},
         secrets=secrets,

@@ -16,6 +16,8 @@ HOME: Final = "/home/function"
 """The home directory of each worker with a root of its own."""
 USER: Final = "function"
 """The name of its user there."""
+PORTS: Final = 4
+"""The ABI of Landlock from which on it limits TCP ports."""
 
 
 class Walls(msgspec.Struct, frozen=True):
@@ -29,14 +31,12 @@ class Walls(msgspec.Struct, frozen=True):
     """The ABI of Landlock in force; 0: none."""
     seccomp: bool = False
     """System calls are filtered."""
-    gateway_only: bool = False
-    """Functions without gpufaas.connect may connect to the gateway's TCP port only."""
-    etcd: tuple[int, ...] = ()
-    """Ports of etcds on this machine that ask for no login: as `gateway_only`, and no function reaches them."""
     binds: tuple[str, ...] = ()
     """Directories that the operator opens to all workers: ``PATH`` to read, ``PATH:rw`` to write, too."""
     strict: bool = False
     """The level is strict."""
+    etcd: tuple[int, ...] = ()
+    """Ports of etcds on this machine that ask for no login: no function connects to them."""
 
     @property
     def threads_ahead(self) -> bool:
@@ -51,7 +51,7 @@ class Walls(msgspec.Struct, frozen=True):
         connects = f"connects to the gateway only{', as etcd has no login' * bool(self.etcd)}"
         parts = (
             named, "uids" * self.uids, f"Landlock {self.landlock}" * bool(self.landlock), "seccomp" * self.seccomp,
-            connects * (self.landlock >= 4 and (self.gateway_only or bool(self.etcd))),
+            connects * (self.landlock >= PORTS and (self.strict or bool(self.etcd))),
         )  # fmt: skip
         return ", ".join(filter(None, parts)) or "nothing"
 

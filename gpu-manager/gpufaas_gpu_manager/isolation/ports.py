@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.ports import ETCD, read_ports
-from gpufaas_gpu_manager.isolation.levels import Walls
+from gpufaas_gpu_manager.isolation.levels import PORTS, Walls
 
 _PATIENCE_S: Final = 0.5
 _READ: Final = b'{"key": "AA=="}'
@@ -23,9 +23,9 @@ def ports_of(connect: str, walls: Walls, gateway: str) -> tuple[int, ...] | None
     :param gateway: the gateway's URL, whose port is always among them; empty: there is none
     :raises InvalidSpec: *connect* reaches an etcd without a login
     """
-    if walls.landlock < 4:
+    if walls.landlock < PORTS:
         return None
-    named = read_ports(connect) if connect else () if walls.gateway_only or walls.etcd else None
+    named = read_ports(connect) if connect else () if walls.strict or walls.etcd else None
     for port in walls.etcd:
         if named is None or port in named:
             raise InvalidSpec(
@@ -42,23 +42,26 @@ def etcd_here(endpoints: Iterable[str] = ()) -> tuple[int, ...]:
     """
     Return the ports at which an etcd of this machine answers a client without a login. Blocks, up to a second for each.
 
-    :param endpoints: URLs of the cluster's etcd, or HOST:PORT; those on other machines are left out
+    :param endpoints: HOST:PORT, or URLs, of the cluster's etcd; those on other machines are left out
     """
-    urls = (f"http://127.0.0.1:{ETCD[0]}", *(each if "://" in each else f"http://{each}" for each in endpoints))
-    return tuple(sorted({port for url in urls if (port := urlsplit(url).port or ETCD[0]) and _is_open(url, port)}))
+    named = (f"//127.0.0.1:{ETCD[0]}", *(each if "//" in each else f"//{each}" for each in endpoints))
+    addresses = {(url.hostname or "", url.port or ETCD[0]) for url in map(urlsplit, named)}
+    return tuple(sorted({port for host, port in addresses if _is_open(host, port)}))
 
 
-def _is_open(url: str, port: int) -> bool:
+def _is_open(host: str, port: int) -> bool:
     """Whether an etcd on this machine lets anybody read a key. One that has no HTTP interface for that counts."""
-    host = urlsplit(url).hostname or ""
-    asked = http.client.HTTPConnection(host, port, timeout=_PATIENCE_S)
-    if url.startswith("https"):
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        asked = http.client.HTTPSConnection(host, port, timeout=_PATIENCE_S, context=context)
-    with contextlib.closing(asked), contextlib.suppress(OSError, http.client.HTTPException):
-        asked.connect()
-        if asked.sock.getsockname()[0] == asked.sock.getpeername()[0]:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    for asked in (
+        http.client.HTTPConnection(host, port, timeout=_PATIENCE_S),
+        http.client.HTTPSConnection(host, port, timeout=_PATIENCE_S, context=context),
+    ):
+        with contextlib.closing(asked), contextlib.suppress(OSError, http.client.HTTPException):
+            asked.connect()
+            if asked.sock.getsockname()[0] != asked.sock.getpeername()[0]:
+                return False
             asked.request("POST", "/v3/kv/range", _READ)
-            return asked.getresponse().status in (200, 404)
+            if asked.getresponse().status in (200, 404):
+                return True
     return False

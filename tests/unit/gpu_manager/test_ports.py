@@ -7,18 +7,25 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.etcd_process import EtcdProcess, etcd_missing
 
+from gpufaas_apps import isolation
+from gpufaas_apps.options import DeviceOptions
+from gpufaas_core.constraints import ISOLATED_BY
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.model import Device, DeviceId
 from gpufaas_functions import answers
 from gpufaas_functions.answers import from_the_author, in_one_line
-from gpufaas_gpu_manager.isolation import ports
+from gpufaas_gpu_manager.isolation import levels, ports
 from gpufaas_gpu_manager.isolation.levels import Walls
 from gpufaas_gpu_manager.isolation.ports import etcd_here, ports_of
 
-BEST, STRICT = Walls(landlock=6), Walls(landlock=6, gateway_only=True)
+BEST, STRICT = Walls(landlock=6), Walls(landlock=6, strict=True)
 ETCD = Walls(landlock=6, etcd=(23_790,))
 GATEWAY = "http://127.0.0.1:8080"
 
@@ -53,7 +60,7 @@ def test_no_function_reaches_an_etcd_without_a_login_by_asking_for_it(connect: s
 def test_what_holds_workers_says_that_they_connect_to_the_gateway_only_and_why() -> None:
     assert str(STRICT) == "Landlock 6, connects to the gateway only"
     assert str(ETCD) == "Landlock 6, connects to the gateway only, as etcd has no login"
-    assert str(Walls(gateway_only=True)) == "nothing", "without Landlock they connect to any"
+    assert str(Walls(strict=True)) == "nothing", "without Landlock they connect to any"
 
 
 @pytest.mark.platform
@@ -149,3 +156,20 @@ def test_pythons_own_ways_to_connect_name_the_port(monkeypatch: pytest.MonkeyPat
     assert said(lambda: socket.create_connection(("127.0.0.1", 5432))).endswith(CLOSED)
     assert said(lambda: asyncio.run(opens())).endswith(CLOSED)
     assert re.search("the TCP port is not among", said(lambda: socket.socket().connect(("127.0.0.1", 5432))))
+
+
+@pytest.mark.parametrize(
+    ("abi", "says", "warns"),
+    [(7, "Landlock 7, connects to the gateway only, as etcd has no login", 0), (3, "Landlock 3", 1)],
+)
+def test_the_start_up_says_that_an_etcd_has_no_login(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, abi: int, says: str, warns: int
+) -> None:
+    monkeypatch.setattr(levels, "walls", lambda *_: Walls(landlock=abi))
+    monkeypatch.setattr(isolation, "etcd_here", lambda _: (2379,))
+    device: Any = SimpleNamespace(device=Device(DeviceId("n/cpu:0"), "cpu", 0))
+
+    isolation.isolation_of(DeviceOptions(), tmp_path, [device])
+
+    assert device.device.labels[ISOLATED_BY] == says
+    assert caplog.text.count("an etcd at port 2379 asks for no login, and functions reach it") == warns
