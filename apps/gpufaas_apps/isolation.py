@@ -47,7 +47,7 @@ def isolation_of(
         walls = replace(walls, etcd=etcd_here(etcd))
         for port in walls.etcd if walls.landlock < PORTS else ():
             log.warning("an etcd at port %d asks for no login, and functions reach it: give it one (--etcd-user)", port)
-    words = f"{walls}{f' {written(uids.range)}' if uids is not None else ''}"
+    words = str(walls) if uids is None else str(walls).replace("uids", f"uids {written(uids.range)}")
     for each in devices:
         each.device = replace(each.device, labels={**each.device.labels, ISOLATION: level, ISOLATED_BY: words})
     return walls, uids
