@@ -6,15 +6,18 @@ root, gives up the right to raise its own limits. What this process has no right
 which of it is in force.
 """
 
+import contextlib
 import ctypes
 import os
 import resource
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from gpufaas_core.units import Bytes
+from gpufaas_gpu_manager.isolation import kernel
 from gpufaas_gpu_manager.isolation.levels import Own, Walls
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -26,6 +29,7 @@ _CLONE_NEWNS: Final = 0x0002_0000
 _CLONE_NEWIPC: Final = 0x0800_0000
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 2, 4, 16384, 1 << 19
 _CAP_VERSION_3: Final = 0x2008_0522
+_SETRESUID, _SETRESGID = (117, 119) if os.uname().machine == "x86_64" else (147, 149)
 CAP_SYS_RESOURCE: Final = 24
 CAP_SYS_ADMIN: Final = 21
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -130,6 +134,28 @@ def give_up_all() -> None:
     """Drop all capabilities that this thread has."""
     header = ctypes.create_string_buffer(struct.pack("Ii", _CAP_VERSION_3, 0))
     _libc.capset(header, ctypes.create_string_buffer(24))
+
+
+@contextlib.contextmanager
+def real_ids(uid: int) -> Iterator[None]:
+    """
+    Give this thread the real uid and gid *uid* meanwhile, if it is not 0: root without CAP_SYS_RESOURCE, as in most
+    containers, may limit processes of its real ids only. What it may do else goes by the effective ones.
+    """
+    mine = os.getuid(), os.getgid()
+    try:
+        if uid:
+            _set_real(uid, uid)
+        yield
+    finally:
+        if uid:
+            _set_real(*mine)
+
+
+def _set_real(uid: int, gid: int) -> None:
+    """Of this thread alone; libc's functions set the ids of all threads."""
+    kernel.call(_SETRESGID, gid, -1, -1)
+    kernel.call(_SETRESUID, uid, -1, -1)
 
 
 def set_data_limit(limit: Bytes, hard: Bytes) -> None:

@@ -16,6 +16,7 @@ from gpufaas_functions.begun import AREAS_AT, UNKNOWN, no_counts, open_counts, s
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.areas import Areas
 from gpufaas_gpu_manager.cgroup_ports import Group
+from gpufaas_gpu_manager.confine import real_ids
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.http_slots import HERE
@@ -183,7 +184,7 @@ class ForkedProcess:
             self._connection.limit(memory - worker.uncounted)
         else:
             limit = data_limit(worker.ready_head.data_base, memory, worker.spec.need.slots)
-            limit_data(worker.pid, limit, self._recipes.enforcement.hard_is_soft)
+            limit_data(worker.pid, worker.own.uid, limit, self._recipes.enforcement.hard_is_soft)
 
     def in_use(self) -> Bytes:
         worker = self._worker
@@ -250,8 +251,9 @@ class ServedProcess:
         return self._face.hear_out()
 
     def limit_to(self, memory: Bytes) -> None:
-        if self._worker.pid is not None and self._worker.device.source.enforced:
-            limit_data(self._worker.pid, memory + STACKS, self._recipes.enforcement.hard_is_soft)
+        worker = self._worker
+        if worker.pid is not None and worker.device.source.enforced:
+            limit_data(worker.pid, worker.own.uid, memory + STACKS, self._recipes.enforcement.hard_is_soft)
 
     def in_use(self) -> Bytes:
         pid, limits = self._worker.pid, self._worker.limits
@@ -278,13 +280,14 @@ def _signal(worker: Worker, number: signal.Signals) -> None:
         kill_group(worker.pid, number)
 
 
-def limit_data(pid: int, limit: Bytes, hard_is_soft: bool) -> None:
+def limit_data(pid: int, uid: int, limit: Bytes, hard_is_soft: bool) -> None:
     """
     Change the RLIMIT_DATA of *pid*.
 
+    :param uid: its own; 0: that of the platform
     :param hard_is_soft: the process may not raise it itself; else the hard limit stays as it is
     """
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with contextlib.suppress(ProcessLookupError, PermissionError), real_ids(uid):
         hard = limit if hard_is_soft else resource.prlimit(pid, resource.RLIMIT_DATA)[1]
         soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
