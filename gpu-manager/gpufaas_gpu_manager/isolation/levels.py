@@ -73,7 +73,7 @@ class Own(msgspec.Struct, frozen=True):
     scratch: str = ""
     """The path of its scratch directory, which is made in its own root; empty: it has none."""
     room: Bytes = 0
-    """The most that its /tmp, /dev/shm, home and scratch directory hold together, in bytes."""
+    """The most that its /tmp, /dev/shm, home and scratch directory hold together, in bytes. They count as its memory."""
     devices: tuple[str, ...] = ()
     """Device nodes, of its GPU."""
     ports: tuple[int, ...] | None = None

@@ -299,9 +299,15 @@ class Recipes:
             secrets=secrets,
             scratch=scratch,
             devices=tuple(source.nodes),
-            room=worker.memory if source.enforced and worker.memory else _ROOM,
+            room=self._room(worker),
             ports=ports_of(worker.spec.connect, walls, self.settings.env.get("OPENFAAS_URL", "")),
         )  # fmt: skip
+
+    def _room(self, worker: Worker) -> Bytes:
+        """Return the most that its files in memory take: what it may be lent, where a control group counts them."""
+        if not (worker.device.source.enforced and worker.memory):
+            return _ROOM
+        return worker.device.ledger.capacity if self.enforcement.counts_files else worker.memory
 
     def container_env(self, worker: Worker, gateway: str) -> dict[str, str]:
         """Return the environment of a container or pod; *gateway* is the gateway's URL as seen from there."""
