@@ -405,21 +405,19 @@ def test_many_callers_of_one_device_each_get_their_own_answer_once(platform: Pla
 def test_calls_behind_an_answer_without_an_end_are_served_by_another_device(
     make_platform: Callable[..., Platform], open_path: Path
 ) -> None:
-    home = open_path / "calls"
-    home.mkdir()
     platform = make_platform("--device", "cpu:0=200MiB", "--device", "cpu:1=200MiB").start()
-    path = short(platform, home, **{"com.openfaas.scale.min": "2"})
+    path = short(platform, open_path, **{"com.openfaas.scale.min": "2"})
     until(lambda: platform.residents() == ["short"] * 2, "both devices have a copy")
-    with platform.http.stream("POST", path, content=f"stream {home}".encode()) as endless:
+    with platform.http.stream("POST", path, content=f"stream {open_path}".encode()) as endless:
         pieces = endless.iter_raw()
         assert next(pieces).startswith(b"more")
         ids = [f"behind-{number}" for number in range(40)]
-        answers = [platform.begin(path, f" {home}".encode(), headers={"x-call-id": each}) for each in ids]
+        answers = [platform.begin(path, f" {open_path}".encode(), headers={"x-call-id": each}) for each in ids]
 
         assert [each.result().text for each in answers] == ids
         assert next(pieces).startswith(b"more"), "it goes on"
-        (home / "gate").touch()
-    assert set(runs(home).values()) == {1}
+        (open_path / "gate").touch()
+    assert set(runs(open_path).values()) == {1}
 
 
 def test_an_update_of_the_function_and_callers_who_leave_cost_no_other_call(

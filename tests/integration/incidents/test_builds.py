@@ -39,6 +39,7 @@ def client(tmp_path: Path, platform: Platform) -> Cli:
         environment = {
             **os.environ, "PYTHONPATH": path, "HOME": str(tmp_path), "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": str(tmp_path / "wheels"),
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),  # has the login
         }  # fmt: skip
         return subprocess.run(
             [sys.executable, *python, "-m", "gpufaas_cli", *arguments, "-g", platform.url],
