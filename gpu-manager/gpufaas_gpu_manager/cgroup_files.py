@@ -18,6 +18,9 @@ _CPU_PERIOD_US: Final = 20_000
 _CPU_QUOTA_US: Final = 1_000
 """The kernel takes no quota below that, and no period above `_CPU_PERIOD_MOST_US`."""
 _CPU_PERIOD_MOST_US: Final = 1_000_000
+WEIGHT: Final = 1 / 8
+"""Of the CPU time that is fought over, what all workers together count against one of the platform's processes, or of
+its group. At equal weights 100 threads that hand a lock around keep the gateway waiting for seconds (Linux 6.18)."""
 _NAME: Final = re.compile(r"gpufaas-(\d+)-(\d+)-(\d+)-\d+(-platform)?")
 _ROUNDS: Final = 50
 """Looks at a group that was killed: for processes that were forked meanwhile, or are not gone yet."""

@@ -15,6 +15,9 @@ _SOCKETS: Final = "memory.kmem.tcp.limit_in_bytes"
 _SOCKET_BYTES: Final[Bytes] = 16 * MiB
 """At the limit senders wait, and windows shrink to some 64 KiB for each socket."""
 
+_SHARES: Final = 1024
+"""Of a group whose weight nobody has changed."""
+
 
 class GroupV1:
     """One directory per controller."""
@@ -114,6 +117,8 @@ class CgroupsV1:
                     raise
             else:
                 self._homes[controller] = parent / name
+        if self.limits_cpu:
+            files.write(self._homes["cpu"] / "cpu.shares", str(round(_SHARES * files.WEIGHT)))
         self.counts_sockets = (self._homes["memory"] / _SOCKETS).exists()
         for controller, parent in parents.items():
             for stale in files.stale(parent):

@@ -12,6 +12,8 @@ from gpufaas_gpu_manager import cgroup_files as files
 from gpufaas_gpu_manager.proc import parent_of
 
 _PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
+_WEIGHT: Final = 100
+"""Of a group whose weight nobody has changed."""
 _BOOTED_WITH: Final = Path("/proc/cmdline")
 
 
@@ -76,6 +78,8 @@ class CgroupsV2:
         self._home = parent / name
         self.counts_sockets = not any("nosocket" in each for each in files.words(_BOOTED_WITH))
         files.make(self._home)
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # as `limit_cpu`
+            files.write(self._home / "cpu.weight", str(round(_WEIGHT * files.WEIGHT)))
         _enable(self._home)
 
     @property
