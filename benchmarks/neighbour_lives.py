@@ -337,7 +337,6 @@ async def lived(url: str, attack: str, kind: str, seconds: float) -> Lived:
         quiet, _ = await called(http, QUIET_S)
         (await http.post("/function/attacker", content=f"{attack} {seconds}".encode())).raise_for_status()
         during, failed = await called(http, seconds)
-    if os.environ.get("DEBUG"): print([round(1000*e) for e in during], failed[:3], file=sys.stderr)
     ms = sorted(1000 * each for each in during) or [0.0]
     return Lived(
         attack, kind, 1000 * statistics.median(quiet), statistics.median(ms), ms[int(0.99 * len(ms))],
