@@ -276,6 +276,9 @@ ATTACKS: Final = (
     "fill-compiled", "many-files", "syncs", "connections", "descriptors", "streams", "async", "prints", "open-lines",
 )  # fmt: skip
 
+CALLS: Final = ("streams", "async")
+"""Attacks by calls. Those of models take turns on the device, which is the policy's and the quotas' matter."""
+
 
 class Lived(msgspec.Struct, frozen=True):
     """How the neighbour lived."""
@@ -371,7 +374,7 @@ def main() -> int:
     options = arguments.parse_args(own.split())
     found = []
     for kind in options.kinds.split(","):
-        for attack in options.attacks:
+        for attack in options.attacks if kind == "http" else [each for each in options.attacks if each not in CALLS]:
             found.append(measured(attack, kind, options.seconds, rest.split()))
             print(*row(found[-1]), file=sys.stderr)
     head = ["attack", "kind", "quiet, ms", "during, ms", "of quiet", "p99, ms", "calls", "failed", "bar"]

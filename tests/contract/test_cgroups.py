@@ -36,6 +36,7 @@ V2_FILES = {
     "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0",
     "pids.max": "max",
     "cpu.max": "max 100000",
+    "cpu.weight": "100",
 }
 
 
@@ -337,6 +338,14 @@ def test_a_fork_too_many_fails(kernel: Cgroups, run: Run) -> None:
     group.kill()
 
 
+def test_in_version_1_all_groups_together_weigh_less_than_a_process_of_the_platform(kernel: Cgroups) -> None:
+    homes = [Path(each).parents[1] for each in kernel.make("worker-1").entries]
+    shares = [int((each / "cpu.shares").read_text()) for each in homes if (each / "cpu.shares").exists()]
+    if not shares:
+        pytest.skip("this machine has no groups of version 1 for CPU time")
+    assert shares == [128], "a process, or the group that it is in, has 1024"
+
+
 def test_groups_within_one_share_its_cores_and_each_is_held_to_its_own(kernel: Cgroups, run: Run) -> None:
     if not kernel.limits_cpu:
         pytest.skip("no CPU controller here")
@@ -397,6 +406,7 @@ def test_version_2_writes_what_the_kernel_reads(directory: Directory) -> None:
     assert written["memory.oom.group"] == "1"
     assert written["pids.max"] == "100"
     assert written["cpu.max"] == "30000 20000"
+    assert (path.parent / "cpu.weight").read_text() == "12", "all workers together weigh less than the platform: 100"
     assert (path.parent / "cgroup.subtree_control").read_text() in ("+cpu", "+pids", "+memory")
 
 
