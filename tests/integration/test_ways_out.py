@@ -136,7 +136,8 @@ class Scene:
             "on",
             "--auth-dir",
             self.facts["auth"],
-            *(("--isolation", level) if level != "none" else ()),
+            "--isolation",
+            level,
         )
         self.platform.http.auth = ("admin", self.canaries["password"])
         self.platform.prefix = [
@@ -430,7 +431,6 @@ def tried(home: Path, level: str, form: str, user: int = 0) -> dict[str, str]:
         scene.close()
 
 
-NO_FLAG = pytest.mark.skip(reason="serve has no --isolation yet")
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="the platform has uids to give only as root")
 FORMS = [HTTP, *(pytest.param(each, marks=pytest.mark.long) for each in (TORCH, PROGRAM))]
 
@@ -444,7 +444,6 @@ def test_without_isolation_a_function_has_at_least_25_ways_out(home: Path, form:
     assert len(found) >= 25, sorted(found)
 
 
-@NO_FLAG
 @AS_ROOT
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
@@ -453,7 +452,6 @@ def test_as_root_no_way_out_is_open(home: Path, form: str) -> None:
     assert tried(home, "best", form) == {}
 
 
-@NO_FLAG
 @pytest.mark.long
 @pytest.mark.parametrize("form", [HTTP, TORCH, PROGRAM])
 def test_as_an_ordinary_user_only_command_lines_and_lists_of_descriptors_are_seen(home: Path, form: str) -> None:
