@@ -105,6 +105,16 @@ SERVED = """
 """
 
 
+DECOY = """
+    import os
+
+    os.symlink({socket!r}, os.environ["GPUFAAS_SOCKET"])
+
+    def handle(text):
+        return text
+"""
+
+
 def canary(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(16)}"
 
@@ -127,6 +137,8 @@ class Scene:
             "mark": canary("mark"), "too_much": TOO_MUCH, "packages": sysconfig.get_paths()["purelib"],
             "disk": home.stat().st_dev,
         }  # fmt: skip
+        self.reached: set[str] = set()
+        """The operator's sockets to which somebody has connected."""
         self._lay_out()
         self.platform = Platform(
             home,
@@ -163,16 +175,17 @@ class Scene:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(address)
             listener.listen()
-            threading.Thread(target=self._tell, args=(listener, self.canaries[kind].encode()), daemon=True).start()
+            threading.Thread(target=self._tell, args=(listener, kind), daemon=True).start()
         if self.user:
             for path in (self.home, *self.home.rglob("*")):
                 os.chown(path, self.user, self.user, follow_symlinks=False)
 
-    def _tell(self, listener: socket.socket, text: bytes) -> None:
+    def _tell(self, listener: socket.socket, kind: str) -> None:
         while True:
             connection, _ = listener.accept()
+            self.reached.add(kind)
             with connection, contextlib.suppress(OSError):
-                connection.sendall(text)
+                connection.sendall(self.canaries[kind].encode())
 
     # --- functions ---
 
@@ -262,6 +275,8 @@ class Scene:
             elif evidence and self.proves(way, evidence):
                 found[name] = evidence[:100]
         found |= self._after_removal()
+        if self.form == PROGRAM and self._decoy_is_followed():
+            found["socket_that_leads_elsewhere"] = "the platform connected there"
         for name, way in WAYS.items():  # shown when a test fails
             print("OPEN  " if name in found else "closed", way.tells, found.get(name) or self.failures.get(name, ""))
         return found
@@ -357,6 +372,14 @@ class Scene:
         self.platform.http.request("DELETE", "/system/functions", json={"functionName": "thief"}).raise_for_status()
         until(lambda: {each.pid for each in self.platform.workers()} < workers, "its worker has ended")
         return {name: evidence for name, evidence in self._later if evidence and self.proves(WAYS[name], evidence)}
+
+    def _decoy_is_followed(self) -> bool:
+        """Deploy a program that puts a link to a socket of the operator's where its own is looked for."""
+        self.reached.clear()
+        with contextlib.suppress(AssertionError):  # it may be found not to start
+            self._deploy("decoy", DECOY.format(socket=self.facts["socket"]), PROGRAM)
+            self.platform.call("/function/decoy")
+        return "path_socket" in self.reached
 
     def outlived(self, evidence: str) -> bool:
         pid = int(evidence)

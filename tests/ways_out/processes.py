@@ -8,10 +8,11 @@ import re
 import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 
-from tests.ways_out.ways import Facts, call, content, memory_of, opened, way_out
+from tests.ways_out.ways import Facts, call, content, memory_of, number_of, opened, way_out
 
 # --- looking ---
 
@@ -290,6 +291,18 @@ def outliving_process(_: Facts) -> str:
         time.sleep(60)
         os._exit(0)
     return os.read(read, 20).decode()
+
+
+@way_out("leaves a process that is the fork server's child, and outlives its function", "outlived")
+def sibling_that_outlives(_: Facts) -> str:
+    parents_child = 0x8000
+    # The lock of Python is kept: the child has no thread that would give it back.
+    number = number_of("clone")
+    pid = ctypes.PyDLL(None).syscall(number, parents_child | signal.SIGCHLD, None, None, None, None)
+    if not pid:
+        script = "import os, signal, time; os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+        os.execv(sys.executable, [sys.executable, "-ISc", script])
+    return str(pid)
 
 
 def _forget_parent() -> None:

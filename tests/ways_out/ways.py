@@ -79,14 +79,14 @@ def _alone(asked: Facts) -> str:
 
 _NUMBERS = {
     "x86_64": {
-        "ptrace": 101, "personality": 135, "adjtimex": 159, "mount": 165, "swapon": 167, "reboot": 169,
+        "clone": 56, "ptrace": 101, "personality": 135, "adjtimex": 159, "mount": 165, "swapon": 167, "reboot": 169,
         "add_key": 248, "ioprio_set": 251, "unshare": 272, "perf_event_open": 298, "fanotify_init": 300,
         "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
         "finit_module": 313, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425,
         "open_tree": 428, "fsopen": 430, "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438,
     },
     "aarch64": {
-        "ptrace": 117, "personality": 92, "adjtimex": 171, "mount": 40, "swapon": 224, "reboot": 142,
+        "clone": 220, "ptrace": 117, "personality": 92, "adjtimex": 171, "mount": 40, "swapon": 224, "reboot": 142,
         "add_key": 217, "ioprio_set": 30, "unshare": 97, "perf_event_open": 241, "fanotify_init": 262,
         "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271,
         "finit_module": 273, "kexec_file_load": 294, "bpf": 280, "userfaultfd": 282, "io_uring_setup": 425,
@@ -97,15 +97,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
+def number_of(name: str) -> int:
+    """Return the number of a system call on this machine."""
+    return _NUMBERS[platform.machine()][name]
+
+
 def call(name: str, *arguments: Any) -> int:
     """
     Make a system call.
 
     :raises OSError: as the kernel says
     """
-    number = _NUMBERS[platform.machine()][name]
     wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    result: int = _libc.syscall(ctypes.c_long(number), *wide)
+    result: int = _libc.syscall(ctypes.c_long(number_of(name)), *wide)
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
     return result
