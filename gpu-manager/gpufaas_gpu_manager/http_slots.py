@@ -7,6 +7,8 @@ that are not parsed, until it ends.
 """
 
 import asyncio
+import os
+import socket
 import time
 from typing import Final, Protocol, cast
 
@@ -34,6 +36,24 @@ _CONNECT_S: Final[Seconds] = 5.0
 HERE: Final = "127.0.0.1"
 """The host of workers that are processes. The process of a container may be one of another machine, unknown here."""
 _IDEMPOTENT: Final = frozenset(("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"))
+
+
+async def connected(path: str) -> socket.socket:
+    """
+    Connect to the unix socket at *path*. A link there is not followed: its worker may have made it, to another's.
+
+    :raises OSError: none accepts there
+    """
+    place, made = os.open(path, os.O_PATH | os.O_NOFOLLOW), socket.socket(socket.AF_UNIX)
+    try:
+        made.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(made, f"/proc/self/fd/{place}")
+    except BaseException:
+        made.close()
+        raise
+    finally:
+        os.close(place)
+    return made
 
 
 class HttpOwner(Protocol):
@@ -140,7 +160,8 @@ class HttpSlot:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 if self.unix:
-                    connecting = self.loop.create_unix_connection(lambda: _Connection(self), self.unix)
+                    own = await connected(self.unix)
+                    connecting = self.loop.create_unix_connection(lambda: _Connection(self), sock=own)
                 else:
                     connecting = self.loop.create_connection(lambda: _Connection(self), self._host, self._port)
                 _, connection = await connecting

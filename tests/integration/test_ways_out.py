@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from tests.integration.conftest import HTTP, TORCH, Platform, lives
@@ -376,9 +377,9 @@ class Scene:
     def _decoy_is_followed(self) -> bool:
         """Deploy a program that puts a link to a socket of the operator's where its own is looked for."""
         self.reached.clear()
-        with contextlib.suppress(AssertionError):  # it may be found not to start
+        self.platform.http.timeout = 5  # it is not found to be ready
+        with contextlib.suppress(httpx.TimeoutException):
             self._deploy("decoy", DECOY.format(socket=self.facts["socket"]), PROGRAM)
-            self.platform.call("/function/decoy")
         return "path_socket" in self.reached
 
     def outlived(self, evidence: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.frames import ReadyHead
 from gpufaas_core.model import Seconds
-from gpufaas_gpu_manager.http_slots import HttpSlot
+from gpufaas_gpu_manager.http_slots import HttpSlot, connected
 from gpufaas_gpu_manager.worker import Worker
 
 _FIRST_LOOK_S: Final[Seconds] = 0.005
@@ -104,7 +104,8 @@ async def probe(host: str, port: int, path: str, unix: str = "", timeout_s: Seco
     writer, got = None, b""
     try:
         async with asyncio.timeout(timeout_s) as limit:
-            opened = asyncio.open_unix_connection(unix) if unix else asyncio.open_connection(host, port)
+            own = await connected(unix) if unix else None
+            opened = asyncio.open_connection(sock=own) if own else asyncio.open_connection(host, port)
             reader, writer = await opened
             if not path:
                 return ""
