@@ -11,6 +11,7 @@ from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import FunctionId, Need
+from gpufaas_gpu_manager.isolation.levels import Own
 from gpufaas_gpu_manager.launch import served
 from gpufaas_gpu_manager.launch.served import Face, probe
 
@@ -63,6 +64,7 @@ class Worker:
     def __init__(self, **asked: Any) -> None:
         self.spec = WorkerSpec(FunctionId("f"), "f", "ns", "d", "server", Need(0, slots=0), **asked)
         self.run = SimpleNamespace(waits_for="to listen on port 8080")
+        self.own = Own()
         self.memory = 1
         self.ready = 0
         self.killed = ""
