@@ -33,6 +33,7 @@ _SETRESUID, _SETRESGID = (117, 119) if os.uname().machine == "x86_64" else (147,
 CAP_SYS_RESOURCE: Final = 24
 CAP_SYS_ADMIN: Final = 21
 _libc: Final = ctypes.CDLL(None, use_errno=True)
+_capset: Final = _libc.capset
 
 
 class Confine(msgspec.Struct, frozen=True):
@@ -127,13 +128,13 @@ def give_up(capability: int) -> None:
     low = 0 if capability < 32 else 3
     for index in range(low, low + 3):
         sets[index] &= ~(1 << capability % 32)
-    _libc.capset(header, ctypes.create_string_buffer(struct.pack("6I", *sets), 24))
+    _capset(header, ctypes.create_string_buffer(struct.pack("6I", *sets), 24))
 
 
 def give_up_all() -> None:
     """Drop all capabilities that this thread has."""
     header = ctypes.create_string_buffer(struct.pack("Ii", _CAP_VERSION_3, 0))
-    _libc.capset(header, ctypes.create_string_buffer(24))
+    _capset(header, ctypes.create_string_buffer(24))
 
 
 @contextlib.contextmanager

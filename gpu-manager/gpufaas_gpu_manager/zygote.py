@@ -47,7 +47,7 @@ from gpufaas_gpu_manager.confine import (
 from gpufaas_gpu_manager.huge_pages import collapse_own
 from gpufaas_gpu_manager.isolation.entry import begin, enter
 from gpufaas_gpu_manager.isolation.levels import Walls
-from gpufaas_gpu_manager.isolation.root import common
+from gpufaas_gpu_manager.isolation.root import seen
 from gpufaas_gpu_manager.proc import descendants_of
 from gpufaas_gpu_manager.reaper import Reaper, kill_group
 
@@ -378,7 +378,7 @@ def _print_to(stdout: int, stderr: int) -> None:
 def _make_ready(walls: Walls) -> None:
     """Do what a child that is held by *walls* needs of this process; but for the first time, that is nothing."""
     if walls != Walls():
-        common()
+        seen(walls)
         # Else Landlock keeps workers, which have our uid, from looking into us, and the manager is to do so.
         if walls.root == "mount" or not walls.landlock:
             dumpable(False)

@@ -34,11 +34,12 @@ def enter(walls: Walls, own: Own) -> None:
     if walls == Walls():
         return
     if walls.root:
-        root.finish(own)
+        root.finish(walls, own)
     _limit(walls, own)
     if own.uid:
         become(own.uid, own.devices)
-    give_up_all()
+    else:
+        give_up_all()
     dumpable(True)
     kernel.no_new_privs()
     if walls.landlock:
@@ -49,7 +50,7 @@ def enter(walls: Walls, own: Own) -> None:
 
 def become(uid: int, devices: Sequence[str] = ()) -> None:
     """
-    Change to *uid* and its gid, for good, and to the groups of those of *devices* that are not everybody's.
+    Change to *uid* and its gid, for good, without capabilities, and with the groups of *devices* that are theirs only.
 
     :raises OSError: this process may not
     """
@@ -75,11 +76,9 @@ def _limit(walls: Walls, own: Own) -> None:
 
 
 def _restrict(walls: Walls, own: Own) -> None:
-    binds = [each.removesuffix(":rw") for each in walls.binds]
-    opened = [path for path in binds if f"{path}:rw" in walls.binds]
-    if walls.root:  # all that it holds may be read; by no way that is open yet, the machine's
-        read, write = ["/"], [*_FILES, *filter(None, [own.scratch]), *own.write, *opened]
+    seen = root.seen(walls)
+    if walls.root:  # all that it holds may be read; the machine's by no way, were one left open
+        read, write = ["/"], [*_FILES, *filter(None, [own.scratch]), *own.write, *seen.opened]
     else:
-        read = [*root.common().paths, *own.read, *binds, "/proc", *root.SYS]
-        write = ["/dev/shm", *own.write, *opened]  # all have it
+        read, write = [*seen.paths, *own.read, "/proc", *root.SYS], ["/dev/shm", *own.write, *seen.opened]
     landlock.restrict(read, write, own.ports, walls.landlock, (*root.NODES, *own.devices))

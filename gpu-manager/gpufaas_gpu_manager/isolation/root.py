@@ -13,7 +13,8 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from gpufaas_core.errors import InvalidSpec
@@ -31,6 +32,7 @@ _READ_ONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
 _REMOUNT, _BIND, _REC, _SLAVE, _DETACH = 1 << 5, 1 << 12, 1 << 14, 1 << 19, 2
 _NEWNS, _NEWIPC, _NEWUSER = 0x0002_0000, 0x0800_0000, 0x1000_0000
 _libc: Final = ctypes.CDLL(None, use_errno=True)
+_unshare, _mount, _umount, _pivot_root = _libc.unshare, _libc.mount, _libc.umount2, _libc.pivot_root
 
 _SYSTEM: Final = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/nix/store", "/gnu/store")
 _ETC: Final = """
@@ -41,26 +43,43 @@ _ETC: Final = """
 """Of /etc, without what is said of users."""
 _NAMED: Final = re.compile(r"LD_LIBRARY_PATH|LD_PRELOAD|.*_CA_BUNDLE|SSL_CERT_.*")
 """Variables whose paths the libraries of workers read."""
-NODES: Final = tuple(f"/dev/{each}" for each in ("null", "zero", "full", "random", "urandom"))
+NODES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 SYS: Final = tuple(f"/sys/{each}" for each in ("bus", "class", "dev", "devices", "kernel/mm", "module"))
 """Without the mounts below it, such as control groups."""
 _NEVER: Final = ("/", "/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/tmp", "/var")
 _SECRETS: Final = "/var/openfaas/secrets"
+_FOLDERS: Final = ("/dev/shm", "/etc", "/proc", "/sys", "/tmp", HOME, _SECRETS)
 
 
-class _Common(NamedTuple):
-    """What all workers see: paths without links, none below another; and links, by their paths."""
+class Seen(NamedTuple):
+    """What all workers see, as this process has it: Python with its modules, parts of the system, what is opened."""
 
-    paths: frozenset[str]
+    paths: tuple[str, ...]
+    """To read, without links in them; one below another comes later."""
+    opened: tuple[str, ...]
+    """To write to."""
     links: dict[str, str]
+    folders: tuple[str, ...]
+    """What paths are mounted upon, or lie in."""
+    files: tuple[str, ...]
 
 
 @functools.cache
-def common() -> _Common:
-    """Return what all workers see, as this process has it: Python with its modules, the system, parts of /etc."""
+def seen(walls: Walls) -> Seen:
+    """Return what all workers see. The first time takes some ms."""
     links: dict[str, str] = {}
-    paths = {real for each in _wanted() if os.path.exists(each) and (real := _reached(each, links)) not in _NEVER}
-    return _Common(frozenset(each for each in paths if not _below(os.path.dirname(each), paths)), links)
+    python = {real for each in _wanted() if os.path.exists(each) and (real := _reached(each, links)) not in _NEVER}
+    binds = {_reached(each.removesuffix(":rw"), links): each.endswith(":rw") for each in walls.binds}
+    opened = tuple(path for path, writable in binds.items() if writable)
+    paths = {each for each in python if not _below(os.path.dirname(each), python)}.union(binds.keys() - opened)
+    if walls.root == "user":  # a /proc of its own would need a PID namespace; /sys has mounts that cannot be left out
+        paths |= {"/proc", *filter(os.path.exists, SYS)}
+    links = {link: target for link, target in links.items() if not _below(link, paths.union(opened))}
+    places = [*paths, *opened, *links, *NODES, *(f"{each}/in it" for each in _FOLDERS)]
+    folders = {str(each) for place in places for each in PurePath(place[1:]).parents}
+    folders |= {path[1:] for path in (*paths, *opened) if os.path.isdir(path)}
+    files = tuple(path[1:] for path in (*paths, *NODES) if not os.path.isdir(path))
+    return Seen(tuple(sorted(paths)), opened, links, tuple(sorted(folders - {"."})), files)
 
 
 def _python() -> Iterator[str]:
@@ -88,13 +107,9 @@ def _reached(path: str, links: dict[str, str]) -> str:
     return _reached(os.path.join(os.path.dirname(link), links[link], path[len(link) + 1 :]), links)
 
 
-def _below(path: str, paths: Set[str]) -> bool:
-    """Whether *path* or a directory above it is one of *paths*."""
-    while path not in paths:
-        if path in ("", "/"):
-            return False
-        path = os.path.dirname(path)
-    return True
+def _below(path: str, paths: Collection[str]) -> bool:
+    """Whether *path* is one of *paths*, or below one."""
+    return any(f"{path}/".startswith(f"{each}/") for each in paths)
 
 
 def check(data: str) -> None:
@@ -104,13 +119,12 @@ def check(data: str) -> None:
     :param data: the platform's directory
     :raises InvalidSpec: it would
     """
-    home, data = os.path.realpath(os.path.expanduser("~")), os.path.realpath(data)
-    for path in map(os.path.realpath, filter(os.path.exists, _python())):
-        if path in (home, *_NEVER) or data == path or data.startswith(f"{path.rstrip('/')}/"):
-            why = f"the platform keeps its data in {data}" if path not in (home, *_NEVER) else "others have files there"
+    never = {os.path.realpath(os.path.expanduser("~")), *_NEVER}
+    for path in map(os.path.realpath, filter(os.path.exists, _wanted())):
+        if path in never or _below(os.path.realpath(data), [path]):
             raise InvalidSpec(
-                f"an interpreter, or modules, below a directory that cannot be bound: Python uses {path} "
-                f"(see PYTHONPATH), and {why}: move them, or start with --isolation none"
+                f"an interpreter below a directory that cannot be bound: Python, PYTHONPATH or LD_LIBRARY_PATH needs "
+                f"{path}, where others or the platform (--data) have files: move them, or start with --isolation none"
             )
 
 
@@ -123,78 +137,77 @@ def begin(walls: Walls) -> None:
     uid, gid, umask = os.getuid(), os.getgid(), os.umask(0o022)
     if walls.root == "user":
         dumpable(True)  # else the files in /proc/self are root's
-        _done(_libc.unshare(_NEWNS | _NEWIPC | _NEWUSER), "unshare")
+        _done(_unshare(_NEWNS | _NEWIPC | _NEWUSER), "unshare")
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
     else:
-        _done(_libc.unshare(_NEWNS | _NEWIPC), "unshare")
-    _done(_libc.mount(None, b"/", None, _REC | _SLAVE, None), "mount")  # what is mounted here is not seen outside
+        _done(_unshare(_NEWNS | _NEWIPC), "unshare")
+    _done(_mount(None, b"/", None, _REC | _SLAVE, None), "mount")  # what is mounted here is not seen outside
     _stack()
-    for name in ("tmp", "dev/shm"):
-        os.makedirs(name)
-        os.chmod(name, 0o1777)
-    links = dict(common().links)
-    binds = {_reached(each.removesuffix(":rw"), links): each.endswith(":rw") for each in walls.binds}
-    for path in sorted(common().paths.union(path for path, writable in binds.items() if not writable)):
-        _bind(path)  # one below another lies upon that
-    if walls.root == "user":
-        for path in ("/proc", *filter(os.path.exists, SYS)):  # one of its own would need a PID namespace
-            _bind(path)
-    else:
-        _bind("/sys", flags=_BIND)
-        os.mkdir("proc")
-        _done(_libc.mount(b"proc", b"proc", b"proc", _NOEXEC, b"hidepid=invisible"), "mount proc")
-    _set(".", _READ_ONLY | _NOSUID | _NODEV)
-    _set(".", 0, cleared=_READ_ONLY, recursive=0)
-    for path in [path for path, writable in binds.items() if writable]:
-        _bind(path, _NOSUID | _NODEV)
-        for each in sorted(each for each in common().paths if each.startswith(f"{path}/")):
-            _bind(each, _READ_ONLY | _NOSUID | _NODEV)
-    for path, target in links.items():
-        _link(path, target)
-    for path in filter(os.path.exists, NODES):
-        _bind(path, _NOSUID)
+    paths, opened, links, folders, files = seen(walls)
+    for each in folders:
+        os.mkdir(each)
+    for each in files:
+        os.mknod(each)
+    for link, target in links.items():
+        os.symlink(target, link[1:])
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"dev/{name}")
+    for each in ("tmp", "dev/shm"):
+        os.chmod(each, 0o1777)
+    for path in paths:
+        _bind(path)
+    if walls.root == "mount":
+        _bind("/sys", flags=_BIND)
+        _done(_mount(b"proc", b"proc", b"proc", _NOEXEC, b"hidepid=invisible"), "mount proc")
+    _set(".", _READ_ONLY | _NOSUID | _NODEV)
+    _set(".", 0, cleared=_READ_ONLY, recursive=0)
+    for path in opened:
+        _bind(path, _NOSUID | _NODEV)
+        for each in (each for each in paths if _below(each, [path])):
+            _bind(each, _READ_ONLY | _NOSUID | _NODEV)
+    for path in NODES:
+        _bind(path, _NOSUID)
     os.umask(umask)
 
 
-def finish(own: Own) -> None:
+def finish(walls: Walls, own: Own) -> None:
     """
     Add what is *own* to the root that was begun, and go into it: the machine's is gone.
 
     :raises OSError: the kernel refuses it, or a path is not there
     """
-    uid, umask = own.uid or os.getuid(), os.umask(0o022)
+    umask, links = os.umask(0o022), dict[str, str]()
     if own.room:
-        _done(_libc.mount(None, b".", None, _REMOUNT | _NOSUID | _NODEV, b"size=%d" % own.room), "mount tmpfs")
-    links: dict[str, str] = {}
-    for paths, flags in (
+        _done(_mount(None, b".", None, _REMOUNT | _NOSUID | _NODEV, b"size=%d" % own.room), "mount tmpfs")
+    for paths, attributes in (
         (own.read, _READ_ONLY | _NOSUID | _NODEV), (own.write, _NOSUID | _NODEV), (own.devices, _NOSUID),
     ):  # fmt: skip
         for path in paths:
-            if not _below(real := _reached(path, links), common().paths):
-                _bind(real, flags)
-    for path, target in links.items():
-        _link(path, target)
+            if not _below(real := _reached(path, links), seen(walls).paths):
+                _bind(real, attributes)
+    for link, target in links.items():
+        if not os.path.lexists(link[1:]):
+            os.makedirs(os.path.dirname(link)[1:], exist_ok=True)
+            os.symlink(target, link[1:])
     if own.secrets:
         _bind(own.secrets, _READ_ONLY | _NOSUID | _NODEV, at=_SECRETS)
+    if own.scratch:
+        os.makedirs(own.scratch[1:])
     for path in filter(None, (HOME, own.scratch)):
-        os.makedirs(path[1:], exist_ok=True)
         os.chmod(path[1:], 0o700)
         os.chown(path[1:], own.uid or -1, own.uid or -1)
-    os.makedirs("etc", exist_ok=True)
-    users = {uid: (USER, HOME), 65534: ("nobody", "/"), 0: ("root", "/")}
+    users = {0: ("root", "/"), 65534: ("nobody", "/"), own.uid or os.getuid(): (USER, HOME)}
     for name, line in (("passwd", "{0}:x:{1}:{1}::{2}:/bin/sh\n"), ("group", "{0}:x:{1}:\n")):
         with open(f"etc/{name}", "w") as file:
             file.writelines(line.format(user, number, home) for number, (user, home) in users.items())
     os.umask(umask)
     old = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    _done(_libc.pivot_root(b".", b"."), "pivot_root")
+    _done(_pivot_root(b".", b"."), "pivot_root")
     os.fchdir(old)
     os.close(old)
-    _done(_libc.umount2(b".", _DETACH), "umount")  # the old one lies upon the new one
+    _done(_umount(b".", _DETACH), "umount")  # the old one lies upon the new one
     os.chdir("/")
 
 
@@ -211,22 +224,14 @@ def _stack() -> None:
     os.close(made)
 
 
-def _link(path: str, target: str) -> None:
-    if not os.path.lexists(path[1:]):
-        os.makedirs(os.path.dirname(path[1:]) or ".", exist_ok=True)
-        os.symlink(target, path[1:])
-
-
 def _bind(path: str, attributes: int = 0, *, at: str = "", flags: int = _BIND | _REC) -> None:
     """Bind *path* of the machine to the new root, with what is mounted below it."""
     place = (at or path)[1:]
-    if not os.path.lexists(place):
-        if os.path.isdir(path):
-            os.makedirs(place)
-        else:
-            os.makedirs(os.path.dirname(place), exist_ok=True)
+    if attributes and not os.path.lexists(place):
+        os.makedirs(place if os.path.isdir(path) else os.path.dirname(place), exist_ok=True)
+        if not os.path.isdir(path):
             os.mknod(place)
-    _done(_libc.mount(os.fsencode(path), os.fsencode(place), None, flags, None), f"bind {path}")
+    _done(_mount(os.fsencode(path), os.fsencode(place), None, flags, None), f"bind {path}")
     if attributes:
         _set(place, attributes)
 
