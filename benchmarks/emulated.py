@@ -29,6 +29,7 @@ from _document import table, write_part
 from _platform import ROOT, gpufaas, platform
 from rich.console import Console
 
+from gpufaas import Client
 from gpufaas_core import local_login
 from gpufaas_core.cost import Truth, truth
 from gpufaas_core.files import remove_tree
@@ -226,7 +227,7 @@ def main() -> int:
             gpufaas(url, "up", "-f", str(home / "stack.yaml"), cwd=home)
             sent = drawn(workload, options.load, options.seconds, options.seed)
             with console.status(f"replaying {len(sent)} calls over {options.seconds:.0f} s"):
-                live = asyncio.run(replay(sent, Endpoint(url, b"{}")))
+                live = asyncio.run(replay(sent, Endpoint(url, b"{}", authorization=Client(url).authorization)))
         journal = home / "second.jsonl"
         known = as_known(sent, journal)
         _, simulated = simulate(known, read_journal(journal).header)

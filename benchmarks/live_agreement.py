@@ -30,6 +30,7 @@ from _document import table, write_part
 from _platform import ROOT, gpufaas, platform
 from rich.console import Console
 
+from gpufaas import Client
 from gpufaas_core import local_login
 from gpufaas_core.cost import Cost
 from gpufaas_core.files import remove_tree
@@ -216,7 +217,7 @@ def main() -> int:
             # The devices are those of the platform; sizes are what its scheduler knows by now.
             workload = drawn(costs, options.load, options.minutes, options.seed, learnt.workload)
             with console.status(f"replaying {len(workload)} calls over {workload.times[-1]:.0f} s"):
-                live = asyncio.run(replay(workload, Endpoint(url, body)))
+                live = asyncio.run(replay(workload, Endpoint(url, body, authorization=Client(url).authorization)))
         recorded = read_journal(second)
         sizes = {name: cost.occupation for name, cost in named_costs(recorded).items()}
         functions = [

@@ -29,6 +29,7 @@ from _platform import ROOT, gpufaas, platform
 from emulated import as_known, drawn
 from rich.console import Console
 
+from gpufaas import Client
 from gpufaas_core import local_login
 from gpufaas_core.files import remove_tree
 from gpufaas_scheduler.policies import DEFAULT_POLICY
@@ -278,7 +279,7 @@ def main() -> int:
             console.status(f"replaying {len(sent)} calls over {options.seconds:.0f} s"),
             served(home, home / "second.jsonl", options.policy) as url,
         ):
-            live = asyncio.run(replay(sent, Endpoint(url, b"{}")))
+            live = asyncio.run(replay(sent, Endpoint(url, b"{}", authorization=Client(url).authorization)))
         journal = home / "second.jsonl"
         record, simulated = simulate(as_known(sent, journal), read_journal(journal).header)
         off = live.report.latency.mean / simulated.latency.mean - 1

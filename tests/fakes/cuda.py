@@ -30,6 +30,7 @@ def nvmlDeviceGetHandleByUUID(uuid): return 0
 def nvmlDeviceGetMigMode(handle): raise NVMLError("Not Supported")
 def nvmlDeviceGetName(handle): return "Folder"
 def nvmlDeviceGetUUID(handle): return "GPU-folder"
+def nvmlDeviceGetMinorNumber(handle): raise NVMLError("Not Supported")
 def nvmlDeviceGetMemoryInfo(handle): return Memory()
 def nvmlDeviceGetComputeRunningProcesses(handle): return [Process(*each) for each in gpu_folder.sizes().items()]
 def nvmlDeviceGetMPSComputeRunningProcesses_v3(handle): raise NVMLError("Not Supported")

@@ -26,6 +26,8 @@ TAKER = """
         torch.give()
         return model
 """
+FOLDER = "--device", "cuda:0=1000MiB", "--isolation", "none"
+"""Its memory is counted in files, in which each process sees all others; a worker within walls does not."""
 pytestmark = pytest.mark.slow
 
 
@@ -44,7 +46,7 @@ def reserved(platform: Platform) -> int:
 def test_who_declares_nothing_is_lent_the_device_and_occupies_its_context_and_its_peak(
     make_platform: Callable[..., Platform], gpu: FolderGpu
 ) -> None:
-    platform = make_platform("--device", "cuda:0=1000MiB").start()
+    platform = make_platform(*FOLDER).start()
     path = platform.deploy("taker", TAKER, memory="")
 
     assert platform.call(path, b"600").text == "cuda:0"
@@ -57,7 +59,7 @@ def test_who_declares_nothing_is_lent_the_device_and_occupies_its_context_and_it
 def test_a_call_that_runs_out_of_memory_says_so_and_the_next_one_has_more(
     make_platform: Callable[..., Platform], gpu: FolderGpu
 ) -> None:
-    platform = make_platform("--device", "cuda:0=1000MiB").start()
+    platform = make_platform(*FOLDER).start()
     path = platform.deploy("taker", TAKER, memory="300Mi")
 
     first = platform.call(path, b"220")  # of 190, by the account of torch
@@ -74,7 +76,7 @@ def test_a_call_that_runs_out_of_memory_says_so_and_the_next_one_has_more(
 def test_what_was_lent_is_given_back_when_another_model_needs_it(
     make_platform: Callable[..., Platform], gpu: FolderGpu
 ) -> None:
-    platform = make_platform("--device", "cuda:0=1000MiB").start()
+    platform = make_platform(*FOLDER).start()
     path = platform.deploy("taker", TAKER, memory="")
     other = platform.deploy("other", TAKER, memory="500Mi")
     assert platform.call(path, b"100").status_code == 200
@@ -88,7 +90,7 @@ def test_what_was_lent_is_given_back_when_another_model_needs_it(
 def test_a_model_that_takes_all_it_gets_stays_within_the_device_and_its_neighbour_lives(
     make_platform: Callable[..., Platform], gpu: FolderGpu
 ) -> None:
-    platform = make_platform("--device", "cuda:0=1000MiB").start()
+    platform = make_platform(*FOLDER).start()
     neighbour = platform.deploy("neighbour", TAKER, memory="200Mi")
     hog = platform.deploy(
         "hog",
@@ -133,7 +135,7 @@ SAYS = """
 def test_a_standby_has_made_its_context_and_its_worker_is_charged_for_it(
     make_platform: Callable[..., Platform], gpu: FolderGpu
 ) -> None:
-    platform = make_platform("--device", "cuda:0=1000MiB").start()
+    platform = make_platform(*FOLDER).start()
     until(lambda: list(gpu.held().values()) == [CONTEXT], "a standby has a context, and nothing else has one")
     (standby,) = gpu.held()
     path = platform.deploy("says", SAYS, memory="300Mi")
@@ -152,7 +154,7 @@ def test_a_function_with_variables_of_contexts_and_one_beside_a_gpu_that_is_full
     make_platform: Callable[..., Platform], gpu: FolderGpu
 ) -> None:
     gpu.fill(TOTAL - CONTEXT + 1)
-    platform = make_platform("--device", "cuda:0=1000MiB").start()
+    platform = make_platform(*FOLDER).start()
     until(lambda: "a standby cannot use its GPU" in platform.said(), "it says so")
     gpu.fill(0)
     path = platform.deploy("says", SAYS, memory="300Mi", env={"CUDA_LAUNCH_BLOCKING": "1"})

@@ -170,7 +170,8 @@ def test_a_platform_serves_them_as_the_simulator_says(make_platform: Callable[..
     _, simulated = simulate(workload)
     assert simulated.completed == len(CALLS)
     assert simulated.latency.mean > 0.3, "they slow each other, or wait"
-    live = asyncio.run(replay(workload, Endpoint(platform.url))).report
+    endpoint = Endpoint(platform.url, authorization=platform.login.header())
+    live = asyncio.run(replay(workload, endpoint)).report
     assert live.completed == len(CALLS)
     # A busy machine makes it longer; benchmarks/emulated.py measures closely.
     assert 0.8 * simulated.latency.mean < live.latency.mean < 5 * simulated.latency.mean

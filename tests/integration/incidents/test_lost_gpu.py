@@ -19,6 +19,7 @@ NVML = """
     def nvmlDeviceGetMigMode(handle): raise NVMLError("not supported")
     def nvmlDeviceGetName(handle): return "Fake"
     def nvmlDeviceGetUUID(handle): return "GPU-0"
+    def nvmlDeviceGetMinorNumber(handle): raise NVMLError("not supported")
     def nvmlDeviceGetHandleByUUID(uuid):
         if os.path.exists(LOST):
             raise NVMLError("GPU is lost")
@@ -34,8 +35,9 @@ def test_it_is_given_up_and_what_fits_elsewhere_is_served_there(
     make_platform: Callable[..., Platform], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [f"LOST = {str(tmp_path / 'lost')!r}", *(each.removeprefix("    ") for each in NVML.splitlines())]
-    (tmp_path / "pynvml.py").write_text("\n".join(lines))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "pynvml.py").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
     platform = make_platform("--device", "cpu:0=300MiB", "--device", "cuda:0").start()
     large = platform.deploy("large", ECHO, HTTP, memory="400Mi")  # only the GPU is as large
     small = platform.deploy("small", ECHO, HTTP)

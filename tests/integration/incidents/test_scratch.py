@@ -82,4 +82,4 @@ def test_what_a_worker_writes_is_gone_with_it_and_its_bundle_is_as_it_was(platfo
     assert not Path(again["scratch"]).exists(), "what a killed platform left is gone at the next start"
     assert platform.call(one).json()["before"] == []
     assert platform.stop() == 0
-    assert list((platform.data / "scratch").iterdir()) == []
+    assert not on_disk or list((platform.data / "scratch").iterdir()) == []
