@@ -33,6 +33,9 @@ def isolation_of(
     """
     level = given.isolation
     walls, uids = levels.walls(level, checked(given.binds, data), str(data)), None
+    for each in levels.tried() if level == "best" else ():
+        if each.needed and not each.works:
+            log.warning("--isolation best goes without %s: %s", each.name, each.why)
     if walls.uids:
         try:
             uids = Uids(data / "uids", given.uid_range, strict=level == "strict")
@@ -48,6 +51,6 @@ def isolation_of(
         for port in walls.etcd if walls.landlock < PORTS else ():
             log.warning("an etcd at port %d asks for no login, and functions reach it: give it one (--etcd-user)", port)
     words = str(walls) if uids is None else str(walls).replace("uids", f"uids {written(uids.range)}")
-    for each in devices:
-        each.device = replace(each.device, labels={**each.device.labels, ISOLATION: level, ISOLATED_BY: words})
+    for device in devices:
+        device.device = replace(device.device, labels={**device.device.labels, ISOLATION: level, ISOLATED_BY: words})
     return walls, uids

@@ -10,6 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError
@@ -17,6 +19,7 @@ from gpufaas_core.frames import WARM, FailedHead, ParkedHead, ReadyHead, WokenHe
 from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, Seconds, copy_id
 from gpufaas_gpu_manager.enforcement import WorkerLimits
+from gpufaas_gpu_manager.isolation.binds import advice
 from gpufaas_gpu_manager.isolation.levels import Own
 from gpufaas_gpu_manager.load_watch import watch_load
 from gpufaas_gpu_manager.open_files import OpenFiles
@@ -307,6 +310,8 @@ class Worker(SlotOwner):
             self.calls.bind_waiting()
 
     def on_failed(self, head: FailedHead) -> None:
+        if self.limits is not None:
+            head = replace(head, summary=head.summary + advice(head.summary, self.limits.confine.walls))
         self._cause.failure = head
 
     def on_over_memory(self, reason: str) -> None:

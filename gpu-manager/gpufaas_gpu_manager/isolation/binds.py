@@ -1,10 +1,14 @@
 """What the operator opens to all functions with ``--bind``."""
 
+import os
+import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_gpu_manager.isolation.levels import Walls
 
 _MACHINE: Final = ("/", "/proc", "/sys", "/dev", "/run", "/etc", "/tmp")
 
@@ -36,3 +40,21 @@ def _checked(bind: str, data: Path) -> str:
             "move that with --data"
         )
     return f"{path}{bind[len(text) :]}"
+
+
+def advice(failure: str, walls: Walls) -> str:
+    """
+    Return what opens the file of which *failure* of a load says that it is not there, or may not be read; empty: it is
+    not on this machine either, or not for everybody.
+    """
+    error = "FileNotFoundError" if walls.root else "PermissionError"
+    if (not walls.root and not walls.landlock) or not failure.startswith(error):
+        return ""
+    for path in map(os.path.normpath, re.findall(r"(?<![\w.])/[^\s':,]+", failure)):
+        try:
+            place = path if stat.S_ISDIR(os.stat(path).st_mode) else os.path.dirname(path)
+            if place not in _MACHINE and all(os.stat(each).st_mode & stat.S_IXOTH for each in Path(path).parents):
+                return f" ({path} is on this node: gpufaas serve --bind {place} shows it to functions)"
+        except (OSError, ValueError):
+            continue
+    return ""

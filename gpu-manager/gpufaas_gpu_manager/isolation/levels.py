@@ -1,5 +1,6 @@
 """How workers are kept from one another, from the platform, and from what is not theirs."""
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Final, Literal
@@ -73,7 +74,7 @@ class Own(msgspec.Struct, frozen=True):
     scratch: str = ""
     """The path of its scratch directory, which is made in its own root; empty: it has none."""
     room: Bytes = 0
-    """The most that its /tmp, /dev/shm, home and scratch directory hold together, in bytes. They count as its memory."""
+    """The most that its /tmp, /dev/shm, home and scratch directory hold together, in bytes, as part of its memory."""
     devices: tuple[str, ...] = ()
     """Device nodes, of its GPU."""
     ports: tuple[int, ...] | None = None
@@ -97,8 +98,9 @@ _SOMEBODY: Final = 65534
 """A uid that can be tried."""
 
 
+@functools.cache
 def tried() -> tuple[Mechanism, ...]:
-    """Try each mechanism, in a process that ends. Takes some 20 ms."""
+    """Try each mechanism, once, in a process that ends. Takes some 20 ms."""
     from gpufaas_gpu_manager.cgroups import find
     from gpufaas_gpu_manager.isolation import landlock, seccomp
 

@@ -1,11 +1,13 @@
 """Workers that listen on a port, as processes, containers or pods: waiting for the port, slots, health checks."""
 
 import asyncio
+import contextlib
 import os
 import re
 import socket
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from gpufaas_core.descriptors import is_lack
@@ -33,6 +35,7 @@ class Face:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._slots: list[HttpSlot] = []
+        self._socket = -1
         self._task: asyncio.Task[None] | None = None
 
     def open(self, host: str, port: int, behind: Callable[[], bool] = lambda: True, *, unix: str = "") -> None:
@@ -57,6 +60,20 @@ class Face:
             self._task.cancel()
         for slot in self._slots:
             slot.close()
+        self._there("")
+
+    def _there(self, unix: str) -> str:
+        """
+        Return what leads to the socket at *unix*; empty: there is none. Not its path: the server could make that lead
+        to a socket of others, to which it would be the node that connects.
+        """
+        if self._socket >= 0:
+            os.close(self._socket)
+        self._socket = -1
+        with contextlib.suppress(OSError):
+            self._socket = os.open(unix, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            return f"/proc/self/fd/{self._socket}" if stat.S_ISSOCK(os.fstat(self._socket).st_mode) else ""
+        return ""
 
     async def _look_after(self, host: str, port: int, behind: Callable[[], bool], unix: str) -> None:
         """Wait until it answers; then do its health checks until the worker ends."""
@@ -65,7 +82,7 @@ class Face:
         ready_path, listens = spec.ready_path or spec.health_path, run.waits_for
         await asyncio.sleep(spec.ready_delay_s)
         while True:
-            reason = await probe(host, port, ready_path, there := _there(unix), spec.ready_timeout_s)
+            reason = await probe(host, port, ready_path, there := self._there(unix), spec.ready_timeout_s)
             good = 0 if reason or not behind() else good + 1
             if good >= spec.ready_successes:
                 break
@@ -74,6 +91,9 @@ class Face:
             # The kernel does not report when a port begins to accept: this is the one place that has to poll.
             await asyncio.sleep((spec.ready_period_s if asked or good else 0.0) or pause)
             pause = min(pause * 1.5, _LOOK_EVERY_S)
+        if not there and (uid := self._worker.own.uid) and (others := {*_listening(port)} - {uid}):
+            self._worker.kill(f"its port {port} was taken by uid {min(others)}, which is not its function's")
+            return
         for slot in self._slots:
             slot.unix = there
         # It counts as occupying its reservation: it grows with its calls, and only the kernel measures that.
@@ -89,9 +109,13 @@ class Face:
                 return
 
 
-def _there(unix: str) -> str:
-    """Return *unix* if something has bound it."""
-    return unix if unix and os.path.exists(unix) else ""
+def _listening(port: int) -> Iterator[int]:
+    """Yield the uids of those that listen on *port* of this machine."""
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(path) as sockets:
+            for _, address, _, state, _, _, _, uid, *_ in map(str.split, sockets):
+                if state == "0A" and address.endswith(f":{port:04X}"):
+                    yield int(uid)
 
 
 async def probe(host: str, port: int, path: str, unix: str = "", timeout_s: Seconds = 5.0) -> str:

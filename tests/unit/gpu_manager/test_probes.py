@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +14,7 @@ from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import FunctionId, Need
+from gpufaas_gpu_manager.isolation.levels import Own
 from gpufaas_gpu_manager.launch import served
 from gpufaas_gpu_manager.launch.served import Face, probe
 
@@ -63,6 +67,7 @@ class Worker:
     def __init__(self, **asked: Any) -> None:
         self.spec = WorkerSpec(FunctionId("f"), "f", "ns", "d", "server", Need(0, slots=0), **asked)
         self.run = SimpleNamespace(waits_for="to listen on port 8080")
+        self.own = Own()
         self.memory = 1
         self.ready = 0
         self.killed = ""
@@ -130,6 +135,37 @@ async def test_what_a_start_waits_for_is_the_answer(server: Server, opened: Call
     assert worker.ready == 0
     server.answers = [[READY]]
     await eventually(lambda: worker.ready)
+
+
+async def test_a_port_that_another_function_has_taken_is_not_called(
+    server: Server, opened: Callable[..., Worker]
+) -> None:
+    server.answers = [[READY]]
+    worker = opened()
+    worker.own = Own(uid=os.geteuid() + 1)
+
+    await eventually(lambda: worker.killed)
+    assert worker.killed.endswith(f"was taken by uid {os.geteuid()}, which is not its function's")
+    assert worker.ready == 0
+
+
+async def test_the_socket_of_a_server_is_followed_nowhere_else(tmp_path: Path) -> None:
+    face, place, others = Face(Worker()), tmp_path / "s", str(tmp_path / "others")  # type: ignore[arg-type]
+    with socket.create_server(others, family=socket.AF_UNIX):
+        place.symlink_to(others)
+        assert face._there(str(place)) == ""
+        place.unlink()
+        place.touch()
+        assert face._there(str(place)) == ""
+        place.unlink()
+        with socket.create_server(str(place), family=socket.AF_UNIX) as own:
+            leads = face._there(str(place))
+            place.unlink()
+            place.symlink_to(others)
+            with socket.socket(socket.AF_UNIX) as calls:
+                calls.connect(leads)
+                own.accept()[0].close()
+    face.close()
 
 
 async def test_it_is_ready_after_the_asked_number_of_good_answers_in_a_row(
