@@ -5,7 +5,6 @@ import contextlib
 import os
 import re
 import socket
-import stat
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -35,7 +34,6 @@ class Face:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._slots: list[HttpSlot] = []
-        self._socket = -1
         self._task: asyncio.Task[None] | None = None
 
     def open(self, host: str, port: int, behind: Callable[[], bool] = lambda: True, *, unix: str = "") -> None:
@@ -60,20 +58,6 @@ class Face:
             self._task.cancel()
         for slot in self._slots:
             slot.close()
-        self._there("")
-
-    def _there(self, unix: str) -> str:
-        """
-        Return what leads to the socket at *unix*; empty: there is none. Not its path: the server could make that lead
-        to a socket of others, to which it would be the node that connects.
-        """
-        if self._socket >= 0:
-            os.close(self._socket)
-        self._socket = -1
-        with contextlib.suppress(OSError):
-            self._socket = os.open(unix, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-            return f"/proc/self/fd/{self._socket}" if stat.S_ISSOCK(os.fstat(self._socket).st_mode) else ""
-        return ""
 
     async def _look_after(self, host: str, port: int, behind: Callable[[], bool], unix: str) -> None:
         """Wait until it answers; then do its health checks until the worker ends."""
@@ -82,7 +66,7 @@ class Face:
         ready_path, listens = spec.ready_path or spec.health_path, run.waits_for
         await asyncio.sleep(spec.ready_delay_s)
         while True:
-            reason = await probe(host, port, ready_path, there := self._there(unix), spec.ready_timeout_s)
+            reason = await probe(host, port, ready_path, there := _there(unix), spec.ready_timeout_s)
             good = 0 if reason or not behind() else good + 1
             if good >= spec.ready_successes:
                 break
@@ -107,6 +91,11 @@ class Face:
             if failures >= spec.health_failures:
                 self._worker.kill(f"its health check failed {failures} times: {reason}")
                 return
+
+
+def _there(unix: str) -> str:
+    """Return *unix* if something has bound it."""
+    return unix if unix and os.path.exists(unix) else ""
 
 
 def _listening(port: int) -> Iterator[int]:

@@ -14,6 +14,7 @@ from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import FunctionId, Need
+from gpufaas_gpu_manager.http_slots import connected
 from gpufaas_gpu_manager.isolation.levels import Own
 from gpufaas_gpu_manager.launch import served
 from gpufaas_gpu_manager.launch.served import Face, probe
@@ -150,22 +151,15 @@ async def test_a_port_that_another_function_has_taken_is_not_called(
 
 
 async def test_the_socket_of_a_server_is_followed_nowhere_else(tmp_path: Path) -> None:
-    face, place, others = Face(Worker()), tmp_path / "s", str(tmp_path / "others")  # type: ignore[arg-type]
+    place, others = tmp_path / "s", str(tmp_path / "others")
     with socket.create_server(others, family=socket.AF_UNIX):
         place.symlink_to(others)
-        assert face._there(str(place)) == ""
-        place.unlink()
-        place.touch()
-        assert face._there(str(place)) == ""
+        with pytest.raises(OSError):
+            await connected(str(place))
         place.unlink()
         with socket.create_server(str(place), family=socket.AF_UNIX) as own:
-            leads = face._there(str(place))
-            place.unlink()
-            place.symlink_to(others)
-            with socket.socket(socket.AF_UNIX) as calls:
-                calls.connect(leads)
-                own.accept()[0].close()
-    face.close()
+            (await connected(str(place))).close()
+            own.accept()[0].close()
 
 
 async def test_it_is_ready_after_the_asked_number_of_good_answers_in_a_row(
