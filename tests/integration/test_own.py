@@ -65,6 +65,10 @@ def test_a_function_has_a_uid_with_secrets_and_directories_of_its_own_also_after
     assert platform.http.post("/system/secrets", json=secret).status_code == 201
     found = [platform.call(deploy(platform, name)).json() for name in ("first", "second")]
 
+    said = platform.http.get("/readyz").text
+    assert said.startswith("OK\nisolation best: own root, uids ")
+    detail = platform.http.get("/system/function/first").json()["gpufaas"]
+    assert [f"isolation {each}" for each in detail["isolation"]] == said.splitlines()[1:]
     assert len({each["uid"] for each in found}) == 2
     for each in found:
         assert each["uid"] == each["gid"] == each["owner"] != 0
