@@ -9,8 +9,8 @@ platform asks for no password on loopback.
 import asyncio
 import ipaddress
 import logging
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from starlette.responses import Response
@@ -58,50 +58,38 @@ class ContainerListener:
         """
         self._app, self._server, self._configured = app, server, configured
 
-    async def found(self, address: str, subnet: str) -> None:
-        """A network of functions is there, and this machine is *address* in it; without *subnet*: it is gone."""
-        if subnet:
-            self._subnets[address] = ipaddress.ip_network(subnet)
-            await self.open()
-            return
-        self._subnets.pop(address, None)
-        server = self._listening.pop(address, None)
-        if server is not None and self._server is not None:
-            self._server.servers.remove(server)
-            server.close()
+    async def found(self, networks: Mapping[str, str]) -> None:
+        """These are there: the subnet of each by this machine's address in it."""
+        self._subnets = {address: ipaddress.ip_network(subnet) for address, subnet in networks.items()}
+        for address in self._listening.keys() - networks.keys():
+            gone = self._listening.pop(address)
+            if gone is not None and self._server is not None:
+                self._server.servers.remove(gone)
+                gone.close()
+        await self.open()
 
     async def open(self) -> None:
         """Listen in the networks that are found, once the server has started. If that fails, log it and go on."""
-        if self._needed and self._server is not None and self._server.started:
-            for address in self._subnets.keys() - self._listening.keys():
-                self._listening[address] = None
-                try:
-                    self._listening[address] = await self._listen(address, self._server)
-                except OSError as exc:
-                    log.warning(
-                        "containers do not reach gateway.openfaas: cannot listen on %s:%d (%s)", address, self._port,
-                        exc.strerror or exc,
-                    )  # fmt: skip
-
-    async def _listen(self, address: str, server: "Server") -> asyncio.Server:
-        """:raises OSError: it is not to be had"""
-        config = self._configured(self, self._admits)
-        config.load()
-
-        def protocol() -> asyncio.Protocol:
-            made: Any = config.http_protocol_class
-            return cast(asyncio.Protocol, made(config=config, server_state=server.server_state, app_state={}))
-
-        listening = socket.socket(socket.AF_INET6 if self._subnets[address].version == 6 else socket.AF_INET)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((address, self._port))
-            opened = await asyncio.get_running_loop().create_server(protocol, sock=listening)
-        except OSError:
-            listening.close()
-            raise
-        server.servers.append(opened)
-        return opened
+        server = self._server
+        if not self._needed or server is None or not server.started:
+            return
+        for address in self._subnets.keys() - self._listening.keys():
+            self._listening[address] = None
+            config = self._configured(self, self._admits)
+            config.load()
+            made = partial(
+                cast(Any, config.http_protocol_class), config=config, server_state=server.server_state, app_state={}
+            )
+            try:
+                opened = await asyncio.get_running_loop().create_server(made, address, self._port)
+            except OSError as exc:
+                log.warning(
+                    "containers do not reach gateway.openfaas: cannot listen on %s:%d (%s)", address, self._port,
+                    exc.strerror or exc,
+                )  # fmt: skip
+            else:
+                server.servers.append(opened)
+                self._listening[address] = opened
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         peer = scope.get("client")

@@ -1,13 +1,13 @@
 """The devices of a node, and the container engine that ``--functions`` asks for, as its options say."""
 
 import os
-from collections.abc import Awaitable, Callable
 
 from gpufaas_apps.options import DeviceOptions
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import NodeId
 from gpufaas_gpu_manager.devices import NodeDevice, open_devices
 from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.launch.networks import OnNetworks
 from gpufaas_gpu_manager.supervisor import ContainerEngine
 
 
@@ -22,14 +22,14 @@ def opened_devices(given: DeviceOptions, node: NodeId) -> tuple[list[NodeDevice]
 
 
 def container_engine(
-    functions: str, instance: str, gateway: str, on_network: Callable[[str, str], Awaitable[None]]
+    functions: str, instance: str, gateway: str, on_networks: OnNetworks | None
 ) -> ContainerEngine | None:
     """
     Return the engine for *functions*, not connected yet; None: functions of images do not run here.
 
     :param instance: names the platform that owns the containers; `connect` removes those of its earlier run
     :param gateway: its URL as containers reach it; see `Containers`
-    :param on_network: as of `Networks`
+    :param on_networks: as of `Networks`
     :raises InvalidSpec: Kubernetes is asked for, and this is not a pod, or its client is not installed
     """
     if functions == "process":
@@ -45,7 +45,7 @@ def container_engine(
         return Pods(instance, access_from(os.environ), settings_from(os.environ))
     from gpufaas_gpu_manager.launch import containers
 
-    return containers.Containers(instance, gateway, on_network)
+    return containers.Containers(instance, gateway, on_networks)
 
 
 async def connect(engine: ContainerEngine | None, functions: str) -> None:

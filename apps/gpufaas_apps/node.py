@@ -37,7 +37,6 @@ from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
 from gpufaas_gpu_manager.devices import described
 from gpufaas_gpu_manager.isolation.ids import worker_uids
-from gpufaas_gpu_manager.launch.networks import unheard
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -65,7 +64,7 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     given, data = options.devices, options.data
     budget = host_budget(given.host_cache)
     devices, enforcement = opened_devices(given, NodeId(me.id))
-    containers = container_engine(given.functions, f"node-{me.id}", options.gateway_url, unheard)
+    containers = container_engine(given.functions, f"node-{me.id}", options.gateway_url, None)
     logs = FunctionLogs(data / "logs")
     secrets = SecretFiles(data / "secrets", data / "secret-mounts")
     artifacts = ArtifactStore(data / "artifacts")

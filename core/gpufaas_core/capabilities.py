@@ -1,6 +1,5 @@
 """The capabilities of Linux that processes of a function's container may have."""
 
-import re
 from typing import Final
 
 from gpufaas_core.errors import InvalidSpec
@@ -15,12 +14,9 @@ def read_capabilities(text: str) -> tuple[str, ...]:
 
     :raises InvalidSpec: it names others
     """
-    names = [each.upper().removeprefix("CAP_") for each in re.split(r"[\s,]+", text.strip())]
-    if names == ["NONE"]:
+    names = {each.removeprefix("CAP_") for each in text.upper().replace(",", " ").split()}
+    if names == {"NONE"}:
         return ()
-    if unknown := [each for each in names if each not in CAPABILITIES]:
-        raise InvalidSpec(
-            f"{unknown[0][:80]!r} is none that a container has: name those to keep of {', '.join(CAPABILITIES)}, or "
-            "write none"
-        )
-    return tuple(sorted(set(names)))
+    if not names or not names <= set(CAPABILITIES):
+        raise InvalidSpec(f"{text[:80]!r}: name those to keep of {', '.join(CAPABILITIES)}, or write none")
+    return tuple(sorted(names))

@@ -102,28 +102,21 @@ class Functions:
         self._host.layers.keep({each.preload for name, each in self.specs.items() if name not in self._forgotten})
         while len(self._forgotten) > _FORGOTTEN_KEPT:
             self.specs.pop(self._forgotten.popleft(), None)
-        self.clear_if_gone(function)
+        self.unmount_if_gone(function)
 
     def names(self) -> set[str]:
         """Return ``name.namespace`` of all that are deployed, or have workers yet; and of those that share a GPU."""
-        return {SHARERS, *(f"{each.name}.{each.namespace}" for each in self._alive())}
-
-    def _alive(self) -> list[WorkerSpec]:
         defined = (each for name, each in self.specs.items() if name not in self._forgotten)
-        return [*defined, *(each.spec for each in self._host.living())]
+        alive = (*defined, *(each.spec for each in self._host.living()))
+        return {SHARERS, *(f"{each.name}.{each.namespace}" for each in alive)}
 
-    def clear_if_gone(self, function: FunctionId) -> None:
-        """
-        Remove the secrets of a forgotten function without workers, and what containers had in its namespace if that has
-        no others; a call that drains has them again.
-        """
-        living, secrets, containers = self._host.living(), self._host.settings.secrets, self._host.containers
-        if function not in self._forgotten or any(each.spec.function == function for each in living):
+    def unmount_if_gone(self, function: FunctionId) -> None:
+        """Remove the secrets of a forgotten function without workers; a call that drains has them mounted again."""
+        secrets = self._host.settings.secrets
+        if secrets is None or function not in self._forgotten:
             return
-        if secrets is not None:
+        if all(each.spec.function != function for each in self._host.living()):
             secrets.unmount(function)
-        if containers is not None:
-            containers.keep({each.namespace for each in self._alive()})
 
     def devices(self) -> list[Device]:
         return [each.source.device for each in self._devices.values()]

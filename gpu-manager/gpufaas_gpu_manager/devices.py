@@ -37,7 +37,6 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Bytes, Device, DeviceId, Need, NodeId
 from gpufaas_core.units import MiB, format_bytes, parse_bytes
 from gpufaas_gpu_manager.emulation import Costs, Emulation
-from gpufaas_gpu_manager.isolation import landlock
 from gpufaas_gpu_manager.isolation.levels import Level
 from gpufaas_gpu_manager.machine_memory import available_memory
 from gpufaas_gpu_manager.mps import Mps
@@ -203,16 +202,17 @@ class CudaDevice:
         self._nvml = nvml
         self._index = index
         device = DeviceId(f"{node}/cuda:{index}")
-        apart, off = isolation != "none" and os.geteuid() == 0, "it is switched off"
-        if mps and apart and isolation == "strict":
-            mps, off = False, "strict isolation gives each function a uid, and a daemon serves one at a time"
-        self._mps, why = _started(self.uuid) if mps else (None, off)
+        uids = isolation != "none" and os.geteuid() == 0
+        if mps and uids and isolation == "strict":
+            self._mps, why = None, "strict isolation gives each function a uid, and a daemon serves one at a time"
+        else:
+            self._mps, why = _started(self.uuid) if mps else (None, "it is switched off")
         self.note = "" if self._mps else f"{device}: its workers take turns: no MPS: {why}"
-        if self._mps and apart:
+        if self._mps and uids:
             self.note = f"{device}: functions that share it have one uid together, since MPS serves one at a time"
         self.mps = str(self._mps.home) if self._mps else ""
-        # The driver's threads are there before Landlock is: it holds them from ABI 8 on.
-        self.contexts = self._mps is None and (isolation != "strict" or landlock.abi() >= 8)
+        # A context has threads, which Landlock does not hold if they are there before it (below ABI 8).
+        self.contexts = self._mps is None and isolation != "strict"
         sharing = {COMPUTE: MPS if self._mps else TIME_SLICING}
         every = {**(labels or {}), **_labels(node, device, "cuda"), PRODUCT: label_value(name), **sharing}
         spare = _CUDA_SPARE + self.contexts * standby * _STANDBY_CONTEXT

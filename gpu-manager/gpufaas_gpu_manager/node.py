@@ -97,7 +97,7 @@ class Node:
         self.grants = Grants(self._devices, self.functions.specs, self.host)
         self.host.over = self.grants.over
         self.host.on_loaded = self.staging.loaded
-        self.host.on_gone = lambda worker: self.functions.clear_if_gone(worker.spec.function)
+        self.host.on_gone = lambda worker: self.functions.unmount_if_gone(worker.spec.function)
 
     # --- life ---
 

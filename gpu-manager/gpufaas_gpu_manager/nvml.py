@@ -6,7 +6,6 @@ list of all. MIG by NVIDIA's documentation and tested with a stand-in; not run o
 """
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 from glob import glob
 from pathlib import Path
@@ -17,7 +16,6 @@ from gpufaas_core.model import Bytes
 
 _SPLIT: Final = 1  # NVML_DEVICE_MIG_ENABLE
 _CAPS: Final = Path("/proc/driver/nvidia/capabilities")
-_MINOR: Final = re.compile(r"DeviceFileMinor: (\d+)")
 
 
 class Nvml:
@@ -59,7 +57,7 @@ class Nvml:
             if handle is not gpu:
                 part = _CAPS / f"gpu{number}/mig/gi{nvml.nvmlDeviceGetGpuInstanceId(handle)}"
                 files = part / "access", part / f"ci{nvml.nvmlDeviceGetComputeInstanceId(handle)}" / "access"
-                own += [f"/dev/nvidia-caps/nvidia-cap{_MINOR.findall(each.read_text())[0]}" for each in files]
+                own += [f"/dev/nvidia-caps/nvidia-cap{each.read_text().split()[1]}" for each in files]
         except (nvml.NVMLError, OSError, LookupError):
             own = [*glob("/dev/nvidia[0-9]*"), *glob("/dev/nvidia-caps/*"), "/dev/dxg"]
         return [*own, "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]

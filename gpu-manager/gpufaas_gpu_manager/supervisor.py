@@ -1,7 +1,7 @@
 """The workers of a node that have a process or wait for one: how each runs, which ended, what they use."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
@@ -42,10 +42,6 @@ class ContainerEngine(Protocol):
         ...
 
     async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]: ...
-
-    def keep(self, namespaces: Collection[str]) -> None:
-        """Functions, or workers of them, are in *namespaces* only."""
-        ...
 
     def running(self, worker: Worker, recipes: Recipes) -> Running: ...
 

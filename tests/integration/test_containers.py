@@ -270,12 +270,7 @@ def test_functions_of_one_namespace_reach_each_other_and_all_reach_the_gateway_b
 
     assert said == ["200 hi", "200 hi"]
     assert refused == ["not reached"]
-    docker.http.request(
-        "DELETE", "/system/functions", params={"namespace": "blue"}, json={"functionName": "stranger"}
-    ).raise_for_status()
-    until(lambda: "blue" not in docker.networks(), "the network of the empty namespace is gone")
-    assert "red" in docker.networks()
-    assert docker.call("caller.red", "/echo", content=b"on").content == b"on"
+    assert {"red", "blue"} <= docker.networks().keys()
 
 
 def test_a_network_that_was_pruned_is_there_again_for_the_next_start(docker: Docker) -> None:
@@ -302,7 +297,7 @@ def test_a_function_keeps_only_the_capabilities_that_it_names(docker: Docker) ->
     assert effective("bare") == 0
     assert effective("few") == 1 << 0 | 1 << 5  # CAP_CHOWN, CAP_KILL
     assert wrong.status_code == 400
-    assert "'NET_RAW' is none that a container has: name those to keep of CHOWN," in wrong.text
+    assert "'NET_RAW': name those to keep of CHOWN," in wrong.text
 
 
 def test_with_a_password_containers_meet_the_whole_gateway(test_image: str, make_platform: Callable[..., Any]) -> None:

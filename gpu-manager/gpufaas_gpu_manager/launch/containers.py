@@ -12,7 +12,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -23,7 +23,7 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.origin import GATEWAY_NAMES
 from gpufaas_gpu_manager.launch import docker_images
-from gpufaas_gpu_manager.launch.networks import INSTANCE, Network, Networks, unheard
+from gpufaas_gpu_manager.launch.networks import INSTANCE, Network, Networks, OnNetworks
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.launch.served import Face
 from gpufaas_gpu_manager.launch.upstream import listens, upstream_port
@@ -52,18 +52,14 @@ class Containers:
 
     :param instance: the platform that they belong to; `start` removes those that an earlier run of it left behind
     :param gateway: its URL, empty if it has none; its host is this machine, if it is ``gateway.openfaas``
-    :param on_network: see `Networks`
     """
 
-    def __init__(
-        self, instance: str, gateway: str, on_network: Callable[[str, str], Awaitable[None]] = unheard
-    ) -> None:
+    def __init__(self, instance: str, gateway: str, on_networks: OnNetworks | None = None) -> None:
         self._instance = instance
         self._gateway = gateway
         self._client: Any = None
         self._starting = asyncio.Lock()
-        self.networks = Networks(instance, on_network)
-        self.keep = self.networks.keep
+        self.networks = Networks(instance, on_networks)
         self._running: dict[str, Container] = {}
         """The containers that run, by the engine's id."""
         self._events: Any = None
@@ -84,7 +80,7 @@ class Containers:
         async with self._starting:
             if self._client is None:
                 self._loop = asyncio.get_running_loop()
-                self._client = await asyncio.to_thread(self._open)
+                self._client = self.networks.client = await asyncio.to_thread(self._open)
                 threading.Thread(target=self._hear, name="docker-events", daemon=True).start()
 
     async def close(self) -> None:
@@ -93,7 +89,6 @@ class Containers:
         if self._client is None:
             return
         await asyncio.to_thread(self._remove_all, self._client)
-        await asyncio.to_thread(self.networks.remove_but, ())
         if self._events is not None:
             with contextlib.suppress(Exception):
                 self._events.close()
@@ -110,8 +105,8 @@ class Containers:
             await self.start()
         except InvalidSpec as exc:
             raise InvalidSpec(f"function {spec.name} has only an image ({spec.image}): {exc}") from exc
-        labels = await asyncio.to_thread(docker_images.pull, self._client, spec.image)
-        await self.networks.of(spec.namespace)
+        async with self.networks.joined(spec.namespace):
+            labels = await asyncio.to_thread(docker_images.pull, self._client, spec.image)
         spec = replace(
             spec,
             ready_path=spec.ready_path or labels.get(docker_images.READY_LABEL, ""),
@@ -134,7 +129,6 @@ class Containers:
             client = docker.from_env(timeout=_ENGINE_S)
             client.ping()
             self._remove_all(client)
-            self.networks.open(client)
         except DockerException as exc:
             raise InvalidSpec(f"the Docker engine does not answer ({exc}): start it, or set DOCKER_HOST") from exc
         return client
@@ -146,6 +140,8 @@ class Containers:
         for container in client.containers.list(all=True, filters={"label": label}, ignore_removed=True):
             with contextlib.suppress(APIError):
                 container.remove(force=True, v=True)
+        with contextlib.suppress(APIError):  # one is being made
+            client.networks.prune({"label": label})
 
     def create(
         self, container: "Container", secrets: str, labels: Mapping[str, str], network: Network
@@ -287,7 +283,6 @@ class Containers:
         self._running.pop(engine_id, None)
         with contextlib.suppress(Exception):
             self._client.api.remove_container(engine_id, force=True, v=True)
-        self.post(self.networks.drop)
 
 
 class Container:
@@ -312,9 +307,9 @@ class Container:
     async def start(self) -> None:
         worker, containers = self.worker, self._containers
         secrets = await asyncio.to_thread(self.recipes.mounted_secrets, worker, for_container=True)
-        network = await containers.networks.of(worker.spec.namespace)
-        creating = asyncio.to_thread(containers.create, self, secrets, worker.spec.labels, network)
-        self._id, address, pid, upstream = await asyncio.shield(asyncio.ensure_future(creating))
+        async with containers.networks.joined(worker.spec.namespace) as network:
+            creating = asyncio.to_thread(containers.create, self, secrets, worker.spec.labels, network)
+            self._id, address, pid, upstream = await asyncio.shield(creating)
         allowance = Allowance(time.monotonic())  # two threads may count at once: an error of one turn's lines
         for stream in STREAMS:
             log_ = ContainerLog(containers, self, self._id, stream, allowance)

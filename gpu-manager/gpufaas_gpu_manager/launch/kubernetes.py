@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,9 +134,6 @@ class Pods:
         except InvalidSpec as exc:
             raise InvalidSpec(f"function {spec.name} has only an image ({spec.image}): {exc}") from exc
         return Manifest(kind="server", template="image"), spec
-
-    def keep(self, namespaces: Collection[str]) -> None:
-        """Do nothing: all pods are in one namespace of Kubernetes, and reach only what its NetworkPolicy lets them."""
 
     def running(self, worker: Worker, recipes: Recipes) -> Running:
         return WorkerPod(worker, recipes, self, pod_manifest.pod_name(worker, self._run))

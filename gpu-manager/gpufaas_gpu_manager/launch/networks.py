@@ -2,11 +2,13 @@
 The functions' networks in the Docker engine: one for each namespace, because the engine lets nothing pass between two.
 
 So containers of one namespace reach each other, the gateway on this machine's address in their network, and the
-outside. Each platform has its own. A network goes with the last function of its namespace.
+outside. Each platform has its own, and removes them when it stops.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from gpufaas_core.errors import InvalidSpec
@@ -15,8 +17,9 @@ from gpufaas_gpu_manager.launch.docker_images import explanation
 INSTANCE: Final = "gpufaas.instance"
 """The label of what belongs to a platform."""
 _NAMESPACE: Final = "gpufaas.namespace"
-_SHARED: Final = "gpufaas"
-"""The one network of all namespaces and platforms that older releases made."""
+
+OnNetworks = Callable[[Mapping[str, str]], Awaitable[None]]
+"""Called with the networks that are there: the subnet of each by this machine's address in it."""
 
 
 class Network(NamedTuple):
@@ -26,103 +29,65 @@ class Network(NamedTuple):
     subnet: str
 
 
-async def unheard(address: str, subnet: str) -> None:
-    """Nobody listens in the networks: containers reach the gateway by an address of its own."""
-
-
 class Networks:
     """
     :param instance: the platform that they belong to
-    :param on_network: called with this machine's address in a network that is there, and its subnet; empty: it is gone
     """
 
-    def __init__(self, instance: str, on_network: Callable[[str, str], Awaitable[None]]) -> None:
+    client: Any
+    """The engine."""
+
+    def __init__(self, instance: str, on_networks: OnNetworks | None) -> None:
         self._instance = instance
-        self._on_network = on_network
-        self._client: Any = None
-        self._made: set[str] = set()
-        self._needed: set[str] = set()
-        """Namespaces."""
+        self._on_networks = on_networks
         self._changing = asyncio.Lock()
-        self._dropping: asyncio.Task[None] | None = None
+        self._joining: Counter[str] = Counter()
+        """Containers that are not in the network of their namespace yet."""
 
-    def open(self, client: Any) -> None:
-        """Remove what an earlier run left, and the shared one if no older platform uses it. Blocks."""
-        self._client = client
-        self.remove_but(())
-        for each in client.networks.list(names=[_SHARED]):
-            if each.name == _SHARED and not each.attrs["Labels"]:
-                _remove(each)
-
-    async def of(self, namespace: str) -> Network:
+    @contextlib.asynccontextmanager
+    async def joined(self, namespace: str) -> AsyncIterator[Network]:
         """
-        Return the network of *namespace*. It is made if need be: ``docker network prune`` may have removed it.
+        Give the network of *namespace*, made if need be, which is not removed meanwhile.
 
         :raises InvalidSpec: the engine makes no more
         """
-        self._needed.add(namespace)
-        async with self._changing:
-            self._made.add(namespace)
-            network = await asyncio.to_thread(self._there_or_made, namespace)
-            await self._on_network(network.host, network.subnet)
-        return network
-
-    def keep(self, namespaces: Collection[str]) -> None:
-        """Functions, or workers of them, are in *namespaces* only."""
-        self._needed = set(namespaces)
-        self.drop()
-
-    def drop(self) -> None:
-        """Remove networks that nobody needs. One with a container that is ending stays until this is asked again."""
-        if self._made - self._needed and (self._dropping is None or self._dropping.done()):
-            self._dropping = asyncio.get_running_loop().create_task(self._drop())
-
-    async def _drop(self) -> None:
-        async with self._changing:
-            for namespace, host in await asyncio.to_thread(self.remove_but, self._needed):
-                self._made.discard(namespace)
-                await self._on_network(host, "")
-
-    # --- in threads ---
-
-    def _there_or_made(self, namespace: str) -> Network:
-        from docker.errors import DockerException
-
-        labels = {INSTANCE: self._instance, _NAMESPACE: namespace}
+        self._joining[namespace] += 1
         try:
-            found = self._client.networks.list(filters={"label": [f"{key}={value}" for key, value in labels.items()]})
-            network = found[0] if found else self._client.networks.create(
-                f"gpufaas-{namespace}-{self._instance[:8]}", driver="bridge", labels=labels
-            )  # fmt: skip
-            network.reload()
-            return _described(network)
+            yield (await asyncio.shield(self._with(namespace)))[namespace]
+        finally:
+            self._joining[namespace] -= 1
+
+    async def _with(self, namespace: str) -> dict[str, Network]:
+        async with self._changing:
+            there = await asyncio.to_thread(self._there, namespace)
+            if self._on_networks is not None:
+                await self._on_networks({each.host: each.subnet for each in there.values()})
+            return there
+
+    def _there(self, namespace: str) -> dict[str, Network]:
+        """Return the networks by namespace, with that of *namespace*: somebody may have pruned it. Blocks."""
+        from docker.errors import APIError, DockerException
+
+        try:
+            found = self.client.networks.list(filters={"label": f"{INSTANCE}={self._instance}"})
+            there = {each.attrs["Labels"][_NAMESPACE]: each for each in found}
+            if namespace not in there:
+                try:
+                    there[namespace] = self._make(namespace)
+                except APIError:  # it has about 30 ranges of addresses: return those that are not in use
+                    for other in [each for each in there if not self._joining[each]]:
+                        with contextlib.suppress(APIError):  # it has containers
+                            there[other].remove()
+                            del there[other]
+                    there[namespace] = self._make(namespace)
+            of = {key: (each.id, each.attrs["IPAM"]["Config"][0]) for key, each in there.items()}
+            return {key: Network(id_, config["Gateway"], config["Subnet"]) for key, (id_, config) in of.items()}
         except (DockerException, OSError, LookupError) as exc:
-            reason = explanation(exc)
-            if "address pool" in reason:
-                reason += (
-                    ": remove networks that nobody uses (docker network prune), or give the engine more and smaller "
-                    "pools (default-address-pools in its daemon.json)"
-                )
-            raise InvalidSpec(f"the Docker engine makes no network for namespace {namespace}: {reason}") from exc
+            raise InvalidSpec(
+                f"the Docker engine makes no network for namespace {namespace}: {explanation(exc)}: if it has no more "
+                "addresses, set default-address-pools in its daemon.json"
+            ) from exc
 
-    def remove_but(self, namespaces: Collection[str]) -> list[tuple[str, str]]:
-        """Remove the networks of others than *namespaces*; return namespace and this machine's address of each."""
-        found = self._client.networks.list(filters={"label": f"{INSTANCE}={self._instance}"})
-        others = [each for each in found if each.attrs["Labels"].get(_NAMESPACE) not in namespaces]
-        return [(each.attrs["Labels"].get(_NAMESPACE), _described(each).host) for each in others if _remove(each)]
-
-
-def _described(network: Any) -> Network:
-    addresses = network.attrs["IPAM"]["Config"][0]
-    return Network(network.id, addresses["Gateway"], addresses["Subnet"])
-
-
-def _remove(network: Any) -> bool:
-    """Remove *network*; False: it has containers, or somebody else removed it."""
-    from docker.errors import APIError
-
-    try:
-        network.remove()
-    except APIError:
-        return False
-    return True
+    def _make(self, namespace: str) -> Any:
+        labels = {INSTANCE: self._instance, _NAMESPACE: namespace}
+        return self.client.networks.create(f"gpufaas-{namespace}-{self._instance}", driver="bridge", labels=labels)

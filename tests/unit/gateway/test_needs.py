@@ -122,9 +122,9 @@ async def test_the_scheduler_and_the_node_are_told_what_a_function_needs(
         (
             "image",
             {"capabilities": "KILL, SYS_ADMIN"},
-            "gpufaas.capabilities: 'SYS_ADMIN' is none that a container has",
+            "gpufaas.capabilities: 'KILL, SYS_ADMIN': name those to keep of",
         ),
-        ("image", {"capabilities": ""}, "gpufaas.capabilities: '' is none that a container has: .* or write none"),
+        ("image", {"capabilities": ""}, "gpufaas.capabilities: '': name those to keep of .* or write none"),
         ("http", {"capabilities": "none"}, "gpufaas.capabilities: is for images: processes have none"),
         ("http", {"connect": "0"}, "gpufaas.connect: '0' is neither a port from 1 to 65535 nor a range: write for"),
         ("http", {"connect": "80,65536"}, "gpufaas.connect: '65536' is neither a port"),

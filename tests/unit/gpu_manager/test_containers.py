@@ -83,7 +83,7 @@ def engine() -> Engine:
 def containers(engine: Engine) -> Containers:
     containers = Containers("instance", "http://gateway.openfaas:8080")
     containers._client = engine
-    containers.networks._there_or_made = lambda _: NETWORK  # type: ignore[method-assign]
+    containers.networks._there = lambda namespace: {namespace: NETWORK}  # type: ignore[method-assign]
     return containers
 
 
