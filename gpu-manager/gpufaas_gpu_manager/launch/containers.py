@@ -88,7 +88,8 @@ class Containers:
         self.closing = True
         if self._client is None:
             return
-        await asyncio.to_thread(self._remove_all, self._client)
+        with contextlib.suppress(Exception):  # the engine has gone: the next run removes them
+            await asyncio.to_thread(self._remove_all, self._client)
         if self._events is not None:
             with contextlib.suppress(Exception):
                 self._events.close()
@@ -129,7 +130,7 @@ class Containers:
             client = docker.from_env(timeout=_ENGINE_S)
             client.ping()
             self._remove_all(client)
-        except DockerException as exc:
+        except (DockerException, OSError) as exc:
             raise InvalidSpec(f"the Docker engine does not answer ({exc}): start it, or set DOCKER_HOST") from exc
         return client
 
@@ -178,7 +179,7 @@ class Containers:
         try:
             made = self._client.containers.create(
                 spec.image,
-                name=f"{spec.name}.{spec.namespace}-{self._instance[:8]}-{worker.number}",
+                name=f"{spec.name}.{spec.namespace}-{self._instance}-{worker.number}",
                 environment=env,
                 labels={**labels, INSTANCE: self._instance, _WORKER: str(worker.number)},
                 network=network.id,
@@ -203,7 +204,7 @@ class Containers:
         except (DockerException, OSError) as exc:
             if made is not None:
                 self._running.pop(made.id, None)
-                with contextlib.suppress(DockerException):
+                with contextlib.suppress(DockerException, OSError):
                     made.remove(force=True, v=True)
             reason = docker_images.explanation(exc)
             if "could not select device driver" in reason:

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import docker
 import pytest
+import requests
 from docker.errors import APIError, ImageNotFound
 from msgspec.structs import replace
 
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import GpufaasError
+from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Device, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gpu_manager.devices import CpuDevice
@@ -34,7 +36,7 @@ class Engine:
         self.asked: dict[str, Any] = {}
         self.fails_with: Exception | None = None
         self.labels: dict[str, str] | None = {}
-        self.here = True
+        self.here, self.closed = True, False
         self.pulled: list[str] = []
         self.containers = self.images = self
 
@@ -54,6 +56,9 @@ class Engine:
     def pull(self, image: str, tag: str | None = None) -> Any:
         self.pulled.append(f"{image}:{tag}" if tag else image)
         return SimpleNamespace(labels=self.labels)
+
+    def close(self) -> None:
+        self.closed = True
 
     def reload(self) -> None: ...
     def remove(self, **_: Any) -> None: ...
@@ -154,6 +159,38 @@ def test_an_engine_that_cannot_give_gpus_is_told_what_it_lacks(containers: Conta
         GpufaasError, match=r"could not select device driver .*: give the engine NVIDIA's Container Tool"
     ):
         create(containers, Gpu())
+
+
+async def test_a_platform_stops_also_if_the_engine_has_gone(containers: Containers, engine: Engine) -> None:
+    def gone(**_: Any) -> None:
+        raise ConnectionError("no such file: docker.sock")
+
+    engine.list = gone  # type: ignore[attr-defined]
+
+    await containers.close()
+
+    assert engine.closed
+
+
+async def test_an_engine_that_does_not_answer_in_time_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(**_: Any) -> None:
+        raise requests.ReadTimeout("Read timed out")
+
+    monkeypatch.setattr(docker, "from_env", hangs)
+
+    with pytest.raises(InvalidSpec, match=r"the Docker engine does not answer \(Read timed out\): start it"):
+        await Containers("instance", "").start()
+
+
+def test_containers_of_nodes_on_one_machine_have_different_names(engine: Engine) -> None:
+    names = set()
+    for node in ("node-gpu-1", "node-gpu-2"):
+        containers = Containers(node, "http://gateway.openfaas:8080")
+        containers._client = engine
+        create(containers, Gpu())
+        names.add(engine.asked["name"])
+
+    assert len(names) == 2
 
 
 @pytest.mark.parametrize("here", [True, False])
