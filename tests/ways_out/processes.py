@@ -48,6 +48,16 @@ def variables_in_its_own_process(_: Facts) -> str:
     return content("/proc/self/environ") + found
 
 
+@way_out("finds another function's variables in its own process, as what started both left them", "variable")
+def variables_left_in_its_own_process(_: Facts) -> str:
+    return " ".join(text.decode() for *_, text in memory_of(os.getpid(), rb"VAR-[0-9a-f]{32}"))
+
+
+@way_out("finds the token of another function in its own process, as what started both left it", "url")
+def token_left_in_its_own_process(_: Facts) -> str:
+    return " ".join(text.decode() for *_, text in memory_of(os.getpid(), rb"http://[\w.:]+/from/[\w-]{40,}"))
+
+
 @way_out("reads where the platform's memory lies", "map")
 def map_of_the_platform(facts: Facts) -> str:
     return content(f"/proc/{facts['serve']}/maps")
