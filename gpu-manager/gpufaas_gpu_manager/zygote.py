@@ -13,6 +13,7 @@ workers' parent and reaps them. It also inherits what they leave behind, daemons
 zygote ends when its socket closes, and no worker outlives it (PR_SET_PDEATHSIG).
 """
 
+import array
 import contextlib
 import gc
 import importlib
@@ -160,8 +161,32 @@ FromZygote = ZygoteReady | Forked | Exited | SpawnFailed | Pong
 Fork = Spawn | Exec | Prepare | Layer
 _NAMES: Final[dict[type, str]] = {Prepare: "standby", Layer: "layer"}
 ToZygote = Fork | Ping | KillWithManager
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """Of `Confine`, what the fork server must know."""
+
+    walls: Walls = Walls()
+
+
+class _Start(msgspec.Struct, frozen=True):
+    """Of `Spawn` and `Exec`. Its variables the child reads: all later children inherit what this process has read."""
+
+    worker: int
+    confine: _Held = _Held()
+
+
+class _Spawn(_Start, frozen=True, tag="Spawn"):
+    """See `_Start`."""
+
+
+class _Exec(_Start, frozen=True, tag="Exec"):
+    """See `_Start`."""
+
+
 TAKEN: Final = b"taken"
-_decode: Final = msgspec.msgpack.Decoder(ToZygote).decode
+_decode: Final = msgspec.msgpack.Decoder(_Spawn | _Exec | Prepare | Layer | Ping | KillWithManager).decode
+_decode_whole: Final[Callable[[bytes | memoryview], Fork]] = msgspec.msgpack.Decoder(Fork).decode
 _ALONE: Final = "alone"
 
 
@@ -212,12 +237,14 @@ class _ForkServer:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
+        self._message = bytearray(MAX_MESSAGE)
+        """The last one, while it is looked at."""
         with open("/proc/self/comm") as comm:
             self._name = comm.read().strip()
         self._reaper = Reaper()
         self._guarded: list[int] = []
         self._before_children: Iterator[None] = iter(())
-        self._held: list[tuple[Prepare, list[int]]] = []
+        self._held: list[tuple[Prepare, list[int], bytes]] = []
         """Asked for, and forked when `_before_children` is at its end."""
         signal.signal(signal.SIGTERM, lambda *_: self._end())
         self._wake_read, self._wake_write = os.pipe()
@@ -274,25 +301,30 @@ class _ForkServer:
             self.say(Exited(worker, status))
 
     def _receive(self) -> None:
-        try:
-            data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, _MAX_FDS)
-        except ConnectionError:
-            data, fds = b"", []
-        if not data:
+        size, fds = 0, array.array("i")
+        with contextlib.suppress(ConnectionError):
+            room = socket.CMSG_LEN(_MAX_FDS * fds.itemsize)
+            size, attached, _, _ = self._control.recvmsg_into([self._message], room)
+            for *_, data in attached:
+                fds.frombytes(data)
+        if not size:
             self._end()
-        asked: ToZygote = _decode(data)
+        message = memoryview(self._message)[:size]
+        asked = _decode(message)
         match asked:
             case Ping():
                 self.say(Pong())
             case KillWithManager():
                 self._guarded = asked.pids
             case Prepare():
-                self._held.append((asked, fds))  # until there is nothing else to do
-            case Spawn() | Exec() | Layer():
+                self._held.append((asked, list(fds), bytes(message)))  # until there is nothing else to do
+            case _Spawn() | _Exec() | Layer():
                 self._before_children = iter(())
-                self._fork(asked, fds)
+                self._fork(asked, list(fds), message)
+        message[:] = bytes(size)
 
-    def _fork(self, spawn: Fork, fds: list[int]) -> None:
+    def _fork(self, spawn: _Start | Prepare | Layer, fds: list[int], message: bytes | memoryview) -> None:
+        """:param message: what is asked for, as it came"""
         born = _NAMES.get(type(spawn))
         if born is not None:  # before the fork: else it would be taken for a worker until it has named itself
             name_process(born)
@@ -304,7 +336,7 @@ class _ForkServer:
             self.say(SpawnFailed(spawn.worker, str(exc)))
             pid = -1
         if pid == 0:
-            _end_with(lambda: self._become_worker(spawn, fds))
+            _end_with(lambda: self._become_worker(_decode_whole(message), fds))
         if born is not None:
             name_process(self._name)
         for each in fds:
@@ -347,7 +379,7 @@ class _ForkServer:
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         self._control.close()
-        for fd in (self._wake_read, self._wake_write, *(each for _, fds in self._held for each in fds)):
+        for fd in (self._wake_read, self._wake_write, *(each for _, fds, _ in self._held for each in fds)):
             os.close(fd)
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDONLY)

@@ -19,7 +19,7 @@ import tempfile
 import textwrap
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.integration.conftest import HTTP, TORCH, Platform, lives
 from tests.integration.test_servers import DOCKERFILE, INDEX
 from tests.waiting import until
 from tests.ways_out.every import WAYS, Way
+from tests.ways_out.ways import memory_of
 
 from gpufaas_cli.bundles import BuildRequest, build
 
@@ -482,3 +483,18 @@ def test_as_an_ordinary_user_only_command_lines_and_lists_of_descriptors_are_see
     found = tried(home, "best", form, user=USER if os.geteuid() == 0 else os.geteuid())
 
     assert set(found) <= {name for name, way in WAYS.items() if way.seen_by_user}, found
+
+
+@AS_ROOT
+def test_what_starts_workers_keeps_nothing_of_one_that_the_next_would_inherit(
+    make_platform: Callable[..., Platform],
+) -> None:
+    """A worker is a fork of it: whatever its memory holds of others, a function could read in its own."""
+    platform = make_platform("--device", "cpu:0=400MiB", "--standby", "0").start()
+    env = {f"MANY_{number}": canary("ENV") for number in range(20)}
+    path = platform.deploy("keeper", "def handle(event, context):\n    return 'done'\n", HTTP, env=env)
+    assert platform.call(path).status_code == 200
+    pattern = rb"ENV-[0-9a-f]{32}"
+
+    assert list(memory_of(platform.workers()[0].pid, pattern)), "it is there to be found"
+    assert not list(memory_of(platform.zygote().pid, pattern))
