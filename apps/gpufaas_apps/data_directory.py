@@ -75,13 +75,9 @@ def login_offered(options: FrontOptions, credentials: Credentials | None) -> con
 def tell_login(options: FrontOptions, credentials: Credentials | None) -> None:
     """Print where the password is and how faas-cli logs in with it, or that none is asked for."""
     if credentials is None:
-        where = f"{options.host}:{options.port}"
-        print(
-            f"! anyone who reaches {where}, functions too, can deploy code: --auth is off", file=sys.stderr, flush=True
-        )
+        said = f"! anyone who reaches {options.host}:{options.port}, functions too, can deploy code: --auth is off"
+        print(said, file=sys.stderr, flush=True)
         return
-    file = shlex.quote(str(auth_dir_of(options) / PASSWORD_FILE))
-    print(f"✓ auth       user {credentials.user}, password in {file}: gpufaas finds it; for faas-cli:", flush=True)
-    print(
-        f"             cat {file} | faas-cli login -u {credentials.user} --password-stdin -g {options.url}", flush=True
-    )
+    user, file = credentials.user, shlex.quote(str(auth_dir_of(options) / PASSWORD_FILE))
+    print(f"✓ auth       user {user}, password in {file}: gpufaas finds it; for faas-cli:")
+    print(f"             cat {file} | faas-cli login -u {user} --password-stdin -g {options.url}", flush=True)

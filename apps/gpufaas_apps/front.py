@@ -7,7 +7,7 @@ The gateway of a serving process: HTTP, the invocation path, the management API,
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -51,6 +51,7 @@ from gpufaas_gateway.ports import (
 )
 from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
 from gpufaas_gateway.websocket_calls import WebSocketCalls
+from gpufaas_gpu_manager.isolation.ids import worker_uids
 
 
 class PlacingScheduler(Scheduler, PlacementPort, Protocol):
@@ -63,7 +64,7 @@ class Parts:
 
     credentials: Credentials | None
     """What management routes ask for; None: nothing."""
-    worker_uids: range = range(0)
+    worker_uids: range = field(default_factory=worker_uids)
     """Of processes that may use public routes only, and no metrics."""
     spool: Path
     """The directory for large bodies of running calls."""

@@ -44,13 +44,10 @@ from gpufaas_core.model import Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
 from gpufaas_gateway.ports import SecretStore
-from gpufaas_gpu_manager.isolation.ids import worker_uids
 
 log = logging.getLogger("gateway")
 
 _COUNT_EVERY_S: Final[Seconds] = 1.0
-_WORKER_UIDS: Final = worker_uids()
-"""Of workers of a node on this machine."""
 
 
 def run(options: GatewayOptions) -> None:
@@ -86,7 +83,7 @@ class GatewayApp:
         self._scheduler = RemoteScheduler(me, on_view=self._on_view)
         self._nodes = RemoteNodes(me, self._scheduler.unreachable, self._scheduler.kept)
         self._nodes.watchers.add(lambda: self._scheduler.unlinked(self._nodes.unlinked()))
-        self._status = Status(ready=lambda: "waits for etcd", worker_uids=_WORKER_UIDS)
+        self._status = Status(ready=lambda: "waits for etcd")
         self._opens = False
         """The port for calls is about to open: from now on the server reacts to signals."""
 
@@ -145,7 +142,6 @@ class GatewayApp:
         workers, logs = RemoteWorkers(self._nodes), RemoteLogs(self._nodes)
         return Parts(
             credentials=self._credentials,
-            worker_uids=_WORKER_UIDS,
             spool=self._spool,
             store=store,
             artifacts=GatewayArtifacts(self._artifacts, self._weights, asyncio.get_running_loop()),

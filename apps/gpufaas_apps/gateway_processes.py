@@ -29,7 +29,6 @@ from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.watchdog import OVERDUE_S, notify
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.model import Seconds
-from gpufaas_gpu_manager.isolation.ids import worker_uids
 
 log = logging.getLogger("gateway")
 
@@ -127,7 +126,7 @@ class GatewayProcesses:
         """
         self._stop = asked_to_stop()
         cluster, front = self._options.cluster, self._options.front
-        status = Status(self._why_not_ready, self._metrics, worker_uids=worker_uids())
+        status = Status(self._why_not_ready, self._metrics)
         async with status_served(status, front.host, cluster.status_port) as port:
             if (last := port + self._options.workers) > _LAST_PORT:
                 raise GpufaasError(

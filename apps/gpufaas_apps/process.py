@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from gpufaas_apps.resources import hide_memory, keep_private, raise_descriptors
+from gpufaas_apps.resources import keep_private, raise_descriptors
 from gpufaas_apps.watchdog import watched
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Seconds
+from gpufaas_gpu_manager.confine import dumpable
 from gpufaas_gpu_manager.huge_pages import collapse_own
 
 
@@ -21,10 +22,10 @@ def prepare_process(level: int = logging.INFO, *, isolated: bool = True) -> None
     """
     Log to stderr, and raise the limit of open files.
 
-    :param isolated: keep other processes of this user, functions among them, out of this one's memory
+    :param isolated: keep functions of this user out of its memory, environment and descriptors
     """
     if isolated:
-        hide_memory()
+        dumpable(False)
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # uvicorn logs half answers and lost connections as errors; the gateway reports them itself.
     for noisy in ("httpx", "uvicorn"):

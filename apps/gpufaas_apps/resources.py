@@ -1,14 +1,11 @@
 """What a serving process sets up at its start: its limit of open files, and a private directory."""
 
-import ctypes
 import logging
 import resource
 from pathlib import Path
 from typing import Final
 
 log = logging.getLogger("resources")
-
-_PR_SET_DUMPABLE: Final = 4
 
 _ENOUGH: Final = 65_536
 """Open files, for some thousand functions and connections. Not more: old programs close every possible descriptor."""
@@ -27,14 +24,6 @@ def raise_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     if most < _FEW:
         log.warning("descriptors.few limit=%d: raise the hard limit of open files (ulimit -Hn, LimitNOFILE=)", most)
-
-
-def hide_memory() -> None:
-    """
-    Keep other processes of this user out of this one, its memory, environment and descriptors: they have passwords.
-    What it starts by exec can be seen into again.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def keep_private(directory: Path) -> None:

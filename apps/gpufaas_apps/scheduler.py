@@ -20,7 +20,6 @@ from gpufaas_cluster.connection import Identity, split_address
 from gpufaas_cluster.scheduler_metrics import scheduler_metrics
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.errors import StorageAway
-from gpufaas_gpu_manager.isolation.ids import worker_uids
 
 log = logging.getLogger("scheduler")
 
@@ -41,10 +40,7 @@ class SchedulerApp:
     def __init__(self, options: SchedulerOptions, me: Identity) -> None:
         self._options = options
         self._server = SchedulerServer(me)
-        self._status = Status(
-            ready=lambda: "waits for etcd", metrics=lambda: scheduler_metrics(self._server.leads),
-            worker_uids=worker_uids(),
-        )  # fmt: skip
+        self._status = Status(ready=lambda: "waits for etcd", metrics=lambda: scheduler_metrics(self._server.leads))
         self._address = ""
 
     async def run(self, stop: asyncio.Event) -> None:

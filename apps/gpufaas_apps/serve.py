@@ -139,7 +139,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     )  # fmt: skip
     gone: list[str] = []
     parts = Parts(
-        credentials=credentials, worker_uids=uids.range if uids else worker_uids(), spool=spool, store=stores.functions,
+        credentials=credentials, worker_uids=worker_uids(options.uid_range), spool=spool, store=stores.functions,
         artifacts=stores.artifacts, secrets=stores.secrets, logs=stores.logs, end_logs=stores.logs.end_followers,
         scheduler=scheduler, node=node.grants, here=True, workers=node.functions, usage_of=node.host.usage_of,
         origins=origins,

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import uvicorn
 
 from gpufaas_apps.process import listen
 from gpufaas_core.peers import may_be_of
+from gpufaas_gpu_manager.isolation.ids import worker_uids
 
 _T = TypeVar("_T")
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -23,7 +24,7 @@ class Status:
     metrics: Callable[[], bytes | Awaitable[bytes]] = lambda: b""
     more: App | None = None
     """Serves all other paths."""
-    worker_uids: range = range(0)
+    worker_uids: range = field(default_factory=worker_uids)
     """Of processes that may ask for no metrics."""
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
@@ -76,6 +77,7 @@ async def status_served(status: Status, host: str, port: int) -> AsyncGenerator[
         interface="asgi3",
         http="h11",  # it bounds heads: no password is asked for here
         ws="none",
+        proxy_headers=False,  # else a function says who asks
         lifespan="off",
         access_log=False,
         log_config=None,

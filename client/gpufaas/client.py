@@ -69,8 +69,7 @@ class _Client:
         user = parts.netloc.rpartition("@")[0]
         self.shown = self.gateway.replace(f"{user}@", "", 1) if user else self.gateway
         """The gateway without its password, for people."""
-        self._given = None if user else f"Bearer {token}" if token else _header(auth)
-        self._looks = not user and self._given is None
+        self._given = "" if user else f"Bearer {token}" if token else _header(auth)
         self._at = Gateway(self.gateway, self.shown, deploy_s, hints)
         self._timeout_s = timeout_s
         self._use(
@@ -84,11 +83,8 @@ class _Client:
 
     @property
     def authorization(self) -> str | None:
-        """
-        The value of ``Authorization`` for the management routes: what was given, else the login of a gateway that this
-        user started on this machine. None: there is none, or it is in the URL.
-        """
-        return _header(local_login.find(self.gateway)) if self._looks else self._given
+        """What is sent to the management routes: what was given, or found. None: nothing, or what the URL has."""
+        return _header(local_login.find(self.gateway)) if self._given is None else self._given or None
 
     def _use(self, **options: Any) -> None:
         """Make httpx's client with *options*."""

@@ -7,10 +7,7 @@ from gpufaas_core.errors import InvalidSpec
 
 ANY: Final = "any"
 ETCD: Final = (2379, 2380)
-"""
-The usual ports of etcd, for clients and for its members. No function names them: who reaches an etcd that asks for no
-login changes all of a cluster.
-"""
+"""The usual ports of etcd. No function names them: who reaches an etcd without a login changes all of a cluster."""
 _MOST: Final = 1000  # each is a rule that a new process adds
 
 
@@ -27,13 +24,10 @@ def read_ports(text: str) -> tuple[int, ...] | None:
         named = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", each.strip())
         first, last = (int(named[1]), int(named[2] or named[1])) if named else (0, 0)
         if not 1 <= first <= last <= 65_535:
-            raise InvalidSpec(
-                f"{each.strip()[:80]!r} is neither a port from 1 to 65535 nor a range: write for example "
-                f"5432,8000-8010, or {ANY}"
-            )
+            raise InvalidSpec(f"{each.strip()[:80]!r} is no port or range in 1-65535: write 5432,8000-8010, or {ANY}")
         found.update(range(first, last + 1))
-    for port in found.intersection(ETCD):
-        raise InvalidSpec(f"{text[:80]!r} has port {port}, which is etcd's: leave it out")
+    if not found.isdisjoint(ETCD):
+        raise InvalidSpec(f"{text[:80]!r} has port {ETCD[0]} or {ETCD[1]}, which are etcd's: leave them out")
     if len(found) > _MOST:
         raise InvalidSpec(f"{len(found)} ports are over the limit of {_MOST}: name fewer, or write {ANY}")
     return tuple(sorted(found))

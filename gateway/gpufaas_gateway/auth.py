@@ -13,6 +13,7 @@ import logging
 import os
 import posixpath
 import secrets
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -142,22 +143,20 @@ class Guard:
 
 
 class WithoutWorkers:
-    """
-    Answers 403 to workers of this machine that ask for more than public routes, or for metrics, even with the password;
-    passes all other requests to *app*.
-
-    :param uids: of workers; empty: they cannot be told from others
-    """
+    """Answers 403 to workers, which have *uids*, for metrics and what is not public, even if they have the password."""
 
     def __init__(self, app: ASGIApp, uids: range) -> None:
         self._app = app
         self._uids = uids
+        self._silent_until_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             closed = scope["path"] == "/metrics" or not is_public(scope["method"], scope["path"])
             if closed and may_be_of(self._uids, scope.get("client"), scope.get("server")):
-                log.warning("worker.refused peer=%s path=%.200r", scope.get("client"), scope["path"])
+                if (now_s := time.monotonic()) >= self._silent_until_s:  # it can ask again at once
+                    self._silent_until_s = now_s + 1
+                    log.warning("worker.refused peer=%s path=%.200r", scope.get("client"), scope["path"])
                 await Response(_NOT_FOR_FUNCTIONS, 403, headers_of())(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -113,7 +113,9 @@ def test_a_load_that_cannot_connect_says_so(platform: Platform, ports: tuple[int
 
 
 def test_etcds_port_is_refused(platform: Platform) -> None:
-    with pytest.raises(Refused, match=r"gpufaas.connect: '2379' has port 2379, which is etcd's: leave it out"):
+    with pytest.raises(
+        Refused, match=r"gpufaas.connect: '2379' has port 2379 or 2380, which are etcd's: leave them out"
+    ):
         platform.deploy("reads-etcd", *SOURCES["function"], connect="2379")
 
 

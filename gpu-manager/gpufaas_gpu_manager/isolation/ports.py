@@ -12,7 +12,6 @@ from gpufaas_core.ports import ETCD, read_ports
 from gpufaas_gpu_manager.isolation.levels import PORTS, Walls
 
 _PATIENCE_S: Final = 0.5
-_READ: Final = b'{"key": "AA=="}'
 
 
 def ports_of(connect: str, walls: Walls, gateway: str) -> tuple[int, ...] | None:
@@ -44,8 +43,8 @@ def etcd_here(endpoints: Iterable[str] = ()) -> tuple[int, ...]:
 
     :param endpoints: HOST:PORT, or URLs, of the cluster's etcd; those on other machines are left out
     """
-    named = (f"//127.0.0.1:{ETCD[0]}", *(each if "//" in each else f"//{each}" for each in endpoints))
-    addresses = {(url.hostname or "", url.port or ETCD[0]) for url in map(urlsplit, named)}
+    named = {urlsplit(each if "//" in each else f"//{each}") for each in (f"127.0.0.1:{ETCD[0]}", *endpoints)}
+    addresses = {(url.hostname or "", url.port or ETCD[0]) for url in named}
     return tuple(sorted({port for host, port in addresses if _is_open(host, port)}))
 
 
@@ -59,9 +58,8 @@ def _is_open(host: str, port: int) -> bool:
     ):
         with contextlib.closing(asked), contextlib.suppress(OSError, http.client.HTTPException):
             asked.connect()
-            if asked.sock.getsockname()[0] != asked.sock.getpeername()[0]:
-                return False
-            asked.request("POST", "/v3/kv/range", _READ)
-            if asked.getresponse().status in (200, 404):
-                return True
+            if asked.sock.getsockname()[0] == asked.sock.getpeername()[0]:
+                asked.request("POST", "/v3/kv/range", b'{"key": "AA=="}')
+                if asked.getresponse().status in (200, 404):
+                    return True
     return False

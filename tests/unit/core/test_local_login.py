@@ -39,17 +39,21 @@ def gateway() -> Iterator["subprocess.Popen[bytes]"]:
 
 
 @pytest.mark.usefixtures("gateway")
-@pytest.mark.parametrize("url", [URL, f"{URL}/", "http://localhost:8080", "http://LOCALHOST:8080/some/path"])
-def test_it_is_found_by_each_name_of_this_machine(url: str) -> None:
+@pytest.mark.parametrize("url", [URL, f"{URL}/", f"{URL}/some/path", "HTTP://127.0.0.1:8080"])
+def test_it_is_found_by_the_url_of_the_gateway(url: str) -> None:
     assert local_login.find(url) == ("admin", "secret")
 
 
 @pytest.mark.usefixtures("gateway")
 @pytest.mark.parametrize(
     "url",
-    ["http://127.0.0.1:8081", "http://gateway.example:8080", "https://127.0.0.1:8080", "http://[::1]:8080", "x"],
-)
+    [
+        "http://127.0.0.1:8081", "http://127.0.0.1:port", "http://localhost:8080", "http://gateway.example:8080",
+        "https://127.0.0.1:8080", "http://[::1]:8080", "x",
+    ],
+)  # fmt: skip
 def test_no_other_gateway_gets_it(url: str) -> None:
+    """A function may listen at ::1, which is localhost, too."""
     assert local_login.find(url) is None
 
 
