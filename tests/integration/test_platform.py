@@ -526,7 +526,7 @@ def test_port_0_is_any_that_is_free_and_the_first_line_says_which(make_platform:
     platform.port = 0
     platform.launch()
 
-    said = r"^.*gateway +(http://127.0.0.1:[1-9]\d*)\s"
+    said = r"(?m)^✓ gateway +(http://127.0.0.1:[1-9]\d*)\s"  # before it there are warnings alone
     until(lambda: re.search(said, platform.said()), platform.said)
 
     (url,) = re.findall(said, platform.said())
