@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -59,6 +60,7 @@ class Containers:
         self._gateway = gateway
         self._client: Any = None
         self._starting = asyncio.Lock()
+        self._ours = {"label": f"{INSTANCE}={instance}"}
         self.networks = Networks(instance, on_networks)
         self._running: dict[str, Container] = {}
         """The containers that run, by the engine's id."""
@@ -137,12 +139,11 @@ class Containers:
     def _remove_all(self, client: Any) -> None:
         from docker.errors import APIError
 
-        label = f"{INSTANCE}={self._instance}"
-        for container in client.containers.list(all=True, filters={"label": label}, ignore_removed=True):
+        for container in client.containers.list(all=True, filters=self._ours, ignore_removed=True):
             with contextlib.suppress(APIError):
                 container.remove(force=True, v=True)
         with contextlib.suppress(APIError):  # one is being made
-            client.networks.prune({"label": label})
+            client.networks.prune(self._ours)
 
     def create(
         self, container: "Container", secrets: str, labels: Mapping[str, str], network: Network
@@ -219,7 +220,7 @@ class Containers:
                 self._events = self._client.events(
                     decode=True,
                     since=int(since),
-                    filters={"label": f"{INSTANCE}={self._instance}", "event": ["die", "oom"]},
+                    filters={**self._ours, "event": ["die", "oom"]},
                 )
                 for event in self._events:
                     self._tell(event)
@@ -245,8 +246,7 @@ class Containers:
 
     def _find_dead(self) -> None:
         """Report containers that do not run: their events may have been missed."""
-        label = f"{INSTANCE}={self._instance}"
-        alive = {each.id for each in self._client.containers.list(filters={"label": label})}
+        alive = {each.id for each in self._client.containers.list(filters=self._ours)}
         for each in list(self._running):
             if each not in alive:
                 self._tell({"id": each, "Action": "die"})
@@ -268,22 +268,14 @@ class Containers:
         except Exception:
             return False
 
-    def end(self, engine_id: str, grace_s: Seconds) -> None:
-        with contextlib.suppress(Exception):  # it is gone, which is what was wanted
-            self._client.api.stop(engine_id, timeout=int(grace_s))
-
-    def kill(self, engine_id: str) -> None:
+    def ask(self, request: str, engine_id: str, **options: object) -> None:
+        """Make *request* of the engine's API about a container, unless that is gone already."""
         with contextlib.suppress(Exception):
-            self._client.api.kill(engine_id)
-
-    def limit(self, engine_id: str, memory: Bytes) -> None:
-        with contextlib.suppress(Exception):
-            self._client.api.update_container(engine_id, mem_limit=memory, memswap_limit=memory)
+            getattr(self._client.api, request)(engine_id, **options)
 
     def remove(self, engine_id: str) -> None:
         self._running.pop(engine_id, None)
-        with contextlib.suppress(Exception):
-            self._client.api.remove_container(engine_id, force=True, v=True)
+        self.ask("remove_container", engine_id, force=True, v=True)
 
 
 class Container:
@@ -326,11 +318,11 @@ class Container:
 
     def end(self) -> None:
         if self._id:  # else `Worker.on_started` kills it
-            self._in_thread(self._containers.end, self._id, self.recipes.settings.term_grace_s)
+            self._in_thread(self._containers.ask, "stop", self._id, timeout=int(self.recipes.settings.term_grace_s))
 
     def kill(self) -> None:
         if self._id:
-            self._in_thread(self._containers.kill, self._id)
+            self._in_thread(self._containers.ask, "kill", self._id)
 
     def said_all(self) -> bool:
         return not self._streams and self._face.said_all()
@@ -340,7 +332,8 @@ class Container:
 
     def limit_to(self, memory: Bytes) -> None:
         if self._id and not self.worker.spec.memory_limit and self.worker.device.source.enforced:
-            self._in_thread(self._containers.limit, self._id, memory)
+            limits = {"mem_limit": memory, "memswap_limit": memory}
+            self._in_thread(self._containers.ask, "update_container", self._id, **limits)
 
     def in_use(self) -> Bytes:
         return 0  # its limit follows its reservation, and its use is not measured
@@ -371,9 +364,9 @@ class Container:
             how = f"its container ended with exit status {status}"
         self.worker.on_reaped(how)
 
-    def _in_thread(self, action: Callable[..., None], *arguments: object) -> None:
+    def _in_thread(self, action: Callable[..., None], *arguments: object, **more: object) -> None:
         try:
-            task = asyncio.get_running_loop().run_in_executor(None, action, *arguments)
+            task = asyncio.get_running_loop().run_in_executor(None, partial(action, *arguments, **more))
         except RuntimeError:  # the loop is ending: `Containers.close` removes all
             return
         self._tasks.add(task)

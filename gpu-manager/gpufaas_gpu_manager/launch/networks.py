@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from gpufaas_core.errors import InvalidSpec
@@ -68,18 +69,21 @@ class Networks:
         """Return the networks by namespace, with that of *namespace*: somebody may have pruned it. Blocks."""
         from docker.errors import APIError, DockerException
 
+        labels = {INSTANCE: self._instance, _NAMESPACE: namespace}
+        name = f"gpufaas-{namespace}-{self._instance}"
         try:
             found = self.client.networks.list(filters={"label": f"{INSTANCE}={self._instance}"})
             there = {each.attrs["Labels"][_NAMESPACE]: each for each in found}
             if namespace not in there:
+                make = partial(self.client.networks.create, name, driver="bridge", labels=labels)
                 try:
-                    there[namespace] = self._make(namespace)
+                    there[namespace] = make()
                 except APIError:  # it has about 30 ranges of addresses: return those that are not in use
                     for other in [each for each in there if not self._joining[each]]:
                         with contextlib.suppress(APIError):  # it has containers
                             there[other].remove()
                             del there[other]
-                    there[namespace] = self._make(namespace)
+                    there[namespace] = make()
             of = {key: (each.id, each.attrs["IPAM"]["Config"][0]) for key, each in there.items()}
             return {key: Network(id_, config["Gateway"], config["Subnet"]) for key, (id_, config) in of.items()}
         except (DockerException, OSError, LookupError) as exc:
@@ -87,7 +91,3 @@ class Networks:
                 f"the Docker engine makes no network for namespace {namespace}: {explanation(exc)}: if it has no more "
                 "addresses, set default-address-pools in its daemon.json"
             ) from exc
-
-    def _make(self, namespace: str) -> Any:
-        labels = {INSTANCE: self._instance, _NAMESPACE: namespace}
-        return self.client.networks.create(f"gpufaas-{namespace}-{self._instance}", driver="bridge", labels=labels)
