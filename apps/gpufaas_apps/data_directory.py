@@ -65,19 +65,16 @@ def auth_dir_of(options: FrontOptions) -> Path:
     return options.auth_dir or options.data / "auth"
 
 
-def login_offered(options: FrontOptions, credentials: Credentials | None) -> contextlib.AbstractContextManager[None]:
-    """Offer the login to clients of this user on this machine, until the block ends."""
-    if credentials is None:
-        return contextlib.nullcontext()
-    return local_login.offered(options.url, credentials.user, credentials.password)
-
-
-def tell_login(options: FrontOptions, credentials: Credentials | None) -> None:
-    """Print where the password is and how faas-cli logs in with it, or that none is asked for."""
+@contextlib.contextmanager
+def login_offered(options: FrontOptions, credentials: Credentials | None) -> Iterator[None]:
+    """Say how to log in, or that nobody has to; clients of this user on this machine need not until the block ends."""
     if credentials is None:
         said = f"! anyone who reaches {options.host}:{options.port}, functions too, can deploy code: --auth is off"
         print(said, file=sys.stderr, flush=True)
+        yield
         return
     user, file = credentials.user, shlex.quote(str(auth_dir_of(options) / PASSWORD_FILE))
     print(f"✓ auth       user {user}, password in {file}: gpufaas finds it; for faas-cli:")
     print(f"             cat {file} | faas-cli login -u {user} --password-stdin -g {options.url}", flush=True)
+    with local_login.offered(options.url, user, credentials.password):
+        yield

@@ -21,7 +21,7 @@ from gpufaas_adapters.etcd.functions import EtcdFunctionStore
 from gpufaas_adapters.etcd.secrets import EtcdSecrets, SecretsKey, create_key_file
 from gpufaas_apps.cluster import identity, leader_addresses, opened
 from gpufaas_apps.container_listener import ContainerListener
-from gpufaas_apps.data_directory import credentials_of, login_offered, owned, tell_login
+from gpufaas_apps.data_directory import credentials_of, login_offered, owned
 from gpufaas_apps.feed import EtcdFeed
 from gpufaas_apps.front import Front, Parts
 from gpufaas_apps.options import GatewayOptions
@@ -56,7 +56,7 @@ def run(options: GatewayOptions) -> None:
     with owned(front.data) as spool, listen(front.host, front.port, "--port", shared=shared) as listening:
         credentials = credentials_of(front)
         front = replace(front, port=listening.getsockname()[1])
-        with login_offered(front, None if shared else credentials):
+        with contextlib.nullcontext() if shared else login_offered(front, credentials):
             run_loop(_main(replace(options, front=front), credentials, spool, listening), GRACE_S)
 
 
@@ -223,8 +223,6 @@ class GatewayApp:
     async def _greet(self, front: Front) -> None:
         if await front.server.opened():
             print(f"✓ serves     http://{self._options.front.host}:{self._options.front.port}", flush=True)
-            if not self._options.metrics_of_all:
-                tell_login(self._options.front, self._credentials)
 
 
 def _own_name(options: GatewayOptions) -> str:

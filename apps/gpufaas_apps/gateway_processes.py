@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpufaas_apps.cluster import identity
-from gpufaas_apps.data_directory import auth_dir_of, credentials_of, login_offered, owned, tell_login
+from gpufaas_apps.data_directory import auth_dir_of, credentials_of, login_offered, owned
 from gpufaas_apps.gateway import key_of_secrets
 from gpufaas_apps.metrics_view import asked, joined, with_label
 from gpufaas_apps.options import GatewayOptions
@@ -51,7 +51,6 @@ def run(options: GatewayOptions) -> None:
         credentials = credentials_of(front)
         front = replace(front, port=port, auth_dir=auth_dir_of(front))
         key_of_secrets(options.secrets_key)
-        tell_login(front, credentials)
         processes = GatewayProcesses(replace(options, front=front))
         with login_offered(front, credentials):
             run_loop(processes.run(), GRACE_S + OVERDUE_S)

@@ -19,11 +19,7 @@ from gpufaas_gpu_manager.huge_pages import collapse_own
 
 
 def prepare_process(level: int = logging.INFO, *, isolated: bool = True) -> None:
-    """
-    Log to stderr, and raise the limit of open files.
-
-    :param isolated: keep functions of this user out of its memory, environment and descriptors
-    """
+    """Log to stderr, and raise the limit of open files. *isolated*: keep functions of this user out of its memory."""
     if isolated:
         dumpable(False)
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -21,7 +21,7 @@ from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 from gpufaas_adapters.sqlite.functions import SqliteStore
 from gpufaas_apps.container_listener import ContainerListener
-from gpufaas_apps.data_directory import credentials_of, login_offered, owned, tell_login
+from gpufaas_apps.data_directory import credentials_of, login_offered, owned
 from gpufaas_apps.engines import connect, container_engine, opened_devices
 from gpufaas_apps.front import Front, Parts
 from gpufaas_apps.host_cache import host_budget, host_cache
@@ -149,7 +149,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     )  # fmt: skip
     front = Front(options, parts, listener)
     front.metrics.show(NodeFamilies(node))
-    return ServeApp(options, credentials, stores, journal, scheduler, node, containers, front, gone)
+    return ServeApp(options, stores, journal, scheduler, node, containers, front, gone)
 
 
 class ServeApp:
@@ -160,11 +160,10 @@ class ServeApp:
     """
 
     def __init__(
-        self, options: ServeOptions, credentials: Credentials | None, stores: Stores, journal: Journal | None,
+        self, options: ServeOptions, stores: Stores, journal: Journal | None,
         scheduler: SchedulerService, node: Node, containers: ContainerEngine | None, front: Front, gone: list[str],
     ) -> None:  # fmt: skip
         self._options = options
-        self._credentials = credentials
         self._stores = stores
         self._journal = journal
         self._scheduler = scheduler
@@ -255,7 +254,7 @@ class ServeApp:
         if not await self._front.server.opened():
             return
         await self._node.start()
-        greet(self._options, self._credentials, self._node)
+        greet(self._options, self._node)
         notify("READY=1")
 
 
@@ -278,7 +277,7 @@ def _open_journal(path: Path, header: Header) -> Journal:
         raise StorageFailed(f"--journal {path}: it cannot be written ({exc.strerror})") from exc
 
 
-def greet(options: ServeOptions, credentials: Credentials | None, node: Node) -> None:
+def greet(options: ServeOptions, node: Node) -> None:
     """Print what is served where, and what is wrong with it."""
     lines = [f"gateway    {options.url}      OpenFaaS API; stop with Ctrl-C"]
     form = compiled.said()
@@ -288,7 +287,6 @@ def greet(options: ServeOptions, credentials: Credentials | None, node: Node) ->
     lines.append(f"data       {options.data}")
     for line in lines:
         print(f"✓ {line}", flush=True)
-    tell_login(options, credentials)
     if node.enforcement.why:
         print(f"! {node.enforcement.why}", file=sys.stderr, flush=True)
     print(f"ready in {_age_s():.1f} s (pid {os.getpid()})", flush=True)

@@ -22,27 +22,23 @@ def offered(url: str, user: str, password: str) -> Iterator[None]:
     """Keep the login of the gateway at *url* in a file until the block ends. Log it where there is no place for one."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(_written(_file(url), f"{user}:{password}"))
+            path = _file(url)
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False))
+            stack.callback(_remove, path, file.fileno())
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(f"{user}:{password}")
+            file.flush()
+            os.replace(file.name, path)
         except (OSError, RuntimeError) as exc:  # RuntimeError: this user has no home directory
             log.warning("clients on this machine have to log in: no file can be kept for them (%s)", exc)
         yield
 
 
-@contextlib.contextmanager
-def _written(path: Path, login: str) -> Iterator[None]:
-    path.parent.mkdir(0o700, parents=True, exist_ok=True)
-    made, temporary = tempfile.mkstemp(dir=path.parent)
-    with open(made, "w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(login)
-        file.flush()
-        os.replace(temporary, path)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(made), path.stat()):  # else it is the next gateway's by now
-                    path.unlink()
+def _remove(path: Path, ours: int) -> None:
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(ours), path.stat()):  # else it is the next gateway's by now
+            path.unlink()
 
 
 def find(url: str) -> tuple[str, str] | None:

@@ -28,13 +28,12 @@ def ports_of(connect: str, walls: Walls, gateway: str) -> tuple[int, ...] | None
     for port in walls.etcd:
         if named is None or port in named:
             raise InvalidSpec(
-                f"annotation gpufaas.connect: {connect} reaches the etcd at port {port} of this node's machine, which "
-                "asks for no login: name ports without it"
+                f"annotation gpufaas.connect: {connect} reaches an etcd without a login, at port {port}: name others"
             )
-    if named is None:
-        return None
+    if named is None or not gateway:
+        return named
     url = urlsplit(gateway)
-    return (*named, url.port or (443 if url.scheme == "https" else 80)) if gateway else named
+    return (*named, url.port or (443 if url.scheme == "https" else 80))
 
 
 def etcd_here(endpoints: Iterable[str] = ()) -> tuple[int, ...]:
