@@ -3,6 +3,7 @@ Cold starts on a CPU device by tier and phase: what the platform adds to loading
 
     python benchmarks/coldstart.py [--rounds 5] [--threads 1] [--model NAME]... [--park] [--json [FILE]] [--write]
     python benchmarks/coldstart.py --base TREE [--rounds 9] [--model NAME]... [--json [FILE]]
+    python benchmarks/coldstart.py --isolation none,best [--rounds 20] [--model NAME]...
 
 By hand: a process that has torch imported maps the same safetensors, builds the model on meta, assigns the weights and
 runs the first inference (a fresh fork of that process each time). The platform: one HTTP request for a model that is
@@ -19,6 +20,8 @@ bars are judged at the end; with a missed one it exits with 1.
 --base: starts beside those of another working tree's platform (`_base.py`), none by hand: wall time until the answer,
 its phases, and the processor time of the platform and all its descendants from the request until a second after the
 answer, in which a new standby is made. `--model echo`, a function without a model, is measured only so.
+
+--isolation: starts under two levels, in turn. The second may take 1.10 times as long as the first, by the medians.
 """
 
 import argparse
@@ -65,6 +68,7 @@ SETTLE_S = 1.0
 STARTS: Final = 4
 """Of each platform in a round that compares two."""
 BASE_LIMIT: Final = 1.05
+LEVEL_LIMIT: Final = 1.10
 FILLER: Final = f"""
 import mmap
 
@@ -249,6 +253,33 @@ class Rounds:
         return found
 
 
+def compare_levels(levels: list[str], models: tuple[str, ...], rounds: int, threads: int) -> int:
+    """Start *models* under each of *levels* in turn, and print the medians; return 1 if one misses its bar."""
+    taken: dict[tuple[str, str], list[Row]] = {}
+    with contextlib.ExitStack() as stack:
+        platforms = [
+            stack.enter_context(serve(level, ROOT, ["--isolation", level], models, threads)) for level in levels
+        ]
+        for turn in range(rounds + 1):
+            for model in models:
+                for served in platforms:
+                    row = started(served, model)
+                    if turn:  # the first warms the page cache
+                        taken.setdefault((model, served.name), []).append(row)
+    missed = False
+    for model in models:
+        first, second = ([each["took ms"] for each in taken[model, level]] for level in levels)
+        ratio = statistics.median(second) / statistics.median(first)
+        missed |= ratio > LEVEL_LIMIT
+        for level in levels:
+            rows = taken[model, level]
+            names = ("took ms", "process ms", CPU)
+            told = ", ".join(f"{name} {statistics.median(row[name] for row in rows):.2f}" for name in names)
+            print(f"{model}, {level}: {told}")
+        print(f"{model}: {ratio:.3f} times {levels[0]} (at most {LEVEL_LIMIT})")
+    return int(missed)
+
+
 NOT_PHASES: Final = frozenset(
     ("model", "platform", "case", "tier", "each", "took", "beyond", "ratio", "freed", "by hand", "by hand so", "queue")
 )
@@ -337,10 +368,13 @@ def main() -> int:
     parser.add_argument("--park", action="store_true", help="compare with a platform that parks")
     parser.add_argument("--json", nargs="?", const=True, type=Path, metavar="FILE", help="instead of a table")
     parser.add_argument("--write", action="store_true", help="put the tables into README.md and docs/performance.md")
+    parser.add_argument("--isolation", metavar="LEVEL,LEVEL", help="compare two levels, and only these")
     options = options_of(parser, rounds=5, limit=BASE_LIMIT)
     if options.base and (options.park or options.write):
         parser.error("--base is compared with the platform as it is, and written into no document")
     models = tuple(options.model or MODELS)
+    if options.isolation:
+        return compare_levels(options.isolation.split(","), models, options.rounds, options.threads)
     if options.base or models == (ECHO,):
         pairs = pairs_of(options, STARTS)
         parts = {f"a cold start of {model}": functools.partial(started, model=model) for model in models}

@@ -19,3 +19,13 @@ def test_a_standby_that_is_given_up_in_the_moment_it_is_taken_ends_without_a_wor
 
     with door:
         assert zygote._stand_by(Prepare(1), door) == 0
+
+
+def test_a_worker_that_cannot_be_isolated_does_not_run_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    def refused() -> None:
+        raise OSError(1, "unshare: Operation not permitted")
+
+    assert not zygote._within(refused)
+    said = "gpufaas: a worker ends, since it cannot be isolated: "
+    assert capsys.readouterr().err.startswith(said)
+    assert zygote._within(lambda: None)
