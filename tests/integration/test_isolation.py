@@ -1,6 +1,5 @@
-"""What libraries do goes on working within the walls, in a fork and in a process that executes Python anew."""
+"""What libraries do goes on working within the walls."""
 
-import pytest
 from tests.integration.conftest import HTTP, Platform
 
 DOES = """
@@ -52,9 +51,8 @@ DOES = """
 """
 
 
-@pytest.mark.parametrize("env", [{}, {"OMP_SCHEDULE": "static"}], ids=["forked", "anew"])
-def test_processes_shared_memory_compilers_sockets_and_names_work(platform: Platform, env: dict[str, str]) -> None:
-    path = platform.deploy("does", DOES, HTTP, env=env, memory="190MiB")
+def test_processes_shared_memory_compilers_sockets_and_names_work(platform: Platform) -> None:
+    path = platform.deploy("does", DOES, HTTP, memory="190MiB")
     answer = platform.call(path)
     assert answer.status_code == 200, answer.text
     assert answer.json() == [[[1]], 7, 42, True, 12, "function", True, True]

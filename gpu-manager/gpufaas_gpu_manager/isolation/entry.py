@@ -1,4 +1,4 @@
-"""What a process does to itself to become a worker within the walls: `begin` may be done ahead, `enter` is the last."""
+"""The last that a process does to itself to become a worker: it goes within the walls (`root.begin` may come ahead)."""
 
 import os
 import resource
@@ -13,16 +13,6 @@ from gpufaas_gpu_manager.isolation.levels import HOME, Own, Walls
 PIDS: Final = 4096
 """Processes and threads of one uid, where a function has its own: as many as a control group lets a worker have."""
 _FILES: Final = ("/tmp", "/dev/shm", HOME)  # in its own root
-
-
-def begin(walls: Walls) -> None:
-    """
-    Do what belongs to no function: make a root that is nobody's yet. This process has one thread.
-
-    :raises OSError: the kernel refuses it
-    """
-    if walls.root:
-        root.begin(walls)
 
 
 def enter(walls: Walls, own: Own) -> None:

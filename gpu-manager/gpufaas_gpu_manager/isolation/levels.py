@@ -152,30 +152,28 @@ def walls(level: Level, binds: tuple[str, ...] = (), data: str = "") -> Walls:
     )  # fmt: skip
 
 
-def _go_into(root: Literal["mount", "user"], uid: int = 0) -> None:
+def _go_into(own: Literal["mount", "user"], uid: int = 0) -> None:
     """Become a worker in a root of its own. :raises OSError: the kernel refuses it, or its user cannot read Python"""
-    from gpufaas_gpu_manager.isolation import entry
+    from gpufaas_gpu_manager.isolation import entry, root
 
-    walls = Walls(root=root)
-    entry.begin(walls)
-    entry.enter(walls, Own(uid=uid))
-    with open(os.__file__):
-        pass
+    root.begin(Walls(root=own))
+    entry.enter(Walls(root=own), Own(uid=uid))
+    os.close(os.open(os.__file__, os.O_RDONLY))
 
 
 def _attempt(work: Callable[[], None]) -> str:
     """Return why *work* fails, in a process that ends; empty: it does not."""
     read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
+    if not (pid := os.fork()):
         try:
             work()
+            os.write(write, b"works")
         except BaseException as exc:
-            os.write(write, str(exc).encode()[:500] or b"failed")
+            os.write(write, str(exc).encode()[:500])
         finally:
             os._exit(0)
     os.close(write)
     with open(read, "rb") as said:
         why = said.read().decode("utf-8", "replace")
-    status = os.waitpid(pid, 0)[1]
-    return why or (f"the process that tried it ended with status {status}" if status else "")
+    os.waitpid(pid, 0)
+    return "" if why == "works" else why or "the process that tried it was killed"

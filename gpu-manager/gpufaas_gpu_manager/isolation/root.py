@@ -130,10 +130,12 @@ def check(data: str) -> None:
 
 def begin(walls: Walls) -> None:
     """
-    Make a root that is nobody's yet. This process has one thread; what it opens by relative paths lies there.
+    Make a root that is nobody's yet, where *walls* have one. This process has one thread; its relative paths lie there.
 
     :raises OSError: the kernel refuses it
     """
+    if not walls.root:
+        return
     uid, gid, umask = os.getuid(), os.getgid(), os.umask(0o022)
     if walls.root == "user":
         dumpable(True)  # else the files in /proc/self are root's

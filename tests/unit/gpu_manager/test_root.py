@@ -32,7 +32,7 @@ def run(code: str, kind: str, *, own: str = "", binds: tuple[str, ...] = (), mor
     """Return what *code* leaves as `found`, in a process that has entered."""
     program = f"""
 import contextlib, getpass, json, os, resource, socket, subprocess, sys, tempfile
-from gpufaas_gpu_manager.isolation import entry
+from gpufaas_gpu_manager.isolation import entry, root
 from gpufaas_gpu_manager.isolation.levels import Own, Walls
 def fault(function, *args):
     try:
@@ -41,7 +41,7 @@ def fault(function, *args):
         return type(error).__name__ if error.errno != 30 else "read-only"
     return ""
 walls = Walls(root={kind!r}, binds={binds!r} {more})
-entry.begin(walls)
+root.begin(walls)
 entry.enter(walls, Own(room=2**26, uid={UID if kind == "mount" else 0}, {own}))
 {textwrap.dedent(code)}
 print(json.dumps(found))
@@ -163,6 +163,20 @@ def test_within_all_walls_the_machine_is_out_of_reach(kind: str) -> None:
     )
     environ = "FileNotFoundError" if kind == "mount" else "PermissionError"
     assert found == ["PermissionError", [-1, -1, -1], environ, "PermissionError", ""]
+
+
+@pytest.mark.skipif(not WORKS["Landlock"].works, reason=WORKS["Landlock"].why)
+def test_where_no_root_is_to_be_had_landlock_names_the_same_paths(tmp_path: Path) -> None:
+    for name in ("own", "other", "compiled"):
+        (tmp_path / name).mkdir()
+    found = run(f"""
+        import wave
+        at = "{tmp_path}"
+        found = [fault(os.listdir, f"{{at}}/own"), fault(open, f"{{at}}/own/new", "w"),
+                 fault(os.listdir, f"{{at}}/other"), fault(open, f"{{at}}/compiled/new", "w"),
+                 fault(open, "/dev/null", "w"), fault(open, "/etc/passwd")]
+    """, "", own=f"read=('{tmp_path}/own',), write=('{tmp_path}/compiled',)", more=", landlock=6")  # fmt: skip
+    assert found == ["", "PermissionError", "PermissionError", "", "", "PermissionError"]
 
 
 def test_python_in_a_directory_with_files_of_others_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
