@@ -12,7 +12,7 @@ from gpufaas_core.constraints import Constraint, satisfied
 from gpufaas_core.environment import Environment, grouped, measure
 from gpufaas_core.errors import CheckBroken, InvalidSpec
 from gpufaas_core.model import Device, DeviceId, FunctionId
-from gpufaas_gpu_manager.launch.recipes import SHARERS, Bundles
+from gpufaas_gpu_manager.launch.recipes import Bundles
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.staging import Staging
 from gpufaas_gpu_manager.supervisor import Supervisor
@@ -105,10 +105,10 @@ class Functions:
         self.unmount_if_gone(function)
 
     def names(self) -> set[str]:
-        """Return ``name.namespace`` of all that are deployed, or have workers yet; and of those that share a GPU."""
+        """Return ``name.namespace`` of all that are deployed, or have workers yet."""
         defined = (each for name, each in self.specs.items() if name not in self._forgotten)
         alive = (*defined, *(each.spec for each in self._host.living()))
-        return {SHARERS, *(f"{each.name}.{each.namespace}" for each in alive)}
+        return {f"{each.name}.{each.namespace}" for each in alive}
 
     def unmount_if_gone(self, function: FunctionId) -> None:
         """Remove the secrets of a forgotten function without workers; a call that drains has them mounted again."""

@@ -93,10 +93,6 @@ class NodeDevice(Protocol):
         """Return the device nodes that its workers open."""
 
     @property
-    def mps(self) -> str:
-        """The directory of its MPS daemon, which clients need; empty: it has none."""
-
-    @property
     def contexts(self) -> bool:
         """Whether a standby makes a context on it before it is taken."""
 
@@ -125,7 +121,7 @@ class NodeDevice(Protocol):
 class _Plain:
     """What most devices need not do."""
 
-    note = mps = ""
+    note = ""
     compiles_for = "cpu"
     nodes: Sequence[str] = ()
     contexts = False
@@ -202,15 +198,11 @@ class CudaDevice:
         self._nvml = nvml
         self._index = index
         device = DeviceId(f"{node}/cuda:{index}")
-        uids = isolation != "none" and os.geteuid() == 0
-        if mps and uids and isolation == "strict":
-            self._mps, why = None, "strict isolation gives each function a uid, and a daemon serves one at a time"
+        if mps and isolation != "none":
+            self._mps, why = None, "it needs one uid and one /dev/shm for all: start with --isolation none"
         else:
             self._mps, why = _started(self.uuid) if mps else (None, "it is switched off")
         self.note = "" if self._mps else f"{device}: its workers take turns: no MPS: {why}"
-        if self._mps and uids:
-            self.note = f"{device}: functions that share it have one uid together, since MPS serves one at a time"
-        self.mps = str(self._mps.home) if self._mps else ""
         # A context has threads, which Landlock does not hold if they are there before it (below ABI 8).
         self.contexts = self._mps is None and isolation != "strict"
         sharing = {COMPUTE: MPS if self._mps else TIME_SLICING}

@@ -3,9 +3,9 @@ MPS, NVIDIA's server that runs kernels of several processes side by side on one 
 
 Each daemon has directories of its own, so that it is nobody else's, and workers reach it by their environment.
 Functions that share a GPU (`spatial`, `share`) are its clients; the others are not, so that a fault of a client, which
-may end all clients of a GPU, is none of theirs. By NVIDIA's manual a daemon serves one uid at a time and lets others
-wait: so all functions that share a GPU of a node have one uid (`Recipes`). Written by NVIDIA's manual and tested with a
-stand-in; not run on a real GPU.
+may end all clients of a GPU, is none of theirs. A daemon serves one uid at a time, and its clients and servers meet in
+one /dev/shm: so there is none where workers are isolated. Written by NVIDIA's manual and tested with a stand-in; not
+run on a real GPU.
 """
 
 import contextlib
@@ -41,18 +41,13 @@ class Mps:
         if program is None:
             raise OSError(f"{PROGRAM} is not installed")
         self._program = program
-        self.home = Path(tempfile.mkdtemp(prefix="gpufaas-mps-"))  # short: sockets are made in it
-        """The directory that clients need."""
+        self._home = Path(tempfile.mkdtemp(prefix="gpufaas-mps-"))  # short: sockets are made in it
         self._directories = {
-            "CUDA_MPS_PIPE_DIRECTORY": str(self.home / "pipe"),
-            "CUDA_MPS_LOG_DIRECTORY": str(self.home / "log"),
+            "CUDA_MPS_PIPE_DIRECTORY": str(self._home / "pipe"),
+            "CUDA_MPS_LOG_DIRECTORY": str(self._home / "log"),
         }
         for each in self._directories.values():
             Path(each).mkdir()
-        if os.geteuid() == 0:  # a client of another uid has a server of its uid, which writes there
-            self.home.chmod(0o711)
-            for each in self._directories.values():
-                os.chmod(each, 0o1777)
         self._env = {**os.environ, **self._directories, "CUDA_VISIBLE_DEVICES": uuid}
         self._daemon: subprocess.Popen[bytes] | None = None
         try:
@@ -91,10 +86,10 @@ class Mps:
             if daemon.poll() is None:
                 daemon.kill()
                 daemon.wait()
-        shutil.rmtree(self.home, ignore_errors=True)
+        shutil.rmtree(self._home, ignore_errors=True)
 
     def _start(self) -> None:
-        with (self.home / "log" / "output").open("ab") as output:
+        with (self._home / "log" / "output").open("ab") as output:
             self._daemon = subprocess.Popen(
                 [self._program, "-f"], env=self._env, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 start_new_session=True, preexec_fn=lambda: end_with_parent(signal.SIGTERM),
@@ -103,7 +98,7 @@ class Mps:
         while not self._ask("get_server_list"):
             status = self._daemon.poll()
             if status is not None or time.monotonic() > until:
-                said = (self.home / "log" / "output").read_text(errors="replace").strip().splitlines()
+                said = (self._home / "log" / "output").read_text(errors="replace").strip().splitlines()
                 how = f"ended with status {status}" if status is not None else "does not answer"
                 raise OSError(f"{PROGRAM} {how}" + (f": {said[-1]}" if said else ""))
             time.sleep(_LOOK_EVERY_S)

@@ -81,7 +81,6 @@ class Node:
         node = devices[0].device.node if devices else NodeId("")
         self.staging = Staging(node, self.host_cache, bundles, report, fetch)
         recipes = Recipes(bundles, settings, self.enforcement, threads, self.host_cache)
-        recipes.mps = any(each.mps for each in devices)
         self.host = Supervisor(recipes, logs, report, on_said, containers, fetch)
         for each in devices:
             each.device = replace(

@@ -173,7 +173,7 @@ def test_a_captured_model_answers_as_the_model_does() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed")
 def test_two_workers_share_a_gpu_by_mps(make_platform: Callable[..., Platform]) -> None:  # noqa: F811 - the fixture
-    platform = make_platform("--device", "cuda:0=4GiB").start()
+    platform = make_platform("--device", "cuda:0=4GiB", "--isolation", "none").start()
     paths = [
         platform.deploy(name, f"{SMALL}\n    # {name}", memory="1500MiB", sharing="share", compute="50")
         for name in ("one", "two")

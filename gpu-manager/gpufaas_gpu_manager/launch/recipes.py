@@ -50,9 +50,6 @@ _IN_SCRATCH: Final[Bytes] = 36
 """Of the path of a socket below it, as `multiprocessing` makes them."""
 _OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
 """Variables that may be read when a context is made."""
-_SHARING: Final = ("spatial", "share", "auto")
-"""Of functions whose workers may be clients of MPS."""
-SHARERS: Final = "share a GPU by MPS"
 """For which a uid is kept; no function has this name."""
 _SHIM: Final = Path(__file__).parent.with_name("shim")
 
@@ -98,8 +95,6 @@ class Recipes:
         self.settings = settings
         self.enforcement = enforcement
         self.host_cache = host_cache
-        self.mps = False
-        """A GPU of the node has MPS. The node sets it: a function has one uid, wherever its workers are."""
         self._bundles = bundles
         self._threads = threads
         for left in (settings.scratch, settings.sockets):
@@ -273,12 +268,9 @@ class Recipes:
         return str(secrets.mount(spec.function, spec.namespace, spec.secrets, for_container=for_container, uid=uid))
 
     def _uid(self, worker: Worker) -> int:
-        """Return the uid of its function; 0: that of the platform. Clients of MPS have one together (`mps`)."""
+        """Return the uid of its function; 0: that of the platform."""
         spec, uids = worker.spec, self.settings.uids
-        if uids is None:
-            return 0
-        shares = self.mps and spec.need.sharing in _SHARING
-        return uids.of(SHARERS if shares else f"{spec.name}.{spec.namespace}")
+        return 0 if uids is None else uids.of(f"{spec.name}.{spec.namespace}")
 
     def _own(self, worker: Worker, bundle: Path, manifest: Manifest, secrets: str, write: Sequence[str]) -> Own:
         """Return what *worker* has within the walls; make the directories *write*, and not what its variables name."""
@@ -292,10 +284,7 @@ class Recipes:
             read=(
                 str(bundle), *(os.path.realpath(each) for each in linked if each.is_symlink()), *filter(None, [secrets])
             ),
-            write=(
-                *(each for each in (*write, *[scratch] * (not walls.root)) if each and _given_to(uid, each)),
-                *[source.mps] * bool(source.mps and worker.spec.need.sharing in _SHARING),
-            ),
+            write=tuple(each for each in (*write, *[scratch] * (not walls.root)) if each and _given_to(uid, each)),
             secrets=secrets,
             scratch=scratch,
             devices=tuple(source.nodes),

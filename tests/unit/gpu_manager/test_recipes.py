@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
-from gpufaas_core.model import FunctionId, Need
+from gpufaas_core.model import FunctionId
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.isolation.levels import Own, Walls
@@ -49,30 +49,20 @@ class Numbered:
         return 1000 + self._names.index(name)
 
 
-def own(recipes: Recipes, name: str, sharing: str, *, gpu: bool) -> Own:
-    source = SimpleNamespace(
-        nodes=["/dev/nvidia4"] if gpu else [], mps="/tmp/mps" if gpu and recipes.mps else "", enforced=not gpu
-    )
-    spec = WorkerSpec(FunctionId(f"{name}.ns@1"), name, "ns", "d", "model", Need(50, sharing))
+def own(recipes: Recipes, name: str, *, gpu: bool) -> Own:
+    source = SimpleNamespace(nodes=["/dev/nvidia4"] if gpu else [], enforced=not gpu)
+    spec = WorkerSpec(FunctionId(f"{name}.ns@1"), name, "ns", "d", "model")
     worker: Any = SimpleNamespace(spec=spec, device=SimpleNamespace(source=source), number=1, memory=1)
     return recipes._own(worker, Path("/bundle"), Manifest(kind="model", template="test"), "", ())
 
 
-@pytest.mark.parametrize("mps", [True, False])
-def test_functions_that_share_a_gpu_by_mps_have_one_uid_and_see_its_daemon_and_others_do_not(mps: bool) -> None:
-    """A daemon serves one uid at a time. A function has one uid wherever it runs: its secrets are files of that."""
+def test_a_function_has_one_uid_wherever_it_runs_and_the_nodes_of_the_device_that_it_is_on() -> None:
+    """Its secrets are files of that uid."""
     uids: Any = Numbered()
     settings = NodeSettings(isolation=Walls(root="mount", uids=True), uids=uids)
     recipes = Recipes(NO_BUNDLES, settings, Enforcement(), 1, HostCache(None))
-    recipes.mps = mps
 
-    alone = own(recipes, "alone", "exclusive", gpu=True)
-    sharers = [own(recipes, name, sharing, gpu=True) for name, sharing in (("a", "share"), ("b", "spatial"))]
-    on_cpu = own(recipes, "a", "share", gpu=False)
+    on_gpu, on_cpu, other = own(recipes, "a", gpu=True), own(recipes, "a", gpu=False), own(recipes, "b", gpu=True)
 
-    assert alone.devices == sharers[0].devices == ("/dev/nvidia4",)
-    assert on_cpu.devices == ()
-    assert alone.write == on_cpu.write == ()
-    assert [each.write for each in sharers] == [("/tmp/mps",) if mps else ()] * 2
-    assert len({each.uid for each in (alone, *sharers)}) == (2 if mps else 3)
-    assert on_cpu.uid == sharers[0].uid
+    assert (on_gpu.devices, on_cpu.devices) == (("/dev/nvidia4",), ())
+    assert on_gpu.uid == on_cpu.uid != other.uid
