@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +65,7 @@ def find(url: str) -> tuple[str, str] | None:
 def _file(url: str) -> Path:
     """:raises ValueError: *url* is none. :raises RuntimeError: this user has no home directory"""
     at, runtime = urlsplit(url), os.environ.get("XDG_RUNTIME_DIR")
-    name = f"gpufaas/login-{at.scheme}-{at.hostname}-{at.port or 80}"
+    name = f"gpufaas/login-{socket.gethostname()}-{at.scheme}-{at.hostname}-{at.port or 80}"  # homes may be shared
     with contextlib.suppress(OSError):
         if runtime and os.stat(runtime).st_uid == os.geteuid():  # after su it is still that of the other user
             return Path(runtime, name)

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,6 +56,13 @@ def test_it_is_found_by_the_url_of_the_gateway(url: str) -> None:
 def test_no_other_gateway_gets_it(url: str) -> None:
     """A function may listen at ::1, which is localhost, too."""
     assert local_login.find(url) is None
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_machine_with_the_same_home_directory_does_not_take_it_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+
+    assert local_login.find(URL) is None
 
 
 @pytest.mark.usefixtures("gateway")
