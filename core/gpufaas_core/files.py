@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-import shutil
+import secrets
 from pathlib import Path
 
 FileIdentity = tuple[int, int, int, int, int]
@@ -20,20 +20,57 @@ def identity(status: os.stat_result) -> FileIdentity:
 
 def remove_tree(folder: Path) -> None:
     """
-    Remove *folder* with all that is in it, also what its owner may not write. Links are not followed. No error: what
-    cannot go stays.
+    Remove *folder* with all that is in it, also what its owner may not write, and however deep. Links are not followed,
+    not even by a name that another process gives to a link meanwhile. No error: what cannot go stays.
     """
-    if not folder.is_symlink():
-        _open_up(folder)
-        for at, names, _ in os.walk(folder):
-            for name in names:
-                _open_up(Path(at, name))
-    shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.unlink()  # a link, or a file
-
-
-def _open_up(folder: Path) -> None:
+        return
     with contextlib.suppress(OSError):
-        if not folder.is_symlink():
-            folder.chmod(0o700)
+        top = _opened(str(folder))
+        try:
+            left = os.listdir(top)
+            for name in left:  # grows meanwhile
+                with contextlib.suppress(OSError):
+                    left += _emptied(name, top)
+        finally:
+            os.close(top)
+        folder.rmdir()
+
+
+def _emptied(name: str, top: int) -> list[str]:
+    """
+    Remove *name* from the directory *top*; return what the folders are called there that were in it.
+
+    :raises OSError: it stays
+    """
+    with contextlib.suppress(IsADirectoryError):
+        os.unlink(name, dir_fd=top)
+        return []
+    moved = []
+    folder = _opened(name, top)
+    try:
+        for each in os.listdir(folder):
+            try:
+                os.unlink(each, dir_fd=folder)
+            except OSError:
+                as_what = secrets.token_hex(8)
+                with contextlib.suppress(OSError):
+                    os.close(_opened(each, folder))
+                    os.rename(each, as_what, src_dir_fd=folder, dst_dir_fd=top)
+                    moved.append(as_what)
+    finally:
+        os.close(folder)
+    with contextlib.suppress(OSError):
+        os.rmdir(name, dir_fd=top)
+    return moved
+
+
+def _opened(name: str, within: int | None = None) -> int:
+    """Return a descriptor of the folder *name*, which its owner may read and write then. :raises OSError: it is none"""
+    found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=within)
+    try:
+        os.chmod(f"/proc/self/fd/{found}", 0o700)
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        os.close(found)

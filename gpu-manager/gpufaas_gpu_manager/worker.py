@@ -18,6 +18,7 @@ from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import WARM, FailedHead, ParkedHead, ReadyHead, WokenHead
 from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, Seconds, copy_id
+from gpufaas_gpu_manager.disk_watch import watch_disk
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.isolation.binds import advice
 from gpufaas_gpu_manager.isolation.levels import Own
@@ -235,6 +236,7 @@ class Worker(SlotOwner):
         if self.limits is not None:
             shares_nothing = self.spec.kind == "server" or self.spec.own_process
             self.limits.started(pid, None if shares_nothing else parent_of(pid) or None)
+        watch_disk(self)
         if self.state is WorkerState.ENDING or self._cause.killed_for:
             self.run.kill()
         if self._early is not None:

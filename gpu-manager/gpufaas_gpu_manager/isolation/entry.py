@@ -59,6 +59,8 @@ def _limit(walls: Walls, own: Own) -> None:
     limits = {resource.RLIMIT_NPROC: PIDS if own.uid or walls.root == "user" else 0}
     if walls.root and not any(each.endswith(":rw") for each in walls.binds):
         limits[resource.RLIMIT_FSIZE] = own.room
+    # Files on their way through sockets count for a user. The platform, as that user, must be able to send some yet.
+    limits[resource.RLIMIT_NOFILE] = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
     for kind, limit in limits.items():
         allowed = resource.getrlimit(kind)[1]
         if limit and not 0 <= allowed <= limit:  # -1: it is not limited

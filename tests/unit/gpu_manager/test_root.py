@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -145,6 +146,13 @@ def test_it_has_its_uid_and_no_capability_and_ends_with_its_parent() -> None:
     """, "mount", more=", uids=True")  # fmt: skip
     ids = [UID] * 3
     assert found == [ids, ids, [], 9, 1, 0, 1, [0, 0], "PermissionError", []]
+
+
+def test_it_may_open_fewer_files_than_the_platform_whose_user_it_shares(kind: str) -> None:
+    """Else it could fill sockets with as many files as that user may send: the platform could start no process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = run("found = resource.getrlimit(resource.RLIMIT_NOFILE)", kind)
+    assert found == [soft // 2] * 2
 
 
 def test_within_all_walls_the_machine_is_out_of_reach(kind: str) -> None:
