@@ -32,20 +32,17 @@ def isolation_of(
     :raises InvalidSpec: --bind names what functions may not see; or the level is strict, and something is missing
     """
     level = given.isolation
-    walls, uids = levels.walls(level, checked(given.binds, data), str(data)), None
+    walls = levels.walls(level, checked(given.binds, data), str(data))
     for each in levels.tried() if level == "best" else ():
         if each.needed and not each.works:
             log.warning("--isolation best goes without %s: %s", each.name, each.why)
-    if walls.uids:
-        try:
-            uids = Uids(data / "uids", given.uid_range, strict=level == "strict")
-            note = uids.note
-        except InvalidSpec as exc:
-            if level == "strict":
-                raise
-            walls, note = replace(walls, uids=False), f"functions have no uids of their own: {exc}"
-        if note:
-            log.warning("%s", note)
+    try:
+        uids = Uids(data / "uids", given.uid_range, strict=walls.strict) if walls.uids else None
+    except InvalidSpec as exc:
+        if walls.strict:
+            raise
+        walls, uids = replace(walls, uids=False), None
+        log.warning("functions have no uids of their own: %s", exc)
     if walls != Walls():
         walls = replace(walls, etcd=etcd_here(etcd))
         for port in walls.etcd if walls.landlock < PORTS else ():

@@ -1,11 +1,14 @@
-"""Files of this machine: whether one is as it was, and removing folders that cannot be written."""
+"""Files of this machine: whether one is as it was, replacing one, and removing folders that cannot be written."""
 
 import contextlib
 import os
 import secrets
 from pathlib import Path
+from typing import Final
 
 FileIdentity = tuple[int, int, int, int, int]
+ASIDE: Final = ".new-"
+"""Begins the name of what a process that was killed has not replaced yet."""
 
 
 def identity(status: os.stat_result) -> FileIdentity:
@@ -16,6 +19,30 @@ def identity(status: os.stat_result) -> FileIdentity:
     Nobody can set ctime. It changes with links and modes, too: who finds another identity looks at the bytes.
     """
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def replace_file(path: Path, value: bytes, mode: int = 0o600, uid: int = 0) -> None:
+    """
+    Write *value* to the file *path*, which has all of it or what it had, also after a power cut.
+
+    :param uid: its owner, and gid; 0: those of this process
+    :raises OSError: it cannot be written
+    """
+    aside = path.with_name(f"{ASIDE}{path.name}"[:255])
+    aside.unlink(missing_ok=True)
+    file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(file, "wb") as out:
+            out.write(value)
+            out.flush()
+            os.fsync(out.fileno())
+            os.fchmod(out.fileno(), mode)
+            if uid:
+                os.fchown(out.fileno(), uid, uid)
+        aside.rename(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def remove_tree(folder: Path) -> None:

@@ -104,12 +104,6 @@ class Functions:
             self.specs.pop(self._forgotten.popleft(), None)
         self.unmount_if_gone(function)
 
-    def names(self) -> set[str]:
-        """Return ``name.namespace`` of all that are deployed, or have workers yet."""
-        defined = (each for name, each in self.specs.items() if name not in self._forgotten)
-        alive = (*defined, *(each.spec for each in self._host.living()))
-        return {f"{each.name}.{each.namespace}" for each in alive}
-
     def unmount_if_gone(self, function: FunctionId) -> None:
         """Remove the secrets of a forgotten function without workers; a call that drains has them mounted again."""
         secrets = self._host.settings.secrets

@@ -91,8 +91,6 @@ class Node:
             )
         self._devices = {each.device.id: WorkerDevice(each, self.host.parks) for each in devices}
         self.functions = Functions(self._devices, bundles, self.host, self.staging)
-        if settings.uids is not None:
-            settings.uids.known = self.functions.names
         self.grants = Grants(self._devices, self.functions.specs, self.host)
         self.host.over = self.grants.over
         self.host.on_loaded = self.staging.loaded

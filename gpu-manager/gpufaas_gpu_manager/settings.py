@@ -15,13 +15,7 @@ class SecretFiles(Protocol):
     """Secrets of functions as files (gpufaas_adapters.files.secrets)."""
 
     def mount(
-        self,
-        function: FunctionId,
-        namespace: str,
-        names: Sequence[str],
-        *,
-        for_container: bool = False,
-        uid: int = 0,
+        self, function: FunctionId, namespace: str, names: Sequence[str], *, for_container: bool = False, uid: int = 0
     ) -> Path: ...
 
     def unmount(self, function: FunctionId) -> None: ...

@@ -18,14 +18,13 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from gpufaas_core.errors import NameTaken, StorageFailed, UnknownName
+from gpufaas_core.files import ASIDE, replace_file
 from gpufaas_core.model import FunctionId
 
 log = logging.getLogger(__name__)
 
-_ASIDE: Final = ".new-"
 """Begins with a dot, as no name of a secret does."""
 
 
@@ -45,7 +44,7 @@ class SecretFiles:
             if mounts.exists():
                 shutil.rmtree(mounts)
             _private(mounts)
-            for left in root.glob(f"*/{_ASIDE}*"):
+            for left in root.glob(f"*/{ASIDE}*"):
                 left.unlink()
 
     def names(self, namespace: str) -> list[str]:
@@ -58,15 +57,15 @@ class SecretFiles:
             if path.exists():
                 raise NameTaken(f"secret {name} in {namespace} exists: update it with PUT, or remove it first")
             _private(path.parent)
-            _write(path, value, 0o600)
+            replace_file(path, value)
         log.info("secret.created name=%s namespace=%s", name, namespace)
 
     def update(self, namespace: str, name: str, value: bytes) -> None:
         with self._lock, self._translated():
             path = self._found(namespace, name)
-            _write(path, value, 0o600)
+            replace_file(path, value)
             for mount, mode, uid in self._mounts_of(namespace, name):
-                _write(mount, value, mode, uid)
+                replace_file(mount, value, mode, uid)
         log.info("secret.updated name=%s namespace=%s", name, namespace)
 
     def put(self, namespace: str, name: str, value: bytes) -> None:
@@ -98,13 +97,7 @@ class SecretFiles:
                 (self._root / namespace).rmdir()
 
     def mount(
-        self,
-        function: FunctionId,
-        namespace: str,
-        names: Sequence[str],
-        *,
-        for_container: bool = False,
-        uid: int = 0,
+        self, function: FunctionId, namespace: str, names: Sequence[str], *, for_container: bool = False, uid: int = 0
     ) -> Path:
         """
         Return the directory of this revision, with the secrets *names* of *namespace* as files. They follow updates
@@ -129,7 +122,7 @@ class SecretFiles:
                     log.warning("secret.missing function=%s name=%s", function, name)
                     (directory / name).unlink(missing_ok=True)
                 else:
-                    _write(directory / name, value, mode, uid)
+                    replace_file(directory / name, value, mode, uid)
         return directory
 
     def unmount(self, function: FunctionId) -> None:
@@ -184,21 +177,3 @@ class SecretFiles:
 def _private(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o700)
-
-
-def _write(path: Path, value: bytes, mode: int, uid: int = 0) -> None:
-    aside = path.with_name(f"{_ASIDE}{path.name}"[:255])
-    aside.unlink(missing_ok=True)
-    file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(file, "wb") as out:
-            out.write(value)
-            out.flush()
-            os.fsync(out.fileno())
-            os.fchmod(out.fileno(), mode)
-            if uid:
-                os.fchown(out.fileno(), uid, uid)
-        aside.rename(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import stat
 import sys
 import threading
 from collections.abc import Sequence
@@ -50,7 +49,6 @@ _IN_SCRATCH: Final[Bytes] = 36
 """Of the path of a socket below it, as `multiprocessing` makes them."""
 _OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
 """Variables that may be read when a context is made."""
-"""For which a uid is kept; no function has this name."""
 _SHIM: Final = Path(__file__).parent.with_name("shim")
 
 
@@ -60,10 +58,8 @@ def _given_to(uid: int, path: str) -> bool:
     by unpickling what they have compiled. Return False if the disk is full.
     """
     try:
-        with contextlib.suppress(FileNotFoundError):
-            found = os.lstat(path)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != (uid or os.geteuid()):
-                remove_tree(Path(path))
+        if os.path.lexists(path) and os.lstat(path).st_uid != (uid or os.geteuid()):
+            remove_tree(Path(path))
         os.makedirs(path, 0o700, exist_ok=True)
         if uid:
             os.chown(path, uid, uid, follow_symlinks=False)

@@ -18,9 +18,9 @@ def test_directories_are_opened_to_read_or_to_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bind", "why"),
     [
-        ("{}/nowhere", "is not there"),
-        ("data", "no absolute path"),
-        ("{}/file", "no absolute path of a directory"),
+        ("{}/nowhere", "no directory"),
+        ("data", "no directory"),
+        ("{}/file", "no directory"),
         ("/", "has a / of its own"),
         ("/proc/self:rw", "of its own"),
         ("{}/platform", "what the platform keeps in"),
