@@ -199,7 +199,7 @@ class CudaDevice:
         self._index = index
         device = DeviceId(f"{node}/cuda:{index}")
         if mps and isolation != "none":
-            self._mps, why = None, "it needs one uid and one /dev/shm for all: start with --isolation none"
+            self._mps, why = None, "its clients have one uid and one /dev/shm together, as only with --isolation none"
         else:
             self._mps, why = _started(self.uuid) if mps else (None, "it is switched off")
         self.note = "" if self._mps else f"{device}: its workers take turns: no MPS: {why}"

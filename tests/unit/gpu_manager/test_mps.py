@@ -181,5 +181,5 @@ def test_where_workers_are_isolated_there_is_no_mps_and_the_node_says_what_to_do
     by, note = through_nvml(told.home, script)
 
     assert by == "time-slicing"
-    assert note.endswith("no MPS: it needs one uid and one /dev/shm for all: start with --isolation none")
+    assert note.endswith("no MPS: its clients have one uid and one /dev/shm together, as only with --isolation none")
     assert not (told.home / "told").exists(), "no daemon was started"
