@@ -48,8 +48,8 @@ def uid_of(peer: Address, here: Address) -> int | None:
     return None
 
 
-def _is_own(host: str) -> bool:
-    """Whether packets to *host* would come from it. (Binding tells nothing where ip_nonlocal_bind is set.)"""
+def is_own(host: str) -> bool:
+    """Whether *host* is of this machine: packets to it come from it. (Where ip_nonlocal_bind is set, bind tells nothing.)"""
     with (
         contextlib.suppress(OSError),
         socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as tried,
@@ -69,7 +69,7 @@ def may_be_of(uids: range, peer: Address | None, here: Address | None) -> bool:
     if peer is None or here is None:
         return True
     uid = uid_of(peer, here)
-    return _is_own(peer[0]) if uid is None else uid in uids
+    return is_own(peer[0]) if uid is None else uid in uids
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.peers import is_own
 from gpufaas_core.ports import ETCD, read_ports
 from gpufaas_gpu_manager.isolation.levels import PORTS, Walls
 
@@ -49,7 +50,7 @@ def etcd_here(endpoints: Iterable[str] = ()) -> tuple[int, ...]:
 
 def _is_open(host: str, port: int) -> bool:
     """Whether an etcd on this machine lets anybody read a key. One that has no HTTP interface for that counts."""
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     for asked in (
         http.client.HTTPConnection(host, port, timeout=_PATIENCE_S),
@@ -57,7 +58,7 @@ def _is_open(host: str, port: int) -> bool:
     ):
         with contextlib.closing(asked), contextlib.suppress(OSError, http.client.HTTPException):
             asked.connect()
-            if asked.sock.getsockname()[0] == asked.sock.getpeername()[0]:
+            if is_own(asked.sock.getpeername()[0]):
                 asked.request("POST", "/v3/kv/range", b'{"key": "AA=="}')
                 if asked.getresponse().status in (200, 404):
                     return True

@@ -6,7 +6,9 @@ import errno
 import os
 import re
 import socket
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +86,20 @@ def test_what_listens_and_says_nothing_or_is_no_etcd_is_none(monkeypatch: pytest
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(ports, "ETCD", (silent.getsockname()[1], 2380))
         assert etcd_here(["https://127.0.0.1:1", "192.0.2.1:2379"]) == ()
+
+
+class Answers404(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_error(404)
+
+
+def test_an_etcd_at_any_address_of_loopback_is_of_this_machine() -> None:
+    """Where Debian puts the machine's own name: 127.0.1.1. Packets to it come from 127.0.0.1."""
+    with HTTPServer(("127.0.1.1", 0), Answers404) as etcd:
+        answering = threading.Thread(target=etcd.handle_request)
+        answering.start()
+        assert etcd.server_port in etcd_here([f"127.0.1.1:{etcd.server_port}"])
+        answering.join()
 
 
 @pytest.fixture
