@@ -49,7 +49,7 @@ def uid_of(peer: Address, here: Address) -> int | None:
 
 
 def is_own(host: str) -> bool:
-    """Whether *host* is of this machine: packets to it come from it. (Where ip_nonlocal_bind is set, bind tells nothing.)"""
+    """Whether *host* is of this machine: packets to it come from it. (With ip_nonlocal_bind a bind tells nothing.)"""
     with (
         contextlib.suppress(OSError),
         socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as tried,
