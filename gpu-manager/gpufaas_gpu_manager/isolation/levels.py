@@ -113,7 +113,7 @@ def tried() -> tuple[Mechanism, ...]:
     abi = landlock.abi()
     domain = "" if not abi else _attempt(lambda: landlock.restrict(["/"], [], None, abi))
     said = f"ABI {abi}" if abi >= _ENOUGH else f"ABI {abi}, strict needs {_ENOUGH}" if abi else "the kernel has it not"
-    filter_ = _attempt(seccomp.install) if seccomp.works() else "the kernel has it not, or this is another processor"
+    filter_ = _attempt(seccomp.install)
     groups = _attempt(lambda: find().close())
     return (
         Mechanism("own root", not mount, mount, needed=bool(mount and user) or not mount),

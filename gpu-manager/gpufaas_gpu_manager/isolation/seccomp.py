@@ -9,28 +9,17 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final
 
 from gpufaas_gpu_manager.isolation import kernel
 
 _ARCHITECTURE, _COLUMN = {"x86_64": (0xC000_003E, 1), "aarch64": (0xC000_00B7, 2)}.get(os.uname().machine, (0, 1))
-"""The kernel's number of it, 0 where these tables do not hold, and their column."""
-
-
-def _numbers(table: str) -> dict[str, int]:
-    """Calls of *table*, and their numbers on this machine."""
-    rows = [each.split() for each in table.split(",")]
-    return {row[0]: int(row[_COLUMN]) for row in rows if row[_COLUMN] != "-"}
-
-
-# Each with its number on x86_64 and on aarch64; -: it is not there. From 424 on they are the same.
-_TESTED_TABLE: Final = """
-    socket 41 198, socketpair 53 199, sendto 44 206, sendmsg 46 211, sendmmsg 307 269, setsockopt 54 208,
+"""The kernel's number of it, 0 where this table does not hold, and its column."""
+_TABLE: Final = """
+    sendmsg 46 211, sendto 44 206, sendmmsg 307 269, setsockopt 54 208, socket 41 198, socketpair 53 199,
     clone 56 220, unshare 272 97, personality 135 92, prlimit64 302 261, setpriority 141 140, ioprio_set 251 30,
-    sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274
-"""
-_DENIED_TABLE: Final = """
+    sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274,
     ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, pidfd_getfd 438 438,
     process_madvise 440 440, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, setns 308 268,
     open_tree 428 428, move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433,
@@ -39,15 +28,15 @@ _DENIED_TABLE: Final = """
     io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, fanotify_init 300 262,
     kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273, delete_module 176 106,
     acct 163 89, swapon 167 224, swapoff 168 225, reboot 169 142, syslog 103 116, vhangup 153 58, quotactl 179 60,
-    quotactl_fd 443 443, lookup_dcookie 212 18, nfsservctl 180 42, settimeofday 164 170, clock_settime 227 112,
-    clock_adjtime 305 266, adjtimex 159 171, sethostname 170 161, setdomainname 171 162, iopl 172 -, ioperm 173 -,
-    uselib 134 -, _sysctl 156 -, create_module 174 -, query_module 178 -
+    quotactl_fd 443 443, settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266, adjtimex 159 171,
+    sethostname 170 161, setdomainname 171 162
 """
-_TESTED, _DENIED = _numbers(_TESTED_TABLE), _numbers(_DENIED_TABLE)
+"""Calls that are denied, but for what a rule allows, with their numbers on x86_64 and on aarch64."""
+_NUMBERS: Final = {row[0]: int(row[_COLUMN]) for row in map(str.split, _TABLE.split(","))}
 _SECCOMP: Final = 317 if _COLUMN == 1 else 277
 _CLONE3: Final = 435
 _NEWEST: Final = 469
-"""The last call that these tables know. Newer ones "are not there", nor are those of x32 (2**30 and more)."""
+"""The last call that is known here. Newer ones "are not there", nor are those of x32 (2**30 and more)."""
 
 _SET_MODE_FILTER: Final = 1
 _FLAGS: Final = 1 | 4
@@ -59,6 +48,36 @@ _NAMESPACES: Final = 0x7E02_0000
 _NEWTIME: Final = 0x80  # a flag of unshare; in those of clone it is part of a signal's number
 _FAST_OPEN: Final = 0x2000_0000
 
+_Test = tuple[int, int, tuple[int, ...]]
+"""That an argument, by its number, under a mask is one of these values."""
+_Rule = tuple[str, int, tuple[_Test, ...]]
+"""A call, and what becomes of it if all of the tests hold; else the next rule is asked."""
+
+_RULES: Final[tuple[_Rule, ...]] = (
+    # TCP fast open makes connections past Landlock's ports. These are called most, so they come first.
+    ("sendmsg", _ALLOW, ((2, _FAST_OPEN, (0,)),)),
+    ("sendto", _ALLOW, ((3, _FAST_OPEN, (0,)),)),
+    ("sendmmsg", _ALLOW, ((3, _FAST_OPEN, (0,)),)),
+    ("setsockopt", _REFUSE, ((1, _ALL, (6,)), (2, _ALL, (30,)))),  # TCP_FASTOPEN_CONNECT
+    ("setsockopt", _ALLOW, ()),
+    # AF_INET and AF_INET6 with streams and datagrams of TCP, UDP, ICMP; AF_UNIX; AF_NETLINK's routes, for getaddrinfo.
+    # So neither raw sockets nor MPTCP, SMC and SCTP, which Landlock's ports do not hold.
+    ("socket", _ALLOW, ((0, _ALL, (2, 10)), (1, 0xF, (1, 2)), (2, _ALL, (0, 1, 6, 17, 58)))),
+    ("socket", _ALLOW, ((0, _ALL, (1,)),)),
+    ("socket", _ALLOW, ((0, _ALL, (16,)), (2, _ALL, (0,)))),
+    ("socketpair", _ALLOW, ((0, _ALL, (1,)),)),
+    ("clone", _ALLOW, ((0, _NAMESPACES, (0,)),)),
+    ("unshare", _ALLOW, ((0, _NAMESPACES | _NEWTIME, (0,)),)),
+    ("personality", _ALLOW, ((0, _ALL, (0, 0x4_0000, _ALL)),)),  # Linux, ADDR_NO_RANDOMIZE, what reads it
+)
+_PID: Final = 0xA110_0F1D  # no pid is that large; install puts the process's own in its place
+_OF_OTHERS: Final[dict[str, tuple[_Test, ...]]] = {
+    **dict.fromkeys(("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"), ()),
+    "setpriority": ((0, _ALL, (0,)),),  # PRIO_PROCESS
+    "ioprio_set": ((0, _ALL, (1,)),),  # IOPRIO_WHO_PROCESS
+}
+"""Calls that set what belongs to a process: the argument after these tests is its pid."""
+
 
 class _Program(ctypes.Structure):
     """A filter, for the kernel: the number of its instructions, their address."""
@@ -66,69 +85,21 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
-class _Test(NamedTuple):
-    """That an argument is among *values*, or with ``among=False`` is none of them."""
-
-    arg: int
-    values: Sequence[int]
-    mask: int = _ALL
-    among: bool = True
-
-
-_Rules = Mapping[str, Sequence[Sequence[_Test]]]
-"""A call is allowed where all of its tests in one of the sequences hold."""
-
-_RULES: Final[_Rules] = {
-    # TCP fast open makes connections past Landlock's ports. These are called most, so they come first.
-    "sendmsg": ((_Test(2, (0,), mask=_FAST_OPEN),),),
-    "sendto": ((_Test(3, (0,), mask=_FAST_OPEN),),),
-    "sendmmsg": ((_Test(3, (0,), mask=_FAST_OPEN),),),
-    "setsockopt": ((_Test(1, (6,), among=False),), (_Test(2, (30,), among=False),)),  # TCP_FASTOPEN_CONNECT
-    # AF_INET and AF_INET6 with streams and datagrams of TCP, UDP, ICMP; AF_UNIX; AF_NETLINK's routes, for getaddrinfo.
-    # So neither raw sockets nor MPTCP, SMC and SCTP, which Landlock's ports do not hold.
-    "socket": (
-        (_Test(0, (2, 10)), _Test(1, (1, 2), mask=0xF), _Test(2, (0, 1, 6, 17, 58))),
-        (_Test(0, (1,)),),
-        (_Test(0, (16,)), _Test(2, (0,))),
-    ),
-    "socketpair": ((_Test(0, (1,)),),),
-    "clone": ((_Test(0, (0,), mask=_NAMESPACES),),),
-    "unshare": ((_Test(0, (0,), mask=_NAMESPACES | _NEWTIME),),),
-    "personality": ((_Test(0, (0, 0x4_0000, _ALL)),),),  # Linux, ADDR_NO_RANDOMIZE, what reads it
-}
-_PID: Final = 0xA110_0F1D  # no pid is that large; install puts the process's own in its place
-_OWN: Final = ((_Test(0, (0, _PID)),),)
-_RULES_OF_OTHERS: Final[_Rules] = {
-    **dict.fromkeys(("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"), _OWN),
-    "setpriority": ((_Test(0, (0,)), _Test(1, (0, _PID))),),  # PRIO_PROCESS
-    "ioprio_set": ((_Test(0, (1,)), _Test(1, (0, _PID))),),  # IOPRIO_WHO_PROCESS
-}
-
-
-def works() -> bool:
-    """Whether this process could install a filter. These tables hold on x86_64 and aarch64."""
-    try:
-        kernel.call(_SECCOMP, _SET_MODE_FILTER, _FLAGS, None)
-    except OSError as error:
-        return bool(_ARCHITECTURE) and error.errno == errno.EFAULT  # it would take one, and finds none at this address
-    return False
-
-
 def install(*, deny_others: int = 0) -> None:
     """
     Filter the system calls of this process, all its threads, and all that it will start, for good: what is denied fails
-    with EPERM; clone3, and what these tables do not know, with ENOSYS.
+    with EPERM; clone3, and what is not known here, with ENOSYS.
 
     :param deny_others: the pid of this process, where processes of others have its uid: limits, priorities and CPUs are
         set by the number 0 and this one only
-    :raises OSError: the kernel refuses it
+    :raises OSError: the kernel refuses it, or this is neither x86_64 nor aarch64
     """
-    others = _CHECKED_OTHERS.replace(struct.pack("I", _PID), struct.pack("I", deny_others)) if deny_others else b""
-    code = _HEAD + others + _REST
+    if not _ARCHITECTURE:
+        raise OSError(errno.ENOSYS, "there is a filter for x86_64 and aarch64 only")
+    code = _OWN_ONLY.replace(struct.pack("I", _PID), struct.pack("I", deny_others)) if deny_others else _ANYBODYS
     program = _Program(len(code) // 8, code)
     kernel.no_new_privs()
-    thread = kernel.call(_SECCOMP, _SET_MODE_FILTER, _FLAGS, bytes(program))
-    if thread:
+    if thread := kernel.call(_SECCOMP, _SET_MODE_FILTER, _FLAGS, bytes(program)):
         raise OSError(errno.EBUSY, f"thread {thread} has a filter of its own")
 
 
@@ -137,48 +108,24 @@ def _line(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
     return struct.pack("HBBI", code, yes, no, value)
 
 
-def _checked(rules: _Rules) -> bytes:
-    """The part of the filter for the calls of *rules*."""
-    lines = []
-    for name, alternatives in rules.items():
-        tests = []
-        for each in alternatives:
-            passed = [_line(_RETURN, _ALLOW)]
-            for test in reversed(each):
-                passed = [*_compared(test, len(passed)), *passed]
-            tests += passed
-        tests.append(_line(_RETURN, _REFUSE))
-        lines += [_line(_EQUAL, _TESTED[name], no=len(tests)), *tests]
-    return b"".join(lines)
+def _assembled(rules: Iterable[_Rule]) -> bytes:
+    """Return the filter in which the first of *rules* that holds decides."""
+    code = [_line(_LOAD, 4), _line(_EQUAL, _ARCHITECTURE, yes=1), _line(_RETURN, _REFUSE), _line(_LOAD, 0)]
+    code += [_line(_AT_LEAST, _NEWEST + 1, no=1), _line(_RETURN, _MISSING)]
+    for name, verdict, tests in rules:
+        block = [_line(_RETURN, verdict)]
+        for argument, mask, values in reversed(tests):
+            *others, last = values
+            found = [_line(_EQUAL, value, yes=len(others) - at) for at, value in enumerate(others)]
+            found.append(_line(_EQUAL, last, no=len(block)))
+            block = [_line(_LOAD, 16 + 8 * argument), _line(_AND, mask), *found, *block]
+        code += [_line(_LOAD, 0), _line(_EQUAL, _NUMBERS[name], no=len(block)), *block]
+    code += [_line(_LOAD, 0), _line(_EQUAL, _CLONE3, no=1), _line(_RETURN, _MISSING)]
+    code += [_line(_EQUAL, number, yes=len(_NUMBERS) - at) for at, number in enumerate(_NUMBERS.values())]
+    return b"".join((*code, _line(_RETURN, _ALLOW), _line(_RETURN, _REFUSE)))
 
 
-def _compared(test: _Test, rest: int) -> list[bytes]:
-    """The part for one test, which if it does not hold skips the *rest* of its sequence."""
-    lines = [_line(_LOAD, 16 + 8 * test.arg), _line(_AND, test.mask)]
-    for left, value in zip(reversed(range(len(test.values))), test.values, strict=True):
-        missed = 0 if left or not test.among else rest
-        lines.append(_line(_EQUAL, value, yes=left + (0 if test.among else rest), no=missed))
-    return lines
-
-
-_HEAD: Final = b"".join(
-    (
-        _line(_LOAD, 4),
-        _line(_EQUAL, _ARCHITECTURE, yes=1),
-        _line(_RETURN, _REFUSE),
-        _line(_LOAD, 0),
-        _line(_AT_LEAST, _NEWEST + 1, no=1),
-        _line(_RETURN, _MISSING),
-    )
-)
-_CHECKED_OTHERS: Final = _checked(_RULES_OF_OTHERS)
-_REST: Final = b"".join(
-    (
-        _checked(_RULES),
-        _line(_EQUAL, _CLONE3, no=1),
-        _line(_RETURN, _MISSING),
-        *(_line(_EQUAL, number, yes=len(_DENIED) - at) for at, number in enumerate(_DENIED.values())),
-        _line(_RETURN, _ALLOW),
-        _line(_RETURN, _REFUSE),
-    )
+_ANYBODYS: Final = _assembled((*_RULES, *((name, _ALLOW, ()) for name in _OF_OTHERS)))
+_OWN_ONLY: Final = _assembled(
+    (*_RULES, *((name, _ALLOW, (*tests, (len(tests), _ALL, (0, _PID)))) for name, tests in _OF_OTHERS.items()))
 )
