@@ -33,7 +33,7 @@ def isolation_of(
     """
     level = given.isolation
     walls = levels.walls(level, checked(given.binds, data), str(data))
-    for each in levels.tried() if level == "best" else ():
+    for each in levels.tried()[1] if level == "best" else ():
         if each.needed and not each.works:
             log.warning("--isolation best goes without %s: %s", each.name, each.why)
     try:

@@ -174,23 +174,13 @@ def from_the_author(exc: BaseException) -> BaseException:
     cause: BaseException | None = exc
     for _ in range(_CAUSES if ports_limited else 0):
         if isinstance(cause, OSError) and cause.errno == errno.EACCES and cause.filename is None:
-            exc.add_note(f"if it connects: {_port_of(cause)} is not among those of the annotation gpufaas.connect")
+            exc.add_note("if it connects: its TCP port is not among those of the annotation gpufaas.connect")
             break
         cause = cause and (cause.__cause__ or cause.__context__)
     trace = exc.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next
     return exc.with_traceback(trace) if trace is not None else exc
-
-
-def _port_of(exc: BaseException) -> str:
-    """Name the TCP port of an address in a variable of the code that failed to connect: most libraries have one."""
-    found = "the TCP port"
-    for frame, _ in traceback.walk_tb(exc.__traceback__):
-        for value in tuple(frame.f_locals.values()):
-            if type(value) is tuple and len(value) in (2, 4) and type(value[0]) is str and type(value[1]) is int:
-                found = f"TCP port {value[1]}"
-    return found
 
 
 def traceback_of(exc: BaseException) -> str:

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from gpufaas_core.units import Bytes
-from gpufaas_gpu_manager.isolation import kernel
+from gpufaas_gpu_manager.isolation.kernel import call, libc
 from gpufaas_gpu_manager.isolation.levels import Own, Walls
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -28,12 +28,11 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _CLONE_NEWNS: Final = 0x0002_0000
 _CLONE_NEWIPC: Final = 0x0800_0000
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 2, 4, 16384, 1 << 19
-_CAP_VERSION_3: Final = 0x2008_0522
+_CAPABILITIES: Final = struct.pack("Ii", 0x2008_0522, 0)
+"""The version of their sets, and of this thread, for the kernel."""
 _SETRESUID, _SETRESGID = (117, 119) if os.uname().machine == "x86_64" else (147, 149)
 CAP_SYS_RESOURCE: Final = 24
 CAP_SYS_ADMIN: Final = 21
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_capset: Final = _libc.capset
 
 
 class Confine(msgspec.Struct, frozen=True):
@@ -87,7 +86,7 @@ def inherit_orphans() -> None:
 
     Kept over exec, not inherited by children.
     """
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_with_parent(number: int) -> None:
@@ -95,17 +94,17 @@ def end_with_parent(number: int) -> None:
     Have the kernel send signal *number* to this process when its parent ends (PR_SET_PDEATHSIG). Replaces an earlier
     number.
     """
-    _libc.prctl(_PR_SET_PDEATHSIG, number)
+    libc.prctl(_PR_SET_PDEATHSIG, number)
 
 
 def dumpable(is_so: bool) -> None:
     """Say whether processes of the same user may look into this one, and whether it leaves a core file."""
-    _libc.prctl(_PR_SET_DUMPABLE, int(is_so), 0, 0, 0)
+    libc.prctl(_PR_SET_DUMPABLE, int(is_so), 0, 0, 0)
 
 
 def name_process(name: str) -> None:
     """Show *name* in `ps` and `top`, in 15 bytes: a fork would have the fork server's."""
-    _libc.prctl(_PR_SET_NAME, name.encode()[:15])
+    libc.prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def may(capability: int) -> bool:
@@ -118,23 +117,19 @@ def may(capability: int) -> bool:
 
 
 def give_up(capability: int) -> None:
-    """Drop *capability* for good, for this process and for programs that it executes."""
-    _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-    header = ctypes.create_string_buffer(struct.pack("Ii", _CAP_VERSION_3, 0))
+    """Drop *capability*, one of the first 32, for good, for this process and for programs that it executes."""
+    libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     data = ctypes.create_string_buffer(24)
-    if _libc.capget(header, data):
+    if libc.capget(_CAPABILITIES, data):
         return
-    sets = list(struct.unpack("6I", data.raw[:24]))  # effective, permitted, inheritable: the low 32, then the high
-    low = 0 if capability < 32 else 3
-    for index in range(low, low + 3):
-        sets[index] &= ~(1 << capability % 32)
-    _capset(header, ctypes.create_string_buffer(struct.pack("6I", *sets), 24))
+    sets = struct.unpack("6I", data.raw)  # effective, permitted, inheritable: the low 32, then the high
+    kept = (*(each & ~(1 << capability) for each in sets[:3]), *sets[3:])
+    libc.capset(_CAPABILITIES, struct.pack("6I", *kept))
 
 
 def give_up_all() -> None:
     """Drop all capabilities that this thread has."""
-    header = ctypes.create_string_buffer(struct.pack("Ii", _CAP_VERSION_3, 0))
-    _capset(header, ctypes.create_string_buffer(24))
+    libc.capset(_CAPABILITIES, bytes(24))
 
 
 @contextlib.contextmanager
@@ -145,18 +140,16 @@ def real_ids(uid: int) -> Iterator[None]:
     """
     mine = os.getuid(), os.getgid()
     try:
-        if uid:
-            _set_real(uid, uid)
+        _set_real(uid or mine[0], uid or mine[1])
         yield
     finally:
-        if uid:
-            _set_real(*mine)
+        _set_real(*mine)
 
 
 def _set_real(uid: int, gid: int) -> None:
     """Of this thread alone; libc's functions set the ids of all threads."""
-    kernel.call(_SETRESGID, gid, -1, -1)
-    kernel.call(_SETRESUID, uid, -1, -1)
+    call(_SETRESGID, gid, -1, -1)
+    call(_SETRESUID, uid, -1, -1)
 
 
 def set_data_limit(limit: Bytes, hard: Bytes) -> None:
@@ -171,8 +164,8 @@ def _own_shm() -> None:
     """
     Mount a ``/dev/shm`` without a size of its own: the control group limits it. The kernel's default is half of memory.
     """
-    if _libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC):
+    if libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC):
         return
     # Mounts made outside are still seen here; what is mounted here is not seen outside.
-    if not _libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None):
-        _libc.mount(b"gpufaas", b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=1777")
+    if not libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None):
+        libc.mount(b"gpufaas", b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=1777")

@@ -29,7 +29,7 @@ def check(ctx: click.Context, /, as_json: bool) -> None:
     """
     with needing("isolation check", "node"):
         from gpufaas_apps.isolation import tried
-    found = tried()
+    _, found = tried()
     if as_json:
         output.show_json(found)
     else:

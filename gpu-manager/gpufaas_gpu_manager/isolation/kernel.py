@@ -5,22 +5,23 @@ import os
 from typing import Final
 
 _PR_SET_NO_NEW_PRIVS: Final = 38
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+libc: Final = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
 
 
-def call(number: int, *args: int | bytes | None) -> int:
+def call(asked: int | str, *args: int | bytes | None, about: str = "") -> int:
     """
-    Make system call *number* (bytes: their address).
+    Make a system call, by its number, or by the name that it has in the C library.
 
+    :param args: bytes: their address
+    :param about: what is said if it fails; empty: nothing
     :raises OSError: the kernel refuses it
     """
-    result: int = _libc.syscall(
-        ctypes.c_long(number), *(ctypes.c_long(each) if isinstance(each, int) else each for each in args)
-    )
+    given = [ctypes.c_long(each) if isinstance(each, int) else each for each in args]
+    result: int = libc.syscall(asked, *given) if isinstance(asked, int) else getattr(libc, asked)(*given)
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise OSError(code, f"{about}{': ' * bool(about)}{os.strerror(code)}")
     return result
 
 
@@ -28,4 +29,4 @@ def no_new_privs() -> None:
     """What this process and its children execute gives them no rights beyond those that they have: no SUID, no files'
     capabilities.
     """
-    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

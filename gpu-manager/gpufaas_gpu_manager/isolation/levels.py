@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Bytes
@@ -99,28 +100,30 @@ _SOMEBODY: Final = 65534
 
 
 @functools.cache
-def tried() -> tuple[Mechanism, ...]:
-    """Try each mechanism, once, in a process that ends. Takes some 20 ms."""
+def tried() -> tuple[Walls, tuple[Mechanism, ...]]:
+    """
+    Try each mechanism, once, in a process that ends: some 20 ms. Return what holds workers here, and what there is to
+    say of it.
+    """
     from gpufaas_gpu_manager.cgroups import find
     from gpufaas_gpu_manager.isolation import landlock, seccomp
 
-    as_root = os.geteuid() == 0
-    mount, uids = "needs root", "needs root: all functions have the uid of the platform"
-    if as_root:
-        mount = _attempt(lambda: _go_into("mount"))
-        uids = (mount and "needs the own root") or _attempt(lambda: _go_into("mount", _SOMEBODY))
+    as_root, abi = os.geteuid() == 0, landlock.abi()
+    mount = _attempt(lambda: _go_into("mount")) if as_root else "needs root"
     user = _attempt(lambda: _go_into("user")) if mount else ""
-    abi = landlock.abi()
-    domain = "" if not abi else _attempt(lambda: landlock.restrict(["/"], [], None, abi))
-    said = f"ABI {abi}" if abi >= _ENOUGH else f"ABI {abi}, strict needs {_ENOUGH}" if abi else "the kernel has it not"
+    uids = (mount and "needs an own root that root made") or _attempt(lambda: _go_into("mount", _SOMEBODY))
+    domain = _attempt(lambda: landlock.restrict(["/"], [], None, abi)) if abi else "the kernel has it not"
     filter_ = _attempt(seccomp.install)
     groups = _attempt(lambda: find().close())
-    return (
-        Mechanism("own root", not mount, mount, needed=bool(mount and user) or not mount),
-        Mechanism("own root in a user namespace", not user and bool(mount), user, needed=False),
-        Mechanism("uid of each function", not uids, uids, needed=as_root),
-        Mechanism("Landlock", abi >= _ENOUGH and not domain, domain or said),
-        Mechanism("seccomp", not filter_, filter_),
+    found = Walls("user" if mount else "mount", not uids, 0 if domain else abi, not filter_)
+    found = replace(found, root="") if user else found
+    how = f"by a mount namespace: {mount}; by one in a user namespace: {user or 'it works'}" if mount else ""
+    enough = f"ABI {abi}{f', strict needs {_ENOUGH}' * (abi < _ENOUGH)}"
+    return found, (
+        Mechanism("own root", bool(found.root), how),
+        Mechanism("uid of each function", found.uids, uids, needed=as_root),
+        Mechanism("Landlock", found.landlock >= _ENOUGH, domain or enough),
+        Mechanism("seccomp", found.seccomp, filter_),
         Mechanism("control groups", not groups, groups, needed=False),
     )
 
@@ -132,24 +135,20 @@ def walls(level: Level, binds: tuple[str, ...] = (), data: str = "") -> Walls:
     :param data: the platform's directory, which no worker sees
     :raises InvalidSpec: *level* is strict, and this machine lacks a mechanism; or Python lies where it cannot be bound
     """
-    from gpufaas_gpu_manager.isolation import landlock, root
+    from gpufaas_gpu_manager.isolation import root
 
     if level == "none":
         return Walls()
-    found = tried()
-    own, user, uids, lock, filter_, _ = (each.works for each in found)
-    if level == "strict" and (missing := [f"{each.name} ({each.why})" for each in found if each.needed > each.works]):
+    found, mechanisms = tried()
+    missing = [f"{each.name} ({each.why})" for each in mechanisms if each.needed > each.works]
+    if level == "strict" and missing:
         raise InvalidSpec(
             f"--isolation strict: this machine lacks {', '.join(missing)}: give it that (see gpufaas isolation check), "
             "or start with --isolation best"
         )
-    if own or user:
+    if found.root:
         root.check(data)
-    return Walls(
-        root="mount" if own else "user" if user else "", uids=uids,
-        landlock=landlock.abi() if lock or "ABI" in found[3].why else 0,
-        seccomp=filter_, binds=binds, strict=level == "strict",
-    )  # fmt: skip
+    return replace(found, binds=binds, strict=level == "strict")
 
 
 def _go_into(own: Literal["mount", "user"], uid: int = 0) -> None:

@@ -6,7 +6,6 @@ there what all workers see, read-only; the working directory is in it. `finish` 
 the root. Until then this process sees the machine. The kernel must be Linux 5.12 or later.
 """
 
-import ctypes
 import functools
 import glob
 import os
@@ -23,16 +22,12 @@ from gpufaas_gpu_manager.confine import dumpable
 from gpufaas_gpu_manager.isolation import kernel
 from gpufaas_gpu_manager.isolation.levels import HOME, USER, Own, Walls
 
-_MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 429, 430, 431, 432, 442
+_MOUNT_SETATTR: Final = 442
 _HERE: Final = -100  # AT_FDCWD
 _RECURSIVE: Final = 0x8000
-_EMPTY_PATH: Final = 4
-_SET_STRING, _CREATE = 1, 6
 _READ_ONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
 _REMOUNT, _BIND, _REC, _SLAVE, _DETACH = 1 << 5, 1 << 12, 1 << 14, 1 << 19, 2
 _NEWNS, _NEWIPC, _NEWUSER = 0x0002_0000, 0x0800_0000, 0x1000_0000
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_unshare, _mount, _umount, _pivot_root = _libc.unshare, _libc.mount, _libc.umount2, _libc.pivot_root
 
 _SYSTEM: Final = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/nix/store", "/gnu/store")
 _ETC: Final = """
@@ -139,14 +134,18 @@ def begin(walls: Walls) -> None:
     uid, gid, umask = os.getuid(), os.getgid(), os.umask(0o022)
     if walls.root == "user":
         dumpable(True)  # else the files in /proc/self are root's
-        _done(_unshare(_NEWNS | _NEWIPC | _NEWUSER), "unshare")
+        kernel.call("unshare", _NEWNS | _NEWIPC | _NEWUSER, about="unshare")
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
     else:
-        _done(_unshare(_NEWNS | _NEWIPC), "unshare")
-    _done(_mount(None, b"/", None, _REC | _SLAVE, None), "mount")  # what is mounted here is not seen outside
-    _stack()
+        kernel.call("unshare", _NEWNS | _NEWIPC, about="unshare")
+    kernel.call(
+        "mount", None, b"/", None, _REC | _SLAVE, None, about="mount"
+    )  # what is mounted here is not seen outside
+    size = b"size=%d,mode=0755" % GiB
+    kernel.call("mount", b"gpufaas", b"/", b"tmpfs", _NOSUID | _NODEV, size, about="mount tmpfs")
+    os.chdir("/..")  # on top of the root; other paths lead to the machine's as before
     paths, opened, links, folders, files = seen(walls)
     for each in folders:
         os.mkdir(each)
@@ -162,7 +161,7 @@ def begin(walls: Walls) -> None:
         _bind(path)
     if walls.root == "mount":
         _bind("/sys", flags=_BIND)
-        _done(_mount(b"proc", b"proc", b"proc", _NOEXEC, b"hidepid=invisible"), "mount proc")
+        kernel.call("mount", b"proc", b"proc", b"proc", _NOEXEC, b"hidepid=invisible", about="mount proc")
     _set(".", _READ_ONLY | _NOSUID | _NODEV)
     _set(".", 0, cleared=_READ_ONLY, recursive=0)
     for path in opened:
@@ -182,7 +181,8 @@ def finish(walls: Walls, own: Own) -> None:
     """
     umask, links = os.umask(0o022), dict[str, str]()
     if own.room:
-        _done(_mount(None, b".", None, _REMOUNT | _NOSUID | _NODEV, b"size=%d" % own.room), "mount tmpfs")
+        size = b"size=%d" % own.room
+        kernel.call("mount", None, b".", None, _REMOUNT | _NOSUID | _NODEV, size, about="size of the root")
     for paths, attributes in (
         (own.read, _READ_ONLY | _NOSUID | _NODEV), (own.write, _NOSUID | _NODEV), (own.devices, _NOSUID),
     ):  # fmt: skip
@@ -206,24 +206,11 @@ def finish(walls: Walls, own: Own) -> None:
             file.writelines(line.format(user, number, home) for number, (user, home) in users.items())
     os.umask(umask)
     old = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    _done(_pivot_root(b".", b"."), "pivot_root")
+    kernel.call("pivot_root", b".", b".", about="pivot_root")
     os.fchdir(old)
     os.close(old)
-    _done(_umount(b".", _DETACH), "umount")  # the old one lies upon the new one
+    kernel.call("umount2", b".", _DETACH, about="umount")  # the old one lies upon the new one
     os.chdir("/")
-
-
-def _stack() -> None:
-    """Stack a tmpfs upon the root, and go there. Paths lead to the machine's as before."""
-    made = kernel.call(_FSOPEN, b"tmpfs", 1)
-    for name, value in ((b"size", b"%d" % GiB), (b"mode", b"0755")):
-        kernel.call(_FSCONFIG, made, _SET_STRING, name, value, 0)
-    kernel.call(_FSCONFIG, made, _CREATE, None, None, 0)
-    mounted = kernel.call(_FSMOUNT, made, 1, _NOSUID | _NODEV)
-    kernel.call(_MOVE_MOUNT, mounted, b"", _HERE, b"/", _EMPTY_PATH)
-    os.fchdir(mounted)
-    os.close(mounted)
-    os.close(made)
 
 
 def _bind(path: str, attributes: int = 0, *, at: str = "", flags: int = _BIND | _REC) -> None:
@@ -233,7 +220,7 @@ def _bind(path: str, attributes: int = 0, *, at: str = "", flags: int = _BIND | 
         os.makedirs(place if os.path.isdir(path) else os.path.dirname(place), exist_ok=True)
         if not os.path.isdir(path):
             os.mknod(place)
-    _done(_mount(os.fsencode(path), os.fsencode(place), None, flags, None), f"bind {path}")
+    kernel.call("mount", os.fsencode(path), os.fsencode(place), None, flags, None, about=f"bind {path}")
     if attributes:
         _set(place, attributes)
 
@@ -241,10 +228,3 @@ def _bind(path: str, attributes: int = 0, *, at: str = "", flags: int = _BIND | 
 def _set(place: str, attributes: int, *, cleared: int = 0, recursive: int = _RECURSIVE) -> None:
     """Set the attributes of what is mounted at *place*, and if *recursive* of what is mounted below it."""
     kernel.call(_MOUNT_SETATTR, _HERE, os.fsencode(place), recursive, struct.pack("4Q", attributes, cleared, 0, 0), 32)
-
-
-def _done(failed: int, what: str) -> None:
-    """:raises OSError: *failed*, and *what* is what the kernel has refused"""
-    if failed:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")

@@ -15,7 +15,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_gpu_manager.isolation import levels, root
 from gpufaas_gpu_manager.isolation.levels import Walls
 
-WORKS = {each.name: each for each in levels.tried()}
+WORKS = {each.name: each for each in levels.tried()[1]}
 UID = 1_912_345_678
 as_root = pytest.mark.skipif(not WORKS["uid of each function"].works, reason=WORKS["uid of each function"].why)
 
@@ -198,7 +198,7 @@ def test_python_in_a_directory_with_files_of_others_is_refused(monkeypatch: pyte
 
 def test_strict_names_what_is_missing_and_best_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     none = tuple(levels.Mechanism(each.name, False, "it is off here", needed=each.needed) for each in WORKS.values())
-    monkeypatch.setattr(levels, "tried", lambda: none)
+    monkeypatch.setattr(levels, "tried", lambda: (Walls(), none))
     with pytest.raises(InvalidSpec, match=r"lacks .*Landlock \(it is off here\).*or start with --isolation best"):
         levels.walls("strict")
     assert levels.walls("best") == Walls()

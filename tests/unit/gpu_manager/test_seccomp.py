@@ -14,7 +14,7 @@ import pytest
 
 from gpufaas_gpu_manager.isolation import levels, seccomp
 
-WORKS = next(each for each in levels.tried() if each.name == "seccomp")
+WORKS = next(each for each in levels.tried()[1] if each.name == "seccomp")
 pytestmark = pytest.mark.skipif(not WORKS.works, reason=WORKS.why)
 ALWAYS_DENIED = sorted(
     seccomp._NUMBERS.keys() - {name for name, *_ in seccomp._RULES} - seccomp._OF_OTHERS.keys() - {"vhangup"}
