@@ -26,6 +26,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from tests.files import as_user
 from tests.integration.conftest import HTTP, TORCH, Platform, lives
 from tests.integration.test_servers import DOCKERFILE, INDEX
 from tests.waiting import until
@@ -421,21 +422,6 @@ def handle_of(path: str) -> str:
     if ctypes.CDLL(None).name_to_handle_at(-100, path.encode(), handle, ctypes.byref(mount), 0):
         return "00" * 16
     return handle.raw.hex()
-
-
-def as_user(home: Path, user: int) -> list[str]:
-    """Return what starts a program as *user*, who cannot enter /root, but for the interpreter where it lies there."""
-    base = sys.base_prefix
-    hold = home / "interpreter"
-    script = 'exec "$@"'
-    if base.startswith("/root/"):
-        hold.mkdir(exist_ok=True)
-        script = (
-            f"mount --bind {base} {hold} && mount -t tmpfs -o mode=755 none /root && mkdir -p {base} &&"
-            f' mount --bind {hold} {base} && exec "$@"'
-        )
-    return ["unshare", "--mount", "sh", "-ec", script, "sh",
-            "setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups"]  # fmt: skip
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.files import as_user
 from tests.integration.conftest import ECHO_MODEL, HTTP, Platform, Watching, all_ended, until
 
 from gpufaas_gpu_manager.cgroups import find
@@ -125,8 +126,11 @@ def test_memory_that_no_allocation_fails_for_ends_its_worker_only(platform: Plat
     with Held(platform) as sampled:
         answer = platform.call(hog, how.encode())
 
-    assert answer.status_code == 507, answer.text
-    assert re.search(r"used \d+ MiB of \d+ MiB reserved|MemoryError", answer.text), answer.text
+    if how == "shm_file" and "No space left on device" in answer.text:
+        assert "watcher" in platform.options, "where nothing counts such files, there is room for its reservation"
+    else:
+        assert answer.status_code == 507, answer.text
+        assert re.search(r"used \d+ MiB of \d+ MiB reserved|MemoryError", answer.text), answer.text
     assert platform.call(neighbour).text == its_worker
     if "cgroup" in platform.options:  # the watcher is late, by as much as can be taken meanwhile
         assert sampled.most_bytes < DEVICE
@@ -284,17 +288,12 @@ def _directories(name: str) -> list[str]:
     return [str(each) for each in Path("/sys/fs/cgroup").rglob(name)]
 
 
-OTHER_USER = ["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all,+dac_read_search"]
-"""The user nobody, with the right to read directories of root: this checkout may be in one."""
-OTHER_USER += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
-
-
 @LONG
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can become another user")
 def test_a_platform_that_is_not_root_s_has_the_watcher_and_says_so(make_platform: Make) -> None:
     platform = make_platform("--device", "cpu:0=400MiB")
-    platform.prefix = ["setpriv", *OTHER_USER]
     platform.home.mkdir(parents=True)
+    platform.prefix = as_user(platform.home, 65534)
     for each in (platform.home, *platform.home.parents[:3]):
         each.chmod(0o777)
     platform.start()
