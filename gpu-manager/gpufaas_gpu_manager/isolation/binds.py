@@ -45,10 +45,13 @@ def advice(failure: str, walls: Walls) -> str:
     """
     if walls == Walls() or not failure.startswith("FileNotFoundError" if walls.root else "PermissionError"):
         return ""
+    automatic = re.findall(r"(?m)^\S+ (\S+) autofs ", Path("/proc/self/mounts").read_text())  # a look may take minutes
     for path in map(os.path.normpath, re.findall(r"(?<![\w.])/[^\s':,]+", failure)):
-        place = path if os.path.isdir(path) else os.path.dirname(path)
+        if any(Path(path).is_relative_to(each) for each in automatic):
+            continue
         with contextlib.suppress(OSError, ValueError):
-            if place not in _MACHINE and all(os.stat(each).st_mode & stat.S_IXOTH for each in Path(path).parents):
-                os.stat(path)
+            real = Path(path).resolve(strict=True)  # by links a function would learn what it may not see
+            place = path if real.is_dir() else os.path.dirname(path)
+            if place not in _MACHINE and all(each.stat().st_mode & stat.S_IXOTH for each in real.parents):
                 return f" ({path} is on this node: gpufaas serve --bind {place} shows it to functions)"
     return ""

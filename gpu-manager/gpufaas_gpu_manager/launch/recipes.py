@@ -57,15 +57,13 @@ def _given_to(uid: int, path: str) -> bool:
     Make *path* a directory that *uid* writes to, if need be. What is there of another one is removed: functions read
     by unpickling what they have compiled. Return False if the disk is full.
     """
-    try:
+    with contextlib.suppress(OSError):
         if os.path.lexists(path) and os.lstat(path).st_uid != (uid or os.geteuid()):
             remove_tree(Path(path))
         os.makedirs(path, 0o700, exist_ok=True)
-        if uid:
-            os.chown(path, uid, uid, follow_symlinks=False)
-    except OSError:
-        return False
-    return True
+        os.chown(path, uid or -1, uid or -1, follow_symlinks=False)
+        return True
+    return False
 
 
 def _cpu_name(source: NodeDevice) -> str:
@@ -93,9 +91,8 @@ class Recipes:
         self.host_cache = host_cache
         self._bundles = bundles
         self._threads = threads
-        for left in (settings.scratch, settings.sockets):
-            if left is not None:
-                remove_tree(left)  # of a process that was killed
+        for left in filter(None, (settings.scratch, settings.sockets)):
+            remove_tree(left)  # of a process that was killed
 
     def limits(self, worker: Worker, group: Group | None = None) -> WorkerLimits:
         """
@@ -201,8 +198,8 @@ class Recipes:
 
     def drop_own(self, worker: Worker) -> None:
         """No process of *worker* is left: remove the directories that only it had."""
-        sockets = self.settings.sockets and self.settings.sockets.absolute() / str(worker.number)
-        for path in filter(None, (self._scratch_of(worker), sockets)):
+        for folder in filter(None, (self.settings.scratch, self.settings.sockets)):
+            path = folder.absolute() / str(worker.number)
             try:
                 path.rmdir()
             except FileNotFoundError:
