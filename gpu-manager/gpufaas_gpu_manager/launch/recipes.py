@@ -50,6 +50,8 @@ _IN_SCRATCH: Final[Bytes] = 36
 _OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
 """Variables that may be read when a context is made."""
 _SHIM: Final = Path(__file__).parent.with_name("shim")
+_GIVES: Final = threading.Lock()
+"""Two workers of a function may begin at once: to the second what the first has just made is not another's."""
 
 
 def _given_to(uid: int, path: str) -> bool:
@@ -57,7 +59,7 @@ def _given_to(uid: int, path: str) -> bool:
     Make *path* a directory that *uid* writes to, if need be. What is there of another one is removed: functions read
     by unpickling what they have compiled. Return False if the disk is full.
     """
-    with contextlib.suppress(OSError):
+    with _GIVES, contextlib.suppress(OSError):
         if os.path.lexists(path) and os.lstat(path).st_uid != (uid or os.geteuid()):
             remove_tree(Path(path))
         os.makedirs(path, 0o700, exist_ok=True)

@@ -1,5 +1,8 @@
-"""What a server is told of where it may listen."""
+"""What a worker has of its own: where a server may listen, directories."""
 
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +14,7 @@ from gpufaas_core.model import FunctionId
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.isolation.levels import Own, Walls
-from gpufaas_gpu_manager.launch.recipes import Recipes
+from gpufaas_gpu_manager.launch.recipes import Recipes, _given_to
 from gpufaas_gpu_manager.settings import NodeSettings
 
 NO_BUNDLES: Any = None
@@ -66,3 +69,29 @@ def test_a_function_has_one_uid_wherever_it_runs_and_the_nodes_of_the_device_tha
 
     assert (on_gpu.devices, on_cpu.devices) == (("/dev/nvidia4",), ())
     assert on_gpu.uid == on_cpu.uid != other.uid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a directory to another user")
+def test_a_second_worker_of_a_function_leaves_the_directory_that_the_first_is_about_to_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, second, chown = threading.Event(), threading.Event(), os.chown
+
+    def slow(path: str, *owner: int, **how: bool) -> None:
+        if begun.is_set():
+            second.set()
+        else:
+            Path(path, "made by the first").touch()
+            begun.set()
+        second.wait(0.2)  # it does not come that far
+        chown(path, *owner, **how)
+
+    monkeypatch.setattr(os, "chown", slow)
+    with ThreadPoolExecutor() as threads:
+        results = [threads.submit(_given_to, 1_950_000_000, str(tmp_path / "compiled"))]
+        begun.wait()
+        results.append(threads.submit(_given_to, 1_950_000_000, str(tmp_path / "compiled")))
+        assert [each.result() for each in results] == [True, True]
+
+    assert (tmp_path / "compiled" / "made by the first").exists()
+    assert (tmp_path / "compiled").stat().st_uid == 1_950_000_000
