@@ -55,41 +55,28 @@ def remove_tree(folder: Path) -> None:
         return
     with contextlib.suppress(OSError):
         top = _opened(str(folder))
-        try:
-            left = os.listdir(top)
-            for name in left:  # grows meanwhile
-                with contextlib.suppress(OSError):
-                    left += _emptied(name, top)
-        finally:
-            os.close(top)
+        left = _emptied(top, top)
+        for name in left:  # grows meanwhile
+            with contextlib.suppress(OSError):
+                inside = _opened(name, top)
+                left += _emptied(inside, top)
+                os.close(inside)
+                os.rmdir(name, dir_fd=top)
+        os.close(top)
         folder.rmdir()
 
 
-def _emptied(name: str, top: int) -> list[str]:
-    """
-    Remove *name* from the directory *top*; return what the folders are called there that were in it.
-
-    :raises OSError: it stays
-    """
-    with contextlib.suppress(IsADirectoryError):
-        os.unlink(name, dir_fd=top)
-        return []
+def _emptied(folder: int, top: int) -> list[str]:
+    """Remove the files in *folder*, and move the folders in it to *top*; return their new names. No error."""
     moved = []
-    folder = _opened(name, top)
-    try:
-        for each in os.listdir(folder):
-            try:
-                os.unlink(each, dir_fd=folder)
-            except OSError:
-                as_what = secrets.token_hex(8)
-                with contextlib.suppress(OSError):
-                    os.close(_opened(each, folder))
-                    os.rename(each, as_what, src_dir_fd=folder, dst_dir_fd=top)
-                    moved.append(as_what)
-    finally:
-        os.close(folder)
-    with contextlib.suppress(OSError):
-        os.rmdir(name, dir_fd=top)
+    for name in os.listdir(folder):
+        try:
+            os.unlink(name, dir_fd=folder)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.close(_opened(name, folder))
+                os.rename(name, moved_as := secrets.token_hex(8), src_dir_fd=folder, dst_dir_fd=top)
+                moved.append(moved_as)
     return moved
 
 

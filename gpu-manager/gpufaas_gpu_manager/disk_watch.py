@@ -1,8 +1,7 @@
 """
-Watches what a worker writes to the node's disk: outside of a root of its own, and what its function has compiled.
+Watches what a worker writes to the node's disk: what its function has compiled, and all where it has no own root.
 
-No mechanism of the kernel holds a directory to a size for a user here. So the node looks, and ends a worker whose
-directory holds too much. A file that has no name any more is not seen: RLIMIT_FSIZE limits each.
+The kernel holds no directory of a user to a size here: the node looks, and ends a worker whose directory has too much.
 """
 
 import asyncio
@@ -37,16 +36,13 @@ def watch_disk(worker: WritingWorker) -> None:
     loop = asyncio.get_running_loop()
 
     def look() -> None:
-        looked = loop.run_in_executor(None, first_over, worker.own.write)
-        looked.add_done_callback(lambda done: decide(done.result()))
+        loop.run_in_executor(None, first_over, worker.own.write).add_done_callback(decide)
 
-    def decide(over: str) -> None:
+    def decide(looked: "asyncio.Future[str]") -> None:
         if worker.reaped:
             return
-        if over:
-            worker.kill(
-                f"{over} holds more than {format_bytes(BYTES)} or {FILES:,} files: it is emptied; write less there"
-            )
+        if over := looked.result():
+            worker.kill(f"{over} holds more than {format_bytes(BYTES)} or {FILES:,} files: write less there")
             loop.run_in_executor(None, remove_tree, Path(over))
         else:
             worker.timers.later("disk", _LOOK_S, look)
@@ -55,24 +51,19 @@ def watch_disk(worker: WritingWorker) -> None:
         worker.timers.later("disk", _LOOK_S, look)
 
 
-def first_over(folders: Sequence[str], size: Bytes = BYTES, files: int = FILES) -> str:
-    """Return the first of *folders* that holds more than so much; empty: none. Blocks; links are not followed."""
-    return next((each for each in folders if _is_over(each, size, files)), "")
-
-
-def _is_over(folder: str, size: Bytes, files: int) -> bool:
-    left = [folder]
-    for each in left:  # grows meanwhile
-        try:
-            with os.scandir(each) as found:
-                for entry in found:
-                    size -= entry.stat(follow_symlinks=False).st_blocks * 512
-                    files -= 1
-                    if size < 0 or files < 0:
-                        return True
-                    if entry.is_dir(follow_symlinks=False):
-                        left.append(entry.path)
-        except OSError as exc:
-            if exc.errno == errno.ENAMETOOLONG:  # who nests so deep hides something
-                return True
-    return False
+def first_over(folders: Sequence[str]) -> str:
+    """Return the first of *folders* that holds too much; empty: none. Files without a name are not seen. Blocks."""
+    for folder in folders:
+        left, size, files = [folder], 0, 0
+        for each in left:  # grows meanwhile
+            try:
+                with os.scandir(each) as found:
+                    for entry in found:
+                        size, files = size + entry.stat(follow_symlinks=False).st_blocks * 512, files + 1
+                        left += [entry.path] if entry.is_dir(follow_symlinks=False) else []
+                        if size > BYTES or files > FILES:
+                            return folder
+            except OSError as exc:
+                if exc.errno == errno.ENAMETOOLONG:  # who nests so deep hides something
+                    return folder
+    return ""

@@ -16,6 +16,13 @@ from gpufaas_gpu_manager.timers import Timers
 KiB = 1024
 
 
+@pytest.fixture(autouse=True)
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may hold little."""
+    monkeypatch.setattr(disk_watch, "BYTES", 200 * KiB)
+    monkeypatch.setattr(disk_watch, "FILES", 10)
+
+
 def nests(folder: Path) -> None:
     here = os.open(folder, os.O_RDONLY)
     for _ in range(30):
@@ -43,9 +50,9 @@ def test_a_folder_that_holds_too_much_is_found(tmp_path: Path, fill: Callable[[P
     (tmp_path / "filled").mkdir()
     folders = [str(tmp_path / each) for each in ("none", "small", "filled")]
 
-    assert first_over(folders, 200 * KiB, 10) == ""
+    assert first_over(folders) == ""
     fill(tmp_path / "filled")
-    assert first_over(folders, 200 * KiB, 10) == folders[2]
+    assert first_over(folders) == folders[2]
 
 
 class Worker:
@@ -66,7 +73,7 @@ async def test_a_worker_that_writes_too_much_is_ended_and_its_folder_is_emptied(
     def look(folders: tuple[str, ...]) -> str:
         nonlocal looks
         looks += 1
-        return first_over(folders, 200 * KiB, 10)
+        return first_over(folders)
 
     monkeypatch.setattr(disk_watch, "first_over", look)
     worker = Worker(tmp_path / "compiled")
