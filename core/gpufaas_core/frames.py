@@ -58,6 +58,8 @@ SLOT: Final = 16
 CHUNK_BYTES: Final = 256 * 1024
 """The largest piece of a body in one frame. Larger ones would only cost memory at both ends."""
 MAX_HEADER: Final = 4 * 1024 * 1024
+MAX_SAID: Final = 256 * 1024
+"""The largest header of a worker: to read it takes 8 ms. One of 4 MiB would hold up the node's other calls for 130."""
 MAX_BODY: Final = 64 * 1024 * 1024
 """Larger frames are errors: the other end is not a worker, or is out of step."""
 
@@ -297,12 +299,13 @@ class FrameReader:
     in the kind, as in `PREFIX`.
     """
 
-    __slots__ = ("_end", "_left", "_max_body")
+    __slots__ = ("_end", "_left", "_max_body", "_max_header")
 
-    def __init__(self, max_body: Bytes = MAX_BODY, slots: int = 1) -> None:
+    def __init__(self, max_body: Bytes = MAX_BODY, slots: int = 1, max_header: Bytes = MAX_HEADER) -> None:
         """:param slots: whose frames may come"""
         self._left = bytearray()
         self._max_body = max_body
+        self._max_header = max_header
         self._end = slots << SLOT
 
     def feed(self, data: bytes) -> Iterable[tuple[int, bytes, bytes]]:
@@ -337,6 +340,6 @@ class FrameReader:
 
     def _prefix(self, data: bytes | bytearray, at: int) -> tuple[int, int, int]:
         kind, header_bytes, body_bytes = found = _unpack(data, at)
-        if header_bytes > MAX_HEADER or body_bytes > self._max_body or kind & 0xFF00 or kind >= self._end:
+        if header_bytes > self._max_header or body_bytes > self._max_body or kind & 0xFF00 or kind >= self._end:
             raise BrokenFrame(f"no frame: kind {kind:x}, lengths {header_bytes} and {body_bytes}")
         return found

@@ -29,7 +29,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from gpufaas_core.frames import MAX_HEADER
+from gpufaas_core.frames import MAX_SAID
 from gpufaas_core.plausible import HEADER_NAME, NOT_IN_VALUE, why_no_answer
 from gpufaas_core.units import Bytes, MiB, format_bytes
 
@@ -378,7 +378,7 @@ def _headers(given: Any) -> list[tuple[bytes, bytes]]:
             pair = (_known_header if len(text) <= _SHORT else _header)(name, text)
             raw.append(pair)
             size += len(pair[0]) + len(pair[1]) + _FRAMING
-    if size > MAX_HEADER:
+    if size + 16 * _FRAMING > MAX_SAID:
         # A head that is too large for a frame would end the worker, and the other calls with it.
         raise TypeError(f"the answer cannot be sent: {why_no_answer(200, raw)}")
     return raw

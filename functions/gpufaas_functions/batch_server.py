@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from gpufaas_core.frames import CHUNK_BYTES, AnswerHead, AnswersHead, CallHead, Kind, encode_frame
 from gpufaas_core.model import Bytes, Seconds
@@ -15,6 +15,8 @@ from gpufaas_functions.connection import Absent, CallBody
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.slot_server import SlotServer, no_room
 
+_FRAMING: Final = 64
+"""Bytes of a head, or of one of its headers, beside names and values, at most."""
 _Small: TypeAlias = "tuple[int, AnswerHead, bytes | memoryview]"
 """An answer for ANSWERS: the place of its call, head and body."""
 
@@ -73,7 +75,7 @@ def _frames(answers: Iterable[_Small], slot: int) -> Iterator[bytes]:
     size = 0
     for each in answers:
         _, head, body = each
-        one = len(body) + sum(len(name) + len(value) for name, value in head.headers)
+        one = _FRAMING + len(body) + sum(_FRAMING + len(name) + len(value) for name, value in head.headers)
         if taken and size + one > CHUNK_BYTES:
             yield _frame(taken, slot)
             taken, size = [], 0

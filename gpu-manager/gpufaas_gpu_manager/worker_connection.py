@@ -14,6 +14,7 @@ import msgspec
 from gpufaas_core.frames import (
     CHUNK_BYTES,
     KIND,
+    MAX_SAID,
     SLOT,
     BrokenFrame,
     FailedHead,
@@ -66,7 +67,7 @@ class WorkerConnection(asyncio.Protocol):
         self.shared = slots > 1
         self.lost = False
         self._worker = worker
-        self._reader = FrameReader(CHUNK_BYTES, slots)
+        self._reader = FrameReader(CHUNK_BYTES, slots, MAX_SAID)
         self._transport: asyncio.Transport | None = None
         self._held: list[bytes] = []
         self._full = False

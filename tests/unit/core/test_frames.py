@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufaas_core.frames import AnswerHead, BrokenFrame, FrameReader, Kind, encode_frame, encode_prefix
+from gpufaas_core.frames import MAX_SAID, AnswerHead, BrokenFrame, FrameReader, Kind, encode_frame, encode_prefix
 
 BODIES = st.lists(st.binary(max_size=300), max_size=8)
 
@@ -35,3 +35,11 @@ def test_a_prefix_and_its_body_make_the_same_frame() -> None:
 def test_what_is_no_frame_is_noticed_before_memory_is_spent_on_it(garbage: bytes) -> None:
     with pytest.raises(BrokenFrame):
         list(FrameReader().feed(garbage))
+
+
+def test_a_header_that_is_larger_than_the_reader_takes_is_refused_before_it_is_there() -> None:
+    large = encode_frame(Kind.ANSWER, AnswerHead(200, [(b"a", bytes(MAX_SAID))]))
+
+    with pytest.raises(BrokenFrame):
+        list(FrameReader(max_header=MAX_SAID).feed(large[:16]))
+    assert list(FrameReader().feed(large[:16])) == []

@@ -5,10 +5,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpufaas_core.frames import (
     CHUNK_BYTES,
+    MAX_SAID,
+    AnswerHead,
+    AnswersHead,
     BatchHead,
     CallHead,
     FrameReader,
@@ -16,6 +20,7 @@ from gpufaas_core.frames import (
     RoomHead,
     encode_frame,
 )
+from gpufaas_functions import batch_server
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
 from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import BadBatch, BatchHandler, check
@@ -283,3 +288,14 @@ def test_a_batch_that_came_early_waits_until_large_answers_of_the_one_before_are
     assert sum(len(body) for kind, body in said if kind == Kind.CHUNK) == 3 * CHUNK_BYTES
     assert said[-1][1] == b"ccc" or said[-2][1] == b"ccc"
     assert counts.begun == [2]
+
+
+def test_answers_with_many_short_headers_go_in_frames_that_a_node_takes() -> None:
+    head = AnswerHead(200, [(b"a", b"b")] * 1000)
+    frames = list(batch_server._frames([(place, head, b"c") for place in range(400)], 0))
+
+    heads = [msgspec.msgpack.decode(header, type=AnswersHead) for _, header, _ in FrameReader(
+        CHUNK_BYTES, 1, MAX_SAID
+    ).feed(b"".join(frames))]  # fmt: skip
+
+    assert [place for each in heads for place, _, _ in each.answers] == list(range(400))
