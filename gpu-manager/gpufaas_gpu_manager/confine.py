@@ -164,8 +164,8 @@ def _own_shm() -> None:
     """
     Mount a ``/dev/shm`` without a size of its own: the control group limits it. The kernel's default is half of memory.
     """
-    if libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC):
-        return
-    # Mounts made outside are still seen here; what is mounted here is not seen outside.
-    if not libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None):
-        libc.mount(b"gpufaas", b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=1777")
+    with contextlib.suppress(OSError):
+        call("unshare", _CLONE_NEWNS | _CLONE_NEWIPC)
+        # Mounts made outside are still seen here; what is mounted here is not seen outside.
+        call("mount", b"none", b"/", None, _MS_REC | _MS_SLAVE, None)
+        call("mount", b"gpufaas", b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=1777")

@@ -364,7 +364,7 @@ class _ForkServer:
             return _stand_by(spawn, socket.socket(fileno=fds[0]))
         _print_to(*fds[-2:])
         confine(spawn.confine)
-        if not (_within(lambda: begin(spawn.confine.walls)) and _within(lambda: _enter(spawn.confine))):
+        if not _go_within(spawn.confine):
             return 1
         if isinstance(spawn, Exec):
             _become_program(spawn)
@@ -416,17 +416,14 @@ def _make_ready(walls: Walls) -> None:
             dumpable(False)
 
 
-def _enter(confine: Confine) -> None:
-    if confine.own.uid:
-        for stream in (1, 2):  # so that a function can open /dev/stdout by its name
-            os.fchown(stream, confine.own.uid, confine.own.uid)
-    enter(confine.walls, confine.own)
-
-
-def _within(work: Callable[[], None]) -> bool:
-    """Confine this process by *work*; False: it could not be, which is said, and it must end."""
+def _go_within(confine: Confine, begun: bool = False) -> bool:
+    """Go within the walls, of which some were *begun*; False: that has failed, which is said, and this must end."""
     try:
-        work()
+        if not begun:
+            begin(confine.walls)
+        for stream in (1, 2) if confine.own.uid else ():  # so that a function can open /dev/stdout by its name
+            os.fchown(stream, confine.own.uid, confine.own.uid)
+        enter(confine.walls, confine.own)
     except OSError as exc:
         print(f"gpufaas: a worker ends, since it cannot be isolated: {in_one_line(exc)}", file=sys.stderr, flush=True)
         return False
@@ -436,8 +433,7 @@ def _within(work: Callable[[], None]) -> bool:
 def _stand_by(prepared: Prepare, door: socket.socket) -> int:
     """Wait for the worker to become. Return the exit status."""
     confine(prepared.confine)
-    if not _within(lambda: begin(prepared.confine.walls)):
-        return 1
+    begin(prepared.confine.walls)
     fork_point = mark_fork_point()
     if prepared.env and prepared.confine.walls.threads_ahead:
         os.environ.update(prepared.env)
@@ -457,7 +453,7 @@ def _stand_by(prepared: Prepare, door: socket.socket) -> int:
     spawn = msgspec.msgpack.decode(data, type=Spawn)
     _print_to(*fds[-2:])
     bind(spawn.confine.cpus)
-    if not _within(lambda: _enter(spawn.confine)):
+    if not _go_within(spawn.confine, begun=True):
         return 1
     return _work(spawn, fds[:-2], fork_point)
 

@@ -9,19 +9,19 @@ libc: Final = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 
 
-def call(asked: int | str, *args: int | bytes | None, about: str = "") -> int:
+def call(asked: int | str, *args: int | bytes | None, about: object = "") -> int:
     """
     Make a system call, by its number, or by the name that it has in the C library.
 
     :param args: bytes: their address
-    :param about: what is said if it fails; empty: nothing
+    :param about: what is named if it fails
     :raises OSError: the kernel refuses it
     """
     given = [ctypes.c_long(each) if isinstance(each, int) else each for each in args]
     result: int = libc.syscall(asked, *given) if isinstance(asked, int) else getattr(libc, asked)(*given)
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{about}{': ' * bool(about)}{os.strerror(code)}")
+        raise OSError(code, f"{asked} {about}: {os.strerror(code)}")
     return result
 
 

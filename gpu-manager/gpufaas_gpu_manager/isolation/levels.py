@@ -58,9 +58,6 @@ class Walls(msgspec.Struct, frozen=True):
         return ", ".join(filter(None, parts)) or "nothing"
 
 
-NOTHING: Final = Walls()
-
-
 class Own(msgspec.Struct, frozen=True):
     """What one worker has beside what all workers of its node see."""
 

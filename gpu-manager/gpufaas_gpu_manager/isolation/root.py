@@ -134,17 +134,15 @@ def begin(walls: Walls) -> None:
     uid, gid, umask = os.getuid(), os.getgid(), os.umask(0o022)
     if walls.root == "user":
         dumpable(True)  # else the files in /proc/self are root's
-        kernel.call("unshare", _NEWNS | _NEWIPC | _NEWUSER, about="unshare")
+        kernel.call("unshare", _NEWNS | _NEWIPC | _NEWUSER)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
     else:
-        kernel.call("unshare", _NEWNS | _NEWIPC, about="unshare")
-    kernel.call(
-        "mount", None, b"/", None, _REC | _SLAVE, None, about="mount"
-    )  # what is mounted here is not seen outside
+        kernel.call("unshare", _NEWNS | _NEWIPC)
+    kernel.call("mount", None, b"/", None, _REC | _SLAVE, None)  # what is mounted here is not seen outside
     size = b"size=%d,mode=0755" % GiB
-    kernel.call("mount", b"gpufaas", b"/", b"tmpfs", _NOSUID | _NODEV, size, about="mount tmpfs")
+    kernel.call("mount", b"gpufaas", b"/", b"tmpfs", _NOSUID | _NODEV, size, about="tmpfs")
     os.chdir("/..")  # on top of the root; other paths lead to the machine's as before
     paths, opened, links, folders, files = seen(walls)
     for each in folders:
@@ -161,7 +159,7 @@ def begin(walls: Walls) -> None:
         _bind(path)
     if walls.root == "mount":
         _bind("/sys", flags=_BIND)
-        kernel.call("mount", b"proc", b"proc", b"proc", _NOEXEC, b"hidepid=invisible", about="mount proc")
+        kernel.call("mount", b"proc", b"proc", b"proc", _NOEXEC, b"hidepid=invisible", about="proc")
     _set(".", _READ_ONLY | _NOSUID | _NODEV)
     _set(".", 0, cleared=_READ_ONLY, recursive=0)
     for path in opened:
@@ -182,7 +180,7 @@ def finish(walls: Walls, own: Own) -> None:
     umask, links = os.umask(0o022), dict[str, str]()
     if own.room:
         size = b"size=%d" % own.room
-        kernel.call("mount", None, b".", None, _REMOUNT | _NOSUID | _NODEV, size, about="size of the root")
+        kernel.call("mount", None, b".", None, _REMOUNT | _NOSUID | _NODEV, size, about="size")
     for paths, attributes in (
         (own.read, _READ_ONLY | _NOSUID | _NODEV), (own.write, _NOSUID | _NODEV), (own.devices, _NOSUID),
     ):  # fmt: skip
@@ -206,10 +204,10 @@ def finish(walls: Walls, own: Own) -> None:
             file.writelines(line.format(user, number, home) for number, (user, home) in users.items())
     os.umask(umask)
     old = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    kernel.call("pivot_root", b".", b".", about="pivot_root")
+    kernel.call("pivot_root", b".", b".")
     os.fchdir(old)
     os.close(old)
-    kernel.call("umount2", b".", _DETACH, about="umount")  # the old one lies upon the new one
+    kernel.call("umount2", b".", _DETACH)  # the old one lies upon the new one
     os.chdir("/")
 
 
@@ -220,7 +218,7 @@ def _bind(path: str, attributes: int = 0, *, at: str = "", flags: int = _BIND | 
         os.makedirs(place if os.path.isdir(path) else os.path.dirname(place), exist_ok=True)
         if not os.path.isdir(path):
             os.mknod(place)
-    kernel.call("mount", os.fsencode(path), os.fsencode(place), None, flags, None, about=f"bind {path}")
+    kernel.call("mount", os.fsencode(path), os.fsencode(place), None, flags, None, about=path)
     if attributes:
         _set(place, attributes)
 

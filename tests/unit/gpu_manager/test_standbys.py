@@ -13,6 +13,7 @@ from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager import standbys as module
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.confine import Confine
+from gpufaas_gpu_manager.isolation.levels import Walls
 from gpufaas_gpu_manager.standbys import ANYWHERE, Home, Standbys
 from gpufaas_gpu_manager.zygote import TAKEN, Prepare, Spawn
 
@@ -62,7 +63,7 @@ class Groups:
 class Rig:
     def __init__(self, size: int) -> None:
         self.forks, self.groups, self.loads, self.number = Forks(), Groups(), False, 100
-        self.pool = Standbys(self.forks, self.groups, size, self._next, lambda: self.loads)
+        self.pool = Standbys(self.forks, self.groups, size, self._next, lambda: self.loads, Walls())
         self.forks.on_forked = self.pool.on_forked
 
     def _next(self) -> int:

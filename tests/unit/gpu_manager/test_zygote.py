@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from gpufaas_gpu_manager import zygote
+from gpufaas_gpu_manager.confine import NOT_CONFINED
 from gpufaas_gpu_manager.zygote import Prepare
 
 
@@ -21,11 +22,15 @@ def test_a_standby_that_is_given_up_in_the_moment_it_is_taken_ends_without_a_wor
         assert zygote._stand_by(Prepare(1), door) == 0
 
 
-def test_a_worker_that_cannot_be_isolated_does_not_run_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    def refused() -> None:
+def test_a_worker_that_cannot_be_isolated_does_not_run_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(_: object) -> None:
         raise OSError(1, "unshare: Operation not permitted")
 
-    assert not zygote._within(refused)
+    monkeypatch.setattr(zygote, "begin", refused)
+
+    assert not zygote._go_within(NOT_CONFINED)
     said = "gpufaas: a worker ends, since it cannot be isolated: "
     assert capsys.readouterr().err.startswith(said)
-    assert zygote._within(lambda: None)
+    assert zygote._go_within(NOT_CONFINED, begun=True), "it has its root already"
