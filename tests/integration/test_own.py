@@ -90,8 +90,11 @@ def test_a_function_has_a_uid_with_secrets_and_directories_of_its_own_also_after
 def test_a_load_that_lacks_a_path_of_the_machine_names_bind_which_opens_it(
     make_platform: Callable[..., Platform], outside: Path
 ) -> None:
-    held = "--device", "cpu:0=400MiB", "--isolation", "best"
-    platform = make_platform(*held).start()
+    opened = outside / "opened"
+    opened.mkdir(mode=0o755)
+    (opened / "data.txt").write_text("data")
+    bound = "--bind", str(opened)
+    platform = make_platform("--device", "cpu:0=400MiB", "--isolation", "best", *bound).start()
     until(lambda: "ready in" in platform.said())
     if "own root" not in platform.said():
         pytest.skip("workers have no root of their own on this machine")
@@ -102,7 +105,4 @@ def test_a_load_that_lacks_a_path_of_the_machine_names_bind_which_opens_it(
     assert "--bind" not in missing.text
     hidden = platform.call(platform.deploy("reads", READS, env={"path": f"{platform.data}/auth/basic-auth-password"}))
     assert "--bind" not in hidden.text
-    platform.stop()
-
-    opened = make_platform(*held, "--bind", str(outside)).start()
-    assert opened.call(opened.deploy("reads", READS, env={"path": f"{outside}/data.txt"})).text == "data"
+    assert platform.call(platform.deploy("reads", READS, env={"path": f"{opened}/data.txt"})).text == "data"

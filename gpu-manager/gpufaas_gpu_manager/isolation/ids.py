@@ -82,8 +82,9 @@ class Uids:
         """Return the uid of *function*, ``name.namespace``. :raises InvalidSpec: all belong to other functions"""
         with self._lock:
             if function not in self._uids:
-                uid = max(self._uids.values(), default=self.range.start - 1) + 1
-                if uid not in self.range:
+                taken = set(self._uids.values())
+                uid = next((each for each in self.range if each not in taken), 0)
+                if not uid:
                     raise InvalidSpec(
                         f"all {len(self.range)} uids of --uid-range {written(self.range)} belong to functions: start "
                         f"the platform with a larger range, or without {self._path}"

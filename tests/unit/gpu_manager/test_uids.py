@@ -48,8 +48,8 @@ def test_a_uid_is_given_to_one_function_only_and_a_larger_range_has_more(open_ui
     assert [uids.of(name) for name in ("a", "b", "c")] == list(RANGE)
     with pytest.raises(InvalidSpec, match="all 3 uids of --uid-range 1950000000-1950000002 belong to functions"):
         uids.of("d")
-    larger = open_uids(range(RANGE[0], RANGE[0] + 4))
-    assert [larger.of(name) for name in ("d", "a")] == [RANGE[0] + 3, RANGE[0]]
+    larger = open_uids(range(RANGE[0] - 1, RANGE[0] + 4))
+    assert [larger.of(name) for name in ("d", "e", "a")] == [RANGE[0] - 1, RANGE[0] + 3, RANGE[0]]
 
 
 def test_of_two_platforms_with_one_range_the_second_takes_the_next_one_or_is_refused(
