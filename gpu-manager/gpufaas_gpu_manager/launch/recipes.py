@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import msgspec
 
 from gpufaas_core.bundle import Manifest
-from gpufaas_core.constraints import CPU_QUOTA
+from gpufaas_core.constraints import CGROUP_V1, CGROUP_V2, CPU_QUOTA
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.files import remove_tree
 from gpufaas_core.log_marks import MARK_VARIABLE
@@ -43,8 +43,6 @@ _SOCKET_PATH: Final[Bytes] = 107
 """Of the path of a unix socket, at most."""
 _SCRATCH: Final = "GPUFAAS_SCRATCH"
 """The variable with the path of a worker's scratch directory."""
-_ROOM: Final[Bytes] = GiB
-"""Of the files of a worker in its own root, where its memory on this machine is not limited."""
 _IN_SCRATCH: Final[Bytes] = 36
 """Of the path of a socket below it, as `multiprocessing` makes them."""
 _OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
@@ -273,12 +271,11 @@ class Recipes:
         if walls == Walls():
             return Own()
         scratch = str(self._scratch_of(worker) or "")
-        linked = (bundle / each.path for each in manifest.weights)  # they are on another disk
+        weights = (bundle / each.path for each in manifest.weights)
+        elsewhere = (os.path.realpath(each) for each in weights if each.is_symlink())  # on another disk
         return Own(
             uid=uid,
-            read=(
-                str(bundle), *(os.path.realpath(each) for each in linked if each.is_symlink()), *filter(None, [secrets])
-            ),
+            read=tuple(filter(None, (str(bundle), *elsewhere, secrets))),
             write=tuple(each for each in (*write, *[scratch] * (not walls.root)) if each and _given_to(uid, each)),
             secrets=secrets,
             scratch=scratch,
@@ -290,8 +287,8 @@ class Recipes:
     def _room(self, worker: Worker) -> Bytes:
         """Return the most that its files in memory take: what it may be lent, where a control group counts them."""
         if not (worker.device.source.enforced and worker.memory):
-            return _ROOM
-        return worker.device.ledger.capacity if self.enforcement.counts_files else worker.memory
+            return GiB
+        return worker.device.ledger.capacity if self.enforcement.name in (CGROUP_V1, CGROUP_V2) else worker.memory
 
     def container_env(self, worker: Worker, gateway: str) -> dict[str, str]:
         """Return the environment of a container or pod; *gateway* is the gateway's URL as seen from there."""
