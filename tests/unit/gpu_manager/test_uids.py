@@ -4,11 +4,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from gpufaas_apps import isolation
+from gpufaas_apps.options import DeviceOptions
 from gpufaas_core.errors import InvalidSpec, StorageFailed
+from gpufaas_gpu_manager.isolation import levels
 from gpufaas_gpu_manager.isolation.ids import Uids, uid_range, written
+from gpufaas_gpu_manager.isolation.levels import Walls
 
 RANGE = range(1_950_000_000, 1_950_000_003)
 NEXT = range(1_950_000_003, 1_950_000_006)
@@ -73,6 +78,21 @@ def test_of_two_platforms_with_one_range_the_second_takes_the_next_one_or_is_ref
 def test_a_range_of_which_somebody_has_a_uid_is_not_taken(open_uids: Open) -> None:
     with pytest.raises(InvalidSpec, match=r"nobody|no such uids"):
         open_uids(range(65_533, 65_536), strict=True)
+
+
+@pytest.mark.parametrize("level", ["best", "strict"])
+def test_where_no_range_is_free_best_goes_without_and_says_so_and_strict_does_not_start(
+    level: Literal["best", "strict"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(levels, "walls", lambda *_: Walls(root="mount", uids=True, strict=level == "strict"))
+    monkeypatch.setattr(isolation, "etcd_here", lambda _: ())
+    given = DeviceOptions(isolation=level, uid_range=range(1, 2**32 - 1))
+    if level == "strict":
+        with pytest.raises(InvalidSpec, match="name 4294967294 uids that nobody has"):
+            isolation.isolation_of(given, tmp_path, [])
+    else:
+        assert isolation.isolation_of(given, tmp_path, []) == (Walls(root="mount"), None)
+        assert "functions have no uids of their own: --uid-range 1-4294967294: user " in caplog.text
 
 
 def test_a_damaged_file_is_not_guessed_at(open_uids: Open, tmp_path: Path) -> None:
