@@ -20,13 +20,8 @@ from gpufaas_core.units import Bytes
 from gpufaas_gpu_manager.isolation.kernel import call, libc
 from gpufaas_gpu_manager.isolation.levels import Own, Walls
 
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_DUMPABLE: Final = 4
-_PR_SET_NAME: Final = 15
-_PR_CAPBSET_DROP: Final = 24
-_PR_SET_CHILD_SUBREAPER: Final = 36
-_CLONE_NEWNS: Final = 0x0002_0000
-_CLONE_NEWIPC: Final = 0x0800_0000
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 1, 4, 15, 24, 36
+_CLONE_NEWNS, _CLONE_NEWIPC = 0x0002_0000, 0x0800_0000
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 2, 4, 16384, 1 << 19
 _CAPABILITIES: Final = struct.pack("Ii", 0x2008_0522, 0)
 """The version of their sets, and of this thread, for the kernel."""

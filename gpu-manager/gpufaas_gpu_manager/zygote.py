@@ -159,7 +159,7 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 FromZygote = ZygoteReady | Forked | Exited | SpawnFailed | Pong
 Fork = Spawn | Exec | Prepare | Layer
-_NAMES: Final[dict[type, str]] = {Prepare: "standby", Layer: "layer"}
+_NAMES: Final = {"Prepare": "standby", "Layer": "layer"}
 ToZygote = Fork | Ping | KillWithManager
 
 
@@ -169,24 +169,18 @@ class _Held(msgspec.Struct, frozen=True):
     walls: Walls = Walls()
 
 
-class _Start(msgspec.Struct, frozen=True):
-    """Of `Spawn` and `Exec`. Its variables the child reads: all later children inherit what this process has read."""
+class _Asked(msgspec.Struct, frozen=True):
+    """Of a `ToZygote`, what the fork server must know. The child reads it all: later ones inherit what is read here."""
 
-    worker: int
+    type: str
+    worker: int = 0
     confine: _Held = _Held()
-
-
-class _Spawn(_Start, frozen=True, tag="Spawn"):
-    """See `_Start`."""
-
-
-class _Exec(_Start, frozen=True, tag="Exec"):
-    """See `_Start`."""
+    pids: tuple[int, ...] = ()
 
 
 TAKEN: Final = b"taken"
-_decode: Final = msgspec.msgpack.Decoder(_Spawn | _Exec | Prepare | Layer | Ping | KillWithManager).decode
-_decode_whole: Final[Callable[[bytes | memoryview], Fork]] = msgspec.msgpack.Decoder(Fork).decode
+_decode: Final = msgspec.msgpack.Decoder(_Asked).decode
+_decode_fork: Final[Callable[[bytes | memoryview], Fork]] = msgspec.msgpack.Decoder(Fork).decode
 _ALONE: Final = "alone"
 
 
@@ -242,9 +236,9 @@ class _ForkServer:
         with open("/proc/self/comm") as comm:
             self._name = comm.read().strip()
         self._reaper = Reaper()
-        self._guarded: list[int] = []
+        self._guarded: tuple[int, ...] = ()
         self._before_children: Iterator[None] = iter(())
-        self._held: list[tuple[Prepare, list[int], bytes]] = []
+        self._held: list[tuple[_Asked, list[int], bytes]] = []
         """Asked for, and forked when `_before_children` is at its end."""
         signal.signal(signal.SIGTERM, lambda *_: self._end())
         self._wake_read, self._wake_write = os.pipe()
@@ -311,32 +305,31 @@ class _ForkServer:
             self._end()
         message = memoryview(self._message)[:size]
         asked = _decode(message)
-        match asked:
-            case Ping():
+        match asked.type:
+            case "Ping":
                 self.say(Pong())
-            case KillWithManager():
+            case "KillWithManager":
                 self._guarded = asked.pids
-            case Prepare():
+            case "Prepare":
                 self._held.append((asked, list(fds), bytes(message)))  # until there is nothing else to do
-            case _Spawn() | _Exec() | Layer():
+            case _:
                 self._before_children = iter(())
                 self._fork(asked, list(fds), message)
         message[:] = bytes(size)
 
-    def _fork(self, spawn: _Start | Prepare | Layer, fds: list[int], message: bytes | memoryview) -> None:
+    def _fork(self, spawn: _Asked, fds: list[int], message: bytes | memoryview) -> None:
         """:param message: what is asked for, as it came"""
-        born = _NAMES.get(type(spawn))
+        born = _NAMES.get(spawn.type)
         if born is not None:  # before the fork: else it would be taken for a worker until it has named itself
             name_process(born)
-        if not isinstance(spawn, Layer):
-            _make_ready(spawn.confine.walls)
+        _make_ready(spawn.confine.walls)
         try:
             pid = os.fork()
         except OSError as exc:
             self.say(SpawnFailed(spawn.worker, str(exc)))
             pid = -1
         if pid == 0:
-            _end_with(lambda: self._become_worker(_decode_whole(message), fds))
+            _end_with(lambda: self._become_worker(_decode_fork(message), fds))
         if born is not None:
             name_process(self._name)
         for each in fds:
@@ -349,7 +342,7 @@ class _ForkServer:
         # The manager may have been killed just after it sent `KillWithManager`.
         with contextlib.suppress(OSError):
             while data := self._control.recv(MAX_MESSAGE, socket.MSG_DONTWAIT):
-                if isinstance(asked := _decode(data), KillWithManager):
+                if (asked := _decode(data)).type == "KillWithManager":
                     self._guarded = asked.pids
         for pid in [each for guarded in self._guarded for each in descendants_of(guarded)]:
             kill_group(pid)

@@ -12,21 +12,12 @@ from typing import Final
 
 from gpufaas_gpu_manager.isolation import kernel
 
-_CREATE_RULESET: Final = 444
-_ADD_RULE: Final = 445
-_RESTRICT_SELF: Final = 446
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION: Final = 1
-_PATH_BENEATH: Final = 1
-_NET_PORT: Final = 2
+_PATH_BENEATH, _NET_PORT = 1, 2
 _TSYNC: Final = 1 << 3
-
-_EXECUTE: Final = 1 << 0
-_WRITE_FILE: Final = 1 << 1
-_READ_FILE: Final = 1 << 2
-_READ_DIR: Final = 1 << 3
-_TRUNCATE: Final = 1 << 14
-_IOCTL_DEV: Final = 1 << 15
-_RESOLVE_UNIX: Final = 1 << 16
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_TRUNCATE, _IOCTL_DEV, _RESOLVE_UNIX = 1 << 14, 1 << 15, 1 << 16
 _READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV | _RESOLVE_UNIX
 """The rights that a rule of what is no directory may have."""

@@ -49,13 +49,16 @@ class Walls(msgspec.Struct, frozen=True):
         return self == Walls() or (self.uids and (self.landlock >= 8 or not self.strict))
 
     def __str__(self) -> str:
-        named = {"mount": "own root", "user": "own root (user namespace)"}.get(self.root, "")
-        connects = f"connects to the gateway only{', as etcd has no login' * bool(self.etcd)}"
-        parts = (
-            named, "uids" * self.uids, f"Landlock {self.landlock}" * bool(self.landlock), "seccomp" * self.seccomp,
-            connects * (self.landlock >= PORTS and (self.strict or bool(self.etcd))),
-        )  # fmt: skip
-        return ", ".join(filter(None, parts)) or "nothing"
+        parts = {
+            "own root": self.root == "mount",
+            "own root (user namespace)": self.root == "user",
+            "uids": self.uids,
+            f"Landlock {self.landlock}": self.landlock,
+            "seccomp": self.seccomp,
+            "connects to the gateway only": self.landlock >= PORTS and (self.strict or self.etcd),
+            "as etcd has no login": self.landlock >= PORTS and self.etcd,
+        }
+        return ", ".join(part for part, holds in parts.items() if holds) or "nothing"
 
 
 class Own(msgspec.Struct, frozen=True):
