@@ -103,23 +103,22 @@ def name_process(name: str) -> None:
 
 
 def may(capability: int) -> bool:
-    """Whether this process has *capability* in effect."""
-    with open("/proc/self/status", "rb") as status:
-        for line in status:
-            if line.startswith(b"CapEff:"):
-                return bool(int(line.split()[1], 16) >> capability & 1)
-    return False
+    """Whether this thread has *capability*, one of the first 32, in effect."""
+    return bool(_capabilities()[0] >> capability & 1)
 
 
 def give_up(capability: int) -> None:
     """Drop *capability*, one of the first 32, for good, for this process and for programs that it executes."""
     libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-    data = ctypes.create_string_buffer(24)
-    if libc.capget(_CAPABILITIES, data):
-        return
-    sets = struct.unpack("6I", data.raw)  # effective, permitted, inheritable: the low 32, then the high
-    kept = (*(each & ~(1 << capability) for each in sets[:3]), *sets[3:])
-    libc.capset(_CAPABILITIES, struct.pack("6I", *kept))
+    sets = _capabilities()
+    libc.capset(_CAPABILITIES, struct.pack("6I", *(each & ~(1 << capability) for each in sets[:3]), *sets[3:]))
+
+
+def _capabilities() -> tuple[int, ...]:
+    """Return those in effect, permitted and inheritable: of each the first 32, then the others."""
+    sets = ctypes.create_string_buffer(24)
+    libc.capget(_CAPABILITIES, sets)
+    return struct.unpack("6I", sets.raw)
 
 
 def give_up_all() -> None:
