@@ -77,14 +77,10 @@ def seen(walls: Walls) -> Seen:
     return Seen(tuple(sorted(paths)), opened, links, tuple(sorted(folders - {"."})), files)
 
 
-def _python() -> Iterator[str]:
-    """Yield where Python is, and its modules, without the directory of the script that was started."""
-    yield from (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, sys.executable)
-    yield from map(os.path.abspath, filter(None, sys.path[0 if sys.flags.safe_path else 1 :]))
-
-
 def _wanted() -> Iterator[str]:
-    yield from (*_SYSTEM, *_python())
+    """Yield the system, and where Python and its modules are, without the directory of the script that was started."""
+    yield from (*_SYSTEM, sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, sys.executable)
+    yield from map(os.path.abspath, filter(None, sys.path[0 if sys.flags.safe_path else 1 :]))
     for each in _ETC.split():
         yield from glob.glob(f"/etc/{each}")
     for name, value in os.environ.items():
@@ -193,9 +189,8 @@ def finish(walls: Walls, own: Own) -> None:
             os.symlink(target, link[1:])
     if own.secrets:
         _bind(own.secrets, _READ_ONLY | _NOSUID | _NODEV, at=_SECRETS)
-    if own.scratch:
-        os.makedirs(own.scratch[1:])
     for path in filter(None, (HOME, own.scratch)):
+        os.makedirs(path[1:], exist_ok=True)
         os.chmod(path[1:], 0o700)
         os.chown(path[1:], own.uid or -1, own.uid or -1)
     users = {0: ("root", "/"), 65534: ("nobody", "/"), own.uid or os.getuid(): (USER, HOME)}
