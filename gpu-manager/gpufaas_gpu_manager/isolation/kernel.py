@@ -9,7 +9,7 @@ libc: Final = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 
 
-def call(asked: int | str, *args: int | bytes | None, about: object = "") -> int:
+def call(asked: int | str, *args: int | bytes | None, about: str = "") -> int:
     """
     Make a system call, by its number, or by the name that it has in the C library.
 
@@ -21,7 +21,7 @@ def call(asked: int | str, *args: int | bytes | None, about: object = "") -> int
     result: int = libc.syscall(asked, *given) if isinstance(asked, int) else getattr(libc, asked)(*given)
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{asked} {about}: {os.strerror(code)}")
+        raise OSError(code, f"{asked}{about and ' '}{about}: {os.strerror(code)}")
     return result
 
 
