@@ -13,9 +13,9 @@ from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.isolation import levels
 from gpufaas_gpu_manager.isolation.binds import checked
 from gpufaas_gpu_manager.isolation.ids import Uids, written
-from gpufaas_gpu_manager.isolation.levels import PORTS, Walls
 from gpufaas_gpu_manager.isolation.levels import tried as tried
 from gpufaas_gpu_manager.isolation.ports import etcd_here
+from gpufaas_gpu_manager.isolation.walls import PORTS, Walls
 
 log = logging.getLogger("node")
 

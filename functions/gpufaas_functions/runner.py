@@ -74,7 +74,7 @@ class WorkerStart(msgspec.Struct, frozen=True):
     parks: bool = False
     """It may be parked: it keeps what its self-check says after the load."""
     ports_limited: bool = False
-    """It may connect to some TCP ports only."""
+    """The worker may connect to some TCP ports only."""
     known: int = 0
     """The peak memory that other workers of the function have had: this one measures its own only beyond that."""
 

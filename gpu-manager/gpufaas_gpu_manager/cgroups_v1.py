@@ -16,7 +16,7 @@ _SOCKET_BYTES: Final[Bytes] = 16 * MiB
 """At the limit senders wait, and windows shrink to some 64 KiB for each socket."""
 
 _SHARES: Final = 1024
-"""Of a group whose weight nobody has changed."""
+"""The kernel gives this weight to a new group."""
 
 
 class GroupV1:

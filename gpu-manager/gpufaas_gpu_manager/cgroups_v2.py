@@ -13,7 +13,7 @@ from gpufaas_gpu_manager.proc import parent_of
 
 _PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
 _WEIGHT: Final = 100
-"""Of a group whose weight nobody has changed."""
+"""The kernel gives this weight to a new group."""
 _BOOTED_WITH: Final = Path("/proc/cmdline")
 
 

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import signal
 import struct
 from collections.abc import Iterator
 from typing import Final
@@ -18,7 +19,7 @@ import msgspec
 
 from gpufaas_core.units import Bytes
 from gpufaas_gpu_manager.isolation.kernel import call, libc
-from gpufaas_gpu_manager.isolation.levels import Own, Walls
+from gpufaas_gpu_manager.isolation.walls import Own, Walls
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 1, 4, 15, 24, 36
 _CLONE_NEWNS, _CLONE_NEWIPC = 0x0002_0000, 0x0800_0000
@@ -90,6 +91,13 @@ def end_with_parent(number: int) -> None:
     number.
     """
     libc.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def stay_with_parent(parent: int) -> None:
+    """Have the kernel kill this process with *parent* again, which it forgets when credentials change."""
+    end_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def dumpable(is_so: bool) -> None:

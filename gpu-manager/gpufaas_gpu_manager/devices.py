@@ -37,7 +37,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Bytes, Device, DeviceId, Need, NodeId
 from gpufaas_core.units import MiB, format_bytes, parse_bytes
 from gpufaas_gpu_manager.emulation import Costs, Emulation
-from gpufaas_gpu_manager.isolation.levels import Level
+from gpufaas_gpu_manager.isolation.walls import Level
 from gpufaas_gpu_manager.machine_memory import available_memory
 from gpufaas_gpu_manager.mps import Mps
 from gpufaas_gpu_manager.nvml import Nvml

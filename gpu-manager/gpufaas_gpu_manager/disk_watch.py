@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from gpufaas_core.files import remove_tree
 from gpufaas_core.model import Seconds
 from gpufaas_core.units import Bytes, GiB, format_bytes
-from gpufaas_gpu_manager.isolation.levels import Own
+from gpufaas_gpu_manager.isolation.walls import Own
 from gpufaas_gpu_manager.timers import Timers
 
 BYTES: Final[Bytes] = 4 * GiB

@@ -8,7 +8,7 @@ from typing import Protocol
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gpu_manager.isolation.ids import Uids
-from gpufaas_gpu_manager.isolation.levels import Walls
+from gpufaas_gpu_manager.isolation.walls import Walls
 
 
 class SecretFiles(Protocol):

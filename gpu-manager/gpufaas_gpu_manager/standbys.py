@@ -23,7 +23,7 @@ import msgspec
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, Confine, may
-from gpufaas_gpu_manager.isolation.levels import Walls
+from gpufaas_gpu_manager.isolation.walls import Walls
 from gpufaas_gpu_manager.proc import private_of
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.zygote import TAKEN, Prepare, Spawn

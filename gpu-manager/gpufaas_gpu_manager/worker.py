@@ -21,7 +21,7 @@ from gpufaas_core.model import Bytes, Seconds, copy_id
 from gpufaas_gpu_manager.disk_watch import watch_disk
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.isolation.binds import advice
-from gpufaas_gpu_manager.isolation.levels import Own
+from gpufaas_gpu_manager.isolation.walls import Own
 from gpufaas_gpu_manager.load_watch import watch_load
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink, Output

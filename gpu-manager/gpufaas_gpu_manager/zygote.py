@@ -47,8 +47,8 @@ from gpufaas_gpu_manager.confine import (
 )
 from gpufaas_gpu_manager.huge_pages import collapse_own
 from gpufaas_gpu_manager.isolation.entry import enter
-from gpufaas_gpu_manager.isolation.levels import Walls
 from gpufaas_gpu_manager.isolation.root import begin, seen
+from gpufaas_gpu_manager.isolation.walls import Walls
 from gpufaas_gpu_manager.proc import descendants_of
 from gpufaas_gpu_manager.reaper import Reaper, kill_group
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_gpu_manager.isolation.levels import Walls
+from gpufaas_gpu_manager.isolation.walls import Walls
 
 _MACHINE: Final = ("/", "/proc", "/sys", "/dev", "/run", "/etc", "/tmp")
 

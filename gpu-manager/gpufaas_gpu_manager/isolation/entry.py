@@ -2,13 +2,12 @@
 
 import os
 import resource
-import signal
 from collections.abc import Sequence
 from typing import Final
 
-from gpufaas_gpu_manager.confine import dumpable, end_with_parent, give_up_all
+from gpufaas_gpu_manager.confine import dumpable, give_up_all, stay_with_parent
 from gpufaas_gpu_manager.isolation import kernel, landlock, root, seccomp
-from gpufaas_gpu_manager.isolation.levels import HOME, Own, Walls
+from gpufaas_gpu_manager.isolation.walls import HOME, Own, Walls
 
 PIDS: Final = 4096
 """Processes and threads of one uid, where a function has its own: as many as a control group lets a worker have."""
@@ -48,9 +47,7 @@ def become(uid: int, devices: Sequence[str] = ()) -> None:
     os.setgroups(sorted({about.st_gid for about in map(os.stat, devices) if about.st_gid and not about.st_mode & 2}))
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    end_with_parent(signal.SIGKILL)  # the kernel has forgotten it
-    if os.getppid() != parent:
-        os._exit(1)
+    stay_with_parent(parent)
 
 
 def _limit(walls: Walls, own: Own) -> None:

@@ -1,4 +1,4 @@
-"""How workers are kept from one another, from the platform, and from what is not theirs."""
+"""The levels of isolation, and which mechanisms work on this machine: each is tried."""
 
 import functools
 import os
@@ -9,77 +9,9 @@ import msgspec
 from msgspec.structs import replace
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.units import Bytes
-
-Level = Literal["none", "best", "strict"]
-"""Of ``--isolation``. best: what the kernel gives; strict: all of it, or the node does not start."""
-
-HOME: Final = "/home/function"
-"""The home directory of each worker with a root of its own."""
-USER: Final = "function"
-"""The name of its user there."""
-PORTS: Final = 4
-"""The ABI of Landlock from which on it limits TCP ports."""
-
-
-class Walls(msgspec.Struct, frozen=True):
-    """What holds the workers of this node. The default: nothing."""
-
-    root: Literal["", "mount", "user"] = ""
-    """Each worker has a root of its own: by a mount namespace, or by one in a user namespace; empty: it has not."""
-    uids: bool = False
-    """Each function has a uid of its own."""
-    landlock: int = 0
-    """The ABI of Landlock in force; 0: none."""
-    seccomp: bool = False
-    """System calls are filtered."""
-    binds: tuple[str, ...] = ()
-    """Directories that the operator opens to all workers: ``PATH`` to read, ``PATH:rw`` to write, too."""
-    strict: bool = False
-    """The level is strict."""
-    etcd: tuple[int, ...] = ()
-    """Ports of etcds on this machine that ask for no login: no function connects to them."""
-
-    @property
-    def threads_ahead(self) -> bool:
-        """
-        Whether a standby may have threads, as a context on a GPU brings them: those keep what rights they have, unless
-        the uid changes, and Landlock holds them from its ABI 8 on.
-        """
-        return self == Walls() or (self.uids and (self.landlock >= 8 or not self.strict))
-
-    def __str__(self) -> str:
-        parts = {
-            "own root": self.root == "mount",
-            "own root (user namespace)": self.root == "user",
-            "uids": self.uids,
-            f"Landlock {self.landlock}": self.landlock,
-            "seccomp": self.seccomp,
-            "connects to the gateway only": self.landlock >= PORTS and (self.strict or self.etcd),
-            "as etcd has no login": self.landlock >= PORTS and self.etcd,
-        }
-        return ", ".join(part for part, holds in parts.items() if holds) or "nothing"
-
-
-class Own(msgspec.Struct, frozen=True):
-    """What one worker has beside what all workers of its node see."""
-
-    uid: int = 0
-    """Its uid and gid; 0: those of the platform."""
-    read: tuple[str, ...] = ()
-    """Paths that it reads: its bundle, weights, secrets."""
-    write: tuple[str, ...] = ()
-    """Directories that it writes to: what its function has compiled, that of its socket."""
-    secrets: str = ""
-    """The directory of its secrets, one of `read`; in its own root they are also at ``/var/openfaas/secrets``."""
-    scratch: str = ""
-    """The path of its scratch directory, which is made in its own root; empty: it has none."""
-    room: Bytes = 0
-    """The most that its /tmp, /dev/shm, home and scratch directory hold together, in bytes, as part of its memory."""
-    devices: tuple[str, ...] = ()
-    """Device nodes, of its GPU."""
-    ports: tuple[int, ...] | None = None
-    """The TCP ports that it may connect to; None: all."""
+from gpufaas_gpu_manager.cgroups import find
+from gpufaas_gpu_manager.isolation import entry, landlock, root, seccomp
+from gpufaas_gpu_manager.isolation.walls import Level, Own, Walls
 
 
 class Mechanism(msgspec.Struct, frozen=True):
@@ -105,9 +37,6 @@ def tried() -> tuple[Walls, tuple[Mechanism, ...]]:
     Try each mechanism, once, in a process that ends: some 20 ms. Return what holds workers here, and what there is to
     say of it.
     """
-    from gpufaas_gpu_manager.cgroups import find
-    from gpufaas_gpu_manager.isolation import landlock, seccomp
-
     as_root, abi = os.geteuid() == 0, landlock.abi()
     mount = _attempt(lambda: _go_into("mount")) if as_root else "needs root"
     user = _attempt(lambda: _go_into("user")) if mount else ""
@@ -135,8 +64,6 @@ def walls(level: Level, binds: tuple[str, ...] = (), data: str = "") -> Walls:
     :param data: the platform's directory, which no worker sees
     :raises InvalidSpec: *level* is strict, and this machine lacks a mechanism; or Python lies where it cannot be bound
     """
-    from gpufaas_gpu_manager.isolation import root
-
     if level == "none":
         return Walls()
     found, mechanisms = tried()
@@ -153,8 +80,6 @@ def walls(level: Level, binds: tuple[str, ...] = (), data: str = "") -> Walls:
 
 def _go_into(own: Literal["mount", "user"], uid: int = 0) -> None:
     """Become a worker in a root of its own. :raises OSError: the kernel refuses it, or its user cannot read Python"""
-    from gpufaas_gpu_manager.isolation import entry, root
-
     root.begin(Walls(root=own))
     entry.enter(Walls(root=own), Own(uid=uid))
     os.close(os.open(os.__file__, os.O_RDONLY))

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.peers import is_own
 from gpufaas_core.ports import ETCD, read_ports
-from gpufaas_gpu_manager.isolation.levels import PORTS, Walls
+from gpufaas_gpu_manager.isolation.walls import PORTS, Walls
 
 _PATIENCE_S: Final = 0.5
 

@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import GiB
-from gpufaas_gpu_manager.confine import dumpable
+from gpufaas_gpu_manager.confine import dumpable, stay_with_parent
 from gpufaas_gpu_manager.isolation import kernel
-from gpufaas_gpu_manager.isolation.levels import HOME, USER, Own, Walls
+from gpufaas_gpu_manager.isolation.walls import HOME, USER, Own, Walls
 
 _MOUNT_SETATTR: Final = 442
 _HERE: Final = -100  # AT_FDCWD
@@ -129,8 +129,10 @@ def begin(walls: Walls) -> None:
         return
     uid, gid, umask = os.getuid(), os.getgid(), os.umask(0o022)
     if walls.root == "user":
+        parent = os.getppid()
         dumpable(True)  # else the files in /proc/self are root's
         kernel.call("unshare", _NEWNS | _NEWIPC | _NEWUSER)
+        stay_with_parent(parent)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)

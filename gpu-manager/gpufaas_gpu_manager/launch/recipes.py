@@ -27,8 +27,8 @@ from gpufaas_gpu_manager.devices import NodeDevice, with_allocator
 from gpufaas_gpu_manager.enforcement import Enforcement, WorkerLimits
 from gpufaas_gpu_manager.forks import inherited
 from gpufaas_gpu_manager.host_cache import Attached, HostCache
-from gpufaas_gpu_manager.isolation.levels import HOME, USER, Own, Walls
 from gpufaas_gpu_manager.isolation.ports import ports_of
+from gpufaas_gpu_manager.isolation.walls import HOME, USER, Own, Walls
 from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.standbys import ANYWHERE, Home
 from gpufaas_gpu_manager.worker import Worker

@@ -8,7 +8,7 @@ import pytest
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_gpu_manager.isolation.binds import advice, checked
-from gpufaas_gpu_manager.isolation.levels import Walls
+from gpufaas_gpu_manager.isolation.walls import Walls
 
 OWN_ROOT = Walls(root="mount")
 

@@ -10,7 +10,7 @@ from tests.waiting import eventually
 
 from gpufaas_gpu_manager import disk_watch
 from gpufaas_gpu_manager.disk_watch import first_over, watch_disk
-from gpufaas_gpu_manager.isolation.levels import Own
+from gpufaas_gpu_manager.isolation.walls import Own
 from gpufaas_gpu_manager.timers import Timers
 
 KiB = 1024

@@ -23,8 +23,8 @@ from gpufaas_core.model import Device, DeviceId
 from gpufaas_functions import answers
 from gpufaas_functions.answers import from_the_author, in_one_line
 from gpufaas_gpu_manager.isolation import levels, ports
-from gpufaas_gpu_manager.isolation.levels import Walls
 from gpufaas_gpu_manager.isolation.ports import etcd_here, ports_of
+from gpufaas_gpu_manager.isolation.walls import Walls
 
 BEST, STRICT = Walls(landlock=6), Walls(landlock=6, strict=True)
 ETCD = Walls(landlock=6, etcd=(23_790,))

@@ -15,7 +15,7 @@ from tests.waiting import LIMIT_S, eventually
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import FunctionId, Need
 from gpufaas_gpu_manager.http_slots import connected
-from gpufaas_gpu_manager.isolation.levels import Own
+from gpufaas_gpu_manager.isolation.walls import Own
 from gpufaas_gpu_manager.launch import served
 from gpufaas_gpu_manager.launch.served import Face, probe
 

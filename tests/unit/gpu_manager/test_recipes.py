@@ -13,7 +13,7 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.model import FunctionId
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.host_cache import HostCache
-from gpufaas_gpu_manager.isolation.levels import Own, Walls
+from gpufaas_gpu_manager.isolation.walls import Own, Walls
 from gpufaas_gpu_manager.launch.recipes import Recipes, _given_to
 from gpufaas_gpu_manager.settings import NodeSettings
 

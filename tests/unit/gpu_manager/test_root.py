@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ import pytest
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_gpu_manager.isolation import levels, root
-from gpufaas_gpu_manager.isolation.levels import Walls
+from gpufaas_gpu_manager.isolation.walls import Walls
 
 WORKS = {each.name: each for each in levels.tried()[1]}
 UID = 1_912_345_678
@@ -34,7 +35,7 @@ def run(code: str, kind: str, *, own: str = "", binds: tuple[str, ...] = (), mor
     program = f"""
 import contextlib, getpass, json, os, resource, socket, subprocess, sys, tempfile
 from gpufaas_gpu_manager.isolation import entry, root
-from gpufaas_gpu_manager.isolation.levels import Own, Walls
+from gpufaas_gpu_manager.isolation.walls import Own, Walls
 def fault(function, *args):
     try:
         function(*args)
@@ -146,6 +147,16 @@ def test_it_has_its_uid_and_no_capability_and_ends_with_its_parent() -> None:
     """, "mount", more=", uids=True")  # fmt: skip
     ids = [UID] * 3
     assert found == [ids, ids, [], 9, 1, 0, 1, [0, 0], "PermissionError", []]
+
+
+def test_the_kernel_kills_it_with_its_parent_which_it_forgets_when_credentials_change(kind: str) -> None:
+    found = run("""
+        import ctypes
+        number = ctypes.c_int()
+        ctypes.CDLL(None).prctl(2, ctypes.byref(number))
+        found = number.value
+    """, kind)  # fmt: skip
+    assert found == signal.SIGKILL
 
 
 def test_it_may_open_fewer_files_than_the_platform_whose_user_it_shares(kind: str) -> None:

@@ -13,7 +13,7 @@ from gpufaas_apps.options import DeviceOptions
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_gpu_manager.isolation import levels
 from gpufaas_gpu_manager.isolation.ids import Uids, uid_range, written
-from gpufaas_gpu_manager.isolation.levels import Walls
+from gpufaas_gpu_manager.isolation.walls import Walls
 
 RANGE = range(1_950_000_000, 1_950_000_003)
 NEXT = range(1_950_000_003, 1_950_000_006)
