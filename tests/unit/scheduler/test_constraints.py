@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.examples import examples
@@ -220,6 +220,7 @@ CONSTRAINTS = st.sampled_from(["", "", "zone=0", "zone=1", "zone!=0", "zone!=2"]
     st.sampled_from([*POLICIES, "hostile"]), st.lists(CONSTRAINTS, min_size=8, max_size=8), st.booleans(),
     st.integers(0, 2**32), st.lists(st.integers(0, 2**16), min_size=20, max_size=120),
 )  # fmt: skip
+@example("lb", ["zone=0", "", "zone=0", "", "", "", "", ""], False, 14, [*[0] * 15, 204, 882, 34955, 1241, 537])
 def test_nothing_runs_where_it_may_not_and_no_call_is_lost(
     policy: str, constraints: list[str], learn: bool, seed: int, events: list[int]
 ) -> None:
