@@ -24,12 +24,11 @@ from gpufaas_gpu_manager.cgroup_ports import Cgroups, Group
 from gpufaas_gpu_manager.cgroups import find
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Confine, may
 from gpufaas_gpu_manager.cores import CpuShare, Pinned, Pinning
+from gpufaas_gpu_manager.isolation.walls import PIDS
 from gpufaas_gpu_manager.memory_watch import MemoryWatch, used_by
 
 Mode = Literal["auto", "cgroup", "watcher", "rlimit"]
 
-PIDS: Final = 4096
-"""Processes and threads of one worker: more than any honest one has, fewer than a machine (32,768 by default)."""
 _KERNEL: Final[Bytes] = 8 * MiB
 """What the kernel charges to a worker's group beside its memory: page tables, stacks, open files. 0.5 MiB measured for
 an idle worker with torch; page tables are a 512th of memory in pages of 4 KiB."""

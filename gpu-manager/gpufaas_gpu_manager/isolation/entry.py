@@ -7,10 +7,8 @@ from typing import Final
 
 from gpufaas_gpu_manager.confine import dumpable, give_up_all, stay_with_parent
 from gpufaas_gpu_manager.isolation import kernel, landlock, root, seccomp
-from gpufaas_gpu_manager.isolation.walls import HOME, Own, Walls
+from gpufaas_gpu_manager.isolation.walls import HOME, PIDS, Own, Walls
 
-PIDS: Final = 4096
-"""Processes and threads of one uid, where a function has its own: as many as a control group lets a worker have."""
 _FILES: Final = ("/tmp", "/dev/shm", HOME)  # in its own root
 
 

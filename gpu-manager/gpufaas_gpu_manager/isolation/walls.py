@@ -13,6 +13,8 @@ HOME: Final = "/home/function"
 """The home directory of each worker with a root of its own."""
 USER: Final = "function"
 """The name of its user there."""
+PIDS: Final = 4096
+"""Processes and threads of one worker: more than any honest one has, fewer than a machine (32,768 by default)."""
 PORTS: Final = 4
 """The ABI of Landlock from which on it limits TCP ports."""
 
@@ -38,10 +40,10 @@ class Walls(msgspec.Struct, frozen=True):
     @property
     def threads_ahead(self) -> bool:
         """
-        Whether a standby may have threads, as a context on a GPU brings them: those keep what rights they have, unless
-        the uid changes, and Landlock holds them from its ABI 8 on.
+        Whether a standby may have threads, as a context on a GPU brings them. The change of the uid takes their rights,
+        but Landlock holds them from its ABI 8 on only.
         """
-        return self == Walls() or (self.uids and (self.landlock >= 8 or not self.strict))
+        return self == Walls() or (self.uids and not self.strict)
 
     def __str__(self) -> str:
         parts = {

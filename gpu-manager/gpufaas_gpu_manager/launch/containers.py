@@ -23,6 +23,7 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.origin import GATEWAY_NAMES
+from gpufaas_gpu_manager.isolation.walls import PIDS
 from gpufaas_gpu_manager.launch import docker_images
 from gpufaas_gpu_manager.launch.networks import INSTANCE, Network, Networks, OnNetworks
 from gpufaas_gpu_manager.launch.recipes import Recipes
@@ -42,7 +43,6 @@ SECRETS: Final = "/var/openfaas/secrets"
 _WORKER: Final = "gpufaas.worker"
 _GPU_PARTS: Final = ("gpu", "compute", "utility")
 """Parts of the driver that it gets: CUDA, and NVML."""
-_PIDS: Final = 4096
 _ENGINE_S: Final[Seconds] = 60.0
 _AGAIN_S: Final[Seconds] = 1.0
 
@@ -188,7 +188,7 @@ class Containers:
                 security_opt=["no-new-privileges"],
                 cap_drop=["ALL"],
                 cap_add=list(spec.capabilities),
-                pids_limit=_PIDS,
+                pids_limit=PIDS,
                 init=True,  # SIGTERM ends a program that has no handler for it, which it would not as process 1
                 healthcheck={"test": ["NONE"]},  # we look ourselves
                 log_config={"type": "json-file", "config": {"max-size": "10m", "max-file": "1"}},
