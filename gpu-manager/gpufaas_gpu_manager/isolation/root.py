@@ -164,8 +164,7 @@ def begin(walls: Walls) -> None:
         _bind(path, _NOSUID | _NODEV)
         for each in (each for each in paths if _below(each, [path])):
             _bind(each, _READ_ONLY | _NOSUID | _NODEV)
-    for path in NODES:
-        _bind(path, _NOSUID)
+    _add(walls, Own(devices=NODES))  # the way of what one worker has: a standby has its pages of memory from then on
     os.umask(umask)
 
 
@@ -175,7 +174,20 @@ def finish(walls: Walls, own: Own) -> None:
 
     :raises OSError: the kernel refuses it, or a path is not there
     """
-    umask, links = os.umask(0o022), dict[str, str]()
+    umask = os.umask(0o022)
+    _add(walls, own)
+    os.umask(umask)
+    old = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    kernel.call("pivot_root", b".", b".")
+    os.fchdir(old)
+    os.close(old)
+    kernel.call("umount2", b".", _DETACH)  # the old one lies upon the new one
+    os.chdir("/")
+
+
+def _add(walls: Walls, own: Own) -> None:
+    """Add what is *own* to the root in which this process works."""
+    links: dict[str, str] = {}
     if own.room:
         size = b"size=%d" % own.room
         kernel.call("mount", None, b".", None, _REMOUNT | _NOSUID | _NODEV, size, about="size")
@@ -199,13 +211,6 @@ def finish(walls: Walls, own: Own) -> None:
     for name, line in (("passwd", "{0}:x:{1}:{1}::{2}:/bin/sh\n"), ("group", "{0}:x:{1}:\n")):
         with open(f"etc/{name}", "w") as file:
             file.writelines(line.format(user, number, home) for number, (user, home) in users.items())
-    os.umask(umask)
-    old = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    kernel.call("pivot_root", b".", b".")
-    os.fchdir(old)
-    os.close(old)
-    kernel.call("umount2", b".", _DETACH)  # the old one lies upon the new one
-    os.chdir("/")
 
 
 def _bind(path: str, attributes: int = 0, *, at: str = "", flags: int = _BIND | _REC) -> None:
