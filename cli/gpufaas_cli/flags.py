@@ -54,6 +54,9 @@ deploy_timeout = click.option(
 
 namespace = click.option("-n", "--namespace", metavar="NAME", help="Namespace of the function.")
 
+yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+"""Of commands that ask: see `confirm`."""
+
 yaml_file = click.option(
     "-f", "--yaml", "yaml_file", metavar="FILE|URL", type=click.Path(path_type=Path),
     help="Stack file; else stack.yaml or stack.yml in this folder.",
@@ -109,6 +112,12 @@ def client(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise GpufaasError(f"{str(exc).rstrip('.')}: 'gpufaas list' shows what is deployed") from exc
 
     return gateway(yaml_file(connected))
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask *question* unless *yes*. Ends the command where the answer is no, or nobody is there to answer."""
+    if not yes:
+        click.confirm(f"{question} (--yes does not ask)", abort=True, err=True)
 
 
 @contextlib.contextmanager

@@ -393,6 +393,8 @@ def _reserves(client: Client, name: str, namespace: str | None) -> str:
     lines = []
     if ours.get("memory") and ours.get("memoryReason"):
         lines.append(f"Reserves {format_bytes(int(ours['memory']))}: {ours['memoryReason']}.\n")
+    if ours.get("memoryAdvice"):
+        lines.append(f"{ours['memoryAdvice']}\n")
     if ours.get("keptOut"):
         lines.append(f"Note: its calls are refused for now: {ours['keptOut']}.\n")
     if ours.get("notEnforced"):

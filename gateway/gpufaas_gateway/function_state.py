@@ -12,6 +12,7 @@ from gpufaas_core.constraints import COMPUTE, MEMORY, isolation_of
 from gpufaas_core.model import EngineStatus, FunctionId
 from gpufaas_gateway.catalogue import Deployed, replicas_of
 from gpufaas_gateway.isolation import not_enforced
+from gpufaas_gateway.memory_advice import memory_advice
 from gpufaas_gateway.wire import FunctionDetail, FunctionStatus, PlacementShown, ProfileShown, timestamp
 
 
@@ -108,6 +109,7 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
         stats = deployed.stats
         detail.batch_mean = round((stats.hits + stats.misses) / stats.grants, 3) if stats.grants else None
     detail.memory_reason, detail.timeout = deployed.why_memory, deployed.timeout_s
+    detail.memory_advice = memory_advice(deployed)
     detail.run_timeout = deployed.exec_s if deployed.exec_s < inf else None
     detail.profiles = msgspec.convert(deployed.profiles, dict[str, ProfileShown], from_attributes=True)
     allowed = placement.among([known.device for known in status.devices])

@@ -18,6 +18,7 @@ from gpufaas_gateway.bodies import pieces
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.docs_page import render
 from gpufaas_gateway.errors import BodyTooSlow, NotReady, Starting, UnknownCall
+from gpufaas_gateway.memory_advice import memory_advice
 from gpufaas_gateway.metrics import CONTENT_TYPE, Metrics
 from gpufaas_gateway.openapi import describe
 from gpufaas_gateway.page import PAGE
@@ -186,6 +187,7 @@ def _whole_status(status: EngineStatus, catalogue: Catalogue) -> dict[str, Any]:
             "batch_max": each.function.need.batch_max,
             "grants": round(each.stats.grants, 3),
             "unavailable": each.unavailable,
+            "memory_advice": memory_advice(each),
         }
         for each in catalogue.everywhere()
     }

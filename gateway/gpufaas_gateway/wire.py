@@ -269,6 +269,7 @@ class FunctionDetail(_Answer, kw_only=True):
     batch_mean: Annotated[float | None, Meta(description="calls in a batch so far, at this gateway")] = None
     memory: Annotated[Bytes | None, Meta(description="of the first reservation, in bytes")] = None
     memory_reason: str | None = None
+    memory_advice: Annotated[str | None, Meta(description="what to declare instead, by what was measured")] = None
     timeout: Annotated[Seconds | None, Meta(description="seconds, of the whole or until it runs")] = None
     run_timeout: Annotated[Seconds | None, Meta(description="seconds that a call may run (exec_timeout)")] = None
     profiles: Annotated[dict[str, ProfileShown] | None, Meta(description="by kind of device")] = None

@@ -117,6 +117,8 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
     if ours.get("memory"):
         why = f" ({ours['memoryReason']})" if ours.get("memoryReason") else ""
         pairs.append(("First reservation", f"{format_bytes(int(ours['memory']))}{why}"))
+    if ours.get("memoryAdvice"):
+        pairs.append(("Right memory", ours["memoryAdvice"]))
     if enforcement := ours.get("memoryEnforcement"):
         pairs.append(("Memory enforced", "; ".join(ENFORCED_BY.get(each, each) for each in enforcement)))
     if ours.get("isolation"):

@@ -1,6 +1,7 @@
 """``gpufaas logs``: what a function printed."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -14,6 +15,14 @@ from gpufaas_core.units import parse_duration
 
 _PLAIN: Final = {"name": "{}", "instance": "({})", "stream": "{}", "callId": "[{}]"}
 """How fields are shown in a line of text."""
+_LAST: Final = 100
+"""So many lines are shown unless the command says which."""
+
+
+def _lines(text: str) -> int:
+    if not re.fullmatch(r"-1|[1-9]\d{0,8}", text):
+        raise InvalidSpec(f"{text!r} is no number of lines: write for example 20, or -1 for all")
+    return int(text)
 
 
 def _ago(text: str) -> datetime:
@@ -42,7 +51,8 @@ def _fields(show_name: bool, show_instance: bool, show_stream: bool, show_call: 
               help="Only lines that are younger, as in 30s, 5m or 1h30m.")  # fmt: skip
 @click.option("--since-time", callback=declare.parsed(_moment), metavar="TIME",
               help="Only lines that are younger than this RFC 3339 time.")  # fmt: skip
-@click.option("-t", "--tail", "--lines", "tail", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
+@click.option("-t", "--tail", "--lines", "tail", callback=declare.parsed(_lines), metavar="N",
+              help="Only the last N lines; -1: all. [default: 100; all of a time, a worker or a call]")  # fmt: skip
 @click.option("--follow/--no-follow", help="Show new lines as they are printed, until Ctrl-C.")
 @click.option("--from-instance", metavar="ID", help="Only this worker.")
 @click.option("--call", metavar="ID", help="Only what this call wrote; its id is X-Call-Id of the answer.")
@@ -71,22 +81,27 @@ def command(
       gpufaas logs digits
       gpufaas logs digits --follow --since 5m
       gpufaas logs digits --tail 20 --json
+      gpufaas logs digits --tail -1 > digits.log
       gpufaas logs digits --instance --time-format %H:%M:%S
       gpufaas logs digits --call 0d9e7c54-5b0e-4d35-8c39-5f1d1a9f3c11
     """
-    some = False
+    selects = call or since or since_time or from_instance
+    last = tail or (-1 if selects else _LAST)
+    count = 0
     with client.logs(
-        name, namespace, follow=follow, tail=tail, since=since or since_time, instance=from_instance, call_id=call
+        name, namespace, follow=follow, tail=last, since=since or since_time, instance=from_instance, call_id=call
     ) as lines:
         for line in lines:
             if as_json or form == "json":
                 click.echo(json.dumps(line, ensure_ascii=False))
             else:
                 output.show(_shown(client, line, form, fields, time_format), colours=True)
-            some = True
-    if not some and not (call or as_json or form != "plain" or tail or since or since_time or from_instance):
+            count += 1
+    if tail is None and count == last:
+        output.note(f"gpufaas: the last {count} lines; --tail -1 shows all that are kept")
+    if not (count or selects or tail or as_json or form != "plain"):
         output.note(f"gpufaas: {name} has printed nothing yet")
-    if call and not some:
+    if call and not count:
         output.note(
             f"gpufaas: call {call} has left no lines in the log of {name}. Lines of loading a model, and of programs "
             f"that the function starts, belong to no call: 'gpufaas logs {name}' shows them"

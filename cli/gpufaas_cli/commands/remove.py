@@ -2,25 +2,39 @@
 
 import click
 
-from gpufaas import Refused
+from gpufaas import DEFAULT_NAMESPACE, Refused
 from gpufaas_cli import declare, flags, output
 from gpufaas_cli.stack import choose_gateway
 
 
 @declare.command("remove")
 @flags.stack
+@click.option("--all", "every", is_flag=True, help="Remove every function of the namespace.")
+@flags.yes
 @flags.namespace
 @flags.gateway
-def command(selection: flags.Selection, namespace: str | None, gateway: str | None) -> None:
+def command(
+    selection: flags.Selection, every: bool, yes: bool, namespace: str | None, gateway: str | None
+) -> None:  # fmt: skip
     """
     Remove functions from the gateway: the named ones, else the stack file's. One that is not deployed is no error.
+    With --all, those of the namespace, whatever deployed them; it asks first.
 
     Examples:
       gpufaas remove digits
       gpufaas remove                      everything that stack.yaml names
       gpufaas remove -f other.yaml --filter 'cnn-*'
+      gpufaas remove --all -n dev --yes
     """
-    if selection.names and (selection.yaml_file, selection.glob, selection.regex) == (None, None, None):
+    if every:
+        if selection.names or selection.glob or selection.regex:
+            raise click.UsageError("--all removes every function: give no names and no filter beside it")
+        url = flags.gateway_url(gateway, selection.yaml_file)
+        with flags.connect(url) as client:
+            targets = [(each["name"], namespace) for each in client.functions(namespace)]
+        named = ", ".join(name for name, _ in targets)
+        flags.confirm(f"Remove {len(targets)} of {namespace or DEFAULT_NAMESPACE}: {named}?", yes or not targets)
+    elif selection.names and (selection.yaml_file, selection.glob, selection.regex) == (None, None, None):
         # A name may be that of any function, not only of one in the stack file here.
         targets = [(name, namespace) for name in selection.names]
         url = flags.gateway_url(gateway)

@@ -120,6 +120,9 @@ def render(status: Mapping[str, Any], gateway: str, *, brief: bool = False) -> "
     if elsewhere:
         told = ", ".join(f"{where.name(function)} {count}" for function, count in sorted(elsewhere.items()))
         parts.append(Text(f"\nqueued, resident nowhere: {told}"))
+    for name, counts in sorted((status.get("functions") or {}).items()):
+        if counts.get("memory_advice"):
+            parts.append(Text(f"\n{where.name(name)}: {counts['memory_advice']}", style="yellow"))
     return Group(*parts)
 
 

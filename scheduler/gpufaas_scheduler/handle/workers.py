@@ -5,6 +5,7 @@ from typing import Final
 from gpufaas_core import messages as m
 from gpufaas_core.model import copy_id
 from gpufaas_core.plausible import is_size, is_time
+from gpufaas_core.reservations import reservation
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.handle.batches import ran_out
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, note_lack, serve_fifo, shun, trim
@@ -206,7 +207,7 @@ def measured(world: World, event: m.Measured) -> None:
     if event.out_of_memory and costs is not None and limit <= costs.occupation:
         peak = max(peak, limit)  # it needs more than it had; with lent memory, nothing follows
     if peak:
-        wanted = min(memory.reservation(peak), device.device.memory)
+        wanted = min(reservation(peak), device.device.memory)
         if costs is not None and world.learn and not copy.split:  # a part says nothing of the whole
             if costs.learn_size(wanted):
                 _profile_changed(world, copy.owner, device.kind)
@@ -233,7 +234,7 @@ def _measured_late(world: World, event: m.Measured) -> None:
     told = event.occupation > 0 and is_size(event.occupation)
     if owner is None or state is None or costs is None or not told or not world.learn:
         world.ignored["Measured"] += 1
-    elif costs.learn_size(min(memory.reservation(event.occupation), state.device.memory)):
+    elif costs.learn_size(min(reservation(event.occupation), state.device.memory)):
         _profile_changed(world, owner, state.kind)
         world.freed = True
 

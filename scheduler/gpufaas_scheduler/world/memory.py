@@ -15,16 +15,11 @@ from gpufaas_cache_manager.residency import ANSWERED, ASKED, NOT_ASKED
 from gpufaas_core import messages as m
 from gpufaas_core.constraints import KIND
 from gpufaas_core.model import Bytes, DeviceId
-from gpufaas_core.units import MiB
+from gpufaas_core.reservations import reservation
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
-
-HEADROOM: Final = 1.1
-HEADROOM_BYTES: Final = 16 * MiB
-"""A reservation is the measured peak times `HEADROOM` plus this: allocators round up to blocks of 2 to 20 MiB, and
-later inputs may be a little larger. Without it, each new peak would hit the limit before it is measured."""
 
 WIDENING: Final = 2
 """A load that ran out of memory is tried again with this many times the reservation, up to the whole device."""
@@ -38,11 +33,6 @@ _LENT_ON: Final = ("cpu", "cuda")
 
 _SEEKERS: Final = 8
 """This many model functions without a holder are examined: whether lent memory would let them fit."""
-
-
-def reservation(peak: Bytes) -> Bytes:
-    """Return what is reserved for a worker whose peak memory was measured as *peak*."""
-    return int(peak * HEADROOM) + HEADROOM_BYTES
 
 
 def resize_of(device: DeviceState, copy: Copy) -> m.Resize:

@@ -42,6 +42,7 @@ from gpufaas_core.model import (
     Profile,
     ResidentStatus,
 )
+from gpufaas_core.reservations import reservation
 from gpufaas_core.revision import git_revision
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.api import management_app
@@ -706,6 +707,51 @@ def test_what_cannot_be_removed_does_not_stop_the_rest(gateway: Gateway) -> None
     )
 
 
+@pytest.mark.usefixtures("gateway")
+def test_remove_all_asks_first_and_then_removes_every_function() -> None:
+    stack_of("a", "b")
+    run("up")
+
+    refused = run("remove", "--all", data=b"n\n")
+    unasked = run("remove", "--all")
+    kept = run("list", "-q").stdout.split()
+    removed = run("remove", "--all", data=b"y\n")
+
+    assert "Remove 2 of openfaas-fn: a, b? (--yes does not ask)" in refused.stderr
+    assert (refused.exit_code, unasked.exit_code, kept) == (130, 130, ["a", "b"])
+    assert removed.exit_code == 0
+    assert run("list", "-q").stdout == ""
+    assert run("rm", "--all").exit_code == 0  # there is nothing to ask about
+    assert run("remove", "--all", "a", "--yes").exit_code == 2
+
+
+def test_of_a_long_log_the_last_hundred_lines_are_shown_unless_others_are_asked_for(gateway: Gateway) -> None:
+    stack_of("a")
+    run("up")
+    gateway.logs.extend("a.openfaas-fn", "w1", [Printed(f"line {number}") for number in range(150)])
+
+    shown = run("logs", "a")
+    every = [run("logs", "a", *given).stdout.splitlines() for given in (["--tail", "-1"], ["--since", "1h"])]
+
+    assert [line.split(" ", 1)[1] for line in shown.stdout.splitlines()] == [f"line {n}" for n in range(50, 150)]
+    assert shown.stderr == "gpufaas: the last 100 lines; --tail -1 shows all that are kept\n"
+    assert [len(lines) for lines in every] == [150, 150]
+
+
+def test_what_a_function_should_declare_is_said_by_describe_top_and_the_next_up(gateway: Gateway) -> None:
+    stack_of("a")
+    run("up", "--annotation", "gpufaas.memory=2GiB")
+    found = gateway.catalogue.all("openfaas-fn")[0]
+    found.stats.finished = 10
+    found.profiles["cpu"] = Profile(1.0, 0.25, reservation(312 * MiB), measured=True)
+    gateway.deployer._store.save_profile(found.spec.profiled, "cpu", found.profiles["cpu"])  # as the keeper does
+
+    advice = "Uses at most 312 MiB of the 2.0 GiB that it declares: gpufaas.memory: 400MiB frees 1.6 GiB."
+    assert re.search(rf"Right memory: +{re.escape(advice)}\n", run("describe", "a").stdout)
+    assert f"a.openfaas-fn: {advice}\n" in run("top", "--once").stdout
+    assert f"\n{advice}\n" in run("up", "--annotation", "gpufaas.memory=2GiB").stdout
+
+
 def test_logs_are_lines_of_text_or_json(gateway: Gateway) -> None:
     stack_of("a")
     run("up")
@@ -914,7 +960,6 @@ def test_a_namespace_is_made_changed_shown_and_removed() -> None:
 @pytest.mark.usefixtures("gateway")
 def test_a_quota_is_shown_set_limit_by_limit_and_cleared() -> None:
     run("namespace", "create", "dev")
-
     first = run("namespace", "quota", "dev", "--functions", "2", "--memory", "8Gi", "--in-flight", "64")
     second = run("namespace", "quota", "dev", "--functions", "3", "--memory", "none", "--json")
     shown = run("namespace", "quota", "dev")

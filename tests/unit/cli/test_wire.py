@@ -275,7 +275,7 @@ def test_logs_follow_when_asked(run: Run, wire: WireLog) -> None:
     run("logs", "hello", "-t=true", "--lines", "10")
 
     assert [each.path for each in wire.sent] == [
-        "/system/logs?name=hello&follow=true&tail=-1",
+        "/system/logs?name=hello&follow=true&tail=100",
         "/system/logs?name=hello&follow=false&tail=5",
         "/system/logs?name=hello&follow=false&tail=10",
         "/system/logs?name=hello&follow=true&tail=10",

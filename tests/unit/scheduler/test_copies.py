@@ -4,9 +4,9 @@ from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId, Part
+from gpufaas_core.reservations import reservation
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.handle.copies import MAX_LOADING
-from gpufaas_scheduler.world.memory import reservation
 
 
 def test_a_minimum_of_copies_is_loaded_one_at_a_time() -> None:

@@ -7,10 +7,10 @@ from tests.unit.scheduler.world import World, world_of
 from gpufaas_core import messages as m
 from gpufaas_core.messages import Event
 from gpufaas_core.model import CallId, DeviceId, FunctionId
+from gpufaas_core.reservations import reservation
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.engine import HANDLERS
 from gpufaas_scheduler.handle.waiting import MAX_REFUSALS
-from gpufaas_scheduler.world.memory import reservation
 
 
 def test_a_load_that_ran_out_of_memory_is_tried_again_with_more_in_the_same_call() -> None:
