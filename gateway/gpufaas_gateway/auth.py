@@ -135,6 +135,7 @@ class Guard:
             return True
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) == 1 and self._credentials.match(given[0]):
+            scope["user"] = self._credentials.user
             return True
         if given and not given[0].lower().startswith(b"bearer"):  # a logged-out client sends an empty one
             peer = scope.get("client") or ("unknown", 0)

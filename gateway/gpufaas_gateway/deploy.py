@@ -29,7 +29,8 @@ from gpufaas_core.errors import (
 from gpufaas_core.model import Function, FunctionId, Need
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, Deployed
-from gpufaas_gateway.errors import Unavailable
+from gpufaas_gateway.errors import CannotRollBack, Unavailable
+from gpufaas_gateway.history import Revision, meant
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.namespaces import Namespaces
 from gpufaas_gateway.placement import check_needs
@@ -163,10 +164,11 @@ class Deployer:
         calls = {} if gate is None else {"in_flight": gate.in_flight, "waiting": gate.waiting}
         return {"functions": len(functions), "memory": sum(each.reserved for each in functions), **calls}
 
-    async def deploy(self, spec: FunctionSpec, update: bool) -> Deployed:
+    async def deploy(self, spec: FunctionSpec, update: bool, by: str = "") -> Deployed:
         """
         Deploy *spec*; with *update*, replace the deployed revision, which then drains. An error changes nothing.
 
+        :param by: who does it, for the history
         :raises InvalidSpec: a value is malformed, or refers to something that does not exist; the message names it
         :raises NoDeviceFits: it needs more memory than any device has
         :raises QuotaExceeded: its namespace would exceed its quota of functions or memory
@@ -182,12 +184,36 @@ class Deployer:
             async with self._lock(full_name):
                 self._deploying[full_name] = lambda: None
                 try:
-                    return await self._deploy(spec, namespace, update)
+                    return await self._deploy(spec, namespace, update, by)
                 finally:
                     self._deploying.pop(full_name)()
                     self._claims.release(full_name)
 
-    async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool) -> Deployed:
+    async def history(self, function: Deployed) -> tuple[list[Revision], set[str]]:
+        """Return the last revisions of *function*, newest first, and the digests of those whose bundles are gone."""
+        revisions = await asyncio.to_thread(self._store.history, function.full_name)
+        digests = {each.digest for each in revisions if each.digest}
+        return revisions, await asyncio.to_thread(lambda: {each for each in digests if not self._artifacts.has(each)})
+
+    async def rollback(self, function: Deployed, to: str | None, by: str = "") -> tuple[Deployed, Revision]:
+        """
+        Deploy an earlier revision of *function* anew, as `history.meant` finds it; return what is deployed, and that
+        revision.
+
+        :raises UnknownRevision: as `history.meant`
+        :raises CannotRollBack: as `history.meant`; or other files of it are gone
+        :raises GpufaasError: as of `deploy`
+        """
+        found = meant(function.name, *await self.history(function), to)
+        try:
+            return await self.deploy(found.spec, update=True, by=by), found
+        except UnknownArtifact as exc:
+            raise CannotRollBack(
+                f"files of revision {found.revision} of function {function.name} were removed: deploy it from its "
+                f"source ({exc})"
+            ) from exc
+
+    async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool, by: str) -> Deployed:
         """Deploy while the caller holds the function's lock and its namespace."""
         full_name = f"{spec.service}.{namespace}"
         old = self.catalogue.get(full_name)
@@ -218,7 +244,7 @@ class Deployer:
             self._claim(full_name, namespace, new.reserved)
             check_fits(new, self._workers.devices())
             await self._workers.check(new.spec)
-            await self._commit(new, old)
+            await self._commit(new, old, Revision(record.revision, spec, self._clock(), by))
         except BaseException as exc:
             await self._workers.forget(record.function_id)
             if isinstance(exc, UnknownArtifact):
@@ -319,14 +345,16 @@ class Deployer:
             self._secrets.drop(namespace)
         self._store.remove_quota(namespace)
 
-    async def _commit(self, new: Deployed, old: Deployed | None) -> None:
+    async def _commit(self, new: Deployed, old: Deployed | None, noted: Revision) -> None:
         """Store the revision, then tell the scheduler; undo the first if the second fails."""
-        await asyncio.to_thread(self._store.put, new.record, new.spec, new.function)
+        await asyncio.to_thread(self._store.put, new.record, new.spec, new.function, noted)
         try:
             self._scheduler.deploy(new.function, new.spec)
-        except BaseException:
+        except BaseException as exc:
             if old is not None:
                 await asyncio.to_thread(self._store.put, old.record, old.spec, old.function)
+                failed = replace(noted, status="failed", reason=str(exc))
+                await asyncio.to_thread(self._store.note, old.full_name, failed)
             else:
                 await asyncio.to_thread(self._store.remove, new.full_name)
             raise

@@ -83,6 +83,14 @@ class QuotaExceeded(GpufaasError):
     """The namespace would exceed its quota: remove something, or raise the quota."""
 
 
+class UnknownRevision(GpufaasError):
+    """The history of the function has no such revision."""
+
+
+class CannotRollBack(GpufaasError):
+    """There is no earlier revision, or its files were removed."""
+
+
 class NoWebSocket(GpufaasError):
     """The function does not speak WebSocket: call it with plain HTTP."""
 
@@ -95,12 +103,14 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     UnknownFunction: 404,
     UnknownCall: 404,
     UnknownName: 404,
+    UnknownRevision: 404,
     MethodNotAllowed: 405,
     BodyTooSlow: 408,
     FunctionExists: 409,
     NameTaken: 409,
     NotEmpty: 409,
     CallEnded: 409,
+    CannotRollBack: 409,
     BodyTooLarge: 413,
     BadQuery: 422,  # as OpenFaaS answers it
     NotAdmitted: 429,

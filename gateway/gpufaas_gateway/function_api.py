@@ -20,22 +20,27 @@ from gpufaas_core.model import FunctionId
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.deploy import Deployer
-from gpufaas_gateway.errors import BadQuery, QuotaExceeded
+from gpufaas_gateway.errors import BadQuery, CannotRollBack, QuotaExceeded, UnknownRevision
 from gpufaas_gateway.function_state import copies_of, status_of
 from gpufaas_gateway.ports import LogReader, Scheduler
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionSpec
 from gpufaas_gateway.typed_routes import encode, lines_of, refuses, router
 from gpufaas_gateway.wire import (
+    By,
     DeleteFunctionRequest,
     FunctionDeployment,
+    FunctionRevision,
     FunctionStatus,
     InNamespace,
     InPath,
     Moment,
     Number,
+    RollbackRequest,
+    RolledBack,
     ScaleServiceRequest,
     Usage,
     Yes,
+    timestamp,
 )
 
 UsageOf = Callable[[FunctionId], Awaitable[tuple[float, Bytes] | None]]
@@ -76,13 +81,13 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, u
         return status
 
     @routes.post(_FUNCTIONS, status_code=202, responses={**refused, **refuses(FunctionExists)})
-    async def deploy_function(asked: FunctionDeployment, namespace: InNamespace = None) -> None:
-        await deployer.deploy(spec_of(asked, namespace), update=False)
+    async def deploy_function(asked: FunctionDeployment, by: By, namespace: InNamespace = None) -> None:
+        await deployer.deploy(spec_of(asked, namespace), update=False, by=by)
 
     # 200 makes faas-cli say that a rolling update was attempted, and that is what an update is.
     @routes.put(_FUNCTIONS, status_code=200, responses={**refused, **refuses(UnknownFunction)})
-    async def update_function(asked: FunctionDeployment, namespace: InNamespace = None) -> None:
-        await deployer.deploy(spec_of(asked, namespace), update=True)
+    async def update_function(asked: FunctionDeployment, by: By, namespace: InNamespace = None) -> None:
+        await deployer.deploy(spec_of(asked, namespace), update=True, by=by)
 
     def spec_of(asked: FunctionDeployment, namespace: str | None) -> FunctionSpec:
         spec = asked.to(FunctionSpec)
@@ -93,6 +98,32 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, u
         found = find(catalogue, asked.function_name, asked.namespace or namespace)
         await deployer.remove(found.name, found.namespace)
         await asyncio.to_thread(logs.drop, found.name, found.namespace)
+
+    @routes.get("/system/function/{name}/revisions", responses=refuses(UnknownFunction, StorageFailed))
+    async def list_revisions(name: InPath, namespace: InNamespace = None) -> list[FunctionRevision]:
+        """The last deployments of a function, newest first."""
+        revisions, gone = await deployer.history(find(catalogue, name, namespace))
+        return [
+            FunctionRevision(
+                revision=each.revision, deployed_at=timestamp(each.at), by=each.by or None, status=each.status,
+                reason=each.reason or None, digest=each.digest or None, image=each.spec.image,
+                gone=each.digest in gone,
+            )
+            for each in revisions
+        ]  # fmt: skip
+
+    @routes.post(
+        "/system/function/{name}/rollback",
+        status_code=202,
+        responses={**refused, **refuses(UnknownFunction, UnknownRevision), **refuses(CannotRollBack)},
+    )
+    async def roll_back_function(
+        name: InPath, by: By, asked: RollbackRequest | None = None, namespace: InNamespace = None
+    ) -> RolledBack:
+        """Deploy an earlier revision anew: that of the body, else the one before that which serves."""
+        to = asked.revision if asked is not None else None
+        made, restored = await deployer.rollback(find(catalogue, name, namespace), to, by)
+        return RolledBack(made.record.revision, restored.revision)
 
     @routes.post("/system/scale-function/{name}", status_code=202, responses=refuses(UnknownFunction))
     async def scale_function(name: InPath, asked: ScaleServiceRequest, namespace: InNamespace = None) -> None:

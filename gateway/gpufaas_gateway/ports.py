@@ -14,6 +14,7 @@ from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile, Seconds
+from gpufaas_gateway.history import Revision
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
 
@@ -24,16 +25,37 @@ class FunctionStore(Protocol):
     Each method raises `StorageFailed` if it cannot read or write; then nothing has changed.
     """
 
-    def put(self, record: FunctionRecord, worker: WorkerSpec | None = None, function: Function | None = None) -> None:
+    def put(
+        self,
+        record: FunctionRecord,
+        worker: WorkerSpec | None = None,
+        function: Function | None = None,
+        noted: Revision | None = None,
+    ) -> None:
         """
         Store *record*, replacing an earlier one of the function; the number of calls of that one is kept.
 
-        *worker* and *function* are for stores from which nodes and the scheduler read.
+        *worker* and *function* are for stores from which nodes and the scheduler read. *noted* goes into the history
+        with it, as of `note`.
         """
         ...
 
+    def note(self, name: str, noted: Revision) -> None:
+        """
+        Put *noted* into the history of ``NAME.NAMESPACE``, in place of what it had of that revision. Those
+        that are `history.too_old` go. Does nothing if there is no such function.
+        """
+        ...
+
+    def history(self, name: str) -> list[Revision]:
+        """Return the last revisions of ``NAME.NAMESPACE``, newest first. That of its record is ``serving``."""
+        ...
+
     def remove(self, name: str) -> None:
-        """Remove the function ``NAME.NAMESPACE``, if it is there. Its profiles stay: they belong to the bundle."""
+        """
+        Remove the function ``NAME.NAMESPACE``, if it is there, and its history. Its profiles stay: they belong to the
+        bundle.
+        """
         ...
 
     def all(self) -> list[FunctionRecord]:

@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
-from fastapi import Path, Query
+from fastapi import Depends, Path, Query, Request
 from msgspec import Meta, Struct
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Bytes, Seconds, parse_bytes
+from gpufaas_gateway.history import RevisionStatus
 from gpufaas_gateway.spec import check_digest
 
 _Struct = TypeVar("_Struct", bound=Struct)
@@ -76,6 +77,16 @@ Digest = Annotated[
     Path(description="sha256 of the content", json_schema_extra={"pattern": "^[0-9a-f]{64}$"}),
     AfterValidator(_digest),
 ]
+
+
+def _who(request: Request) -> str:
+    """Return the user who has logged in, else the name of the client."""
+    names = str(request.scope.get("user") or request.headers.get("User-Agent", "")).split()
+    return names[0][:64] if names else ""
+
+
+By = Annotated[str, Depends(_who)]
+"""Who asks. No parameter of the route."""
 Yes = Annotated[bool | None, _OrEmpty]
 Number = Annotated[int | None, _OrEmpty]
 Moment = Annotated[datetime | None, BeforeValidator(_moment)]
@@ -160,6 +171,10 @@ class ScaleServiceRequest(_Body):
     service_name: str | None = None
     replicas: _Limit
     namespace: str | None = None
+
+
+class RollbackRequest(_Body):
+    revision: str | None = None
 
 
 class AlertLabels(BaseModel):
@@ -301,6 +316,24 @@ class FunctionStatus(_Answer, kw_only=True):
     gpufaas: FunctionDetail
     invocation_count: Annotated[int | None, Meta(description="in lists only")] = None
     usage: Usage | None = None
+
+
+class FunctionRevision(_Answer, kw_only=True):
+    """One of the last deployments of a function."""
+
+    revision: str
+    deployed_at: _Time
+    by: Annotated[str | None, Meta(description="the user; where nobody logs in, the client")] = None
+    status: Annotated[RevisionStatus, Meta(description="pending: it loads, and the one that serves goes on")]
+    reason: Annotated[str | None, Meta(description="why it failed")] = None
+    digest: Annotated[str | None, Meta(description="sha256 of its bundle")] = None
+    image: str
+    gone: Annotated[bool, Meta(description="its bundle was removed: it cannot be deployed again")] = False
+
+
+class RolledBack(_Answer):
+    revision: Annotated[str, Meta(description="that was made")]
+    restored: Annotated[str, Meta(description="whose deployment it repeats")]
 
 
 class NamespaceStatus(_Answer):

@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from math import nan
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
+from msgspec.structs import replace
 from tests.etcd_process import EtcdProcess
 from tests.unit.gateway.fakes import MemoryStore
 from tests.waiting import LIMIT_S, until
@@ -34,6 +35,7 @@ from gpufaas_adapters.sqlite.functions import SqliteStore
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.model import Function, Profile, SizesDoc, TimesDoc
+from gpufaas_gateway.history import KEPT, Revision
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
 
 Store: TypeAlias = MemoryStore | SqliteStore | EtcdFunctionStore
@@ -137,6 +139,62 @@ def test_a_removed_function_counts_from_zero_again(store: Store) -> None:
     store.put(record("a"))
 
     assert store.all()[0].invocations == 0
+
+
+def noted(revision: str, **fields: Any) -> Revision:
+    return Revision(revision, FunctionSpec("echo", f"echo:{revision}"), 1000.25, "admin", **fields)
+
+
+def deployed(store: Store, *revisions: str, name: str = "echo") -> None:
+    for each in revisions:
+        store.put(record(name, revision=each), noted=noted(each))
+
+
+def test_a_history_has_the_revisions_newest_first_and_says_which_one_serves(store: Store) -> None:
+    deployed(store, "r1", "r2", "r3")
+    deployed(store, "x1", name="other")
+
+    assert store.history("echo.openfaas-fn") == [noted("r3", status="serving"), noted("r2"), noted("r1")]
+    assert store.history("gone.openfaas-fn") == []
+
+
+def test_a_revision_that_loads_or_has_failed_is_noted_beside_the_one_that_serves(store: Store) -> None:
+    deployed(store, "r1")
+    store.note("echo.openfaas-fn", noted("r2", status="pending"))
+    store.note("echo.openfaas-fn", noted("r3", status="pending"))
+
+    store.note("echo.openfaas-fn", noted("r2", status="failed", reason="no room"))
+
+    serving, failed = noted("r1", status="serving"), noted("r2", status="failed", reason="no room")
+    assert store.history("echo.openfaas-fn") == [noted("r3", status="pending"), failed, serving]
+    assert [each.revision for each in store.all()] == ["r1"]
+    deployed(store, "r3")
+    assert store.history("echo.openfaas-fn") == [noted("r3", status="serving"), failed, noted("r1")]
+
+
+def test_a_history_keeps_the_last_revisions_and_first_drops_those_that_failed(store: Store) -> None:
+    deployed(store, "r0", "r1")
+    for number in range(KEPT + 2):
+        store.note("echo.openfaas-fn", noted(f"f{number:02}", status="failed"))
+    attempts = [each.revision for each in store.history("echo.openfaas-fn")]
+
+    deployed(store, *(f"s{number:02}" for number in range(KEPT - 1)))
+
+    assert attempts == [*(f"f{number:02}" for number in reversed(range(4, KEPT + 2))), "r1", "r0"]
+    served = [each.revision for each in store.history("echo.openfaas-fn")]
+    assert served == [*(f"s{number:02}" for number in reversed(range(KEPT - 1))), "r1"]
+
+
+def test_a_removed_function_has_no_history_and_gets_none(store: Store) -> None:
+    deployed(store, "r1", "r2")
+    deployed(store, "x1", name="echo-2")
+    store.remove("echo.openfaas-fn")
+
+    store.note("echo.openfaas-fn", noted("r3", status="failed"))
+    deployed(store, "r4")
+
+    assert [each.revision for each in store.history("echo.openfaas-fn")] == ["r4"]
+    assert [each.revision for each in store.history("echo-2.openfaas-fn")] == ["x1"]
 
 
 def test_profiles_belong_to_the_bundle_and_kind(store: Store) -> None:
@@ -306,7 +364,9 @@ def test_sqlite_refuses_a_file_that_is_no_database(tmp_path: Path) -> None:
 def test_sqlite_takes_up_the_file_of_the_first_version(tmp_path: Path) -> None:
     first = SqliteStore(tmp_path / "functions.db")
     first.put(record())
-    first._file.db.executescript("DROP TABLE namespaces; DROP TABLE quotas; PRAGMA user_version = 1;")
+    first._file.db.executescript(
+        "DROP TABLE namespaces; DROP TABLE quotas; DROP TABLE revisions; PRAGMA user_version = 1;"
+    )
     first.close()
 
     store = SqliteStore(tmp_path / "functions.db")
@@ -316,6 +376,9 @@ def test_sqlite_takes_up_the_file_of_the_first_version(tmp_path: Path) -> None:
     assert store.all() == [record()]
     assert store.namespaces() == [Namespace("dev")]
     assert store.quotas() == {"dev": Quota(max_functions=1)}
+    old = Revision("r1", FunctionSpec(service="echo", image="echo:1"), 1000.25)
+    deployed(store, "r2")
+    assert store.history("echo.openfaas-fn") == [noted("r2", status="serving"), old], "what served is in the history"
     store.close()
 
 
@@ -359,6 +422,18 @@ async def test_etcd_keeps_with_a_function_what_nodes_and_the_scheduler_need(etcd
     assert [each.is_complete for each in await deployed.entries()] == [False]
     await asyncio.to_thread(store.remove, "echo.openfaas-fn")
     assert await deployed.entries() == []
+
+
+async def test_etcd_has_a_function_of_a_release_without_histories_in_its_history(etcd: Etcd) -> None:
+    store = EtcdFunctionStore(etcd)
+    await put_whole(store, entry())
+    old = Revision("r1", record().spec, 1000.25)
+    before = await asyncio.to_thread(store.history, "echo.openfaas-fn")
+
+    await asyncio.to_thread(store.put, record(revision="r2"), None, None, noted("r2"))
+
+    assert before == [replace(old, status="serving")]
+    assert await asyncio.to_thread(store.history, "echo.openfaas-fn") == [noted("r2", status="serving"), old]
 
 
 async def test_etcd_counts_calls_of_whole_entries_too(etcd: Etcd) -> None:

@@ -4,6 +4,7 @@
 ::
 
     v1/functions/NS/NAME       FunctionEntry: the record, and what nodes and the scheduler need of it
+    v1/history/NS/NAME/REV     one of the last revisions, in the order in which they were made
     v1/counts/NS/NAME          calls ended so far; made and removed with the function
     v1/namespaces/NAME         v1/quotas/NS         v1/profiles/DIGEST/KIND
 """
@@ -20,20 +21,24 @@ from gpufaas_adapters.etcd.blocking import Blocking
 from gpufaas_adapters.etcd.client import (
     MAX_OPERATIONS,
     DoDelete,
+    DoDeletePrefix,
     DoGet,
     DoPut,
+    DoRange,
     Etcd,
     EtcdUnreachable,
     present,
     unchanged,
 )
 from gpufaas_adapters.etcd.deployed import FUNCTIONS, QUOTAS, DeployedFunctions, FunctionEntry
-from gpufaas_adapters.etcd.reading import read_all
+from gpufaas_adapters.etcd.reading import decoded, read_all
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import Function, Profile
+from gpufaas_gateway.history import Revision, shown, too_old
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
 COUNTS: Final = "v1/counts/"
+HISTORY: Final = "v1/history/"
 NAMESPACES: Final = "v1/namespaces/"
 
 
@@ -50,16 +55,62 @@ class EtcdFunctionStore:
         self._deployed = DeployedFunctions(etcd)
         self._blocking = Blocking(etcd)
 
-    def put(self, record: FunctionRecord, worker: WorkerSpec | None = None, function: Function | None = None) -> None:
+    def put(
+        self,
+        record: FunctionRecord,
+        worker: WorkerSpec | None = None,
+        function: Function | None = None,
+        noted: Revision | None = None,
+    ) -> None:
         path = _path(record.full_name)
         key = f"{FUNCTIONS}{path}"
         put = DoPut(key, FunctionEntry(record, worker, function).encoded())
         count = DoPut(f"{COUNTS}{path}", b"%d" % record.invocations)
-        self._blocking(self._etcd.txn((present(key),), (put,), (put, count)))
+
+        async def write() -> None:
+            history = await self._noting(path, noted, record.revision) if noted is not None else ()
+            await self._etcd.txn((present(key),), (put, *history), (put, count, *history))
+
+        self._blocking(write())
+
+    def note(self, name: str, noted: Revision) -> None:
+        path = _path(name)
+
+        async def write() -> None:
+            await self._etcd.txn((present(f"{FUNCTIONS}{path}"),), await self._noting(path, noted))
+
+        self._blocking(write())
+
+    def history(self, name: str) -> list[Revision]:
+        return shown(*self._blocking(self._history(_path(name))))
+
+    async def _history(self, path: str) -> tuple[list[Revision], str]:
+        """Return the history, oldest first, and the revision of the record; empty: there is no such function."""
+        held, items = (await self._etcd.txn((), (DoGet(f"{FUNCTIONS}{path}"), DoRange(f"{HISTORY}{path}/")))).found
+        found = [(item.create_revision, each) for item in items if (each := decoded(item, Revision)) is not None]
+        kept = [each for _, each in sorted(found, key=lambda pair: (pair[0], pair[1].at))]
+        entry = decoded(held[0], FunctionEntry) if held else None
+        if entry is None:
+            return kept, ""
+        record = entry.record
+        if all(each.revision != record.revision for each in kept):  # of a release that kept no history
+            kept.insert(0, Revision(record.revision, record.spec, record.created_at))
+        return kept, record.revision
+
+    async def _noting(self, path: str, noted: Revision, serving: str = "") -> list[DoPut | DoDelete]:
+        """Return what puts *noted* into the history, and takes the oldest out; *serving* will be the record's."""
+        kept, old = await self._history(path)
+        put = {each.revision: each for each in kept if each.revision == old} | {noted.revision: noted}
+        kept = [*(each for each in kept if each.revision != noted.revision), noted]
+        return [
+            *(DoPut(f"{HISTORY}{path}/{each}", msgspec.json.encode(revision)) for each, revision in put.items()),
+            *(DoDelete(f"{HISTORY}{path}/{each}") for each in too_old(kept, serving or old) if each not in put),
+        ]
 
     def remove(self, name: str) -> None:
         path = _path(name)
-        self._blocking(self._etcd.txn((), (DoDelete(f"{FUNCTIONS}{path}"), DoDelete(f"{COUNTS}{path}"))))
+        gone = DoDelete(f"{FUNCTIONS}{path}"), DoDelete(f"{COUNTS}{path}"), DoDeletePrefix(f"{HISTORY}{path}/")
+        self._blocking(self._etcd.txn((), gone))
 
     def all(self) -> list[FunctionRecord]:
         async def read() -> list[FunctionRecord]:

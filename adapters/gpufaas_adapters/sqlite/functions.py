@@ -4,6 +4,7 @@
 """
 
 import logging
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from gpufaas_adapters.sqlite.file import SqliteFile
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import Function, Profile
 from gpufaas_core.plausible import read_profile
+from gpufaas_gateway.history import Revision, shown, too_old
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,17 @@ CREATE TABLE profiles (
 """,
     "CREATE TABLE namespaces (name TEXT PRIMARY KEY, spec BLOB NOT NULL) STRICT;",
     "CREATE TABLE quotas (namespace TEXT PRIMARY KEY, quota BLOB NOT NULL) STRICT;",
+    """
+CREATE TABLE revisions (
+    number INTEGER PRIMARY KEY,
+    full_name TEXT NOT NULL,
+    revision TEXT NOT NULL,
+    noted BLOB NOT NULL,
+    UNIQUE (full_name, revision)
+) STRICT;
+INSERT INTO revisions (full_name, revision, noted) SELECT full_name, revision, CAST(json_object(
+    'revision', revision, 'spec', json(CAST(spec AS TEXT)), 'at', created_at) AS BLOB) FROM functions;
+""",
 )
 
 
@@ -56,6 +69,7 @@ class SqliteStore:
         record: FunctionRecord,
         worker: WorkerSpec | None = None,  # noqa: ARG002 - derived from the record when it is read
         function: Function | None = None,  # noqa: ARG002
+        noted: Revision | None = None,
     ) -> None:
         with self._file.transaction() as db:
             db.execute(
@@ -72,10 +86,21 @@ class SqliteStore:
                     record.invocations,
                 ),
             )
+            if noted is not None:
+                _note(db, record.full_name, noted)
         self._file.checkpoint()
+
+    def note(self, name: str, noted: Revision) -> None:
+        with self._file.transaction() as db:
+            _note(db, name, noted)
+
+    def history(self, name: str) -> list[Revision]:
+        with self._file.reading() as db:
+            return shown(*_history(db, name))
 
     def remove(self, name: str) -> None:
         with self._file.transaction() as db:
+            db.execute("DELETE FROM revisions WHERE full_name = ?", (name,))
             db.execute("DELETE FROM functions WHERE full_name = ?", (name,))
         self._file.checkpoint()
 
@@ -152,3 +177,20 @@ class SqliteStore:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _history(db: sqlite3.Connection, name: str) -> tuple[list[Revision], str]:
+    """Return the history, oldest first, and the revision of the record; empty: there is no such function."""
+    found = db.execute("SELECT revision FROM functions WHERE full_name = ?", (name,)).fetchone()
+    rows = db.execute("SELECT noted FROM revisions WHERE full_name = ? ORDER BY number", (name,)).fetchall()
+    return [msgspec.json.decode(noted, type=Revision) for (noted,) in rows], found[0] if found else ""
+
+
+def _note(db: sqlite3.Connection, name: str, noted: Revision) -> None:
+    db.execute(
+        "INSERT INTO revisions (full_name, revision, noted) SELECT full_name, ?, ? FROM functions WHERE full_name = ?"
+        " ON CONFLICT (full_name, revision) DO UPDATE SET noted = excluded.noted",
+        (noted.revision, msgspec.json.encode(noted), name),
+    )
+    old = [(name, each) for each in too_old(*_history(db, name))]
+    db.executemany("DELETE FROM revisions WHERE full_name = ? AND revision = ?", old)

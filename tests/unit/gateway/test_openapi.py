@@ -36,6 +36,8 @@ OPERATIONS = {
     "/system/environments": "get post",
     "/system/explain/{call}": "get",
     "/system/function/{name}": "get",
+    "/system/function/{name}/revisions": "get",
+    "/system/function/{name}/rollback": "post",
     "/system/functions": "delete get post put",
     "/system/info": "get",
     "/system/logs": "get",
