@@ -122,7 +122,7 @@ class Front:
             here=parts.here,
         )  # fmt: skip
         websocket_calls = WebSocketCalls(calls.run, self.catalogue)
-        self.deployer.on_replaced = websocket_calls.close_old
+        self.deployer.handovers.on_replaced = websocket_calls.close_old
         self.callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks, gateway=options.url)
         self.async_calls = self._async_calls(calls)
         async_invocations = AsyncInvocations(

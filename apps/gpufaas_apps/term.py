@@ -18,8 +18,9 @@ from gpufaas_cache_manager.write_behind import WriteBehind
 from gpufaas_cluster.leader import Leader
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core import compiled
+from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageFailed
-from gpufaas_core.model import NodeId, Seconds
+from gpufaas_core.model import Function, FunctionId, NodeId, Seconds
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_scheduler.journal import Header, Journal
 from gpufaas_scheduler.scaler import Scaler, Watched
@@ -135,22 +136,28 @@ class Term:
         if entry.function is None or entry.worker is None or not entry.is_complete:
             return  # half of it is still to come
         self._entries[name] = entry
-        if old is not None and old.record.revision == entry.record.revision:
+        await self._deploy(entry.function, entry.worker)
+        handover = entry.record.handover
+        if (pending := handover.pending) is not None:
+            await self._deploy(pending.function, pending.worker, entry.function.id)
+        failed = "" if handover.failed is None else handover.failed.revision
+        for each in _revisions(old) - _revisions(entry):
+            self._leader.deployed.remove(each, drain=not failed or not each.endswith(f"@{failed}"))
+
+    async def _deploy(self, function: Function, worker: WorkerSpec, succeeds: FunctionId | None = None) -> None:
+        if function.id in self._leader.deployed.workers:
             return
         profiles = {}
         try:
-            profiles = await self._deployed.profiles(entry.worker.profiled)
+            profiles = await self._deployed.profiles(worker.profiled)
         except StorageFailed as exc:
             log.warning("profiles.not_read, are learnt again: %s", exc)
-        function = replace(entry.function, profiles={**entry.function.profiles, **profiles})
-        self._leader.deployed.deploy(function, entry.worker)
-        if old is not None and old.function is not None:
-            self._leader.deployed.remove(old.function.id, drain=True)
+        function = replace(function, profiles={**function.profiles, **profiles})
+        self._leader.deployed.deploy(function, worker, succeeds)
 
     def _removed(self, name: str) -> None:
-        old = self._entries.pop(name, None)
-        if old is not None and old.function is not None:
-            self._leader.deployed.remove(old.function.id, drain=False)
+        for each in _revisions(self._entries.pop(name, None)):
+            self._leader.deployed.remove(each, drain=False)
 
     def _watched(self) -> dict[str, Watched]:
         counted, cpu_s = self._leader.gateways.counted(), self._leader.nodes.cpu_seconds()
@@ -159,6 +166,14 @@ class Term:
             for name, entry in self._entries.items()
             if name in counted and (rule := _rule_of(entry)) is not None
         }
+
+
+def _revisions(entry: FunctionEntry | None) -> set[FunctionId]:
+    """Return those that the engine knows of the function: the one that serves, and the one that is pending."""
+    if entry is None:
+        return set()
+    pending = entry.record.handover.pending
+    return {entry.record.function_id} | (set() if pending is None else {pending.record.function_id})
 
 
 def _rule_of(entry: FunctionEntry) -> ScalingRule | None:

@@ -23,7 +23,8 @@ def victims(
     """
     Return what to evict so that *need* bytes are free: nothing if they are, None if pins make it impossible.
 
-    :param owner: the function that gets the memory: its other copies are no victims
+    :param owner: the function that gets the memory: its other copies are no victims, nor are those of the revision
+        that it succeeds
     :param compute: so much of what copies hold of the compute must become free, too
 
     Takes victims in order until the need is met, as the paper does. A smaller set may exist, but it would contain
@@ -35,10 +36,11 @@ def victims(
     if need > residency.memory or compute > residency.shares:
         return None
     chosen: list[Copy[OwnerT]] = []
+    before = None if owner is None else owner.before
     for each in replacement.order(residency):
         its = each.owner
         others = sum(other.owner is its for other in chosen) if its.min_copies else 0
-        if its is owner or not evictable(each, others) or (short <= 0 and not each.share):
+        if its is owner or its is before or not evictable(each, others) or (short <= 0 and not each.share):
             continue
         chosen.append(each)
         short -= each.memory

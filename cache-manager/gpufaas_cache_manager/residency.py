@@ -25,6 +25,10 @@ class Owner(Protocol):
         """The number of its copies on all devices, loading ones included."""
 
     @property
+    def before(self) -> "Owner | None":
+        """The function that it succeeds once it is loaded."""
+
+    @property
     def share(self) -> int:
         """What each copy holds of its device's compute for as long as it is there, in per cent."""
 

@@ -22,7 +22,7 @@ _REMOVED_KEPT: Final = 10_000
 
 class Deployed:
     """
-    Revisions, which do not change: one that is known, or was removed, stays as it is however often it is deployed.
+    Revisions, which do not change: one that is known stays as it is however often it is deployed.
 
     :param tell: sends a message to all nodes
     """
@@ -35,12 +35,13 @@ class Deployed:
         self._held: dict[FunctionId, list[Callable[[], None]]] = {}
         """What waits for functions to be known."""
 
-    def deploy(self, function: Function, worker: WorkerSpec) -> None:
-        if function.id in self.workers or function.id in self._removed:
+    def deploy(self, function: Function, worker: WorkerSpec, succeeds: FunctionId | None = None) -> None:
+        if function.id in self.workers:
             return
+        self._removed.pop(function.id, None)  # it takes its calls again: the revision after it did not load
         self.workers[function.id] = worker
         self._tell(control.DefineFunction(worker, fetch=True))
-        self._service.deploy(function)
+        self._service.deploy(function, succeeds=succeeds)
         self._release(function.id)
 
     def remove(self, function: FunctionId, drain: bool) -> None:

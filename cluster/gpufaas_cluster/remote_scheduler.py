@@ -44,7 +44,12 @@ class RemoteScheduler(RemotePlacement):
             self._unlinked = nodes
             self._send(control.UnreachedNodes(nodes))
 
-    def deploy(self, function: Function, worker: WorkerSpec) -> None:  # noqa: ARG002 - the port's
+    def deploy(
+        self,
+        function: Function,
+        worker: WorkerSpec,  # noqa: ARG002 - the port's
+        succeeds: FunctionId | None = None,  # noqa: ARG002
+    ) -> None:
         """A revision may be called from here. The scheduler learns of it from etcd."""
         self._digests[function.id] = function.digest
 

@@ -131,6 +131,8 @@ class FunctionDeployed(Struct, frozen=True, tag=True):
     """A revision may be called from now on. The same id again replaces its limits and profiles."""
 
     function: Function
+    succeeds: FunctionId | None = None
+    """It is to take the calls of this revision: it is loaded beside that one, as often as that one is, before."""
 
 
 class FunctionRemoved(Struct, frozen=True, tag=True):

@@ -19,7 +19,7 @@ import msgspec
 
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.driven import PAUSE
-from gpufaas_core.errors import CallCancelled, GpufaasError, GrantRefused, OutOfMemory, UnknownFunction
+from gpufaas_core.errors import CallCancelled, GpufaasError, GrantRefused, LoadFailed, OutOfMemory, UnknownFunction
 from gpufaas_core.frames import STREAM, UPGRADE, AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Seconds
@@ -121,6 +121,8 @@ class Calls:
                     break
                 except (GrantRefused, OutOfMemory) as exc:
                     placed = self._place_again(call, exc)
+                except (LoadFailed, UnknownFunction) as exc:
+                    placed = await self._place_at_another(call, exc)
             if whole and not request.upgrade:
                 answered = self._whole(call, exchange, answer, said)
                 if request.send is not None:
@@ -316,7 +318,31 @@ class Calls:
         if not once or call.ran_out or call.error is not None:
             raise error
         # Its worker has got more memory meanwhile, if the device had any.
-        call.ran_out, call.exchange = True, None
+        call.ran_out = True
+        return self._place_anew(call)
+
+    async def _place_at_another(
+        self, call: Call, error: LoadFailed | UnknownFunction
+    ) -> "Grant | asyncio.Future[Grant]":
+        """
+        Place a call, whose revision was on trial and did not load, at the one that serves instead.
+
+        :raises GpufaasError: *error*, if there is none; or the error that ended the call meanwhile
+        """
+        deployed = call.deployed
+        if deployed is None or deployed.trial is None or call.stream is not None:
+            raise error
+        await deployed.trial(str(error))
+        if call.error is not None:
+            raise call.error from None
+        call.deployed = self._find(call.request)
+        if call.deployed is deployed:
+            raise error
+        return self._place_anew(call)
+
+    def _place_anew(self, call: Call) -> "Grant | asyncio.Future[Grant]":
+        """Place a call that had a grant, as another call of the scheduler."""
+        call.exchange = None
         call.waits(time.perf_counter())
         self._scheduler.over(call.id)
         call.id = CallId(f"{new_call_id()}#{self._suffix}" if self._suffix else new_call_id())
@@ -444,6 +470,8 @@ class Calls:
         if call.file:
             remove(call.file)
         if call.deployed is not None:
+            if call.run_s and call.deployed.trial is not None:
+                call.deployed.trial("")
             hit = None if call.grant is None else not call.grant.cold
             seconds = time.perf_counter() - call.began
             call.deployed.stats.observe(call.status, seconds, hit, call.queue_s, call.load_s, call.run_s)

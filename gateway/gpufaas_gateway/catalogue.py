@@ -4,6 +4,7 @@ The deployed functions by name. Calls look them up here in O(1).
 `deploy` adds a function in one step, after everything that can fail has succeeded.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from gpufaas_core.bundle import WorkerSpec
@@ -36,6 +37,9 @@ class Deployed:
     """Why it cannot be called; None if it can."""
     why_memory: str = ""
     """How its first reservation was computed."""
+    trial: Callable[[str], Awaitable[None]] | None = None
+    """Until it is known to load, where another revision takes its calls otherwise: told why it did not load, or nothing
+    when it has answered. Done when the right one serves."""
     gate: Gate | None = None
     """Counts its calls against the quota; None if its namespace has no limit on calls."""
 

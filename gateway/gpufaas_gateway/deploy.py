@@ -1,8 +1,8 @@
 """
 `Deployer`: deploys, updates, removes and scales functions, and reads those of the store at start.
 
-A deployment is checked, installed on the nodes, stored, and told to the scheduler; then the catalogue shows the new
-revision in one step. Until then the old revision serves calls; afterwards it drains.
+A deployment is checked, and installed on the nodes. `handover` stores it, tells the scheduler, and decides when calls
+find the new revision.
 """
 
 import asyncio
@@ -26,10 +26,11 @@ from gpufaas_core.errors import (
     UnknownArtifact,
     UnknownFunction,
 )
-from gpufaas_core.model import Function, FunctionId, Need
+from gpufaas_core.model import Function, Need
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import CannotRollBack, Unavailable
+from gpufaas_gateway.handover import Handovers
 from gpufaas_gateway.history import Revision, meant
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.namespaces import Namespaces
@@ -51,7 +52,6 @@ from gpufaas_gateway.spec import (
     Defaults,
     FunctionRecord,
     FunctionSpec,
-    Options,
     check_name,
     placement_of,
     read_options,
@@ -93,8 +93,6 @@ class Deployer:
         self._defaults = defaults or Defaults()
         self._clock = clock
         self._new_revision = new_revision
-        self.on_replaced: Callable[[FunctionId], None] = lambda _: None
-        """Called with the old revision after an update: it takes no new calls, and its running calls go on."""
         self.quotas = NamespaceQuotas(store, self._change_gate)
         self.namespaces = Namespaces(
             store,
@@ -106,6 +104,7 @@ class Deployer:
         self._deploying: dict[str, Callable[[], None]] = {}
         """By function that is being deployed here: applies the last change that the store reported meanwhile."""
         self._claims = Claims(self.quotas)
+        self.handovers = Handovers(store, scheduler, workers, self.catalogue, self._define, self._show, self._lock)
 
     async def load(self) -> None:
         """
@@ -137,6 +136,9 @@ class Deployer:
             return
         old = self.catalogue.get(record.full_name)
         if old is not None and old.record.revision == record.revision:
+            if old.record.handover != record.handover:
+                old.record = record
+                self.handovers.watch(old)
             return
         try:
             options = read_options(record.spec, self._defaults)
@@ -147,8 +149,9 @@ class Deployer:
         new = Deployed(record, worker, options, function, self.catalogue.stats(record), {})
         self._scheduler.deploy(function, worker)
         self._show(new)
+        self.handovers.watch(new)
         if old is not None:
-            self.on_replaced(old.function_id)
+            self.handovers.on_replaced(old.function_id)
 
     def dropped(self, full_name: str) -> None:
         """Stop serving a function that another gateway removed."""
@@ -166,7 +169,8 @@ class Deployer:
 
     async def deploy(self, spec: FunctionSpec, update: bool, by: str = "") -> Deployed:
         """
-        Deploy *spec*; with *update*, replace the deployed revision, which then drains. An error changes nothing.
+        Deploy *spec*; with *update*, let it take the calls of the deployed revision (`handover`). An error changes
+        nothing. Return the new revision, which may not serve yet.
 
         :param by: who does it, for the history
         :raises InvalidSpec: a value is malformed, or refers to something that does not exist; the message names it
@@ -240,19 +244,17 @@ class Deployer:
             created_at=old.record.created_at if old else self._clock(),
         )
         try:
-            new = await self._define(record, options)
+            new = await self._define(record)
             self._claim(full_name, namespace, new.reserved)
             check_fits(new, self._workers.devices())
             await self._workers.check(new.spec)
-            await self._commit(new, old, Revision(record.revision, spec, self._clock(), by))
+            await self.handovers.begin(new, old, Revision(record.revision, spec, self._clock(), by))
         except BaseException as exc:
-            await self._workers.forget(record.function_id)
+            if not self.handovers.has(record.function_id):
+                await self._workers.forget(record.function_id)
             if isinstance(exc, UnknownArtifact):
                 await _check_unknown(self._artifacts, exc)
             raise
-        self._show(new)
-        if old is not None:
-            await self._retire(old, drain=True)
         log.info("function.deployed id=%s memory=%d", new.function_id, new.spec.memory)
         return new
 
@@ -272,7 +274,7 @@ class Deployer:
             if self.catalogue.get(full_name) is not old:
                 return  # the store told us first
             self.catalogue.drop(old)
-            await self._retire(old, drain=False)
+            await self.handovers.end(old)
         log.info("function.removed id=%s", old.function_id)
 
     async def environments(self, spec: FunctionSpec | None = None) -> list[Environment]:
@@ -304,15 +306,22 @@ class Deployer:
     async def _take_up(self, record: FunctionRecord, at_once: asyncio.Semaphore) -> None:
         async with at_once, self._lock(record.full_name):
             try:
-                new = await self._define(record, read_options(record.spec, self._defaults))
+                new = await self._define(record)
                 self._scheduler.deploy(new.function, new.spec)
             except GpufaasError as exc:
                 log.warning("function.unavailable id=%s reason=%s", record.function_id, exc)
                 new = unavailable(record, str(exc), self._defaults, self.catalogue.stats(record))
             self._show(new)
+            self.handovers.watch(new)
+            if (pending := record.handover.pending) is not None:  # nothing is loaded: it takes the calls on trial
+                try:
+                    await self.handovers.begin(await self._define(pending.record), new)
+                except GpufaasError as exc:
+                    log.warning("function.unavailable id=%s reason=%s", pending.record.function_id, exc)
 
-    async def _define(self, record: FunctionRecord, options: Options) -> Deployed:
+    async def _define(self, record: FunctionRecord) -> Deployed:
         """Install the revision and compute what it needs."""
+        options = read_options(record.spec, self._defaults)
         # The kind is written in the bundle, so it is known only once the bundle is installed.
         kind: Kind = "model" if options.bundle else "server"
         asked = worker_spec(record, options, kind, Need(), memory=options.memory or MODEL_BASE)
@@ -344,28 +353,6 @@ class Deployer:
         if self._secrets is not None:
             self._secrets.drop(namespace)
         self._store.remove_quota(namespace)
-
-    async def _commit(self, new: Deployed, old: Deployed | None, noted: Revision) -> None:
-        """Store the revision, then tell the scheduler; undo the first if the second fails."""
-        await asyncio.to_thread(self._store.put, new.record, new.spec, new.function, noted)
-        try:
-            self._scheduler.deploy(new.function, new.spec)
-        except BaseException as exc:
-            if old is not None:
-                await asyncio.to_thread(self._store.put, old.record, old.spec, old.function)
-                failed = replace(noted, status="failed", reason=str(exc))
-                await asyncio.to_thread(self._store.note, old.full_name, failed)
-            else:
-                await asyncio.to_thread(self._store.remove, new.full_name)
-            raise
-
-    async def _retire(self, old: Deployed, drain: bool) -> None:
-        """End a revision that the catalogue no longer shows. The scheduler does not know one that was unavailable."""
-        if old.unavailable is None:
-            self._scheduler.remove(old.function_id, drain)
-        if drain:
-            self.on_replaced(old.function_id)
-        await self._workers.forget(old.function_id)
 
     def _lock(self, full_name: str) -> asyncio.Lock:
         # Held weakly: a lock lives as long as someone holds it or waits for it.

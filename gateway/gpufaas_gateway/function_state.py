@@ -13,7 +13,7 @@ from gpufaas_core.model import EngineStatus, FunctionId
 from gpufaas_gateway.catalogue import Deployed, replicas_of
 from gpufaas_gateway.isolation import not_enforced
 from gpufaas_gateway.memory_advice import memory_advice
-from gpufaas_gateway.wire import FunctionDetail, FunctionStatus, PlacementShown, ProfileShown, timestamp
+from gpufaas_gateway.wire import FailedShown, FunctionDetail, FunctionStatus, PlacementShown, ProfileShown, timestamp
 
 
 @dataclass(slots=True)
@@ -74,12 +74,15 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
     ``unavailable``: its bundle is damaged or gone. ``failed``: its last load failed, and no copy serves. ``resident``:
     a copy takes calls. ``loading``: the first copy loads. ``idle``: the next call loads it.
     """
+    pending, failed = deployed.record.handover.pending, deployed.record.handover.failed
     detail = FunctionDetail(
         state="resident" if copies.ready else "loading" if copies.loading else "idle",
         age=round(status.age_s, 3) or None,
         ready=copies.ready,
         loading=copies.loading,
         revision=deployed.record.revision,
+        pending=None if pending is None else pending.record.revision,
+        failed=None if failed is None else FailedShown(failed.revision, failed.reason),
         bundle=deployed.spec.digest,
         devices=list(copies.by_device),
         copies=dict(copies.by_device),

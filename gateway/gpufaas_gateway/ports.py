@@ -200,8 +200,11 @@ class Workers(Protocol):
 class Scheduler(Protocol):
     """The scheduler, as management routes use it."""
 
-    def deploy(self, function: Function, worker: WorkerSpec) -> None:
-        """Add a revision, which may be called from now on; *worker* is for the nodes that run it."""
+    def deploy(self, function: Function, worker: WorkerSpec, succeeds: FunctionId | None = None) -> None:
+        """
+        Add a revision, which may be called from now on; *worker* is for the nodes that run it. It is loaded as often as
+        the one that it *succeeds*, and beside that one.
+        """
         ...
 
     def remove(self, function: FunctionId, drain: bool) -> None:

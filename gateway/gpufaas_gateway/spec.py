@@ -18,7 +18,7 @@ from msgspec import Struct
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.capabilities import CAPABILITIES, read_capabilities
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import ALL_COMPUTE, SHARINGS, FunctionId
+from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Function, FunctionId
 from gpufaas_core.ports import read_ports
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_core.units import Bytes, MiB, Seconds, parse_bytes, parse_duration
@@ -60,6 +60,30 @@ class FunctionSpec(Struct, frozen=True, omit_defaults=True):
     read_only_root_filesystem: bool | None = None
 
 
+class OtherRevision(Struct, frozen=True):
+    """A revision of a function beside the one that serves, with what nodes and the scheduler need of it."""
+
+    record: "FunctionRecord"
+    worker: WorkerSpec
+    function: Function
+
+
+class FailedRevision(Struct, frozen=True):
+    revision: str
+    reason: str
+
+
+class Handover(Struct, frozen=True, omit_defaults=True):
+    """How it stands with an update of a function."""
+
+    pending: OtherRevision | None = None
+    """It is being loaded, and then takes the calls."""
+    before: OtherRevision | None = None
+    """It takes the calls again if the revision that serves does not load."""
+    failed: FailedRevision | None = None
+    """The last deployment, if that did not load."""
+
+
 class FunctionRecord(Struct, frozen=True):
     """A function as it is stored."""
 
@@ -72,6 +96,7 @@ class FunctionRecord(Struct, frozen=True):
     """Time of the first deployment, in Unix seconds. Updates keep it."""
     invocations: int = 0
     """Calls that ended, of all revisions. Up to 5 s behind."""
+    handover: Handover = Handover()
 
     @property
     def full_name(self) -> str:

@@ -250,6 +250,11 @@ class PlacementShown(Struct):
     devices: list[str]
 
 
+class FailedShown(_Answer):
+    revision: str
+    reason: str
+
+
 class FunctionDetail(_Answer, kw_only=True):
     """What only this platform knows of a function. From `kind` on: of one that can be called."""
 
@@ -263,7 +268,9 @@ class FunctionDetail(_Answer, kw_only=True):
     retry_in: Annotated[Seconds | None, Meta(description="seconds")] = None
     ready: _Count
     loading: _Count
-    revision: str
+    revision: Annotated[str, Meta(description="of the deployment that takes the calls")]
+    pending: Annotated[str | None, Meta(description="the revision that takes the calls once it is loaded")] = None
+    failed: Annotated[FailedShown | None, Meta(description="the last deployment, if that did not load")] = None
     bundle: str
     devices: list[str]
     copies: Annotated[dict[str, int], Meta(description="by device")]

@@ -53,7 +53,7 @@ class Functions:
         if self._host.fetch is not None:
             await self._host.fetch(spec)
         await asyncio.to_thread(self._bundles.install, spec.digest)
-        self.specs[spec.function] = spec
+        self._know(spec)
         manifest = self._bundles.manifest(spec.digest)
         self._staging.know(spec, manifest.weights)
         return manifest
@@ -73,8 +73,13 @@ class Functions:
 
         For functions with a bundle only: `define` pulls images.
         """
-        self.specs[spec.function] = spec
+        self._know(spec)
         self._staging.know(spec, spec.weights)
+
+    def _know(self, spec: WorkerSpec) -> None:
+        self.specs[spec.function] = spec
+        if spec.function in self._forgotten:
+            self._forgotten.remove(spec.function)
 
     def prefetch(self, function: FunctionId) -> None:
         """Bring what the workers of *function* need to this node, in the background. A failure is left to its load."""

@@ -189,7 +189,9 @@ def status(world: World, now: Seconds) -> EngineStatus:
             if (failing := each.backoff) is not None and failing.reason is not None
         },
         lacking={
-            each.id: _no_room(world, each) for each in world.short.values() if not each.loading and each.backoff is None
+            each.id: _no_room(world, each)
+            for each in world.short.values()
+            if not each.loading and each.backoff is None and not (each.before is not None and each.staging)
         },
         kept_out=_kept_out(world),
         held=tuple(each.id for each in world.functions.values() if each.desired is not None and each.held_until > now),

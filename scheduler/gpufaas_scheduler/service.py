@@ -206,8 +206,13 @@ class SchedulerService:
 
     # --- functions and status ---
 
-    def deploy(self, function: Function, worker: WorkerSpec | None = None) -> None:  # noqa: ARG002 - the nodes know it
-        self.handle(m.FunctionDeployed(function))
+    def deploy(
+        self,
+        function: Function,
+        worker: WorkerSpec | None = None,  # noqa: ARG002 - the nodes know it
+        succeeds: FunctionId | None = None,
+    ) -> None:
+        self.handle(m.FunctionDeployed(function, succeeds))
 
     def remove(self, function: FunctionId, drain: bool) -> None:
         self.handle(m.FunctionRemoved(function, drain))

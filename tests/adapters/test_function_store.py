@@ -365,7 +365,8 @@ def test_sqlite_takes_up_the_file_of_the_first_version(tmp_path: Path) -> None:
     first = SqliteStore(tmp_path / "functions.db")
     first.put(record())
     first._file.db.executescript(
-        "DROP TABLE namespaces; DROP TABLE quotas; DROP TABLE revisions; PRAGMA user_version = 1;"
+        "DROP TABLE namespaces; DROP TABLE quotas; DROP TABLE revisions; ALTER TABLE functions DROP COLUMN handover;"
+        " PRAGMA user_version = 1;"
     )
     first.close()
 

@@ -299,8 +299,8 @@ class Platform:
         **annotations: str,
     ) -> str:
         """
-        Deploy the function of *source*, or update it; return its path. Annotations without ``gpufaas.``: memory="48Mi",
-        or "" for none.
+        Deploy the function of *source*, or update it; return its path once the new revision serves, or has failed to
+        load. Annotations without ``gpufaas.``: memory="48Mi", or "" for none.
 
         :raises Refused: the gateway says no
         """
@@ -316,12 +316,26 @@ class Platform:
                 for key, text in annotations.items() if text
             },
         })  # fmt: skip
+        self.handed_over(name)
         return f"/function/{name}"
+
+    def detail(self, name: str) -> dict[str, Any]:
+        """Return what only this platform says of a function."""
+        found: dict[str, Any] = self.http.get(f"/system/function/{name}").raise_for_status().json()["gpufaas"]
+        return found
+
+    def handed_over(self, name: str) -> None:
+        """Return when no revision of the function waits to be loaded."""
+        until(lambda: "pending" not in self.detail(name), lambda: f"{name} is handed over: {self.detail(name)}")
 
     def deploy_spec(self, spec: Mapping[str, object]) -> httpx.Response:
         """Deploy the function that *spec* describes, or update it; return the gateway's answer."""
         answer = self.http.put("/system/functions", json=spec)
-        return answer if answer.status_code != 404 else self.http.post("/system/functions", json=spec)
+        if answer.status_code == 404:
+            return self.http.post("/system/functions", json=spec)
+        if answer.is_success:
+            self.handed_over(str(spec["service"]))
+        return answer
 
     def remove(self, name: str) -> None:
         self._cli.remove(name)

@@ -16,7 +16,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import Function, Profile
 from gpufaas_core.plausible import read_profile
 from gpufaas_gateway.history import Revision, shown, too_old
-from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
+from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Handover, Namespace, Quota
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ CREATE TABLE revisions (
 INSERT INTO revisions (full_name, revision, noted) SELECT full_name, revision, CAST(json_object(
     'revision', revision, 'spec', json(CAST(spec AS TEXT)), 'at', created_at) AS BLOB) FROM functions;
 """,
+    "ALTER TABLE functions ADD COLUMN handover BLOB NOT NULL DEFAULT '{}';",
 )
 
 
@@ -73,9 +74,9 @@ class SqliteStore:
     ) -> None:
         with self._file.transaction() as db:
             db.execute(
-                "INSERT INTO functions (full_name, namespace, name, spec, revision, created_at, invocations)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (full_name) DO UPDATE SET"
-                " spec = excluded.spec, revision = excluded.revision, created_at = excluded.created_at",
+                "INSERT INTO functions (full_name, namespace, name, spec, revision, created_at, invocations, handover)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (full_name) DO UPDATE SET spec = excluded.spec,"
+                " revision = excluded.revision, created_at = excluded.created_at, handover = excluded.handover",
                 (
                     record.full_name,
                     record.namespace,
@@ -84,6 +85,7 @@ class SqliteStore:
                     record.revision,
                     record.created_at,
                     record.invocations,
+                    msgspec.json.encode(record.handover),
                 ),
             )
             if noted is not None:
@@ -107,13 +109,14 @@ class SqliteStore:
     def all(self) -> list[FunctionRecord]:
         with self._file.reading() as db:
             rows = db.execute(
-                "SELECT name, namespace, spec, revision, created_at, invocations FROM functions"
+                "SELECT name, namespace, spec, revision, created_at, invocations, handover FROM functions"
                 " ORDER BY namespace, name"
             ).fetchall()
-            return [
-                FunctionRecord(name, namespace, msgspec.json.decode(spec, type=FunctionSpec), revision, at, invocations)
-                for name, namespace, spec, revision, at, invocations in rows
-            ]
+        read, state = msgspec.json.Decoder(FunctionSpec).decode, msgspec.json.Decoder(Handover).decode
+        return [
+            FunctionRecord(name, namespace, read(spec), revision, at, invocations, state(handover))
+            for name, namespace, spec, revision, at, invocations, handover in rows
+        ]
 
     def save_profile(self, digest: str, kind: str, profile: Profile) -> None:
         with self._file.transaction() as db:

@@ -8,6 +8,7 @@ from typing import Final
 from gpufaas_core import messages as m
 from gpufaas_scheduler.handle.grants import next_local, reserve, return_all, return_local, start
 from gpufaas_scheduler.handle.parking import evicted, order_load, park
+from gpufaas_scheduler.handle.staging import stage_beside
 from gpufaas_scheduler.world.places import room_for
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
@@ -199,6 +200,7 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
         return False
     room = room_for(world.cluster, owner)
     if room is None:
+        stage_beside(world, owner)
         return False
     device, victims = room
     if victims and owner.copies >= owner.min_copies and not owner.eager and not owner.flow.calls:

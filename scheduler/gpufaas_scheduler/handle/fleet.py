@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from gpufaas_core import messages as m
+from gpufaas_scheduler.handle import successions
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, note_lack, send_off, serve_fifo
 from gpufaas_scheduler.handle.grants import end, return_local
 from gpufaas_scheduler.handle.parking import evicted
@@ -95,6 +96,7 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
     world.cluster.rare = True
     world.cluster.constrained += owner.mixed
     world.cluster.keeps |= owner.min_copies > 0
+    successions.begin(world, owner, event.succeeds)
     balance(world, owner)
 
 
@@ -105,6 +107,7 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
         return
     owner.remove()
     note_lack(world, owner)
+    successions.removed(world, owner)
     if not event.drain:
         for call in world.waits_of(owner):
             give_up(world, call)

@@ -27,6 +27,14 @@ def unstaged(world: World, event: m.Unstaged) -> None:
     world.hosts.unstage(host, event.function)
 
 
+def stage_beside(world: World, owner: FunctionState) -> None:
+    """*owner* does not fit beside the revision that it succeeds: bring its weights to where the copies of that are."""
+    for device in () if owner.before is None else owner.before.active.values():
+        if device.host.refusal(owner.id, world.cluster.now) is None:
+            world.hosts.bring(device.host, owner.id)
+            world.out.append(m.Stage(owner.id, device.node))
+
+
 def try_stage(world: World, owner: FunctionState, action: contract.Load) -> str | None:
     """Do *action*, a load into the host tier of a node, or return why not."""
     device = world.devices.get(action.parts[0].device) if action.parts else None

@@ -246,12 +246,17 @@ class FakeScheduler:
     def __init__(self, *devices: Device) -> None:
         self.functions: dict[FunctionId, Function] = {}
         self.removed: list[tuple[FunctionId, bool]] = []
+        self.successors: dict[FunctionId, FunctionId] = {}
         self.scaled: list[tuple[FunctionId, int]] = []
         self.explanations: dict[CallId, Explanation] = {}
         self.failure: GpufaasError | None = None
         self.now = EngineStatus("lalb-o3", tuple(idle(device) for device in devices), {}, {})
 
-    def deploy(self, function: Function, worker: WorkerSpec) -> None:  # noqa: ARG002 - the port's
+    def deploy(
+        self, function: Function, worker: WorkerSpec, succeeds: FunctionId | None = None  # noqa: ARG002 - the port's
+    ) -> None:  # fmt: skip
+        if succeeds is not None:
+            self.successors[function.id] = succeeds
         if self.failure is not None:
             raise self.failure
         self.functions[function.id] = function

@@ -64,8 +64,8 @@ class Platform:
     def state(self) -> object:
         """All that a failed deployment must not have touched."""
         return (
-            dict(self.store.records), dict(self.scheduler.functions), list(self.scheduler.removed),
-            dict(self.workers.defined), self.catalogue.everywhere(), sorted(self.metrics.functions),
+            dict(self.store.records), dict(self.scheduler.functions), dict(self.workers.defined),
+            self.catalogue.everywhere(), sorted(self.metrics.functions),
         )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: 
         world.device(f"d{number}", rng.choice([10, 15, 40]))
     world.deploy("other", 10, slots=1)
     slots = None if model else rng.choice([1, 3])
-    revision = 0
+    revision = newest = 0
     world.deploy("f@0", 10, slots=slots)
     calls = {}
     for number, choice in enumerate(events):
@@ -124,10 +124,19 @@ def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: 
         elif kind < 9:
             world.scale(f"f@{revision}", pick % 7)
         elif kind == 9:
-            revision += 1
-            world.deploy(f"f@{revision}", 10, slots=slots, min_copies=pick % 4)
-            world.tell(m.FunctionRemoved(FunctionId(f"f@{revision - 1}"), drain=True))
+            if revision == newest:
+                newest += 1
+                waits = f"f@{revision}" if pick % 8 < 4 else ""
+                world.deploy(f"f@{newest}", 10, slots=slots, min_copies=pick % 4, succeeds=waits)
+                if waits:
+                    continue
+            failed = pick % 5 == 0  # no call was placed at it yet
+            world.tell(m.FunctionRemoved(FunctionId(f"f@{newest if failed else revision}"), drain=not failed))
+            revision, newest = (revision, revision) if failed else (newest, newest)
 
+    if revision != newest:
+        world.tell(m.FunctionRemoved(FunctionId(f"f@{revision}"), drain=True))
+        revision = newest
     beside(world, 10)
     drain(world)
     world.device("room", 1000)

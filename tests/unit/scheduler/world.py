@@ -97,6 +97,7 @@ class World:
         kind: str = "*",
         floor: int = 0,
         elastic: bool = False,
+        succeeds: str = "",
     ) -> None:
         """With `slots` it is a CPU function."""
         self.tell(
@@ -105,7 +106,8 @@ class World:
                     FunctionId(name), f"digest of {name}", Need(100 if slots is None else 0, slots=slots or 1),
                     {kind: Profile(load_s, service_s, size)}, min_copies, max_queue, max_copies,
                     floor=floor, elastic=elastic,
-                )
+                ),
+                FunctionId(succeeds) if succeeds else None,
             )
         )  # fmt: skip
 

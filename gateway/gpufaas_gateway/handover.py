@@ -1,0 +1,245 @@
+"""
+`Handovers`: a new revision takes the calls of the old one once it is loaded.
+
+The update of a function with copies is *pending*: the scheduler loads the new revision beside the old one, which serves
+meanwhile. When it is ready, the catalogue shows it in one step, and the old one drains. If there is no room for both,
+or the function has no copy, the new revision takes the calls *on trial*: they wait for its first load, and the old one
+takes them again if that fails.
+
+All of this is in the record (`Handover`), so that it goes on after a restart, and at other gateways. Each step is done
+by what is there, and may be done twice.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, Literal
+
+from msgspec.structs import replace
+
+from gpufaas_core.errors import GpufaasError
+from gpufaas_core.model import EngineStatus, FunctionId, Seconds
+from gpufaas_gateway.catalogue import Catalogue, Deployed
+from gpufaas_gateway.function_state import Copies, copies_of
+from gpufaas_gateway.history import Revision, RevisionStatus
+from gpufaas_gateway.ports import Scheduler, Store, Workers
+from gpufaas_gateway.spec import FailedRevision, FunctionRecord, Handover, OtherRevision
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final[Seconds] = 0.1
+OTHERS_S: Final[Seconds] = 3.0
+"""How often a gateway looks at what another one has begun, which is quicker unless it is gone."""
+
+
+Outlook = Literal["wait", "ready", "failed", "full", "idle"]
+
+
+def outlook(status: EngineStatus, function: FunctionId) -> tuple[Outlook, str]:
+    """Return how the copies of *function* come along that are loaded without a call, and why they failed."""
+    copies = copies_of(status).get(function) or Copies()
+    if status.age_s or copies.loading:
+        return "wait", ""
+    if copies.ready:
+        return "ready", ""
+    if (failing := status.failing.get(function)) is not None:
+        return "failed", failing.reason
+    return "full" if function in status.lacking else "idle", ""
+
+
+class Handovers:
+    """See module. One event loop owns it. `begin` and `end` are called with the function's lock."""
+
+    def __init__(
+        self,
+        store: Store,
+        scheduler: Scheduler,
+        workers: Workers,
+        catalogue: Catalogue,
+        define: Callable[[FunctionRecord], Awaitable[Deployed]],
+        show: Callable[[Deployed], None],
+        lock: Callable[[str], asyncio.Lock],
+    ) -> None:
+        """
+        :param define: installs a revision on the nodes
+        :param show: lets calls find a revision
+        :param lock: returns that of the function ``NAME.NAMESPACE``
+        """
+        self._store = store
+        self._scheduler = scheduler
+        self._workers = workers
+        self._catalogue = catalogue
+        self._define = define
+        self._show = show
+        self._lock = lock
+        self.on_replaced: Callable[[FunctionId], None] = lambda _: None
+        """Called with the old revision after an update: it takes no new calls, and its running calls go on."""
+        self._pending: dict[FunctionId, Deployed] = {}
+        """What was deployed here, and no call finds yet."""
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        """By the name of a function whose record says that something is to be done."""
+        self._ending: set[asyncio.Future[None]] = set()
+
+    def has(self, function: FunctionId) -> bool:
+        """Whether the revision serves, or will."""
+        return function in self._pending or self._catalogue.by_id(function) is not None
+
+    async def begin(self, new: Deployed, old: Deployed | None, noted: Revision | None = None) -> None:
+        """
+        Let *new*, which was checked, take the calls of *old*, now or once it is loaded.
+
+        :param noted: for the history; None: it is there
+        :raises StorageFailed: it could not be stored; nothing has changed
+        """
+        gone = None if old is None else old.record.handover.pending
+        if old is None or old.unavailable is not None:
+            await self._serve(new, old, Handover(), noted)
+        elif old.trial is not None or old.function_id not in copies_of(self._scheduler.status()):
+            await self._serve(new, old, Handover(before=old.record.handover.before or _other(old)), noted)
+        else:
+            handover = Handover(pending=OtherRevision(new.record, new.spec, new.function))
+            noted = None if noted is None else replace(noted, status="pending")
+            await self._store_it(old, handover, noted, new, succeeds=old.function_id)
+            self._pending[new.function_id] = new
+            self.watch(old)
+        if gone is not None and gone.record.revision != new.record.revision:
+            await self._drop(gone)
+            reason = f"revision {new.record.revision} came before it was loaded"
+            if (replaced := await self._noted(gone.record, reason)) is not None:
+                await asyncio.to_thread(self._store.note, gone.record.full_name, replaced)
+
+    async def end(self, deployed: Deployed) -> None:
+        """*deployed* was removed, and what is pending with it."""
+        if (pending := deployed.record.handover.pending) is not None:
+            await self._drop(pending)
+        await self._retire(deployed, drain=False)
+
+    def watch(self, deployed: Deployed) -> None:
+        """Do for *deployed*, which is shown, what its record says."""
+        handover, name = deployed.record.handover, deployed.full_name
+        deployed.trial = None if handover.before is None else partial(self._tried, deployed)
+        if name not in self._looking and (handover.pending or handover.before):
+            self._looking[name] = asyncio.get_running_loop().create_task(self._look(name))
+
+    async def _look(self, name: str) -> None:
+        """Do each step for *name* when it can be done."""
+        every_s = LOOK_S
+        while True:
+            await asyncio.sleep(every_s)
+            async with self._lock(name):
+                try:
+                    if await self._step(self._catalogue.get(name)):
+                        del self._looking[name]
+                        return
+                except GpufaasError as exc:
+                    log.warning("handover.again function=%s reason=%s", name, exc)
+                every_s = LOOK_S if any(each.full_name == name for each in self._pending.values()) else OTHERS_S
+
+    async def _step(self, deployed: Deployed | None) -> bool:
+        """Do what can be done. Return whether there is nothing to wait for."""
+        handover = Handover() if deployed is None else deployed.record.handover
+        if deployed is None or (handover.pending is None and handover.before is None):
+            return True
+        if (pending := handover.pending) is None:
+            said, why = outlook(self._scheduler.status(), deployed.function_id)
+            if said in ("ready", "failed"):
+                await self._end_trial(deployed, why)
+            return said not in ("wait", "full")  # one that is idle waits for a call, which tells how it went
+        function = pending.record.function_id
+        said, why = outlook(self._scheduler.status(), function)
+        if said == "failed":
+            await self._store_it(deployed, _failed(pending.record, why))
+            await self._drop(pending)
+        elif said in ("ready", "full"):
+            new = self._pending.get(function) or await self._define(pending.record)
+            await self._serve(new, deployed, Handover(before=_other(deployed) if said == "full" else None))
+        return False
+
+    def _tried(self, deployed: Deployed, why: str) -> Awaitable[None]:
+        """*deployed* was on trial, and has answered; or did not load: *why*. Done when the right revision serves."""
+
+        async def end() -> None:
+            async with self._lock(deployed.full_name):
+                if self._catalogue.get(deployed.full_name) is deployed and deployed.trial is not None:
+                    try:
+                        await self._end_trial(deployed, why)
+                    except GpufaasError as exc:
+                        log.warning("handover.again function=%s reason=%s", deployed.full_name, exc)
+
+        self._ending.add(ending := asyncio.ensure_future(end()))
+        ending.add_done_callback(self._ending.discard)
+        return asyncio.shield(ending)  # a caller who leaves ends the waiting only
+
+    async def _end_trial(self, deployed: Deployed, why: str) -> None:
+        before = deployed.record.handover.before
+        if not why or before is None:
+            await self._store_it(deployed, Handover())
+            deployed.trial = None
+            return
+        log.warning("function.not_loaded id=%s reason=%s", deployed.function_id, why)
+        await self._serve(await self._define(before.record), deployed, _failed(deployed.record, why))
+
+    async def _serve(
+        self, new: Deployed, old: Deployed | None, handover: Handover, noted: Revision | None = None
+    ) -> None:
+        """Let calls find *new* instead of *old*, which drains; if it has failed, its calls are told so at once."""
+        await self._store_it(new, handover, noted, None if new.function_id in self._pending else new)
+        self._pending.pop(new.function_id, None)
+        self._show(new)
+        self.watch(new)
+        if old is not None:
+            await self._retire(old, drain=handover.failed is None)
+
+    async def _store_it(
+        self,
+        shown: Deployed,
+        handover: Handover,
+        noted: Revision | None = None,
+        new: Deployed | None = None,
+        succeeds: FunctionId | None = None,
+    ) -> None:
+        """Store *shown* with *handover*, and tell the scheduler of *new*; both or none."""
+        record = replace(shown.record, handover=handover)
+        if noted is None:
+            failed = handover.failed
+            its = record if failed is None else replace(record, revision=failed.revision)
+            noted = await self._noted(its, "" if failed is None else failed.reason)
+        if new is not None:
+            self._scheduler.deploy(new.function, new.spec, succeeds)
+        try:
+            await asyncio.to_thread(self._store.put, record, shown.spec, shown.function, noted)
+        except BaseException:
+            if new is not None:
+                self._scheduler.remove(new.function_id, drain=False)
+            raise
+        shown.record = record
+
+    async def _noted(self, record: FunctionRecord, why: str = "") -> Revision | None:
+        """Return what the history has of a revision, as one that has failed if there is a reason."""
+        status: RevisionStatus = "failed" if why else "superseded"
+        history = await asyncio.to_thread(self._store.history, record.full_name)
+        found = [each for each in history if each.revision == record.revision]
+        return replace(found[0], status=status, reason=why) if found else None
+
+    async def _retire(self, old: Deployed, drain: bool) -> None:
+        """End a revision that the catalogue no longer shows. The scheduler does not know one that was unavailable."""
+        if old.unavailable is None:
+            self._scheduler.remove(old.function_id, drain)
+        if drain:
+            self.on_replaced(old.function_id)
+        await self._workers.forget(old.function_id)
+
+    async def _drop(self, pending: OtherRevision) -> None:
+        """End a revision that was never shown."""
+        self._pending.pop(function := pending.record.function_id, None)
+        self._scheduler.remove(function, drain=False)
+        await self._workers.forget(function)
+
+
+def _other(deployed: Deployed) -> OtherRevision:
+    return OtherRevision(replace(deployed.record, handover=Handover()), deployed.spec, deployed.function)
+
+
+def _failed(record: FunctionRecord, why: str) -> Handover:
+    return Handover(failed=FailedRevision(record.revision, why))

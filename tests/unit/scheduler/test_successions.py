@@ -1,0 +1,130 @@
+"""A revision that succeeds another one is loaded beside it, before calls are placed at it."""
+
+import pytest
+from tests.unit.scheduler.world import World, world_of
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import Device, DeviceId, FunctionId, NodeId
+
+OLD, NEW = FunctionId("f@1"), FunctionId("f@2")
+
+
+def removed(world: World, name: str, *, drain: bool = True) -> None:
+    world.tell(m.FunctionRemoved(FunctionId(name), drain))
+
+
+def two_devices(memory: int = 100) -> World:
+    """Each holds an idle copy of f@1, of 10 bytes."""
+    world = World().set_up("f@1", "a b", memory=memory)
+    world.scale("f@1", 2)
+    for device in "ab":
+        world.loaded("f@1", device)
+    return world
+
+
+def test_it_is_loaded_where_and_as_often_as_the_old_one_is_and_that_one_goes_on() -> None:
+    world = two_devices()
+
+    world.deploy("f@2", 20, succeeds="f@1")
+    world.loaded("f@2", world.loading()[0][1])
+    world.loaded("f@2", world.loading()[0][1])
+    world.call("old", "f@1")
+
+    assert world.copies == {OLD: 2, NEW: 2}
+    assert world.running["old"].function == OLD
+    assert not world.running["old"].cold
+
+
+def test_no_copy_of_the_old_one_is_evicted_for_it_but_idle_copies_of_others_are() -> None:
+    world = World().set_up("f@1 g", "a", memory=25, warm="f@1 g")
+
+    world.deploy("f@2", 10, succeeds="f@1")
+
+    assert world.models("a") == ["f@1", "f@2"]
+
+
+def test_without_room_beside_it_nothing_is_evicted_and_the_status_says_that_it_lacks_copies() -> None:
+    world = World().set_up("f@1", "a", memory=25, warm="f@1")
+
+    world.deploy("f@2", 20, succeeds="f@1")
+
+    assert world.models("a") == ["f@1"]
+    assert NEW in world.status.lacking
+
+
+def test_without_room_its_weights_are_brought_to_where_the_old_one_is_and_only_then_it_lacks_copies() -> None:
+    world = World()
+    world.deploy("f@1", 10)
+    world.tell(m.DeviceJoined(Device(DeviceId("n/a"), "gpu", 25, host_memory=100)))
+    world.warm("f@1", "n/a")
+
+    world.deploy("f@2", 20, succeeds="f@1")
+
+    assert m.Stage(NEW, NodeId("n")) in world.out
+    assert world.status.lacking == {}
+    world.tell(m.Staged(NodeId("n"), NEW, 20))
+    assert NEW in world.status.lacking
+
+
+def test_when_the_old_one_is_removed_it_takes_the_room_without_a_call() -> None:
+    world = World().set_up("f@1", "a", memory=25, warm="f@1")
+    world.call("runs", "f@1")
+    world.deploy("f@2", 20, succeeds="f@1")
+
+    removed(world, "f@1")
+    world.call("waits", "f@2")
+    assert world.models("a") == ["f@1"]
+    world.finish("runs")
+
+    assert world.models("a") == ["f@2"]
+    world.loaded("f@2", "a")
+    assert world.running["waits"].function == NEW
+
+
+@pytest.mark.parametrize("first", ["loaded", "removed"])
+def test_once_it_is_loaded_and_the_old_one_removed_its_calls_decide_about_its_copies(first: str) -> None:
+    world = World().set_up("f@1 g", "a", memory=20, warm="f@1")
+    world.deploy("f@2", 10, succeeds="f@1")
+    for step in (first, "loaded" if first == "removed" else "removed"):
+        if step == "removed":
+            removed(world, "f@1")
+        else:
+            assert NEW in world.status.desired
+            world.loaded("f@2", "a")
+
+    assert world.status.desired == {}
+    world.deploy("h", 20)
+    world.call("other", "h")
+    assert world.models("a") == ["h"], "it is no more pinned than others"
+
+
+def test_if_it_is_removed_the_old_one_is_as_before() -> None:
+    world = World().set_up("f@1", "a", memory=25, warm="f@1")
+    world.deploy("f@2", 20, succeeds="f@1")
+
+    removed(world, "f@2", drain=False)
+
+    assert world.status.lacking == {}
+    world.call("old", "f@1")
+    assert not world.running["old"].cold
+
+
+def test_a_minimum_of_copies_is_loaded_beside_that_of_the_old_one() -> None:
+    world = World()
+    world.deploy("f@1", 10, min_copies=1)
+    world.device("a", 30)
+    world.loaded("f@1", "a")
+
+    world.deploy("f@2", 10, min_copies=1, succeeds="f@1")
+    world.loaded("f@2", "a")
+
+    assert world.models("a") == ["f@1", "f@2"]
+
+
+def test_a_revision_that_is_to_succeed_one_that_is_gone_is_loaded_by_its_calls() -> None:
+    world = world_of("f@2")
+
+    world.deploy("f@2", 10, succeeds="f@1")
+
+    assert world.copies == {}
+    assert world.status.desired == {}
