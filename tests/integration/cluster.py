@@ -191,6 +191,8 @@ class Gateway(Service):
         if secrets:
             spec["secrets"] = list(secrets)
         self.cli.deploy(spec)
+        described = f"/system/function/{name}"
+        until(lambda: "pending" not in self.web.get(described).json()["gpufaas"], "the new revision serves, or failed")
         return f"/function/{name}"
 
     def call(self, path: str, body: bytes | Iterator[bytes] = b"", **kwargs: Any) -> httpx.Response:
