@@ -41,9 +41,10 @@ from gpufaas_cli.requirements import (
     installed_version,
     read_requirements,
 )
-from gpufaas_cli.source_files import IGNORED, NOT_HANDLER, copy_tree, find_extra, walk
+from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, copy_tree, find_extra, is_cache, walk
 from gpufaas_cli.stack import FUNCTION_NAME
 from gpufaas_cli.subprocess_lines import run_shown
+from gpufaas_cli.weights import WEIGHTS, is_pickled
 from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, Needs, WeightsFile
 from gpufaas_core.environment import misfits
 from gpufaas_core.errors import InvalidSpec, StorageFailed
@@ -54,12 +55,10 @@ from gpufaas_templates import Template, find_template
 ALLOW_PICKLE: Final = "gpufaas.allow-pickle"
 BUNDLE: Final = "bundle.tar"
 _STAMP: Final = ".gpufaas-build.json"
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 """Part of what a build depends on: raise it when this module makes other bundles from the same folder."""
 
 _NOT_PACKED: Final = frozenset(("template.yml", "meta.json", "Dockerfile", MANIFEST))
-_WEIGHTS: Final = (".safetensors", ".pt2", ".onnx", ".onnx_data", ".onnx.data")
-_PICKLED: Final = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib")
 _STAT_FROM: Final = 16 * MiB
 """Inputs from this size on are compared by their identity: hashing 500 MB at each `up` takes longer than the rest."""
 _BUILD_THREADS: Final = "1"
@@ -220,11 +219,14 @@ class _Build:
             "requirements": sorted((name, version or "") for each in provided for name, version in each.looked_at),
         }
         hashed = hashlib.sha256(msgspec.json.encode(settings))
-        sources = [("template", template.path, frozenset[str]()), ("handler", self.handler, NOT_HANDLER)]
-        sources += [(f"copy:{place.as_posix()}", source, frozenset()) for source, place in self.copies]
-        sources += [("required", path, NOT_HANDLER) for each in self.requirements for path in each.named]
-        for label, source, skip in sources:
-            for file in walk(source, skip):
+        sources: list[tuple[str, Path, LeavesOut]] = [
+            ("template", template.path, is_cache),
+            ("handler", self.handler, Ignored(self.handler, NOT_HANDLER)),
+        ]
+        sources += [(f"copy:{place.as_posix()}", source, Ignored(source)) for source, place in self.copies]
+        sources += [("required", path, Ignored(path)) for each in self.requirements for path in each.named]
+        for label, source, leaves_out in sources:
+            for file in walk(source, leaves_out):
                 relative = file.relative_to(source).as_posix() if file != source else ""
                 hashed.update(f"\0{label}\0{relative}\0".encode(errors="surrogateescape"))
                 status = file.stat()
@@ -254,9 +256,9 @@ class _Build:
         if folder.exists():
             shutil.rmtree(folder)
         copy_tree(template.path, folder)
-        copy_tree(self.handler, function, NOT_HANDLER)
+        copy_tree(self.handler, function, Ignored(self.handler, NOT_HANDLER))
         for source, place in self.copies:
-            copy_tree(source, function / place)
+            copy_tree(source, function / place, Ignored(source))
         installed, needs = self._install()
         if (self.handler / "build.py").is_file():
             self._run_build_script()
@@ -325,7 +327,7 @@ class _Build:
         # A server that runs beside its template's files finds all under the names that they have in an image.
         roots = {SITE_DIR: site, template.handler_folder: self.function}
         for path in sorted(template.path.iterdir()):
-            if path.name not in _NOT_PACKED and path.name not in IGNORED and path.name not in roots:
+            if path.name not in {*_NOT_PACKED, *roots} and not is_cache(path):
                 roots[path.name] = self.folder / path.name
         return roots
 
@@ -346,9 +348,9 @@ def _check_folder(handler: Path, request: BuildRequest) -> None:
 def _find_weights(function: Path, request: BuildRequest) -> Iterable[Path]:
     """:raises InvalidSpec: there are pickled weights, and the author did not accept that"""
     for path in walk(function):
-        if path.name.endswith(_WEIGHTS):
+        if path.name.endswith(WEIGHTS):
             yield path
-        elif path.name.endswith(_PICKLED) and _is_pickle(path):
+        elif is_pickled(path):
             if not request.allows_pickle:
                 raise InvalidSpec(
                     f"{path.relative_to(function)} of function {request.name} is a pickle, which runs any code that "
@@ -356,15 +358,6 @@ def _find_weights(function: Path, request: BuildRequest) -> Iterable[Path]:
                     f'you trust its maker, set the annotation {ALLOW_PICKLE}: "true"'
                 )
             yield path
-
-
-def _is_pickle(path: Path) -> bool:
-    """``.bin`` may be anything: torch's are zips or begin with a pickle's protocol. Other names say what they are."""
-    if path.suffix != ".bin":
-        return True
-    with open(path, "rb") as file:
-        start = file.read(4)
-    return start == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05")
 
 
 def _hash_weights(function: Path, path: Path) -> WeightsFile:

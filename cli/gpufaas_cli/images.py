@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from gpufaas_cli.bundles import BuildRequest, check_name
 from gpufaas_cli.docker_command import NoDocker, ask, check_engine, environment, has_buildkit
-from gpufaas_cli.source_files import NOT_HANDLER, copy_tree, find_extra, walk
+from gpufaas_cli.source_files import NOT_HANDLER, Ignored, copy_tree, find_extra, walk
 from gpufaas_cli.subprocess_lines import run_shown
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_templates import Template, bounded_yaml
@@ -74,9 +74,10 @@ def make_context(request: BuildRequest, template: Template | None) -> Path:
                 copy_tree(_package_folder(package), folder / _OUR_PACKAGES / package)
             inner = folder / template.handler_folder
         inner.mkdir(parents=True, exist_ok=True)
-        copy_tree(handler, inner, NOT_HANDLER)
+        # A Dockerfile of the author's copies what it names, which git may not have.
+        copy_tree(handler, inner, Ignored(handler, NOT_HANDLER, by_git=template is not None))
         for source, place in copies:
-            copy_tree(source, inner / place)
+            copy_tree(source, inner / place, Ignored(source, by_git=template is not None))
         # CI servers clean up as another user than the one that builds.
         folder.chmod(0o777 if os.environ.get("CI") in ("true", "1") else 0o700)
     except OSError as exc:

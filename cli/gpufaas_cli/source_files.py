@@ -1,38 +1,182 @@
-"""The files that a function is made from: what belongs to it, copying them, and folders to build them in."""
+"""The files that a function is made from: what belongs to it, what is left out and why, and copying them."""
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final, NoReturn
 
+from gpufaas_cli.stack import FILE_NAMES
+from gpufaas_cli.weights import WEIGHTS
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.files import FileIdentity, identity
 
-IGNORED: Final = frozenset(
-    ("__pycache__", ".git", ".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", ".DS_Store")
-)
 NOT_HANDLER: Final = frozenset(("build", "template"))
 """Folders that OpenFaaS skips in a handler folder: it may be the working directory."""
+OWN_IGNORE: Final = ".gpufaasignore"
+_CACHES: Final = ("__pycache__", "*.pyc", ".*_cache", ".ipynb_checkpoints", ".DS_Store", ".#*")  # .#: a lock of Emacs
+_SECRETS: Final = (".env*", "*.pem", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".secrets")
+"""Of ``id_*`` those that ssh-keygen writes: ``id_map.json`` is data."""
+_KINDS: Final = {
+    **dict.fromkeys(_CACHES, "caches"),
+    ".git": "of git",
+    ".venv": "a virtual environment",
+    **dict.fromkeys(_SECRETS, "secrets"),
+    "node_modules": "packages of Node.js",
+}
+"""What is never packed, by the form of its name: what it is."""
+
+LeavesOut = Callable[[Path, bool], bool]
+"""Says of a file, or of a folder (True), whether it is left out."""
 
 
-def walk(source: Path, skip: frozenset[str] = frozenset()) -> Iterator[Path]:
+def is_cache(path: Path, _: bool = False) -> bool:
+    """Return whether *path* is left out wherever it lies: in templates, and in what builds make, too."""
+    return _kind(path.name) in ("caches", "of git", "a virtual environment")
+
+
+@lru_cache(1 << 16)
+def _kind(name: str) -> str | None:
+    return next((kind for form, kind in _KINDS.items() if fnmatchcase(name, form)), None)
+
+
+class Ignored:
+    """
+    Says what of a folder that an author keeps is not packed, and remembers why.
+
+    In this order: what a ``.gpufaasignore`` says; what is never packed (secrets, virtual environments, …); what a
+    ``.gitignore`` says, where there is no ``.gpufaasignore``. Both are read as by git: the deeper file goes before the
+    one above it, up to the repository, else to the stack file. Weights that a .gitignore names are packed:
+    git holds no files of their size, and the function needs them.
+    """
+
+    def __init__(self, folder: Path, skip: frozenset[str] = frozenset(), by_git: bool = True) -> None:
+        """
+        :param skip: folders of *folder* itself that are no part of it. With any, it is a handler folder, whose
+            handler.py must be packed
+        :param by_git: whether a .gitignore counts
+        """
+        self.left_out: dict[Path, str] = {}
+        """What was left out so far: its kind, or the place of the pattern, as FILE:LINE."""
+        self._folder, self._skip, self._by_git = folder.absolute(), skip, by_git
+        self._read: dict[str, _Patterns | None] = {}
+
+    def __call__(self, path: Path, is_folder: bool) -> bool:
+        """:raises InvalidSpec: an ignore file cannot be read, or leaves out the handler"""
+        folder, name = os.path.split(path.absolute())
+        top = bool(self._skip) and folder == str(self._folder)
+        why = "not of the function" if top and is_folder and name in self._skip else self._why(folder, name, is_folder)
+        if why and top and name == "handler.py":
+            raise InvalidSpec(
+                f"{why} leaves out {path}, which the function needs: correct that line, or write `!handler.py` into "
+                f"{path.parent / OWN_IGNORE}"
+            )
+        if why:
+            self.left_out[path] = why
+        return bool(why)
+
+    def _why(self, folder: str, name: str, is_folder: bool) -> str | None:
+        found = self._pattern(folder, f"{name}/" if is_folder else name)
+        if found and self._name == OWN_IGNORE:
+            return found[1] if found[0] else None
+        if kind := _kind(name):
+            return kind
+        if is_folder and os.path.isfile(os.path.join(folder, name, "pyvenv.cfg")):
+            return _KINDS[".venv"]
+        return found[1] if found and found[0] and not name.endswith(WEIGHTS) else None
+
+    def _pattern(self, folder: str, name: str) -> tuple[bool, str] | None:
+        """Return what the deepest ignore file with a word on it says: whether it is left out, and where it says so."""
+        while self._name:
+            if folder not in self._read:
+                self._read[folder] = _patterns(os.path.join(folder, self._name))
+            patterns = self._read[folder]
+            found = patterns.find(name) if patterns else None
+            if found or folder == self._top:
+                return found
+            folder, last = os.path.split(folder)
+            name = f"{last}/{name}"
+        return None
+
+    @cached_property
+    def _top(self) -> str:
+        around = (self._folder, *self._folder.parents)
+        marked = (each for mark in (".git", *FILE_NAMES) for each in around if (each / mark).exists())
+        return str(next(marked, self._folder))
+
+    @cached_property
+    def _name(self) -> str:
+        """The name of the ignore files that count; empty: none do."""
+        around = (each for each in (self._folder, *self._folder.parents) if each.is_relative_to(self._top))
+        own = any((each / OWN_IGNORE).exists() for each in around)
+        return OWN_IGNORE if own else ".gitignore" if self._by_git else ""
+
+
+class _Patterns:
+    """The patterns of one ignore file."""
+
+    def __init__(self, file: str) -> None:
+        from pathspec import GitIgnoreSpec
+
+        try:
+            lines = Path(file).read_text(errors="surrogateescape").split("\n")
+        except OSError as exc:
+            raise InvalidSpec(f"{file} cannot be read ({exc.strerror}): correct or remove it") from exc
+        meant = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
+        self._places = [f"{os.path.relpath(file)}:{number}" for number, _ in meant]
+        try:
+            self._spec = GitIgnoreSpec.from_lines(line for _, line in meant)
+        except ValueError as exc:
+            raise InvalidSpec(f"{os.path.relpath(file)}: {exc}: correct or remove that line") from exc
+        # Where a pattern may take something back in, only files are asked for: a folder says nothing of what it holds.
+        self._takes_back = any(each.include is False for each in self._spec.patterns)
+        self._known: dict[str, tuple[bool, str] | None] = {}
+
+    def find(self, path: str) -> tuple[bool, str] | None:
+        """
+        Return whether the last pattern that *path* fits leaves it out, and its place; None: it fits none.
+
+        :param path: from the folder of this file; of a folder, with a slash at its end
+        """
+        if path not in self._known:
+            found = self._spec.check_file(path)
+            fits = found.index is not None and not (self._takes_back and path.endswith("/"))
+            self._known[path] = (bool(found.include), self._places[found.index or 0]) if fits else None
+        return self._known[path]
+
+
+def _patterns(file: str) -> _Patterns | None:
+    try:
+        return _parsed(file, identity(os.stat(file)))
+    except OSError:
+        return None
+
+
+@lru_cache(256)
+def _parsed(file: str, _: FileIdentity) -> _Patterns:
+    """Kept until the file is another: a watch asks ten times a second."""
+    return _Patterns(file)
+
+
+def walk(source: Path, leaves_out: LeavesOut = is_cache) -> Iterator[Path]:
     """
     Yield the files of a folder (or the file itself) that belong to a function, sorted.
 
-    :param skip: names that are left out directly in *source*
     :raises InvalidSpec: a folder cannot be read, a link leads nowhere or back, or what is neither file nor folder
     """
     if not _checked(source).is_dir():
         yield source
         return
     for directory, folders, files in os.walk(source, onerror=_unread, followlinks=True):
-        top = Path(directory) == source
-        folders[:] = sorted(each for each in folders if each not in IGNORED and not (top and each in skip))
+        at = Path(directory)
+        folders[:] = sorted(each for each in folders if not leaves_out(at / each, True))
         for folder in folders:
-            _checked(Path(directory, folder))
+            _checked(at / folder)
         for name in sorted(files):
-            if not (name in IGNORED or name.endswith(".pyc") or name.startswith(".#")):  # .#: as Emacs locks a file
-                yield _checked(Path(directory, name))
+            if not leaves_out(at / name, False):
+                yield _checked(at / name)
 
 
 def _unread(error: OSError) -> NoReturn:
@@ -48,9 +192,9 @@ def _checked(path: Path) -> Path:
     raise InvalidSpec(f"{path} {said}: correct or remove it")
 
 
-def copy_tree(source: Path, target: Path, skip: frozenset[str] = frozenset()) -> None:
+def copy_tree(source: Path, target: Path, leaves_out: LeavesOut = is_cache) -> None:
     """Copy what `walk` gives, over what is there; the copies can be written."""
-    for file in walk(source, skip):
+    for file in walk(source, leaves_out):
         place = target / file.relative_to(source) if file != source else target
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)

@@ -135,4 +135,4 @@ def _ignore(file: Path) -> None:
     known = {line.strip().strip("/") for line in text.splitlines()}
     if missing := [each for each in _IGNORED if each not in known]:
         with file.open("a") as out:
-            out.write("\n" * (bool(text) and not text.endswith("\n")) + "".join(f"{each}/\n" for each in missing))
+            out.write("\n" * (bool(text) and not text.endswith("\n")) + "".join(f"/{each}/\n" for each in missing))

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from gpufaas_cli import build_flags, declare, flags, output, pipeline, removed
+from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, is_cache
 from gpufaas_cli.stack import Stack, StackFunction, choose_gateway
 from gpufaas_core.errors import GpufaasError
 
@@ -71,10 +72,14 @@ def watch(read: Callable[[], tuple[Stack, list[StackFunction]]], act: _Act) -> N
         output.note("Stopped watching.")
 
 
-def watched(stack: Stack, functions: Sequence[StackFunction]) -> list[Path]:
-    """Return the files and folders that *functions* are made from."""
+def watched(stack: Stack, functions: Sequence[StackFunction]) -> list[tuple[Path, LeavesOut]]:
+    """Return the files and folders that *functions* are made from, and what is left out of each."""
     handlers = [each.handler for each in functions if each.handler]
-    return [stack.path, *handlers, *(stack.root / each for each in stack.copy), *stack.template_dirs()]
+    return [
+        *((path, is_cache) for path in (stack.path, *stack.template_dirs())),
+        *((path, Ignored(path, NOT_HANDLER)) for path in handlers),
+        *((path, Ignored(path)) for path in (stack.root / each for each in stack.copy)),
+    ]
 
 
 def concerned(functions: Sequence[StackFunction], changed: set[Path]) -> list[StackFunction]:

@@ -335,7 +335,7 @@ def test_new_writes_a_function_and_a_stack_file_and_extends_it(here: Path) -> No
     assert (here / "a" / "handler.py").is_file()
     assert (here / "b" / "handler.py").is_file()
     assert text.index("  a:") < text.index("  b:") < text.index("# my note")
-    assert (here / ".gitignore").read_text() == "template/\nbuild/\n.secrets/\n"
+    assert (here / ".gitignore").read_text() == "/template/\n/build/\n/.secrets/\n"
 
 
 def test_new_adds_to_gitignore_what_is_not_in_it(here: Path) -> None:
@@ -343,7 +343,7 @@ def test_new_adds_to_gitignore_what_is_not_in_it(here: Path) -> None:
 
     run("new", "a", "--lang", "python3-http")
 
-    assert (here / ".gitignore").read_text() == "*.pyc\n/build\ntemplate/\n.secrets/\n"
+    assert (here / ".gitignore").read_text() == "*.pyc\n/build\n/template/\n/.secrets/\n"
 
 
 def test_new_writes_limits_and_the_gateway(here: Path) -> None:

@@ -47,7 +47,7 @@ def test_functions_that_are_made_at_the_same_time_are_all_in_the_stack_file(tmp_
     all_at_once(lambda name: new.command.main([name, "--lang", "dockerfile", "--quiet"], standalone_mode=False))
 
     assert sorted(read_stack().functions) == MANY
-    assert (tmp_path / ".gitignore").read_text() == "template/\nbuild/\n.secrets/\n"
+    assert (tmp_path / ".gitignore").read_text() == "/template/\n/build/\n/.secrets/\n"
     assert {each.name for each in tmp_path.iterdir()} == {"stack.yaml", ".gitignore", *MANY}, "nothing else is left"
 
 

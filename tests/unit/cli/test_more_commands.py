@@ -16,6 +16,7 @@ from tests.unit.cli.wire_log import Reply, WireLog
 
 from gpufaas_cli.commands.up import concerned
 from gpufaas_cli.file_changes import changes
+from gpufaas_cli.source_files import NOT_HANDLER, Ignored, is_cache
 from gpufaas_cli.stack import BadStack, StackFunction, read_stack
 
 GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))
@@ -121,7 +122,8 @@ def test_changes_are_told_once_and_those_made_together_together(tmp_path: Path) 
         lambda: None,
     ]
 
-    seen = changes(lambda: [tmp_path / "fn", tmp_path / "stack.yaml"], sleep=lambda _: steps.pop(0)() and None)
+    paths = [(tmp_path / "fn", Ignored(tmp_path / "fn", NOT_HANDLER)), (tmp_path / "stack.yaml", is_cache)]
+    seen = changes(lambda: paths, sleep=lambda _: steps.pop(0)() and None)
 
     assert next(seen) == {tmp_path / "fn/a", tmp_path / "fn/b"}
     assert next(seen) == {tmp_path / "fn/old"}
@@ -129,7 +131,7 @@ def test_changes_are_told_once_and_those_made_together_together(tmp_path: Path) 
 
 
 def test_what_is_written_before_the_first_look_back_is_a_change_too(tmp_path: Path) -> None:
-    seen = changes(lambda: [tmp_path], sleep=lambda _: None)
+    seen = changes(lambda: [(tmp_path, is_cache)], sleep=lambda _: None)
 
     (tmp_path / "handler.py").write_text("while the first build runs")
 
