@@ -248,17 +248,9 @@ class Calls:
             if call.watched or not self._suffix:
                 # If the scheduler is another process, every call waits for it, but few wait long.
                 call.listen()
-            try:
-                while driven is not None and not placed.done():
-                    await PAUSE
-                placed = await placed
-            except UnknownFunction:
-                # The function was updated meanwhile; the scheduler is another process.
-                newer = self._catalogue.find(call.request.name)
-                if newer is None or newer is call.deployed or newer.unavailable or call.error is not None:
-                    raise
-                call.deployed = newer
-                placed = self._place(call)
+            while driven is not None and not placed.done():
+                await PAUSE
+            placed = await placed
         call.future = None
         return placed
 
@@ -319,31 +311,37 @@ class Calls:
             raise error
         # Its worker has got more memory meanwhile, if the device had any.
         call.ran_out = True
-        return self._place_anew(call)
+        return self._place_anew(call, time.perf_counter())
 
     async def _place_at_another(
         self, call: Call, error: LoadFailed | UnknownFunction
     ) -> "Grant | asyncio.Future[Grant]":
         """
-        Place a call, whose revision was on trial and did not load, at the one that serves instead.
+        Place a call at the revision that serves instead: its own was on trial and did not load, or was removed. Of a
+        removal, a gateway may learn after the scheduler, which is another process.
 
         :raises GpufaasError: *error*, if there is none; or the error that ended the call meanwhile
         """
         deployed = call.deployed
-        if deployed is None or deployed.trial is None or call.stream is not None:
+        assert deployed is not None
+        if call.stream is not None or (isinstance(error, LoadFailed) and deployed.trial is None):
             raise error
-        await deployed.trial(str(error))
+        if isinstance(error, LoadFailed) and deployed.trial is not None:
+            await deployed.trial(str(error))
+        else:
+            await self._catalogue.replaced(deployed)
+        newer = self._catalogue.find(call.request.name)
+        if newer is None or newer is deployed or newer.unavailable:
+            raise error
         if call.error is not None:
             raise call.error from None
-        call.deployed = self._find(call.request)
-        if call.deployed is deployed:
-            raise error
-        return self._place_anew(call)
+        call.deployed = newer
+        return self._place_anew(call, call.began)
 
-    def _place_anew(self, call: Call) -> "Grant | asyncio.Future[Grant]":
-        """Place a call that had a grant, as another call of the scheduler."""
+    def _place_anew(self, call: Call, since: float) -> "Grant | asyncio.Future[Grant]":
+        """Place a call for the scheduler as another one, which waits since *since*."""
         call.exchange = None
-        call.waits(time.perf_counter())
+        call.waits(since)
         self._scheduler.over(call.id)
         call.id = CallId(f"{new_call_id()}#{self._suffix}" if self._suffix else new_call_id())
         return self._place(call)

@@ -4,8 +4,10 @@ The deployed functions by name. Calls look them up here in O(1).
 `deploy` adds a function in one step, after everything that can fail has succeeded.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, UnknownFunction
@@ -18,6 +20,9 @@ from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.quotas import Gate
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionRecord, Options
 from gpufaas_gateway.usage import FunctionStats
+
+REPLACED_WITHIN_S: Final[Seconds] = 2.0
+"""When the scheduler has removed a revision, every gateway has heard of it after so long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +99,8 @@ class Catalogue:
         self._called: dict[str, Deployed] = {}
         """By every name that a URL may use: in the default namespace, also by ``NAME`` alone."""
         self._by_id: dict[FunctionId, Deployed] = {}
+        self._awaited: dict[str, list[asyncio.Future[None]]] = {}
+        """Who waits for another revision of a function, or its removal."""
         self.loaded = False
         """False while functions are read from the store: one that is not found may still appear."""
 
@@ -129,6 +136,11 @@ class Catalogue:
         """Return all functions, sorted by namespace and name."""
         return sorted(self._functions.values(), key=lambda each: (each.namespace, each.name))
 
+    def _tell(self, full_name: str) -> None:
+        for each in self._awaited.pop(full_name, ()):
+            if not each.done():
+                each.set_result(None)
+
     def stats(self, record: FunctionRecord) -> FunctionStats:
         """Return the counts of a function. They are shown once `show` was called for one of its revisions."""
         # A first deployment that fails must leave nothing in the metrics.
@@ -137,6 +149,7 @@ class Catalogue:
 
     def show(self, new: Deployed) -> None:
         """Make *new* the current revision of its function."""
+        self._tell(new.full_name)
         old = self._functions.get(new.full_name)
         if old is not None:
             del self._by_id[old.function_id]
@@ -147,8 +160,20 @@ class Catalogue:
             self._called[new.name] = new
         self._by_id[new.function_id] = new
 
+    def replaced(self, deployed: Deployed) -> asyncio.Future[None]:
+        """Return what is done when *deployed* is not shown any more; after `REPLACED_WITHIN_S` at the latest."""
+        loop, name = asyncio.get_running_loop(), deployed.full_name
+        future: asyncio.Future[None] = loop.create_future()
+        self._awaited.setdefault(name, []).append(future)
+        if self._functions.get(name) is deployed:
+            loop.call_later(REPLACED_WITHIN_S, self._tell, name)
+        else:
+            self._tell(name)
+        return future
+
     def drop(self, old: Deployed) -> None:
         """Remove the function of *old*."""
+        self._tell(old.full_name)
         del self._functions[old.full_name], self._by_id[old.function_id]
         for key in [key for key in (old.name, old.full_name) if self._called.get(key) is old]:
             del self._called[key]
