@@ -29,7 +29,7 @@ from gpufaas_core.errors import (
 from gpufaas_core.model import Function, Need
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, Deployed
-from gpufaas_gateway.errors import CannotRollBack, Unavailable
+from gpufaas_gateway.errors import Unavailable
 from gpufaas_gateway.handover import Handovers
 from gpufaas_gateway.history import Revision, meant
 from gpufaas_gateway.metrics import Metrics
@@ -193,29 +193,24 @@ class Deployer:
                     self._deploying.pop(full_name)()
                     self._claims.release(full_name)
 
-    async def history(self, function: Deployed) -> tuple[list[Revision], set[str]]:
-        """Return the last revisions of *function*, newest first, and the digests of those whose bundles are gone."""
-        revisions = await asyncio.to_thread(self._store.history, function.full_name)
-        digests = {each.digest for each in revisions if each.digest}
-        return revisions, await asyncio.to_thread(lambda: {each for each in digests if not self._artifacts.has(each)})
+    async def history(self, function: Deployed) -> list[Revision]:
+        """Return the last revisions of *function*, newest first."""
 
-    async def rollback(self, function: Deployed, to: str | None, by: str = "") -> tuple[Deployed, Revision]:
-        """
-        Deploy an earlier revision of *function* anew, as `history.meant` finds it; return what is deployed, and that
-        revision.
+        def read() -> list[Revision]:
+            kept = self._store.history(function.full_name) or [_noted(function, function.record.created_at)]
+            return [replace(each, gone=bool(each.digest) and not self._artifacts.has(each.digest)) for each in kept]
 
-        :raises UnknownRevision: as `history.meant`
-        :raises CannotRollBack: as `history.meant`; or other files of it are gone
-        :raises GpufaasError: as of `deploy`
+        return await asyncio.to_thread(read)
+
+    async def rollback(self, function: Deployed, to: str | None, by: str = "") -> Revision:
         """
-        found = meant(function.name, *await self.history(function), to)
-        try:
-            return await self.deploy(found.spec, update=True, by=by), found
-        except UnknownArtifact as exc:
-            raise CannotRollBack(
-                f"files of revision {found.revision} of function {function.name} were removed: deploy it from its "
-                f"source ({exc})"
-            ) from exc
+        Deploy anew what `history.meant` finds, and return that.
+
+        :raises GpufaasError: as of `history.meant` and `deploy`
+        """
+        found = meant(function.name, await self.history(function), to)
+        await self.deploy(found.spec, update=True, by=by)
+        return found
 
     async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool, by: str) -> Deployed:
         """Deploy while the caller holds the function's lock and its namespace."""
@@ -248,7 +243,10 @@ class Deployer:
             self._claim(full_name, namespace, new.reserved)
             check_fits(new, self._workers.devices())
             await self._workers.check(new.spec)
-            await self.handovers.begin(new, old, Revision(record.revision, spec, self._clock(), by))
+            if old is not None and not await asyncio.to_thread(self._store.history, full_name):
+                # A release without histories deployed it.
+                await asyncio.to_thread(self._store.note, full_name, _noted(old, old.record.created_at))
+            await self.handovers.begin(new, old, _noted(new, self._clock(), by))
         except BaseException as exc:
             if not self.handovers.has(record.function_id):
                 await self._workers.forget(record.function_id)
@@ -369,6 +367,11 @@ class Deployer:
     def _show(self, new: Deployed) -> None:
         new.gate = self.quotas.gate(new.namespace)
         self.catalogue.show(new)
+
+
+def _noted(deployed: Deployed, at: float, by: str = "") -> Revision:
+    """Return the entry of a history for *deployed*, which serves, or is about to."""
+    return Revision(deployed.record.revision, deployed.record.spec, at, by, deployed.options.bundle)
 
 
 async def _check_secrets(secrets: SecretStore | None, names: Sequence[str], namespace: str) -> None:

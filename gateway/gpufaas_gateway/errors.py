@@ -83,10 +83,6 @@ class QuotaExceeded(GpufaasError):
     """The namespace would exceed its quota: remove something, or raise the quota."""
 
 
-class UnknownRevision(GpufaasError):
-    """The history of the function has no such revision."""
-
-
 class CannotRollBack(GpufaasError):
     """There is no earlier revision, or its files were removed."""
 
@@ -103,7 +99,6 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     UnknownFunction: 404,
     UnknownCall: 404,
     UnknownName: 404,
-    UnknownRevision: 404,
     MethodNotAllowed: 405,
     BodyTooSlow: 408,
     FunctionExists: 409,

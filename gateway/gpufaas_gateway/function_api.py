@@ -14,14 +14,16 @@ from gpufaas_core.errors import (
     LoadFailed,
     StorageFailed,
     UnknownFunction,
+    UnknownName,
 )
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.model import FunctionId
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.deploy import Deployer
-from gpufaas_gateway.errors import BadQuery, CannotRollBack, QuotaExceeded, UnknownRevision
+from gpufaas_gateway.errors import BadQuery, CannotRollBack, QuotaExceeded
 from gpufaas_gateway.function_state import copies_of, status_of
+from gpufaas_gateway.history import Revision
 from gpufaas_gateway.ports import LogReader, Scheduler
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionSpec
 from gpufaas_gateway.typed_routes import encode, lines_of, refuses, router
@@ -29,18 +31,15 @@ from gpufaas_gateway.wire import (
     By,
     DeleteFunctionRequest,
     FunctionDeployment,
-    FunctionRevision,
     FunctionStatus,
     InNamespace,
     InPath,
     Moment,
     Number,
     RollbackRequest,
-    RolledBack,
     ScaleServiceRequest,
     Usage,
     Yes,
-    timestamp,
 )
 
 UsageOf = Callable[[FunctionId], Awaitable[tuple[float, Bytes] | None]]
@@ -100,30 +99,19 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, u
         await asyncio.to_thread(logs.drop, found.name, found.namespace)
 
     @routes.get("/system/function/{name}/revisions", responses=refuses(UnknownFunction, StorageFailed))
-    async def list_revisions(name: InPath, namespace: InNamespace = None) -> list[FunctionRevision]:
+    async def list_revisions(name: InPath, namespace: InNamespace = None) -> list[Revision]:
         """The last deployments of a function, newest first."""
-        revisions, gone = await deployer.history(find(catalogue, name, namespace))
-        return [
-            FunctionRevision(
-                revision=each.revision, deployed_at=timestamp(each.at), by=each.by or None, status=each.status,
-                reason=each.reason or None, digest=each.digest or None, image=each.spec.image,
-                gone=each.digest in gone,
-            )
-            for each in revisions
-        ]  # fmt: skip
+        return await deployer.history(find(catalogue, name, namespace))
 
-    @routes.post(
-        "/system/function/{name}/rollback",
-        status_code=202,
-        responses={**refused, **refuses(UnknownFunction, UnknownRevision), **refuses(CannotRollBack)},
-    )
+    rollback_refused = {**refused, **refuses(UnknownFunction, UnknownName), **refuses(CannotRollBack)}
+
+    @routes.post("/system/function/{name}/rollback", status_code=202, responses=rollback_refused)
     async def roll_back_function(
         name: InPath, by: By, asked: RollbackRequest | None = None, namespace: InNamespace = None
-    ) -> RolledBack:
-        """Deploy an earlier revision anew: that of the body, else the one before that which serves."""
+    ) -> Revision:
+        """Deploy an earlier revision anew, that of the body or the last that served before, and answer that one."""
         to = asked.revision if asked is not None else None
-        made, restored = await deployer.rollback(find(catalogue, name, namespace), to, by)
-        return RolledBack(made.record.revision, restored.revision)
+        return await deployer.rollback(find(catalogue, name, namespace), to, by)
 
     @routes.post("/system/scale-function/{name}", status_code=202, responses=refuses(UnknownFunction))
     async def scale_function(name: InPath, asked: ScaleServiceRequest, namespace: InNamespace = None) -> None:

@@ -1,7 +1,5 @@
 """
-The history of a function: its last revisions, and which of them a rollback means.
-
-Pure functions; stores keep the revisions, and `deploy` rolls back.
+The history of a function: its last revisions, and which of them a rollback means. Stores keep it, `deploy` rolls back.
 """
 
 from collections.abc import Sequence
@@ -10,13 +8,13 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpufaas_gateway.errors import CannotRollBack, UnknownRevision
+from gpufaas_core.errors import UnknownName
+from gpufaas_gateway.errors import CannotRollBack
 from gpufaas_gateway.spec import FunctionSpec
 
 KEPT: Final = 10
-"""Revisions of a function that a store keeps."""
-
-RevisionStatus = Literal["serving", "pending", "failed", "superseded"]
+"""Revisions in a history."""
+RevisionStatus = Literal["serving", "superseded", "pending", "failed"]
 
 
 class Revision(Struct, frozen=True, omit_defaults=True):
@@ -28,56 +26,52 @@ class Revision(Struct, frozen=True, omit_defaults=True):
     """When it was deployed, in Unix seconds."""
     by: str = ""
     """The user who deployed it; where nobody logs in, the name of the client. Empty: not known."""
-    status: RevisionStatus = "superseded"
-    """``pending``: it loads, and an earlier one serves. Stores tell which one serves by the record of the function."""
+    digest: str = ""
+    """sha256 of its bundle; empty: it has only an image."""
+    status: RevisionStatus = "serving"
+    """``superseded``: it has served. ``pending``: it loads, and an earlier one serves."""
     reason: str = ""
     """Why it failed."""
-
-    @property
-    def digest(self) -> str:
-        """sha256 of its bundle; empty: it has only an image."""
-        return (self.spec.annotations or {}).get("gpufaas.bundle", "")
+    gone: bool = False
+    """Its bundle was removed. Not kept: found out when it is asked for."""
 
 
-def shown(kept: Sequence[Revision], serving: str) -> list[Revision]:
-    """Return the revisions *kept*, which come oldest first, newest first and with the status of *serving*."""
-    return [replace(each, status="serving", reason="") if each.revision == serving else each for each in reversed(kept)]
-
-
-def too_old(kept: Sequence[Revision], serving: str) -> list[str]:
+def noting(kept: Sequence[Revision], noted: Revision) -> list[Revision]:
     """
-    Return which of *kept*, oldest first, a store keeps no longer: those that failed go before those that have served.
-    The newest and *serving* stay.
+    Return the history *kept*, newest first, with *noted* in place of what it had of that revision, else as the newest.
+
+    Of more than `KEPT`, the oldest that has never served goes, else the oldest. The newest of those that served serves.
     """
-    first = sorted(kept[:-1], key=lambda each: each.status != "failed")
-    return [each.revision for each in first if each.revision != serving][: max(0, len(kept) - KEPT)]
+    found = {each.revision: each for each in reversed(kept)} | {noted.revision: noted}
+    oldest_first = list(found.values())
+    if len(oldest_first) > KEPT:
+        unserved = (each for each in oldest_first[:-1] if each.status in ("pending", "failed"))
+        oldest_first.remove(next(unserved, oldest_first[0]))
+    served = [each for each in oldest_first if each.status in ("serving", "superseded")]
+    return [
+        replace(each, status="serving" if each is served[-1] else "superseded") if each in served else each
+        for each in reversed(oldest_first)
+    ]
 
 
-def meant(name: str, history: Sequence[Revision], gone: set[str], to: str | None) -> Revision:
+def meant(name: str, history: Sequence[Revision], to: str | None) -> Revision:
     """
-    Return the revision of function *name* that a rollback brings back: *to*; else the last one before that which
-    serves, but for those that failed.
+    Return the revision of function *name* that a rollback repeats: *to*, else the last that served before this one.
 
-    :param history: newest first
-    :param gone: the digests whose bundles were removed
-    :raises UnknownRevision: *to* is not in the history
+    :raises UnknownName: *to* is not in the history
     :raises CannotRollBack: there is no earlier one, or its bundle is gone
     """
-    there = ", ".join(each.revision for each in history if each.digest not in gone) or "none"
-    if to is not None:
-        found = next((each for each in history if each.revision == to), None)
-        if found is None:
-            raise UnknownRevision(
-                f"function {name} has no revision {to[:80]!r} among its last {KEPT}: those that are there are {there}"
-            )
-    else:
-        serving = next((at for at, each in enumerate(history) if each.status == "serving"), -1)
-        found = next((each for each in history[serving + 1 :] if each.status == "superseded"), None)
-        if found is None:
-            raise CannotRollBack(f"function {name} has no revision before the one that serves: deploy an earlier one")
-    if found.digest in gone:
+    there = ", ".join(each.revision for each in history if not each.gone) or "none"
+    found = next(
+        (each for each in history if (each.status == "superseded" if to is None else each.revision == to)), None
+    )
+    if found is None and to is not None:
+        raise UnknownName(f"function {name} has no revision {to[:80]!r} among its last {KEPT}: there are {there}")
+    if found is None:
+        raise CannotRollBack(f"function {name} has no revision before the one that serves: deploy an earlier one")
+    if found.gone:
         raise CannotRollBack(
-            f"the files of revision {found.revision} of function {name} were removed, as the history had no room for "
-            f"them (--history-size): name another one with --to, of {there}, or deploy it from its source"
+            f"the files of revision {found.revision} of function {name} were removed, for want of room in "
+            f"--history-size: name another one with --to (there are {there}), or deploy it from its source"
         )
     return found

@@ -35,20 +35,17 @@ class FunctionStore(Protocol):
         """
         Store *record*, replacing an earlier one of the function; the number of calls of that one is kept.
 
-        *worker* and *function* are for stores from which nodes and the scheduler read. *noted* goes into the history
-        with it, as of `note`.
+        *worker* and *function* are for stores from which nodes and the scheduler read; *noted* is as of `note`, in the
+        same step.
         """
         ...
 
     def note(self, name: str, noted: Revision) -> None:
-        """
-        Put *noted* into the history of ``NAME.NAMESPACE``, in place of what it had of that revision. Those
-        that are `history.too_old` go. Does nothing if there is no such function.
-        """
+        """Keep `history.noting` of *noted* as the history of ``NAME.NAMESPACE``, if there is such a function."""
         ...
 
     def history(self, name: str) -> list[Revision]:
-        """Return the last revisions of ``NAME.NAMESPACE``, newest first. That of its record is ``serving``."""
+        """Return the last revisions of ``NAME.NAMESPACE``, newest first; none if there is no such function."""
         ...
 
     def remove(self, name: str) -> None:

@@ -18,7 +18,6 @@ from pydantic.alias_generators import to_camel
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Bytes, Seconds, parse_bytes
-from gpufaas_gateway.history import RevisionStatus
 from gpufaas_gateway.spec import check_digest
 
 _Struct = TypeVar("_Struct", bound=Struct)
@@ -323,24 +322,6 @@ class FunctionStatus(_Answer, kw_only=True):
     gpufaas: FunctionDetail
     invocation_count: Annotated[int | None, Meta(description="in lists only")] = None
     usage: Usage | None = None
-
-
-class FunctionRevision(_Answer, kw_only=True):
-    """One of the last deployments of a function."""
-
-    revision: str
-    deployed_at: _Time
-    by: Annotated[str | None, Meta(description="the user; where nobody logs in, the client")] = None
-    status: Annotated[RevisionStatus, Meta(description="pending: it loads, and the one that serves goes on")]
-    reason: Annotated[str | None, Meta(description="why it failed")] = None
-    digest: Annotated[str | None, Meta(description="sha256 of its bundle")] = None
-    image: str
-    gone: Annotated[bool, Meta(description="its bundle was removed: it cannot be deployed again")] = False
-
-
-class RolledBack(_Answer):
-    revision: Annotated[str, Meta(description="that was made")]
-    restored: Annotated[str, Meta(description="whose deployment it repeats")]
 
 
 class NamespaceStatus(_Answer):

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from msgspec.structs import replace
 from tests.etcd_process import EtcdProcess
 from tests.unit.gateway.fakes import MemoryStore
 from tests.waiting import LIMIT_S, until
@@ -150,11 +149,15 @@ def deployed(store: Store, *revisions: str, name: str = "echo") -> None:
         store.put(record(name, revision=each), noted=noted(each))
 
 
+def old(revision: str) -> Revision:
+    return noted(revision, status="superseded")
+
+
 def test_a_history_has_the_revisions_newest_first_and_says_which_one_serves(store: Store) -> None:
     deployed(store, "r1", "r2", "r3")
     deployed(store, "x1", name="other")
 
-    assert store.history("echo.openfaas-fn") == [noted("r3", status="serving"), noted("r2"), noted("r1")]
+    assert store.history("echo.openfaas-fn") == [noted("r3"), old("r2"), old("r1")]
     assert store.history("gone.openfaas-fn") == []
 
 
@@ -163,13 +166,13 @@ def test_a_revision_that_loads_or_has_failed_is_noted_beside_the_one_that_serves
     store.note("echo.openfaas-fn", noted("r2", status="pending"))
     store.note("echo.openfaas-fn", noted("r3", status="pending"))
 
-    store.note("echo.openfaas-fn", noted("r2", status="failed", reason="no room"))
+    failed = noted("r2", status="failed", reason="no room")
+    store.note("echo.openfaas-fn", failed)
 
-    serving, failed = noted("r1", status="serving"), noted("r2", status="failed", reason="no room")
-    assert store.history("echo.openfaas-fn") == [noted("r3", status="pending"), failed, serving]
+    assert store.history("echo.openfaas-fn") == [noted("r3", status="pending"), failed, noted("r1")]
     assert [each.revision for each in store.all()] == ["r1"]
     deployed(store, "r3")
-    assert store.history("echo.openfaas-fn") == [noted("r3", status="serving"), failed, noted("r1")]
+    assert store.history("echo.openfaas-fn") == [noted("r3"), failed, old("r1")]
 
 
 def test_a_history_keeps_the_last_revisions_and_first_drops_those_that_failed(store: Store) -> None:
@@ -183,6 +186,18 @@ def test_a_history_keeps_the_last_revisions_and_first_drops_those_that_failed(st
     assert attempts == [*(f"f{number:02}" for number in reversed(range(4, KEPT + 2))), "r1", "r0"]
     served = [each.revision for each in store.history("echo.openfaas-fn")]
     assert served == [*(f"s{number:02}" for number in reversed(range(KEPT - 1))), "r1"]
+
+
+def test_revisions_that_many_note_at_once_are_all_there(store: Store) -> None:
+    """As several gateways do."""
+    deployed(store, "r1")
+
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(KEPT - 1):
+            threads.submit(store.note, "echo.openfaas-fn", noted(f"f{number}", status="failed"))
+
+    found = [each.revision for each in store.history("echo.openfaas-fn")]
+    assert sorted(found) == [*(f"f{number}" for number in range(KEPT - 1)), "r1"]
 
 
 def test_a_removed_function_has_no_history_and_gets_none(store: Store) -> None:
@@ -365,8 +380,8 @@ def test_sqlite_takes_up_the_file_of_the_first_version(tmp_path: Path) -> None:
     first = SqliteStore(tmp_path / "functions.db")
     first.put(record())
     first._file.db.executescript(
-        "DROP TABLE namespaces; DROP TABLE quotas; DROP TABLE revisions; ALTER TABLE functions DROP COLUMN handover;"
-        " PRAGMA user_version = 1;"
+        "DROP TABLE namespaces; DROP TABLE quotas; ALTER TABLE functions DROP COLUMN history;"
+        " ALTER TABLE functions DROP COLUMN handover; PRAGMA user_version = 1;"
     )
     first.close()
 
@@ -377,9 +392,8 @@ def test_sqlite_takes_up_the_file_of_the_first_version(tmp_path: Path) -> None:
     assert store.all() == [record()]
     assert store.namespaces() == [Namespace("dev")]
     assert store.quotas() == {"dev": Quota(max_functions=1)}
-    old = Revision("r1", FunctionSpec(service="echo", image="echo:1"), 1000.25)
     deployed(store, "r2")
-    assert store.history("echo.openfaas-fn") == [noted("r2", status="serving"), old], "what served is in the history"
+    assert store.history("echo.openfaas-fn") == [noted("r2")]
     store.close()
 
 
@@ -423,18 +437,6 @@ async def test_etcd_keeps_with_a_function_what_nodes_and_the_scheduler_need(etcd
     assert [each.is_complete for each in await deployed.entries()] == [False]
     await asyncio.to_thread(store.remove, "echo.openfaas-fn")
     assert await deployed.entries() == []
-
-
-async def test_etcd_has_a_function_of_a_release_without_histories_in_its_history(etcd: Etcd) -> None:
-    store = EtcdFunctionStore(etcd)
-    await put_whole(store, entry())
-    old = Revision("r1", record().spec, 1000.25)
-    before = await asyncio.to_thread(store.history, "echo.openfaas-fn")
-
-    await asyncio.to_thread(store.put, record(revision="r2"), None, None, noted("r2"))
-
-    assert before == [replace(old, status="serving")]
-    assert await asyncio.to_thread(store.history, "echo.openfaas-fn") == [noted("r2", status="serving"), old]
 
 
 async def test_etcd_counts_calls_of_whole_entries_too(etcd: Etcd) -> None:

@@ -4,7 +4,7 @@
 ::
 
     v1/functions/NS/NAME       FunctionEntry: the record, and what nodes and the scheduler need of it
-    v1/history/NS/NAME/REV     one of the last revisions, in the order in which they were made
+    v1/history/NS/NAME         its last revisions
     v1/counts/NS/NAME          calls ended so far; made and removed with the function
     v1/namespaces/NAME         v1/quotas/NS         v1/profiles/DIGEST/KIND
 """
@@ -21,20 +21,17 @@ from gpufaas_adapters.etcd.blocking import Blocking
 from gpufaas_adapters.etcd.client import (
     MAX_OPERATIONS,
     DoDelete,
-    DoDeletePrefix,
     DoGet,
     DoPut,
-    DoRange,
     Etcd,
     EtcdUnreachable,
-    present,
     unchanged,
 )
 from gpufaas_adapters.etcd.deployed import FUNCTIONS, QUOTAS, DeployedFunctions, FunctionEntry
 from gpufaas_adapters.etcd.reading import decoded, read_all
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import Function, Profile
-from gpufaas_gateway.history import Revision, shown, too_old
+from gpufaas_gateway.history import Revision, noting
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
 COUNTS: Final = "v1/counts/"
@@ -63,54 +60,32 @@ class EtcdFunctionStore:
         noted: Revision | None = None,
     ) -> None:
         path = _path(record.full_name)
-        key = f"{FUNCTIONS}{path}"
-        put = DoPut(key, FunctionEntry(record, worker, function).encoded())
-        count = DoPut(f"{COUNTS}{path}", b"%d" % record.invocations)
-
-        async def write() -> None:
-            history = await self._noting(path, noted, record.revision) if noted is not None else ()
-            await self._etcd.txn((present(key),), (put, *history), (put, count, *history))
-
-        self._blocking(write())
+        put = DoPut(f"{FUNCTIONS}{path}", FunctionEntry(record, worker, function).encoded())
+        self._blocking(self._write(path, noted, put, DoPut(f"{COUNTS}{path}", b"%d" % record.invocations)))
 
     def note(self, name: str, noted: Revision) -> None:
-        path = _path(name)
-
-        async def write() -> None:
-            await self._etcd.txn((present(f"{FUNCTIONS}{path}"),), await self._noting(path, noted))
-
-        self._blocking(write())
+        self._blocking(self._write(_path(name), noted))
 
     def history(self, name: str) -> list[Revision]:
-        return shown(*self._blocking(self._history(_path(name))))
+        item = self._blocking(self._etcd.get(f"{HISTORY}{_path(name)}"))
+        return (decoded(item, list[Revision]) if item is not None else None) or []
 
-    async def _history(self, path: str) -> tuple[list[Revision], str]:
-        """Return the history, oldest first, and the revision of the record; empty: there is no such function."""
-        held, items = (await self._etcd.txn((), (DoGet(f"{FUNCTIONS}{path}"), DoRange(f"{HISTORY}{path}/")))).found
-        found = [(item.create_revision, each) for item in items if (each := decoded(item, Revision)) is not None]
-        kept = [each for _, each in sorted(found, key=lambda pair: (pair[0], pair[1].at))]
-        entry = decoded(held[0], FunctionEntry) if held else None
-        if entry is None:
-            return kept, ""
-        record = entry.record
-        if all(each.revision != record.revision for each in kept):  # of a release that kept no history
-            kept.insert(0, Revision(record.revision, record.spec, record.created_at))
-        return kept, record.revision
-
-    async def _noting(self, path: str, noted: Revision, serving: str = "") -> list[DoPut | DoDelete]:
-        """Return what puts *noted* into the history, and takes the oldest out; *serving* will be the record's."""
-        kept, old = await self._history(path)
-        put = {each.revision: each for each in kept if each.revision == old} | {noted.revision: noted}
-        kept = [*(each for each in kept if each.revision != noted.revision), noted]
-        return [
-            *(DoPut(f"{HISTORY}{path}/{each}", msgspec.json.encode(revision)) for each, revision in put.items()),
-            *(DoDelete(f"{HISTORY}{path}/{each}") for each in too_old(kept, serving or old) if each not in put),
-        ]
+    async def _write(self, path: str, noted: Revision | None, *puts: DoPut) -> None:
+        """Do *puts*, the last of them only for a new function, and note *noted*, in one transaction."""
+        keys = [f"{FUNCTIONS}{path}", f"{HISTORY}{path}"]
+        while True:  # until no other gateway has written in between
+            function, history = (await self._etcd.txn((), [DoGet(key) for key in keys])).found
+            operations = list(puts[:-1] if function else puts)
+            if noted is not None and (function or puts):
+                kept = (decoded(history[0], list[Revision]) if history else None) or []
+                operations.append(DoPut(keys[1], msgspec.json.encode(noting(kept, noted))))
+            read = zip(keys, (function, history), strict=True)
+            same = [unchanged(key, items[0].mod_revision if items else 0) for key, items in read]
+            if (await self._etcd.txn(same, operations)).succeeded:
+                return
 
     def remove(self, name: str) -> None:
-        path = _path(name)
-        gone = DoDelete(f"{FUNCTIONS}{path}"), DoDelete(f"{COUNTS}{path}"), DoDeletePrefix(f"{HISTORY}{path}/")
-        self._blocking(self._etcd.txn((), gone))
+        self._blocking(self._etcd.txn((), [DoDelete(f"{each}{_path(name)}") for each in (FUNCTIONS, COUNTS, HISTORY)]))
 
     def all(self) -> list[FunctionRecord]:
         async def read() -> list[FunctionRecord]:

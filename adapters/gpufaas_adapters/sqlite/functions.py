@@ -15,7 +15,7 @@ from gpufaas_adapters.sqlite.file import SqliteFile
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import Function, Profile
 from gpufaas_core.plausible import read_profile
-from gpufaas_gateway.history import Revision, shown, too_old
+from gpufaas_gateway.history import Revision, noting
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Handover, Namespace, Quota
 
 log = logging.getLogger(__name__)
@@ -40,17 +40,7 @@ CREATE TABLE profiles (
 """,
     "CREATE TABLE namespaces (name TEXT PRIMARY KEY, spec BLOB NOT NULL) STRICT;",
     "CREATE TABLE quotas (namespace TEXT PRIMARY KEY, quota BLOB NOT NULL) STRICT;",
-    """
-CREATE TABLE revisions (
-    number INTEGER PRIMARY KEY,
-    full_name TEXT NOT NULL,
-    revision TEXT NOT NULL,
-    noted BLOB NOT NULL,
-    UNIQUE (full_name, revision)
-) STRICT;
-INSERT INTO revisions (full_name, revision, noted) SELECT full_name, revision, CAST(json_object(
-    'revision', revision, 'spec', json(CAST(spec AS TEXT)), 'at', created_at) AS BLOB) FROM functions;
-""",
+    "ALTER TABLE functions ADD COLUMN history BLOB NOT NULL DEFAULT (CAST('[]' AS BLOB));",
     "ALTER TABLE functions ADD COLUMN handover BLOB NOT NULL DEFAULT '{}';",
 )
 
@@ -98,11 +88,10 @@ class SqliteStore:
 
     def history(self, name: str) -> list[Revision]:
         with self._file.reading() as db:
-            return shown(*_history(db, name))
+            return _history(db, name) or []
 
     def remove(self, name: str) -> None:
         with self._file.transaction() as db:
-            db.execute("DELETE FROM revisions WHERE full_name = ?", (name,))
             db.execute("DELETE FROM functions WHERE full_name = ?", (name,))
         self._file.checkpoint()
 
@@ -182,18 +171,12 @@ class SqliteStore:
         self._file.close()
 
 
-def _history(db: sqlite3.Connection, name: str) -> tuple[list[Revision], str]:
-    """Return the history, oldest first, and the revision of the record; empty: there is no such function."""
-    found = db.execute("SELECT revision FROM functions WHERE full_name = ?", (name,)).fetchone()
-    rows = db.execute("SELECT noted FROM revisions WHERE full_name = ? ORDER BY number", (name,)).fetchall()
-    return [msgspec.json.decode(noted, type=Revision) for (noted,) in rows], found[0] if found else ""
+def _history(db: sqlite3.Connection, name: str) -> list[Revision] | None:
+    found = db.execute("SELECT history FROM functions WHERE full_name = ?", (name,)).fetchone()
+    return msgspec.json.decode(found[0], type=list[Revision]) if found else None
 
 
 def _note(db: sqlite3.Connection, name: str, noted: Revision) -> None:
-    db.execute(
-        "INSERT INTO revisions (full_name, revision, noted) SELECT full_name, ?, ? FROM functions WHERE full_name = ?"
-        " ON CONFLICT (full_name, revision) DO UPDATE SET noted = excluded.noted",
-        (noted.revision, msgspec.json.encode(noted), name),
-    )
-    old = [(name, each) for each in too_old(*_history(db, name))]
-    db.executemany("DELETE FROM revisions WHERE full_name = ? AND revision = ?", old)
+    if (kept := _history(db, name)) is not None:
+        history = msgspec.json.encode(noting(kept, noted))
+        db.execute("UPDATE functions SET history = ? WHERE full_name = ?", (history, name))

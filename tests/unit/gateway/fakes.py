@@ -33,7 +33,7 @@ from gpufaas_core.model import (
 from gpufaas_core.units import Bytes, GiB
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.deploy import Deployer
-from gpufaas_gateway.history import Revision, shown, too_old
+from gpufaas_gateway.history import Revision, noting
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.ports import ArtifactWriter
@@ -45,8 +45,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.records: dict[str, FunctionRecord] = {}
-        self.revisions: dict[str, dict[str, Revision]] = {}
-        """By function and revision, oldest first."""
+        self.histories: dict[str, list[Revision]] = {}
         self.known_profiles: dict[tuple[str, str], Profile] = {}
         self.known_namespaces: dict[str, Namespace] = {}
         self.known_quotas: dict[str, Quota] = {}
@@ -62,19 +61,15 @@ class MemoryStore:
     def note(self, name: str, noted: Revision) -> None:
         self._may_write()
         if name in self.records:
-            kept = self.revisions.setdefault(name, {})
-            kept[noted.revision] = noted
-            for each in too_old(list(kept.values()), self.records[name].revision):
-                del kept[each]
+            self.histories[name] = noting(self.history(name), noted)
 
     def history(self, name: str) -> list[Revision]:
-        record = self.records.get(name)
-        return shown(list(self.revisions.get(name, {}).values()), record.revision if record else "")
+        return self.histories.get(name, [])
 
     def remove(self, name: str) -> None:
         self._may_write()
         self.records.pop(name, None)
-        self.revisions.pop(name, None)
+        self.histories.pop(name, None)
 
     def all(self) -> list[FunctionRecord]:
         return sorted(self.records.values(), key=lambda record: (record.namespace, record.name))
