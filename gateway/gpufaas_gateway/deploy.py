@@ -193,6 +193,20 @@ class Deployer:
                     self._deploying.pop(full_name)()
                     self._claims.release(full_name)
 
+    def is_unchanged(self, spec: FunctionSpec) -> bool:
+        """
+        Return whether *spec* is the last deployment of its function, which serves or is about to.
+
+        False where a new one may be another all the same: the name of an image may have come to mean another image,
+        and a function may have read a secret before its value was changed.
+        """
+        old = self.catalogue.get(f"{spec.service}.{spec.namespace or DEFAULT_NAMESPACE}")
+        if old is None or old.unavailable is not None or not old.options.bundle or spec.secrets:
+            return False
+        pending, failed = old.record.handover.pending, old.record.handover.failed
+        last = old.record if pending is None else pending.record
+        return last.spec == spec and failed is None and old.function_id not in self._scheduler.status().failing
+
     async def history(self, function: Deployed) -> list[Revision]:
         """Return the last revisions of *function*, newest first."""
 

@@ -46,6 +46,7 @@ UsageOf = Callable[[FunctionId], Awaitable[tuple[float, Bytes] | None]]
 """Returns the millicores and bytes that all workers of a function use now; None if it has no worker."""
 
 _FUNCTIONS: Final = "/system/functions"
+_UNCHANGED: Final = {"description": "It is deployed so: there is no new revision."}
 _NDJSON: Final = "application/x-ndjson"
 
 
@@ -84,9 +85,14 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, u
         await deployer.deploy(spec_of(asked, namespace), update=False, by=by)
 
     # 200 makes faas-cli say that a rolling update was attempted, and that is what an update is.
-    @routes.put(_FUNCTIONS, status_code=200, responses={**refused, **refuses(UnknownFunction)})
-    async def update_function(asked: FunctionDeployment, by: By, namespace: InNamespace = None) -> None:
-        await deployer.deploy(spec_of(asked, namespace), update=True, by=by)
+    @routes.put(_FUNCTIONS, status_code=200, responses={**refused, **refuses(UnknownFunction), 202: _UNCHANGED})
+    async def update_function(
+        asked: FunctionDeployment, by: By, answer: Response, namespace: InNamespace = None
+    ) -> None:
+        if deployer.is_unchanged(spec := spec_of(asked, namespace)):
+            answer.status_code = 202
+        else:
+            await deployer.deploy(spec, update=True, by=by)
 
     def spec_of(asked: FunctionDeployment, namespace: str | None) -> FunctionSpec:
         spec = asked.to(FunctionSpec)
@@ -105,7 +111,7 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, u
 
     rollback_refused = {**refused, **refuses(UnknownFunction, UnknownName), **refuses(CannotRollBack)}
 
-    @routes.post("/system/function/{name}/rollback", status_code=202, responses=rollback_refused)
+    @routes.post("/system/function/{name}/rollback", responses=rollback_refused)
     async def roll_back_function(
         name: InPath, by: By, asked: RollbackRequest | None = None, namespace: InNamespace = None
     ) -> Revision:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
 
 import httpx
@@ -183,7 +184,8 @@ class Gateway(Service):
         service, _, namespace = name.partition(".")
         spec: dict[str, Any] = {
             "service": service, "image": f"{name}:latest", "labels": dict(labels or {}), "envVars": dict(env or {}),
-            "annotations": {"gpufaas.bundle": built.digest}
+            # Marked: an update that changes nothing would do nothing.
+            "annotations": {"gpufaas.bundle": built.digest, "deployment": token_hex(4)}
             | {key if "." in key else f"gpufaas.{key.replace('_', '-')}": text for key, text in annotations.items()},
         }  # fmt: skip
         if namespace:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Self
 
 import httpx
@@ -310,7 +311,8 @@ class Platform:
             annotations.setdefault("memory", "48Mi")
         self._cli.deploy({
             "service": name, "image": f"{name}:latest", "labels": dict(labels or {}), "envVars": dict(env or {}),
-            "annotations": {"gpufaas.bundle": built.digest}
+            # Marked: an update that changes nothing would do nothing.
+            "annotations": {"gpufaas.bundle": built.digest, "deployment": token_hex(4)}
             | {
                 key if "." in key else f"gpufaas.{key.replace('_', '-')}": text
                 for key, text in annotations.items() if text
