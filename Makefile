@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-base bench-overhead bench-peers bench-busy bench-gateway bench-streams bench-bodies bench-functions bench-coldstart bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated bench-neighbours reproduce ages reproduce-gpu chaos chaos-async soak hunt incidents cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-base bench-overhead bench-peers bench-busy bench-gateway bench-streams bench-bodies bench-functions bench-coldstart bench-edit bench-swap bench-async bench-simulator bench-paper bench-policy bench-live bench-emulated bench-neighbours reproduce ages reproduce-gpu chaos chaos-async soak hunt incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-peers   warm calls beside mosec, LitServe and Ray Serve: a table (WRITE=1 puts it into README.md)"
 	@echo "make bench-busy    a call of a busy device beside the least that a server can do for it"
 	@echo "make bench-streams, bench-bodies, bench-functions   200 streams; 10 MiB bodies; 400 functions: each against bars"
+	@echo "make bench-edit    edits: from a save to the new answer, with requirements, build.py and heavy imports, against bars"
 	@echo "make bench-swap    a swap storm: 20 models, room for 8: what a miss adds, misses beside an ideal LRU list's"
 	@echo "make bench-paper   the published evaluation in the simulator: writes docs/evaluation.md (TRACE=FILE adds the Azure trace)"
 	@echo "make bench-policy  least-wait against lalb-o3 where service times are uncertain, judged by bars (TRACE=FILE adds the Azure trace)"
@@ -144,6 +145,9 @@ bench-gateway: needs-wrk setup
 
 bench-coldstart: setup
 	$(BIN)/python benchmarks/coldstart.py
+
+bench-edit: setup
+	$(BIN)/python benchmarks/edit.py
 
 bench-swap: setup
 	$(BIN)/python benchmarks/swap.py
