@@ -32,7 +32,7 @@ REQUIRED = [
     if any(_ for _ in command.params if isinstance(_, click.Argument) and _.required)
 ]
 NO_GATEWAY_FIRST = {
-    "build", "diff", "local-run", "login", "logout", "new", "publish", "push", "ready", "secret apply",
+    "build", "diff", "doctor", "local-run", "login", "logout", "new", "publish", "push", "ready", "secret apply",
     "up", "version",
 }  # fmt: skip
 """They have ``--gateway``, and want something else first, or can do without."""
