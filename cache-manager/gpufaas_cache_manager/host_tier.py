@@ -6,7 +6,8 @@ Weights are worth keeping that are often asked for and save much time per byte. 
 half after `HALF_LIFE_S`. All weights age alike, so the order of two changes only when one of them is asked for. Weights
 that workers have mapped stay charged until the last mapping ends: to drop them earlier would free nothing.
 
-What parked workers hold beside weights is charged, too, as far as there is room. They give way to weights.
+What parked workers hold beside weights is charged, too, as far as there is room. They give way to weights, and both to
+what is set aside.
 """
 
 from collections.abc import Hashable, Iterator
@@ -45,6 +46,7 @@ class HostTier(Generic[KeyT]):
         """The logarithm of the seconds that a start saves for each byte of them."""
         self.parked: dict[int, Bytes] = {}
         """What parked workers hold, by their number; the one that was parked first before others."""
+        self._aside: Bytes = 0
 
     def __contains__(self, key: KeyT) -> bool:
         """Whether a start can have them from here."""
@@ -108,6 +110,17 @@ class HostTier(Generic[KeyT]):
 
     def unpark(self, worker: int) -> None:
         self.used -= self.parked.pop(worker, 0)
+
+    def set_aside(self, size: Bytes) -> bool:
+        """
+        Charge *size* bytes that are no weights' and no parked worker's; less than 0: give them back. Weights that are
+        too many then go with the next ones that are kept. False: it would be more than half of the budget.
+        """
+        if size > 0 and self._aside + size > self.budget // 2:
+            return False
+        self._aside += size
+        self.used += size
+        return True
 
     def crowding(self, size: Bytes, apart: int = 0) -> list[int]:
         """Return the parked workers that have to end before there is room for *size* bytes, but not *apart*."""

@@ -223,6 +223,15 @@ WARM: Final = "warm"
 """The phase of a load in which the author's ``warm_up`` ran: no part of what a load takes when a call waits for it."""
 
 
+class Imported(msgspec.Struct, array_like=True, frozen=True):
+    """What a new worker has imported but for the author's own modules, in order, and variables that these have set."""
+
+    seconds: Seconds
+    """What its imports took at most: that of the handler, with all of the load that is neither read nor transfer."""
+    modules: list[str]
+    env: dict[str, str]
+
+
 class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
     """`phases`: seconds by name (read, transfer, init, warm), in order."""
 
@@ -238,6 +247,8 @@ class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
     """Files of weights that it has read from host memory."""
     parks: bool = False
     """Its model can leave the device, and come back (PARK, WAKE)."""
+    imported: Imported | None = None
+    """Where that took long."""
 
 
 class ParkedHead(msgspec.Struct, array_like=True, frozen=True):

@@ -69,6 +69,8 @@ def why_not_ready(head: ReadyHead) -> str:
     """Return what is wrong with a worker's report of its load; empty: nothing."""
     if not is_size(head.occupation) or not is_size(head.data_base):
         return f"its memory is {head.occupation} bytes, {head.data_base} at the fork point"
+    if head.imported is not None and not is_time(head.imported.seconds):
+        return f"its imports took {head.imported.seconds}"
     return why_no_phases(head.phases)
 
 

@@ -29,6 +29,7 @@ from gpufaas_functions.begun import Counts
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.coroutines import is_async
 from gpufaas_functions.emulated import Emulated, EmulatedHandler, EmulatedMemory
+from gpufaas_functions.imports import Imports
 from gpufaas_functions.loading import spent
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
 from gpufaas_functions.parking import Parking
@@ -98,19 +99,21 @@ def run(
         vars(sys.modules["tempfile"])["tempdir"] = None  # the fork server's: here TMPDIR is the scratch directory
     try:
         memory = _memory_of(start)
+        imports = Imports(os.path.join(start.bundle, "function"))
         answers.ports_limited = start.ports_limited
         began = time.perf_counter()
         about = start.emulated
         handler = import_handler(start) if about is None else EmulatedHandler(about, start.function, clocks)
         handle: Handle
         if start.check:
-            control.sendall(encode_frame(Kind.READY, ReadyHead(0, [])))
+            control.sendall(encode_frame(Kind.READY, ReadyHead(0, [], imported=imports.told())))
             return 0
         if start.kind == "model":
             model = handler.load(start.device)
             exit_hooks.kept.append(model)
             memory.synchronize()
             loaded_s = time.perf_counter() - began
+            imported = imports.told(sum(spent().values()))
             warmed = _warm_up(handler, model, memory) if start.warm else []
             handle, together = _with_model(handler, model)
             if start.parks:
@@ -118,6 +121,7 @@ def run(
         else:
             handle = handler.handle
             loaded_s, warmed = time.perf_counter() - began, []
+            imported = imports.told()
         told = spent()  # by loaders of weights
         phases = [(name, seconds) for name, seconds in told.items() if seconds]
         phases += [("init", loaded_s - sum(told.values())), *warmed]
@@ -128,7 +132,7 @@ def run(
     is_loop = is_async(getattr(handler, "handle", None))
     head = ReadyHead(
         memory.loaded(), phases, fork_point().data, is_loop or start.slots > 1, memory.held(), staged.used(),
-        parking is not None and parking.can,
+        parking is not None and parking.can, imported,
     )  # fmt: skip
     ready = encode_frame(Kind.READY, head)
     if is_loop:

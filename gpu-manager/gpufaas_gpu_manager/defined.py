@@ -104,7 +104,7 @@ class Functions:
         self._forgotten.append(function)
         self._staging.forget(function)
         self._host.parks.forget(function)
-        self._host.layers.keep({each.preload for name, each in self.specs.items() if name not in self._forgotten})
+        self._host.layers.keep(self.specs.keys() - set(self._forgotten))
         while len(self._forgotten) > _FORGOTTEN_KEPT:
             self.specs.pop(self._forgotten.popleft(), None)
         self.unmount_if_gone(function)
@@ -125,18 +125,6 @@ class Functions:
         nodes = [each.node for each in self.devices() if satisfied(constraints, each.labels)]
         return grouped({nodes[0]: await asyncio.to_thread(measure)}) if nodes else []
 
-    async def _check_preload(self, spec: WorkerSpec) -> None:
-        """:raises InvalidSpec: the modules that its workers should find imported cannot be imported before"""
-        if not spec.preload or spec.own_process:  # then its workers import them themselves
-            return
-        bundle = await asyncio.to_thread(self._bundles.install, spec.digest)
-        fault = await self._host.layers.fault(spec.preload, str(bundle))
-        if fault:
-            raise InvalidSpec(
-                f"annotation gpufaas.preload of {spec.name}: {fault}: name modules that are installed where the "
-                "platform runs, and that the function does not bring along"
-            )
-
     async def check(self, spec: WorkerSpec) -> None:
         """
         Import the handler, or start the server, in a scratch process that ends; its output goes to the function's log.
@@ -148,7 +136,6 @@ class Functions:
             return  # it was pulled; what it needs to start may exist only when it is called
         if self._host.fetch is not None:
             await self._host.fetch(spec)  # before the time of the check begins
-        await self._check_preload(spec)
         server = spec.kind == "server"
         sources = [each.source for each in self._devices.values()]
         allowed = (each for each in sources if satisfied(spec.constraints, each.device.labels))

@@ -74,6 +74,11 @@ class Enforcement:
         """What holds workers on devices with cores to their shares; the value of these devices' label."""
         self._pinning = Pinning()
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether there are control groups."""
+        return self._groups is not None
+
     def group(self, name: str, device: str = "", cores: float = 0.0) -> Group | None:
         """
         Return a new control group with room for one worker's processes; None: this machine gives none.

@@ -4,21 +4,19 @@ import asyncio
 import contextlib
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.confine import inherit_orphans
 from gpufaas_gpu_manager.devices import with_allocator
 from gpufaas_gpu_manager.orphans import end_orphans, is_fork_server
-from gpufaas_gpu_manager.proc import progress_of, state_of
+from gpufaas_gpu_manager.proc import parent_of, progress_of, state_of
 from gpufaas_gpu_manager.stuck import LOOK_S, Replaced, Silence
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.zygote import (
@@ -94,6 +92,9 @@ class _Requests:
             each.unsent = True
         return given_up
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def forget(self, worker: int) -> Fork | None:
         """Return what was asked for."""
         request = self._open.pop(worker, None)
@@ -102,10 +103,8 @@ class _Requests:
         _close(request.fds)
         return request.message
 
-    @property
-    def workers(self) -> bool:
-        """Whether a worker is among them: a standby that nobody has yet is none."""
-        return any(not isinstance(each.message, Prepare) for each in self._open.values())
+    def has(self, worker: int) -> bool:
+        return worker in self._open
 
     def close(self) -> list[int]:
         """Forget, and return, all workers."""
@@ -162,8 +161,6 @@ class Zygote:
     `on_forked(worker, pid)` and `on_exited(worker, status)` are called on the event loop.
     """
 
-    DIED = "the fork server ended with status {}: it is started again, its workers are gone"
-
     def __init__(
         self,
         on_forked: Callable[[int, int], None],
@@ -208,7 +205,7 @@ class Zygote:
     @property
     def busy(self) -> bool:
         """Whether a worker of it lives, or is asked for."""
-        return bool(self._alive) or self._requests.workers
+        return bool(self._alive or self._requests)
 
     @property
     def _starting(self) -> bool:
@@ -346,7 +343,7 @@ class Zygote:
         assert self._server is not None
         process = self._server.process
         status = process.wait()  # its socket is closed, so it is gone or about to be
-        self._on_said(self.DIED.format(status))
+        self._on_said(f"the fork server ended with status {status}: it is started again, its workers are gone")
         end_orphans(process.pid)
         lost, self._alive, self._standbys = {**self._alive, **self._standbys}, {}, {}
         self._adopted.clear()
@@ -387,61 +384,67 @@ class Zygote:
             await asyncio.to_thread(end_orphans, process.pid)
 
 
+class LayerProcess(Protocol):
+    """The process of a `LayerServer`, which the fork server reaps."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def fail(self, reason: str) -> None:
+        """Kill it: it is of no use any more."""
+
+
 class LayerServer(Zygote):
     """
-    A fork server that another one has forked (`zygote.Layer`). When it dies, or is stuck, it and its workers are gone
-    for good, and `on_over` is called.
+    A fork server that another one has forked (`zygote.Layer`). Code of its function has run in it: what it says is
+    believed as far as the kernel agrees. When it breaks off it is killed, and its workers are gone when it is: `over`.
     """
 
-    DIED = "a fork server with preloaded modules ended: its workers are gone"
-
     def __init__(
-        self,
-        child: "Child",
-        control: socket.socket,
-        on_forked: Callable[[int, int], None],
+        self, process: LayerProcess, control: socket.socket, on_forked: Callable[[int, int], None],
         on_exited: Callable[[int, int], None],
-        on_said: Callable[[str], None],
-        on_over: Callable[[], None],
-    ) -> None:
-        super().__init__(on_forked, on_exited, on_said)
-        self._on_over = on_over
-        self._begin(child, control)  # type: ignore[arg-type] # what is used of it, it has
+    ) -> None:  # fmt: skip
+        super().__init__(on_forked, on_exited, lambda _: None)
+        self._process = process
+        self._begin(process, control)  # type: ignore[arg-type] # what is used of it, it has
 
-    async def fork(self, worker: Fork, fds: Sequence[int]) -> None:
-        if self._fault:
-            raise OSError("the process that it should be forked from has ended")
-        await super().fork(worker, fds)
+    def has(self, pid: int) -> bool:
+        """Whether *pid* is one of its children. A number that it has made up, or that is used again, is not."""
+        return pid > 1 and parent_of(pid) == self._process.pid
+
+    def _read(self) -> None:
+        try:
+            super()._read()
+        except msgspec.DecodeError:
+            self._died()
+
+    def _on_message(self, said: FromZygote) -> None:
+        if isinstance(said, Forked) and not (self._requests.has(said.worker) and self.has(said.pid)):
+            self._died()
+        elif isinstance(said, Exited):
+            pid = self._alive.get(said.worker, 0)
+            if self.has(pid) and state_of(pid) not in ("Z", "X"):
+                self._died()
+            elif pid:
+                super()._on_message(said)
+        elif not isinstance(said, SpawnFailed) or self._requests.has(said.worker):
+            super()._on_message(said)
 
     def _replace(self, reason: str) -> None:
-        self._on_said(f"a fork server with preloaded modules is stuck: {reason}: it is killed with its workers")
-        assert self._server is not None
-        self._server.process.kill()
+        self._process.fail(f"the process with its imports is stuck: {reason}")
 
-    def _start_again(self, fault: str) -> None:
-        self._fault = fault
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_result(ZygoteReady(0, [], "the process that imports them was killed"))
-        for worker in self._requests.close():
+    def _died(self) -> None:
+        self._detach()
+        self._process.fail("the process with its imports broke off")
+
+    def over(self) -> None:
+        """It and all that it has started are gone."""
+        self._closing = True
+        self._detach()
+        self._timers.close()
+        for worker in (*self._requests.close(), *self._alive):
             self._on_exited(worker, -9)
-        self._on_over()
-
-
-class Child:
-    """What a `LayerServer` needs of its process, which the fork server reaps."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def kill(self) -> None:
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)
-
-    def poll(self) -> int:
-        return -9
-
-    def wait(self, timeout: Seconds | None = None) -> int:  # noqa: ARG002 # as Popen
-        return -9
+        self._alive = {}
 
 
 def _close(fds: list[int]) -> None:

@@ -1,278 +1,318 @@
 """
-Layers: fork servers with more modules imported, so that what functions name in ``gpufaas.preload`` is imported once.
+The layers of a node: which functions have a fork server with their imports, so that workers begin with these.
 
-A layer is forked from the fork server, and imports modules that are installed beside the platform; nothing of a bundle,
-so that it belongs to no tenant. It has standbys of its own. A node has a few of them: a new one takes the place of the
-one that was used longest ago and has no workers. Without a layer, a worker is forked as any other and imports itself.
+Of a function whose imports took long, a worker says what it has imported (`functions/imports.py`); the next start makes
+a layer with that. A layer belongs to one function: to its later revisions, too, as long as they find the same modules
+in the same environment. Layers have a part of the host tier, in which the one worth least makes room: the seconds that
+it saves, times its recent starts, for each byte. Without a layer a worker is forked as any other, and imports itself.
 """
 
 import asyncio
+import math
 import os
-import socket
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from gpufaas_core.model import Bytes, Seconds
-from gpufaas_gpu_manager import zygote
-from gpufaas_gpu_manager.forks import Child, LayerServer, Zygote
-from gpufaas_gpu_manager.standbys import Standbys
+from msgspec.structs import replace
 
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.frames import Imported
+from gpufaas_core.model import Bytes, FunctionId, Seconds
+from gpufaas_core.units import GiB, MiB
+from gpufaas_functions.imports import LONG_S
+from gpufaas_functions.runner import WorkerStart
+from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.forks import Zygote
+from gpufaas_gpu_manager.isolation.walls import Own
+from gpufaas_gpu_manager.launch.layer import Forks, Layer
+from gpufaas_gpu_manager.launch.recipes import Recipes
+from gpufaas_gpu_manager.machine_memory import available_memory
+from gpufaas_gpu_manager.worker import Worker, WorkerDevicePort
+
+NONE: Final = ("none",)
+"""``gpufaas.preload`` of a function that has no layer."""
 MOST: Final = 4
-"""Layers of a node. Each holds what its modules hold: of transformers, some 100 MiB."""
+"""Layers of a node without a host tier, all of functions that name modules to preload."""
 _AGAIN_S: Final[Seconds] = 60.0
 """A layer that could not be made is not tried again for so long."""
-
-Modules = tuple[str, ...]
-
-
-class ForkServer:
-    """A fork server, and its standbys."""
-
-    def __init__(self, zygote: Zygote, standbys: Standbys) -> None:
-        self.zygote = zygote
-        self.standbys = standbys
+_TIMES: Final = 3
+"""So often workers may say that there is more to import: then it is not the same each time."""
+_HALF_LIFE_S: Final[Seconds] = 600.0
+_LEFT: Final[Bytes] = 64 * MiB
+"""A layer whose workers have left more in files than that gets no new ones."""
 
 
-class Layer(ForkServer):
-    """`packages`: what it has imported beyond its base, the fork server with process `base`."""
+class Key(NamedTuple):
+    """What workers have in common that can be forked from one layer."""
 
-    def __init__(self, server: LayerServer, standbys: Standbys, base: int | None) -> None:
-        super().__init__(server, standbys)
-        self.base = base
-        self.packages: frozenset[str] = frozenset()
-        self.memory: Bytes = 0
-        """What its modules hold."""
-        self.claims = 0
-        """Starts that are about to ask it for a worker."""
-        self.used_at = time.monotonic()
+    function: str
+    """With its namespace, without the revision."""
+    site: str
+    """Where its requirements are."""
+    preload: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    device: tuple[tuple[str, str], ...]
+    """The environment of a GPU."""
+    own: Own
+
+
+class _Known:
+    """What is known of the imports of workers with one key."""
+
+    def __init__(self) -> None:
+        self.imported = Imported(0.0, [], {})
+        self.told = 0
+        self.fault, self.until = "", 0.0
+        self.functions: set[FunctionId] = set()
+        self._score, self._scored_at = 0.0, 0.0
 
     @property
-    def idle(self) -> bool:
-        return not self.claims and not self.zygote.busy
+    def score(self) -> float:
+        """How many starts there were: each counts half after `_HALF_LIFE_S`."""
+        return self._score * math.pow(0.5, (time.monotonic() - self._scored_at) / _HALF_LIFE_S)
+
+    def asked(self, function: FunctionId) -> None:
+        self.functions.add(function)
+        self._score, self._scored_at = self.score + 1.0, time.monotonic()
 
 
-class Host(Protocol):
-    """Makes pools, and is told of processes."""
+class Host(Forks, Protocol):
+    """Makes the worker that a layer is."""
 
-    def standbys_of(self, forks: Zygote) -> Standbys: ...
+    recipes: Recipes
 
-    def next_number(self) -> int: ...
-
-    def on_forked(self, number: int, pid: int, standbys: Standbys) -> None: ...
-
-    def on_exited(self, number: int, status: int, standbys: Standbys) -> None: ...
+    def make(
+        self, device: WorkerDevicePort, spec: WorkerSpec, memory: Bytes, copy: int = 0, share: int = 0,
+        *, scratch: bool = False,
+    ) -> Worker: ...  # fmt: skip
 
 
 class Layers:
     """See module."""
 
-    def __init__(
-        self, base: ForkServer, host: Host, spare: Callable[[object, Collection[int]], None],
-        on_said: Callable[[str], None], import_s: Seconds, most: int = MOST,
-    ) -> None:  # fmt: skip
-        """
-        :param spare: `Enforcement.stand_by`
-        :param import_s: so long may the import of a layer's modules take
-        """
-        self.base = base
+    def __init__(self, base: Zygote, host: Host, on_said: Callable[[str], None], import_s: Seconds) -> None:
+        """:param import_s: so long may the import of a layer's modules take"""
+        self._base = base
         self._host = host
-        self._spare = spare
+        self._cache = host.recipes.host_cache
         self._on_said = on_said
         self._import_s = import_s
-        self._most = most
-        self._layers: dict[Modules, asyncio.Task[Layer | str]] = {}
+        self._known: dict[Key, _Known] = {}
+        self._layers: dict[Key, asyncio.Task[Layer | str]] = {}
         """Made, or being made; a text says why one cannot be."""
-        self._faults: dict[Modules, tuple[str, Seconds]] = {}
-        self._retired: list[Layer] = []
-        """Not used for new workers, but has some."""
-        self._forking: dict[int, asyncio.Future[int]] = {}
-        self._pids: dict[int, int] = {}
-        self._closing = False
+        self._living: list[Layer] = []
 
     # --- for starts ---
 
-    async def claim(self, modules: Modules, bundle: str) -> ForkServer:
+    async def claim(self, worker: Worker, start: WorkerStart) -> tuple[Key, Layer | None]:
         """
-        Return the fork server for a worker of *bundle*, and `release` it when the worker was asked for.
+        Return the layer that *worker* is to be forked from, and `release` it when the worker was asked for; None: it is
+        forked as any other. With the key by which `learn` gets what it imports.
 
-        It is the base if there can be no layer with *modules*, which is said.
+        :raises InvalidSpec: *worker* checks a function whose modules cannot be preloaded
         """
-        if not modules:
-            return self.base
-        found = await self._find(modules)
-        if isinstance(found, Layer):
+        spec, key = worker.spec, self._key(worker, start)
+        if spec.own_process or spec.preload == NONE or (worker.device.source.emulation and not worker.scratch):
+            return key, None
+        known = self._known.get(key) or (self._known.setdefault(key, _Known()) if spec.preload else None)
+        if known is None:
+            return key, None
+        known.asked(spec.function)
+        if worker.scratch:
+            known.until = 0.0  # somebody may have installed them just now
+        found = await self._find(key, known, worker)
+        if isinstance(found, Layer) and found.said is not None:
             found.claims += 1
-            found.used_at = time.monotonic()
-            clash = await asyncio.to_thread(_clash, found.packages, bundle)
+            clash = await asyncio.to_thread(_clash, found.said.packages, start.bundle)
             if not clash:
-                return found
+                return key, found
             self.release(found)
             found = clash
-        self._on_said(f"a worker imports {', '.join(modules)} itself: {found}")
-        return self.base
+        if spec.preload:
+            if worker.scratch and isinstance(found, str):
+                raise InvalidSpec(f"annotation gpufaas.preload of {spec.name}: {found}: name other modules, or none")
+            self._on_said(f"a worker of {key.function} imports {', '.join(spec.preload)} itself: {found}")
+        return key, None
 
-    def release(self, server: ForkServer) -> None:
-        if isinstance(server, Layer):
-            server.claims -= 1
-            self.sweep()
+    def release(self, layer: Layer) -> None:
+        layer.claims -= 1
+        self.sweep()
 
-    def ready(self, modules: Modules) -> ForkServer:
-        """Return the layer with *modules* if there is one now, else the base."""
-        task = self._layers.get(modules)
-        found = task.result() if task is not None and task.done() and not task.cancelled() else None
-        return found if isinstance(found, Layer) else self.base
+    def learn(self, key: Key, function: FunctionId, imported: Imported) -> None:
+        """A worker has imported that itself, which took long."""
+        known = self._known.setdefault(key, _Known())
+        known.functions.add(function)
+        have = set(known.imported.modules)
+        more = [name for name in imported.modules if name not in have]
+        if more and known.told < _TIMES:
+            known.told += 1
+            known.fault = ""
+            env = {**known.imported.env, **imported.env}
+            known.imported = Imported(imported.seconds, [*known.imported.modules, *more], env)
+            self._retire(key)
 
-    async def fault(self, modules: Modules, bundle: str) -> str:
-        """Return why *modules* cannot be preloaded for *bundle*; empty: they can, or nobody knows."""
-        self._faults.pop(modules, None)  # somebody may have installed them just now
-        found = await self._find(modules)
-        if isinstance(found, Layer):
-            return await asyncio.to_thread(_clash, found.packages, bundle)
-        return found if modules in self._faults else ""
+    def has_for(self, spec: WorkerSpec) -> bool:
+        """Whether a worker of *spec* will probably be forked from a layer."""
+        return any(key.function == f"{spec.name}.{spec.namespace}" for key in self._layers)
 
     # --- for people ---
 
     def all(self) -> list[Layer]:
-        done = [each.result() for each in self._layers.values() if each.done() and not each.cancelled()]
-        return [*(each for each in done if isinstance(each, Layer)), *self._retired]
+        return [each for each in self._living if each.serves]
+
+    def memory(self) -> Bytes:
+        return sum(each.said.memory for each in self.all() if each.said is not None)
 
     # --- when they end ---
 
     def sweep(self) -> None:
-        """Retire those of an earlier fork server, and end the retired ones that have no workers."""
+        """Retire those of an earlier fork server, and those with many files; end what is retired and has no workers."""
+        for key, task in list(self._layers.items()):
+            if (layer := _made(task)) and (layer.base != self._base.pid or layer.left > _LEFT):
+                self._retire(key)
+        current = {_made(task) for task in self._layers.values()}
         for each in self.all():
-            if each not in self._retired and each.base != self.base.zygote.pid:
-                self._retire(each)
-        for each in [each for each in self._retired if each.idle]:
-            self._retire(each)
+            if each not in current and each.idle:
+                self._give_back(each)
+                each.kill()
 
-    def keep(self, wanted: Collection[Modules]) -> None:
-        """Retire those that no function names any more."""
-        for modules, task in list(self._layers.items()):
-            if modules not in wanted and task.done() and isinstance(layer := task.result(), Layer):
-                self._retire(layer)
+    def keep(self, wanted: Collection[FunctionId]) -> None:
+        """Forget what no function needs any more."""
+        for key, known in list(self._known.items()):
+            known.functions.intersection_update(wanted)
+            if not known.functions:
+                del self._known[key]
+                self._retire(key)
 
-    # --- processes ---
+    def _retire(self, key: Key) -> None:
+        """Take no new workers from the layer of *key*, if there is one; it ends with those that it has."""
+        if (task := self._layers.get(key)) is not None and task.done():
+            del self._layers[key]
+            self.sweep()
 
-    def on_forked(self, number: int, pid: int) -> bool:
-        """Whether *number* is a layer, whose process is *pid*."""
-        forking = self._forking.pop(number, None)
-        if forking is None:
-            return False
-        self._pids[number] = pid
-        self._spare(self, list(self._pids.values()))
-        if not forking.done():
-            forking.set_result(pid)
-        return True
+    def _over(self, layer: Layer) -> None:
+        self._living.remove(layer)
+        self._give_back(layer)
+        self._spare()
+        for key, task in list(self._layers.items()):
+            if _made(task) is layer:
+                del self._layers[key]
 
-    def on_exited(self, number: int) -> bool:
-        """As `on_forked`, when it has ended, or could not be forked."""
-        forking = self._forking.pop(number, None)
-        if forking is not None and not forking.done():
-            forking.set_result(0)
-        if self._pids.pop(number, None) is not None:
-            self._spare(self, list(self._pids.values()))
-            return True
-        return forking is not None
+    def _give_back(self, layer: Layer) -> None:
+        self._cache.parked.set_aside(-layer.charged)
+        layer.charged, layer.serves = 0, False
+
+    def _spare(self) -> None:
+        self._enforcement.stand_by(self, [each.pid for each in self._living if each.pid])
+
+    @property
+    def _enforcement(self) -> Enforcement:
+        return self._host.recipes.enforcement
 
     async def close(self) -> None:
-        self._closing = True
         for task in self._layers.values():
             task.cancel()
         await asyncio.gather(*self._layers.values(), return_exceptions=True)
-        for each in self.all():
-            each.standbys.close()
-            await each.zygote.close()
+        for each in self._living:
+            each.kill()
 
     # --- making them ---
 
-    async def _find(self, modules: Modules) -> Layer | str:
-        why, until = self._faults.get(modules, ("", 0.0))
-        if time.monotonic() < until:
-            return why
+    def _key(self, worker: Worker, start: WorkerStart) -> Key:
+        spec, own, settings = worker.spec, worker.own, self._host.recipes.settings
+        site = os.path.join(start.bundle, "site")
+        place = os.path.realpath(site) if os.path.isdir(site) else ""
+        if own != Own() and settings.scratch is None:
+            place = start.bundle  # another one cannot be shown
+        read = tuple(each for each in own.read if each != start.bundle)
+        return Key(
+            f"{spec.name}.{spec.namespace}", place, spec.preload, tuple(sorted(spec.env.items())),
+            tuple(sorted(worker.device.source.env.items())), replace(own, read=read, write=(), scratch="", room=0),
+        )  # fmt: skip
+
+    async def _find(self, key: Key, known: _Known, worker: Worker) -> Layer | str:
+        if known.fault and (time.monotonic() < known.until or not key.preload):
+            return known.fault
         self.sweep()
-        task = self._layers.get(modules)
+        task = self._layers.get(key)
         if task is None:
-            if not self._room():
-                return f"this node has {self._most} sets of preloaded modules, and all of them are in use"
-            task = self._layers[modules] = asyncio.ensure_future(self._made(modules))
+            if not key.preload and (not self._cache.status().budget or available_memory() < GiB):
+                return "this node has no host memory for it"
+            task = self._layers[key] = asyncio.ensure_future(self._make(key, known, worker))
         found = await asyncio.shield(task)
-        if isinstance(found, str) and self._layers.get(modules) is task:
-            del self._layers[modules]
-            self._faults[modules] = found, time.monotonic() + _AGAIN_S
+        if isinstance(found, str):
+            known.fault, known.until = found, time.monotonic() + _AGAIN_S
+            if self._layers.get(key) is task:
+                del self._layers[key]
         return found
 
-    def _room(self) -> bool:
-        """Make room for one more; False: there is none."""
-        if len(self._layers) + len(self._retired) < self._most:
-            return True
-        idle = [each for each in self.all() if each.idle]
-        if idle:
-            self._retire(min(idle, key=lambda each: each.used_at))
-        return bool(idle)
-
-    def _retire(self, layer: Layer) -> None:
-        """Take no new workers from *layer*; end it if it has none."""
-        for modules, task in list(self._layers.items()):
-            if task.done() and not task.cancelled() and task.result() is layer:
-                del self._layers[modules]
-                self._retired.append(layer)
-        layer.standbys.close()
-        if layer.idle and layer in self._retired:
-            self._retired.remove(layer)
-            asyncio.ensure_future(layer.zygote.close())  # noqa: RUF006 # it waits for nothing
-
-    async def _made(self, modules: Modules) -> Layer | str:
-        try:
-            return await self._make(modules)
-        except OSError as exc:  # too many open files
-            return str(exc)
-
-    async def _make(self, modules: Modules) -> Layer | str:
-        await self.base.zygote.ready()
-        number, base = self._host.next_number(), self.base.zygote.pid
-        pid = self._forking[number] = asyncio.get_running_loop().create_future()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            await self.base.zygote.fork(zygote.Layer(number, modules), [theirs.fileno()])
-        if not await pid:
-            ours.close()
-            return "the process that imports them could not be forked"
-        layer = self._layer(Child(pid.result()), ours, base)
+    async def _make(self, key: Key, known: _Known, asks: Worker) -> Layer | str:
+        """:param asks: the worker that is to be forked from it"""
+        host, spec, source = self._host, asks.spec, asks.device.source
+        await self._base.ready()
+        # A watcher would count the workers that are forked from it, too.
+        memory = source.device.memory if source.enforced and self._enforcement.has_groups else 0
+        worker = host.make(asks.device, spec, memory, scratch=True)
+        layer = Layer(worker, host.recipes, self._base, known.imported, host, self._over)
+        worker.run = layer
+        self._living.append(layer)
+        worker.begin()
         try:
             async with asyncio.timeout(self._import_s):
-                said = await layer.zygote.ready()
-            layer.packages, layer.memory = frozenset(said.packages), said.memory
-            fault = said.fault
+                fault = await asyncio.shield(worker.checked) or ""
         except TimeoutError:
-            os.kill(pid.result(), 9)
             fault = f"they were not imported within {self._import_s:g} s"
-        if not fault:
-            return layer
-        await layer.zygote.close()
-        return fault
-
-    def _layer(self, child: Child, control: socket.socket, base: int | None) -> Layer:
-        server = LayerServer(
-            child, control,
-            lambda number, pid: self._host.on_forked(number, pid, standbys),
-            lambda number, status: self._host.on_exited(number, status, standbys),
-            self._on_said, lambda: self._retire(layer),
-        )  # fmt: skip
-        standbys = self._host.standbys_of(server)
-        layer = Layer(server, standbys, base)
+        self._spare()
+        fault = fault or self._fault(key, known, layer)
+        if fault:
+            layer.kill()
+            return fault
+        layer.serves = True
         return layer
 
+    def _fault(self, key: Key, known: _Known, layer: Layer) -> str:
+        """Return why *layer*, which has imported, cannot stay; empty: it can, and is charged."""
+        said = layer.said
+        if said is None:
+            return "the process that imports them ended"
+        if said.fault:
+            return said.fault
+        if not key.preload and said.seconds < LONG_S:
+            return f"they are imported within {LONG_S} s"
+        while not self._charge(layer, said.memory):
+            idle = [(each, made) for each, task in self._layers.items() if (made := _made(task)) and made.idle]
+            worth = {each: _worth(self._known.get(each), made) for each, made in idle}
+            least = min(worth, key=lambda each: worth[each], default=None)
+            if least is None or worth[least] >= _worth(known, layer):
+                return "this node has no room for it beside others, which are in use, or worth more"
+            self._retire(least)
+        return ""
 
-def _clash(packages: frozenset[str], bundle: str) -> str:
+    def _charge(self, layer: Layer, size: Bytes) -> bool:
+        if not self._cache.status().budget:
+            return len(self.all()) < MOST
+        if not self._cache.parked.set_aside(size):
+            return False
+        layer.charged = size
+        return True
+
+
+def _worth(known: _Known | None, layer: Layer) -> float:
+    """Return the seconds that *layer* saves, times its recent starts, for each byte."""
+    return known.score * layer.said.seconds / max(layer.said.memory, MiB) if known and layer.said else 0.0
+
+
+def _made(task: "asyncio.Task[Layer | str]") -> Layer | None:
+    found = task.result() if task.done() and not task.cancelled() and not task.exception() else None
+    return found if isinstance(found, Layer) else None
+
+
+def _clash(packages: Collection[str], bundle: str) -> str:
     """Return why a worker of *bundle* cannot begin with *packages* imported; empty: it can."""
-    own = {
-        each.name.partition(".")[0]
-        for folder in ("function", "site")
-        if (Path(bundle) / folder).is_dir()
-        for each in (Path(bundle) / folder).iterdir()
-    }
-    both = sorted(packages & own)
+    folder = Path(bundle) / "function"
+    own = {each.name.partition(".")[0] for each in folder.iterdir()} if folder.is_dir() else set()
+    both = sorted(own.intersection(packages))
     return f"the function has its own {', '.join(both[:5])}" if both else ""

@@ -24,6 +24,8 @@ class RoomKeeper(Protocol):
 
     def crowding(self, size: Bytes, apart: int = 0) -> list[int]: ...
 
+    def set_aside(self, size: Bytes) -> bool: ...
+
 
 class ParkedRoom:
     """
@@ -52,6 +54,13 @@ class ParkedRoom:
             self._keeper.unpark(worker)
         if (waits := self._leaving.pop(worker, None)) is not None and not waits.done():
             waits.set_result(None)
+
+    def set_aside(self, size: Bytes) -> bool:
+        """Charge what a layer holds, for which parked workers give way; less than 0: it is gone. False: no room."""
+        if self._keeper is None or not self._keeper.set_aside(size):
+            return False
+        self.end(self._keeper.crowding(0))
+        return True
 
     def crowding(self, size: Bytes, apart: int = 0) -> list[int]:
         """Return the parked workers that have to end before there is room for *size* bytes, but not *apart*."""

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
+from gpufaas_core.frames import Imported
 from gpufaas_core.messages import Event, Grant, LoadCopy
 from gpufaas_core.model import Bytes, FunctionId, Seconds, copy_id
 from gpufaas_gpu_manager.exchange import Exchange
@@ -12,7 +13,7 @@ from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.launch.processes import ForkedProcess, ServedProcess, describe_status
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.launch.served import Ports
-from gpufaas_gpu_manager.layers import ForkServer, Layers
+from gpufaas_gpu_manager.layers import Layers
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink
 from gpufaas_gpu_manager.parked import ParkedWorkers
@@ -79,11 +80,11 @@ class Supervisor:
         self.parks = ParkedWorkers(recipes.host_cache, recipes.settings.park)
         self.zygote = Zygote(self.on_forked, self.on_exited, on_said)
         self.measured: dict[tuple[str, str], Bytes] = {}
-        self.standbys = self.standbys_of(self.zygote)
-        self.layers = Layers(
-            ForkServer(self.zygote, self.standbys), self, recipes.enforcement.stand_by, on_said,
-            self.settings.check_timeout_s,
+        self.standbys = Standbys(
+            self.zygote, recipes.enforcement, self.settings.standby, self.next_number, self._loads,
+            self.settings.isolation,
         )  # fmt: skip
+        self.layers = Layers(self.zygote, self, on_said, self.settings.check_timeout_s)
         self._ports = Ports()
         self._workers: dict[int, Worker] = {}
         self._last_number = 1
@@ -91,6 +92,7 @@ class Supervisor:
     async def close(self) -> None:
         """End all workers and the fork server; returns when none is left."""
         idle = [each for each in self.living() if each.ready_head and not each.calls.exchanges and not each.spec.image]
+        idle = [each for each in idle if not each.scratch]  # workers end with their layer, without doing what was left
         for each in idle:
             each.end()
         await asyncio.gather(*(asyncio.wait([each.checked], timeout=self.settings.term_grace_s) for each in idle))
@@ -119,26 +121,16 @@ class Supervisor:
         self._last_number += 1
         return self._last_number
 
-    def standbys_of(self, forks: Zygote) -> Standbys:
-        return Standbys(
-            forks, self.recipes.enforcement, self.settings.standby, self.next_number, self._loads,
-            self.settings.isolation,
-        )  # fmt: skip
-
     def blank(self) -> dict[str, int]:
         """Return what there is for workers to come, for people: standbys, layers, parked workers, and their memory."""
-        status, layers = self.standbys.status(), self.layers.all()
-        for each in layers:
-            for name, value in each.standbys.status().items():
-                status[name] += value
         return {
-            **status, "layers": len(layers), "layerMemory": sum(each.memory for each in layers),
+            **self.standbys.status(), "layers": len(self.layers.all()), "layerMemory": self.layers.memory(),
             "parkedMemory": self.recipes.host_cache.status().parked_bytes, "woken": self.parks.woken,
             "wakesFailed": self.parks.failed,
         }  # fmt: skip
 
     def _loads(self) -> bool:
-        return any(each.state is WorkerState.STARTING for each in self._workers.values())
+        return any(each.state is WorkerState.STARTING and not each.ready_head for each in self._workers.values())
 
     def start(self, device: WorkerDevice, spec: WorkerSpec, command: Grant | LoadCopy) -> Worker:
         """Start a worker on *device* when the victims that *command* names have freed their memory."""
@@ -181,7 +173,7 @@ class Supervisor:
             return self.containers.running(worker, self.recipes)
         if worker.spec.kind == "server":
             return ServedProcess(worker, self.recipes, self.zygote, self._ports)
-        return ForkedProcess(worker, self.recipes, self.layers)
+        return ForkedProcess(worker, self.recipes, self.zygote, self.standbys, self.layers)
 
     def parking(self, worker: Worker) -> Parking:
         return Parking(worker, self.parks.checkpoint)
@@ -194,9 +186,12 @@ class Supervisor:
         self.parks.woken += worker.tier == "parked"
         self.on_loaded(worker.spec)
 
+    def imported(self, worker: Worker, imported: Imported) -> None:
+        if isinstance(worker.run, ForkedProcess):
+            worker.run.learn(imported)
+
     def gone(self, worker: Worker) -> None:
         self.on_gone(worker)
-        self.layers.sweep()
         worker.device.leave(worker)
 
     def cpu_seconds(self) -> dict[FunctionId, Seconds]:
@@ -213,17 +208,17 @@ class Supervisor:
         living = [pid for pid in pids if pid is not None]
         return await asyncio.to_thread(usage_of, living) if living else None
 
-    def on_forked(self, number: int, pid: int, standbys: Standbys | None = None) -> None:
-        """:param standbys: of the fork server that has forked it; None: of the first one"""
+    def on_forked(self, number: int, pid: int) -> None:
         worker = self._workers.get(number)
         if worker is not None:
             worker.on_started(pid)
-        elif standbys is not None or not self.layers.on_forked(number, pid):
-            (standbys or self.standbys).on_forked(number, pid)
+        else:
+            self.standbys.on_forked(number, pid)
 
-    def on_exited(self, number: int, status: int, standbys: Standbys | None = None) -> None:
+    def on_exited(self, number: int, status: int) -> None:
         worker = self._workers.get(number)
         if worker is not None:
             worker.on_reaped(f"it ended with {describe_status(status)}")
-        elif standbys is not None or not self.layers.on_exited(number):
-            (standbys or self.standbys).on_exited(number)
+        else:
+            self.standbys.on_exited(number)
+        self.layers.sweep()

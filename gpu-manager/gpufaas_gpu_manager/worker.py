@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import WARM, FailedHead, ParkedHead, ReadyHead, WokenHead
+from gpufaas_core.frames import WARM, FailedHead, Imported, ParkedHead, ReadyHead, WokenHead
 from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, Seconds, copy_id
 from gpufaas_gpu_manager.disk_watch import watch_disk
@@ -107,6 +107,9 @@ class WorkerHost(CallsHost, Protocol):
     def loaded(self, worker: "Worker") -> None:
         """*worker* is ready."""
 
+    def imported(self, worker: "Worker", imported: Imported) -> None:
+        """*worker* has imported that itself, which took long."""
+
     def load_instead(self, worker: "Worker", reason: str) -> bool:
         """Start another worker in the place of *worker*, which does not wake. False: its device is gone."""
 
@@ -163,7 +166,7 @@ class Worker(SlotOwner):
         self.number = number
         self.scratch = scratch
         self.may_begin_blank = not self.scratch and not spec.own_process
-        """A standby may become it, and it may be forked from a layer."""
+        """A standby may become it."""
         self.state = WorkerState.WAITING
         self.pid: int | None = None
         self.loop = asyncio.get_running_loop()
@@ -249,6 +252,8 @@ class Worker(SlotOwner):
         self.timers.cancel("progress")
         self.timers.cancel("thrashing")
         self.ready_head = head
+        if head.imported is not None:
+            self.host.imported(self, head.imported)
         self.calls.watch.pings = head.loop
         if self.scratch:
             if not self.checked.done():

@@ -16,12 +16,13 @@ zygote ends when its socket closes, and no worker outlives it (PR_SET_PDEATHSIG)
 import array
 import contextlib
 import gc
-import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NoReturn
 
@@ -31,6 +32,7 @@ from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_functions import call_lines, chance, exit_hooks, staged, start_env
 from gpufaas_functions.answers import in_one_line
 from gpufaas_functions.begun import no_counts, shared_in
+from gpufaas_functions.imports import import_ahead
 from gpufaas_functions.memory import MemoryPoint, make_context, mark_fork_point, stacks, use_small_stacks
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_functions.thread_state import give_loops
@@ -70,6 +72,9 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
     confine: Confine = NOT_CONFINED
     own_process: bool = False
     """Its environment is read when a process starts (`start_env`): it executes Python anew."""
+    waits: bool = False
+    """It is forked from a `Layer`, within whose walls it is. Attached first: a pipe, with a byte once it is in its
+    control groups, which it cannot join itself."""
 
 
 class Exec(msgspec.Struct, frozen=True, tag=True):
@@ -100,12 +105,20 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
 class Layer(msgspec.Struct, frozen=True, tag=True):
     """
-    Fork a fork server that imports `modules` and then serves the attached socket as this one serves its own. To this
-    one it is a worker.
+    Fork a fork server of one function, confined as its workers are, which then imports modules and serves the attached
+    socket as this one serves its own. Attached, too: the write ends of stdout's and stderr's pipe. To this one it is a
+    worker.
     """
 
     worker: int
+    start: WorkerStart
+    asked: tuple[str, ...]
+    """Modules that have to import."""
     modules: tuple[str, ...]
+    """Those that workers have imported."""
+    env: dict[str, str]
+    """What the author's code has set in workers, beside the environment of `start`."""
+    confine: Confine = NOT_CONFINED
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -132,6 +145,8 @@ class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
     """Of a layer: what importing its modules has brought, by the first part of the names."""
     memory: int = 0
     """Of a layer: what it holds by that, in bytes."""
+    seconds: float = 0.0
+    """Of a layer: how long that took."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -178,6 +193,8 @@ class _Asked(msgspec.Struct, frozen=True):
     pids: tuple[int, ...] = ()
 
 
+SCRATCH: Final = "GPUFAAS_SCRATCH"
+"""The variable with the path of a worker's scratch directory."""
 TAKEN: Final = b"taken"
 _decode: Final = msgspec.msgpack.Decoder(_Asked).decode
 _decode_fork: Final[Callable[[bytes | memoryview], Fork]] = msgspec.msgpack.Decoder(Fork).decode
@@ -218,9 +235,10 @@ def _preload() -> list[str]:
     return missing
 
 
-def _settle() -> None:
-    """Make what is in memory ready for forks of this process."""
-    exit_hooks.forget()
+def _settle(keep_hooks: bool = False) -> None:
+    """Make what is in memory ready for forks of this process. :param keep_hooks: of their end: they do them, too"""
+    if not keep_hooks:
+        exit_hooks.forget()
     gc.collect()
     chance.find_generators()
     gc.freeze()  # else a collection in a child would write to, and so copy, every page of the zygote's
@@ -229,8 +247,10 @@ def _settle() -> None:
 class _ForkServer:
     """Carries out what the manager asks for on the socket *control*, and reaps the workers. See module."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, scratch: str = "") -> None:
+        """:param scratch: a directory in which each worker has its own, by its number; empty: it has none there"""
         self._control = control
+        self._scratch = scratch
         self._message = bytearray(MAX_MESSAGE)
         """The last one, while it is looked at."""
         with open("/proc/self/comm") as comm:
@@ -292,6 +312,8 @@ class _ForkServer:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
         for worker, status in self._reaper.reap():
+            if self._scratch:
+                shutil.rmtree(os.path.join(self._scratch, str(worker)), ignore_errors=True)
             self.say(Exited(worker, status))
 
     def _receive(self) -> None:
@@ -351,14 +373,16 @@ class _ForkServer:
     def _become_worker(self, spawn: Fork, fds: list[int]) -> int:
         """Return the exit status."""
         self._leave()
-        if isinstance(spawn, Layer):
-            _become_layer(spawn, socket.socket(fileno=fds[0]))
-        elif isinstance(spawn, Prepare):
+        if isinstance(spawn, Prepare):
             return _stand_by(spawn, socket.socket(fileno=fds[0]))
         _print_to(*fds[-2:])
+        if isinstance(spawn, Spawn) and spawn.waits and not _may_go_on(fds.pop(0), spawn.start.env.get(SCRATCH, "")):
+            return 0
         confine(spawn.confine)
         if not _go_within(spawn.confine):
             return 1
+        if isinstance(spawn, Layer):
+            _become_layer(spawn, socket.socket(fileno=fds[0]))
         if isinstance(spawn, Exec):
             _become_program(spawn)
         if spawn.own_process:
@@ -451,13 +475,25 @@ def _stand_by(prepared: Prepare, door: socket.socket) -> int:
     return _work(spawn, fds[:-2], fork_point)
 
 
+def _may_go_on(door: int, scratch: str) -> bool:
+    """Wait until the node has moved this process; False: it is not wanted any more."""
+    moved = os.read(door, 1)
+    os.close(door)
+    if scratch:
+        os.makedirs(scratch, 0o700, exist_ok=True)
+    return bool(moved)
+
+
 def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
     end_with_parent(signal.SIGTERM)
-    inherit_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     chance.seed_afresh()  # what its modules draw when they are imported is its own
-    before, memory = set(sys.modules), MemoryPoint.read().anonymous
-    fault = _import_installed(layer.modules)
+    before, memory, began = set(sys.modules), MemoryPoint.read().anonymous, time.perf_counter()
+    start = layer.start
+    # More threads than one would be started when a library of them is loaded; workers set their number.
+    env = {**start.env, **layer.env, **start_env.with_threads({}, 1)}
+    fault = import_ahead(start.bundle, env, layer.asked, layer.modules)
+    seconds = time.perf_counter() - began
     staged.install()
     threads = _threads()
     if threads > 1:
@@ -466,18 +502,9 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
         fault = fault or "importing them uses the GPU, and a process that uses it cannot be forked"
     packages = {name.partition(".")[0] for name in sys.modules.keys() - before}
     grown = max(0, MemoryPoint.read().anonymous - memory)
-    _settle()
-    _ForkServer(control).serve(ZygoteReady(threads, [], fault, tuple(sorted(packages)), grown))
-
-
-def _import_installed(modules: tuple[str, ...]) -> str:
-    """Import what is installed beside the platform. Return what failed."""
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except BaseException as exc:  # modules may do anything, sys.exit, too
-            return f"{name}: {in_one_line(exc)}"
-    return ""
+    _settle(keep_hooks=True)
+    ready = ZygoteReady(threads, [], fault, tuple(sorted(packages)), grown, seconds)
+    _ForkServer(control, start.env.get(SCRATCH, "")).serve(ready)
 
 
 def _become_program(program: Exec) -> NoReturn:

@@ -10,6 +10,7 @@ import socket
 import msgspec
 
 from gpufaas_core.descriptors import is_lack
+from gpufaas_core.frames import Imported
 from gpufaas_core.model import Bytes
 from gpufaas_functions import body_file
 from gpufaas_functions.begun import AREAS_AT, UNKNOWN, no_counts, open_counts, shared_in
@@ -20,12 +21,13 @@ from gpufaas_gpu_manager.confine import real_ids
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.http_slots import HERE
+from gpufaas_gpu_manager.launch.layer import Layer
 from gpufaas_gpu_manager.launch.recipes import STACKS, Recipes
 from gpufaas_gpu_manager.launch.served import Face, Ports
-from gpufaas_gpu_manager.layers import Layers
+from gpufaas_gpu_manager.layers import Key, Layers
 from gpufaas_gpu_manager.proc import sizes_of
 from gpufaas_gpu_manager.reaper import kill_group
-from gpufaas_gpu_manager.standbys import Home
+from gpufaas_gpu_manager.standbys import Standbys
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_connection import WorkerConnection
 from gpufaas_gpu_manager.zygote import COPIED, Spawn, data_limit
@@ -37,19 +39,21 @@ class ForkedProcess:
     waits_for = ""
     death_known_s = 0.5
 
-    def __init__(self, worker: Worker, recipes: Recipes, layers: Layers) -> None:
+    def __init__(self, worker: Worker, recipes: Recipes, zygote: Zygote, standbys: Standbys, layers: Layers) -> None:
         self._worker = worker
         self._recipes = recipes
+        self._zygote = zygote
+        self._standbys = standbys
         self._layers = layers
-        self._server = layers.base
-        """That its process is forked from."""
+        self._layer: Layer | None = None
+        """That its process is forked from; None: from the first fork server."""
+        self._key: Key | None = None
         self._connection: WorkerConnection | None = None
 
     def prepare(self) -> None:
         """The worker waits for memory: have a process for it when that is there."""
-        if self._worker.may_begin_blank:
-            self._server = self._layers.ready(self._worker.spec.preload)
-            self._server.standbys.await_one(self._worker.number, self._home())
+        if self._worker.may_begin_blank and not self._layers.has_for(self._worker.spec):
+            self._standbys.await_one(self._worker.number, self._recipes.home(self._worker))
 
     async def start(self) -> None:
         worker = self._worker
@@ -105,27 +109,30 @@ class ForkedProcess:
 
     async def _fork(self, start: WorkerStart, fds: list[int]) -> None:
         worker = self._worker
-        self._server.standbys.forget(worker.number)
-        self._server = await self._layers.claim(worker.spec.preload if worker.may_begin_blank else (), start.bundle)
-        try:
-            if not await self._become(start, fds):
-                limits = self._limits()
-                spawn = Spawn(worker.number, start, limits.confine, bool(worker.spec.own_process))
-                await self._server.zygote.fork(spawn, fds)
-        finally:
-            self._layers.release(self._server)
+        self._standbys.forget(worker.number)
+        self._key, layer = await self._layers.claim(worker, start)
+        if layer is not None:
+            try:
+                self._layer = layer
+                await layer.fork(worker, start, self._limits().confine, fds)
+            finally:
+                self._layers.release(layer)
+        elif not await self._become(start, fds):
+            limits = self._limits()
+            spawn = Spawn(worker.number, start, limits.confine, bool(worker.spec.own_process))
+            await self._zygote.fork(spawn, fds)
 
-    def _home(self) -> Home:
-        """Return which standbys can become the worker. Those of layers make no context: nobody leaves room for it."""
-        home = self._recipes.home(self._worker)
-        return home if self._server is self._layers.base else home._replace(env=())
+    def learn(self, imported: Imported) -> None:
+        """The worker has imported that itself, which took long."""
+        if self._key is not None:
+            self._layers.learn(self._key, self._worker.spec.function, imported)
 
     async def _become(self, start: WorkerStart, fds: list[int]) -> bool:
         """Have a standby become the worker; False: there is none."""
         worker = self._worker
         if not worker.may_begin_blank:
             return False
-        standbys, home = self._server.standbys, self._home()
+        standbys, home = self._standbys, self._recipes.home(worker)
         standbys.use(home)
         standby = await standbys.take(worker.number, home)
         if standby is None:
@@ -152,10 +159,10 @@ class ForkedProcess:
 
     def stop(self) -> None:
         """No thread of it runs from now on."""
-        _signal(self._worker, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        _signal(self._worker, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def end(self) -> None:
         """Let it do what its author left for its end, if it is idle; others wait for its memory."""
@@ -168,7 +175,14 @@ class ForkedProcess:
             worker.timers.later("end", self._recipes.settings.term_grace_s, self.kill)
 
     def kill(self) -> None:
-        _kill(self._worker)
+        if self._worker.limits is not None:
+            self._worker.limits.kill()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """What a layer has said of a process is looked at again: another one may have its number by now."""
+        if self._layer is None or self._layer.has(self._worker.pid or 0):
+            _signal(self._worker, number)
 
     def said_all(self) -> bool:
         return self._connection is None or self._connection.lost
@@ -197,7 +211,7 @@ class ForkedProcess:
         return max(data, worker.limits.used(worker.pid))
 
     def close(self) -> None:
-        self._server.standbys.forget(self._worker.number)
+        self._standbys.forget(self._worker.number)
         if self._connection is not None:
             self._connection.close()
         self._recipes.drop_own(self._worker)
@@ -242,7 +256,10 @@ class ServedProcess:
         worker.timers.later("end", self._recipes.settings.term_grace_s, self.kill)
 
     def kill(self) -> None:
-        _kill(self._worker)
+        """Send SIGKILL to its process, its process group and its control group. The zygote kills what is left."""
+        if self._worker.limits is not None:
+            self._worker.limits.kill()
+        _signal(self._worker, signal.SIGKILL)
 
     def said_all(self) -> bool:
         return self._face.said_all()
@@ -266,13 +283,6 @@ class ServedProcess:
         if self._claim is not None:
             self._claim.close()
         self._recipes.drop_own(self._worker)
-
-
-def _kill(worker: Worker) -> None:
-    """Send SIGKILL to its process, its process group and its control group. The zygote kills what is left."""
-    if worker.limits is not None:
-        worker.limits.kill()
-    _signal(worker, signal.SIGKILL)
 
 
 def _signal(worker: Worker, number: signal.Signals) -> None:

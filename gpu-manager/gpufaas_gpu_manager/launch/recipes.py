@@ -32,7 +32,7 @@ from gpufaas_gpu_manager.isolation.walls import HOME, USER, Own, Walls
 from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.standbys import ANYWHERE, Home
 from gpufaas_gpu_manager.worker import Worker
-from gpufaas_gpu_manager.zygote import Exec
+from gpufaas_gpu_manager.zygote import SCRATCH, Exec
 
 STACKS: Final[Bytes] = 64 * MiB
 """Private memory that a program may have beyond its reservation: the kernel counts stacks of threads as a whole (8 MiB
@@ -41,8 +41,6 @@ _CONNECTIONS: Final = 3
 """What a new worker is given beside weights and output: its connection, that for files, its counts (`begun`)."""
 _SOCKET_PATH: Final[Bytes] = 107
 """Of the path of a unix socket, at most."""
-_SCRATCH: Final = "GPUFAAS_SCRATCH"
-"""The variable with the path of a worker's scratch directory."""
 _IN_SCRATCH: Final[Bytes] = 36
 """Of the path of a socket below it, as `multiprocessing` makes them."""
 _OF_CONTEXTS: Final = re.compile(r"CUDA|NVIDIA|PYTORCH|TORCH")
@@ -64,6 +62,11 @@ def _given_to(uid: int, path: str) -> bool:
         os.chown(path, uid or -1, uid or -1, follow_symlinks=False)
         return True
     return False
+
+
+def scratch_at(path: str) -> dict[str, str]:
+    """Return the variables of a worker whose scratch directory is *path*."""
+    return {SCRATCH: path, **({"TMPDIR": path} if len(os.fsencode(path)) + _IN_SCRATCH <= _SOCKET_PATH else {})}
 
 
 def _cpu_name(source: NodeDevice) -> str:
@@ -218,8 +221,7 @@ class Recipes:
         if not self.settings.isolation.root:
             with contextlib.suppress(OSError):  # on a full disk functions start as long as they write nothing
                 path.mkdir(mode=0o700, parents=True)
-        short = len(os.fsencode(path)) + _IN_SCRATCH <= _SOCKET_PATH
-        env = {_SCRATCH: str(path), **({"TMPDIR": str(path)} if short else {})}
+        env = scratch_at(str(path))
         if (walls := self.settings.isolation) != Walls():
             env |= {"HOME": HOME if walls.root else str(path), "USER": USER, "LOGNAME": USER}
         return env
@@ -298,7 +300,7 @@ class Recipes:
             **self.address_for(worker, gateway),
             "OPENFAAS_NAME": spec.name,
             "OPENFAAS_NAMESPACE": spec.namespace,
-            _SCRATCH: "/tmp",
+            SCRATCH: "/tmp",
             **source.env,
             **spec.env,
             # For images of our template; the memory is what it may take of a GPU, which nothing else enforces.
