@@ -136,6 +136,9 @@ class Layer:
         held = Confine(cpus=confine.cpus, hard=confine.hard)
         try:
             await self._server.fork(Spawn(worker.number, start, held, waits=True), [read, *fds])
+        except OSError:
+            os.close(self._doors.pop(worker.number)[1])
+            raise
         finally:
             os.close(read)
 
@@ -143,13 +146,14 @@ class Layer:
         self._do(self._admit(number, pid, *self._doors.pop(number)))
 
     async def _admit(self, number: int, pid: int, entries: tuple[str, ...], door: int) -> None:
-        """Move the worker to its groups, as which it goes on. It ends if that fails."""
+        """Move the worker to its groups, and let it go on. It ends if that fails."""
+        moved = b""
         try:
-            await asyncio.to_thread(_move, pid, entries)
+            with contextlib.suppress(OSError):
+                moved = await asyncio.to_thread(_move, pid, entries)
             self._forks.on_forked(number, pid)
-            os.write(door, b"1")
-        except OSError:
-            self._forks.on_forked(number, pid)
+            with contextlib.suppress(OSError):
+                os.write(door, moved)
         finally:
             os.close(door)
 
@@ -241,7 +245,9 @@ class Layer:
         self._on_over(self)
 
 
-def _move(pid: int, entries: tuple[str, ...]) -> None:
+def _move(pid: int, entries: tuple[str, ...]) -> bytes:
+    """Return what tells the process that it was moved."""
     for each in entries:
         with open(each, "wb", buffering=0) as procs:
             procs.write(str(pid).encode())
+    return b"1"

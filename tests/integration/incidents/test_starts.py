@@ -85,22 +85,17 @@ async def test_no_two_workers_draw_the_same_and_none_imports_from_where_the_plat
     for name, preload in (("plain", ()), ("layered", ("chancy", "colorsys"))):
         function = await rig.preloading(name, preload, DRAWS)
         said.append(await rig.first(function))  # from a standby, or a fork of the layer
-        pool = rig.node.host.layers.all()[0].standbys if preload else rig.node.host.standbys
         await rig.end(function)
-        if preload:
-            await eventually(lambda pool=pool: pool.pids)
-            said.append(await rig.first(function))
-            await rig.end(function)
-        assert pool.taken
-        pool.close()  # from now on workers are forked
+        rig.node.host.standbys.close()  # from now on workers are forked
         said.append(await rig.first(function))
+    assert rig.node.host.standbys.taken
 
     assert len({each["server"] for each in said}) == 2
     for what in {key for each in said for key in each["first"]}:
         drawn = [str(each["first"][what]) for each in said if what in each["first"]]
-        assert len(drawn) == len(set(drawn)) >= 3, what
+        assert len(drawn) == len(set(drawn)) >= 2, what
     assert len({str(each["own"]) for each in said}) == 1, "the author's seed counts"
-    for each, name in zip(said, ("plain", "plain", "layered", "layered", "layered"), strict=True):
+    for each, name in zip(said, ("plain", "plain", "layered", "layered"), strict=True):
         own = [str(tmp_path / name / part) for part in ("function", "site")]
         assert each["path"][:3] == [*own, str(tmp_path / "installed")]
         assert not {"", ".", str(tmp_path / "here")} & set(each["path"])

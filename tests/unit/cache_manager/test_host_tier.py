@@ -56,6 +56,21 @@ def test_what_is_mapped_is_no_victim_and_stays_charged_after_it_was_dropped() ->
     assert host.keep("other", 50, 1.0) == []
 
 
+def test_what_is_set_aside_is_half_of_the_budget_at_most_and_others_give_way_to_it() -> None:
+    host = tier(100)
+    ask(host, "model", 0.0, size=60)
+    assert host.park(7, 40)
+
+    assert not host.set_aside(51)
+    assert host.set_aside(50)
+    assert host.crowding(0) == [7]
+    host.unpark(7)
+    assert ask(host, "other", 9.0, size=40, saves_s=9.0) == ["model"]
+
+    assert host.set_aside(-50)
+    assert host.used == 40
+
+
 def test_no_more_files_are_kept_than_a_node_may_have_open() -> None:
     host = HostTier[str](100, 2)
     for now, key in enumerate(("once", "twice", "twice")):
