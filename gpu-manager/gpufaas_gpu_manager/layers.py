@@ -41,8 +41,6 @@ _AGAIN_S: Final[Seconds] = 60.0
 _TIMES: Final = 3
 """So often workers may say that there is more to import: then it is not the same each time."""
 _HALF_LIFE_S: Final[Seconds] = 600.0
-_LEFT: Final[Bytes] = 64 * MiB
-"""A layer whose workers have left more in files than that gets no new ones."""
 
 
 class Key(NamedTuple):
@@ -171,7 +169,7 @@ class Layers:
     def sweep(self) -> None:
         """Retire those of an earlier fork server, and those with many files; end what is retired and has no workers."""
         for key, task in list(self._layers.items()):
-            if (layer := _made(task)) and (layer.base != self._base.pid or layer.left > _LEFT):
+            if (layer := _made(task)) and (layer.base != self._base.pid or layer.worn):
                 self._retire(key)
         current = {_made(task) for task in self._layers.values()}
         for each in self.all():

@@ -36,6 +36,9 @@ from gpufaas_gpu_manager.zygote import SCRATCH, Spawn, ZygoteReady
 _MORE: Final[Bytes] = 256 * MiB
 """Beside what its modules hold it may take so much, for the forks."""
 
+_LEFT: Final[Bytes] = 64 * MiB
+"""Files in its root that hold more make it end: no function is charged for them any more."""
+
 
 class Forks(Protocol):
     """Is told of workers that a layer has forked, and that have ended."""
@@ -166,13 +169,14 @@ class Layer:
         return self._server is not None and self._server.has(pid)
 
     @property
-    def left(self) -> Bytes:
-        """What the files in its root hold, which its workers leave there."""
+    def worn(self) -> bool:
+        """Whether the bundle is gone that it began with, or workers have left many files in its root."""
         if self._recipes.settings.isolation.root:
             with contextlib.suppress(OSError):
                 files = os.statvfs(f"/proc/{self.pid}/root/tmp")
-                return (files.f_blocks - files.f_bfree) * files.f_frsize
-        return 0
+                if (files.f_blocks - files.f_bfree) * files.f_frsize > _LEFT:
+                    return True
+        return self._start is not None and not os.path.isdir(self._start.bundle)
 
     @property
     def _walled(self) -> bool:

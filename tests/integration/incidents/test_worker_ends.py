@@ -157,13 +157,13 @@ async def test_the_memory_of_one_that_hangs_in_its_end_is_given_on_when_it_has_e
     await first_call(rig, hangs, memory=300 * MiB)
     (worker,) = rig.node.workers()
     gone: list[bool] = []
-    begin = rig.node.host.layers.base.zygote.fork
+    begin = rig.node.host.zygote.fork
 
     async def fork(*arguments: object) -> None:
         gone.append(worker.reaped)
         await begin(*arguments)  # type: ignore[arg-type]
 
-    rig.node.host.layers.base.zygote.fork = fork  # type: ignore[method-assign]
+    rig.node.host.zygote.fork = fork  # type: ignore[method-assign]
     rig.node.host.standbys.close()  # from now on workers are forked
 
     async with asyncio.timeout(LIMIT_S):
