@@ -423,7 +423,7 @@ def test_a_second_up_updates_and_sends_nothing_again(gateway: Gateway) -> None:
     run("up")
     gateway.seen.clear()
 
-    result = json.loads(run("deploy", "--json").stdout)
+    result = json.loads(run("deploy", "--json", "-l", "n=2").stdout)
 
     digest = result[0]["digest"]
     assert result[0]["status"] == 200
