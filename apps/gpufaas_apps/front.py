@@ -7,7 +7,7 @@ The gateway of a serving process: HTTP, the invocation path, the management API,
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -51,7 +51,6 @@ from gpufaas_gateway.ports import (
 )
 from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
 from gpufaas_gateway.websocket_calls import WebSocketCalls
-from gpufaas_gpu_manager.isolation.ids import worker_uids
 
 
 class PlacingScheduler(Scheduler, PlacementPort, Protocol):
@@ -64,8 +63,6 @@ class Parts:
 
     credentials: Credentials | None
     """What management routes ask for; None: nothing."""
-    worker_uids: range = field(default_factory=worker_uids)
-    """Of processes that may use public routes only, and no metrics."""
     spool: Path
     """The directory for large bodies of running calls."""
     store: Store
@@ -131,7 +128,7 @@ class Front:
         management = self.metrics.counted(self._management(async_invocations))
         if parts.metrics_of_all:
             management = MetricsOfAll(management, parts.metrics_of_all, self.metrics.render)
-        management = WithoutWorkers(management, parts.worker_uids)
+        management = WithoutWorkers(management)
         app = FromWorkers(Routes(async_invocations, websocket_calls, management), parts.origins)
         front = partial(FunctionFront, calls.run, parts.origins)
         self.server = GatewayServer(configured(app, front()), listener.open, self._stopping)

@@ -36,7 +36,6 @@ from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
 from gpufaas_gpu_manager.devices import described
-from gpufaas_gpu_manager.isolation.ids import worker_uids
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -106,8 +105,7 @@ class NodeApp:
         self._logs = logs
         self._secrets = secrets
         self._calls = CallServer(node, logs, me, options.data / "spool")
-        uids = worker_uids(options.devices.uid_range)
-        self._status = Status(metrics=lambda: node_metrics(node), more=weights.served, worker_uids=uids)
+        self._status = Status(metrics=lambda: node_metrics(node), more=weights.served)
 
     async def run(self, stop: asyncio.Event) -> None:
         """

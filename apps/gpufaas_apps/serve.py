@@ -41,7 +41,6 @@ from gpufaas_core.model import NodeId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
 from gpufaas_gpu_manager.devices import described
-from gpufaas_gpu_manager.isolation.ids import worker_uids
 from gpufaas_gpu_manager.metrics import NodeFamilies
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -139,8 +138,8 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     )  # fmt: skip
     gone: list[str] = []
     parts = Parts(
-        credentials=credentials, worker_uids=worker_uids(options.uid_range), spool=spool, store=stores.functions,
-        artifacts=stores.artifacts, secrets=stores.secrets, logs=stores.logs, end_logs=stores.logs.end_followers,
+        credentials=credentials, spool=spool, store=stores.functions, artifacts=stores.artifacts,
+        secrets=stores.secrets, logs=stores.logs, end_logs=stores.logs.end_followers,
         scheduler=scheduler, node=node.grants, here=True, workers=node.functions, usage_of=node.host.usage_of,
         origins=origins,
         nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),

@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import uvicorn
 
 from gpufaas_apps.process import listen
-from gpufaas_core.peers import may_be_of
-from gpufaas_gpu_manager.isolation.ids import worker_uids
+from gpufaas_core.peers import may_be_worker
 
 _T = TypeVar("_T")
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -24,8 +23,6 @@ class Status:
     metrics: Callable[[], bytes | Awaitable[bytes]] = lambda: b""
     more: App | None = None
     """Serves all other paths."""
-    worker_uids: range = field(default_factory=worker_uids)
-    """Of processes that may ask for no metrics."""
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -36,7 +33,7 @@ class Status:
         elif path == "/readyz":
             why = await _value(self.ready()) or "ready"
             await _answer(send, 200 if why.startswith("ready") else 503, f"{why}\n".encode())
-        elif may_be_of(self.worker_uids, scope["client"], scope["server"]):
+        elif may_be_worker(scope["client"], scope["server"]):
             await _answer(send, 403, b"functions get /healthz and /readyz here\n")
         elif path == "/metrics":
             await _answer(send, 200, await _value(self.metrics()), b"text/plain; version=0.0.4; charset=utf-8")

@@ -1,17 +1,24 @@
 """Whose the other end of a TCP connection is, if it is a process of this machine: the kernel tells (sock_diag(7))."""
 
 import contextlib
+import fcntl
 import functools
 import ipaddress
 import logging
 import os
 import socket
 import struct
+from pathlib import Path
 from typing import Final
 
 log = logging.getLogger(__name__)
 
 Address = tuple[str, int]
+
+WORKERS: Final = range(1_900_000_000, 1_901_048_576)
+"""Uids that nodes of this machine give to functions unless their operator names others: those are locked in `LOCKS`."""
+LOCKS: Final = Path("/run/gpufaas/uids")
+"""A file in which each platform locks the bytes at the uids of its functions. Only root opens it."""
 
 _SOCK_DIAG: Final = 4
 _BY_FAMILY: Final = 20
@@ -59,17 +66,30 @@ def is_own(host: str) -> bool:
     return False
 
 
-def may_be_of(uids: range, peer: Address | None, here: Address | None) -> bool:
+def may_be_worker(peer: Address | None, here: Address | None) -> bool:
     """
-    Return whether the process at *peer* has one of *uids*, or may have had: whose it was cannot be told once it has
-    closed its end. False where the kernel tells of nobody.
+    Return whether the process at *peer* has a uid of functions, or may have had: whose it was cannot be told once it
+    has closed its end. False where the kernel tells of nobody.
     """
-    if not uids or not _tells():
+    if not _tells():
         return False
     if peer is None or here is None:
         return True
     uid = uid_of(peer, here)
-    return is_own(peer[0]) if uid is None else uid in uids
+    return is_own(peer[0]) if uid is None else uid in WORKERS or _is_given(uid)
+
+
+def lock_of(uids: range) -> bytes:
+    """Return a lock of *uids*, for fcntl(2). It is of an open file: a platform is told of its own, too."""
+    return struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, uids.start, len(uids), 0)
+
+
+def _is_given(uid: int) -> bool:
+    """Whether a platform of this machine gives *uid* to functions."""
+    with contextlib.suppress(OSError), LOCKS.open("rb+") as locks:
+        found: bytes = fcntl.fcntl(locks, fcntl.F_OFD_GETLK, lock_of(range(uid, uid + 1)))
+        return struct.unpack_from("h", found) != (fcntl.F_UNLCK,)
+    return False
 
 
 @functools.cache

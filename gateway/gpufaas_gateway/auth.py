@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
-from gpufaas_core.peers import may_be_of
+from gpufaas_core.peers import may_be_worker
 from gpufaas_gateway.errors import headers_of
 
 log = logging.getLogger(__name__)
@@ -144,17 +144,16 @@ class Guard:
 
 
 class WithoutWorkers:
-    """Answers 403 to workers, which have *uids*, for metrics and what is not public, even if they have the password."""
+    """Answers 403 to workers that have a uid for metrics and what is not public, even if they have the password."""
 
-    def __init__(self, app: ASGIApp, uids: range) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._uids = uids
         self._silent_until_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             closed = scope["path"] == "/metrics" or not is_public(scope["method"], scope["path"])
-            if closed and may_be_of(self._uids, scope.get("client"), scope.get("server")):
+            if closed and may_be_worker(scope.get("client"), scope.get("server")):
                 if (now_s := time.monotonic()) >= self._silent_until_s:  # it can ask again at once
                     self._silent_until_s = now_s + 1
                     log.warning("worker.refused peer=%s path=%.200r", scope.get("client"), scope["path"])

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import sys
+import time
 
 from tests.ways_out.ways import Facts, call, content, contents_below, opened, planted, way_out
 
@@ -287,3 +288,19 @@ def scratch_filled(facts: Facts) -> str:
 @way_out("fills its bundle, or the folder that it runs in, with twice its reservation")
 def bundle_filled(facts: Facts) -> str:
     return _fills(os.getcwd(), facts["too_much"])
+
+
+@way_out("fills its log at any speed", "log_filled")
+def log_filled(_: Facts) -> str:
+    line, until = b"x" * 50_000 + b"\n", time.monotonic() + 1
+    pipe = os.dup(1)
+    os.set_blocking(pipe, False)
+    written = 0
+    while time.monotonic() < until:
+        try:
+            written += os.write(pipe, line)
+        except BlockingIOError:
+            time.sleep(0.001)
+    os.set_blocking(pipe, True)
+    os.close(pipe)
+    return f"{written} bytes"

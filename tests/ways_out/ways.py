@@ -33,16 +33,19 @@ class Way(NamedTuple):
     """An ordinary user's platform cannot tell it from what is allowed."""
     seen_by_user: bool
     """It stays open where the platform is an ordinary user's: the documentation says so."""
+    in_cluster: bool
+    """It is tried in a cluster, by functions of its nodes."""
 
 
 WAYS: dict[str, Way] = {}
 
 
 def way_out(
-    tells: str, proof: str = "claimed", *, alone: bool = False, root_only: bool = False, seen_by_user: bool = False
-) -> Callable[[Callable[[Facts], str]], Callable[[Facts], str]]:
+    tells: str, proof: str = "claimed", *, alone: bool = False, root_only: bool = False, seen_by_user: bool = False,
+    in_cluster: bool = False,
+) -> Callable[[Callable[[Facts], str]], Callable[[Facts], str]]:  # fmt: skip
     def register(tries: Callable[[Facts], str]) -> Callable[[Facts], str]:
-        WAYS[tries.__name__] = Way(tells, tries, proof, alone, root_only, seen_by_user)
+        WAYS[tries.__name__] = Way(tells, tries, proof, alone, root_only, seen_by_user, in_cluster)
         return tries
 
     return register
@@ -81,14 +84,14 @@ _NUMBERS = {
     "x86_64": {
         "clone": 56, "ptrace": 101, "personality": 135, "adjtimex": 159, "mount": 165, "swapon": 167, "reboot": 169,
         "add_key": 248, "ioprio_set": 251, "unshare": 272, "perf_event_open": 298, "fanotify_init": 300,
-        "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
+        "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "sendmmsg": 307,
         "finit_module": 313, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425,
         "open_tree": 428, "fsopen": 430, "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438,
     },
     "aarch64": {
         "clone": 220, "ptrace": 117, "personality": 92, "adjtimex": 171, "mount": 40, "swapon": 224, "reboot": 142,
         "add_key": 217, "ioprio_set": 30, "unshare": 97, "perf_event_open": 241, "fanotify_init": 262,
-        "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271,
+        "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271, "sendmmsg": 269,
         "finit_module": 273, "kexec_file_load": 294, "bpf": 280, "userfaultfd": 282, "io_uring_setup": 425,
         "open_tree": 428, "fsopen": 430, "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438,
     },

@@ -7,6 +7,7 @@ import os
 import pwd
 import re
 import threading
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -14,16 +15,15 @@ import msgspec
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.files import replace_file
+from gpufaas_core.peers import LOCKS, WORKERS, lock_of
 
 log = logging.getLogger("node")
 
-UID_RANGE: Final = "1900000000-1900065535"
+_TRIES: Final = 16
+UID_RANGE: Final = f"{WORKERS[0]}-{WORKERS[0] + len(WORKERS) // _TRIES - 1}"
 """Above those that systemd gives to containers, and far above those of users."""
 _LAST: Final = 2**32 - 2
 """The next one means: do not change it."""
-_TRIES: Final = 16
-_LOCKS: Final = Path("/run/gpufaas/uids")
-"""A file in which each platform locks the bytes at its uids."""
 
 
 def uid_range(text: str) -> range:
@@ -37,12 +37,6 @@ def uid_range(text: str) -> range:
     return uids
 
 
-def worker_uids(asked: range | None = None) -> range:
-    """Return the uids that workers of this machine may have, as `Uids` takes them. None: their node has the default."""
-    asked = asked or uid_range(UID_RANGE)
-    return range(asked.start, asked.start + _TRIES * len(asked))
-
-
 def written(uids: range) -> str:
     """Return *uids* as `uid_range` reads them."""
     return f"{uids[0]}-{uids[-1]}"
@@ -51,10 +45,10 @@ def written(uids: range) -> str:
 class Uids:
     """
     The uids of a platform's functions, in the order of their first start. None is given a second time. The range is its
-    own as long as this process lives. May be used from any thread.
+    own as long as this object lives. May be used from any thread.
     """
 
-    def __init__(self, path: Path, asked: range, *, strict: bool = False, locks: Path = _LOCKS) -> None:
+    def __init__(self, path: Path, asked: range, *, strict: bool = False, locks: Path = LOCKS) -> None:
         """
         Take *asked*, or the next range of its size that nobody uses, and log it.
 
@@ -65,17 +59,22 @@ class Uids:
         """
         self._path, self._lock = path, threading.Lock()
         known, why = _read(path), ""
+        held: int | None = None
+        with contextlib.suppress(OSError):  # where it cannot be opened, nobody else can say what is theirs either
+            locks.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            held = os.open(locks, os.O_RDWR | os.O_CREAT, 0o600)
+            weakref.finalize(self, os.close, held)
         tries = range(0, (1 if strict else _TRIES) * len(asked), len(asked))
         ranges = [range(asked.start + n, asked.stop + n) for n in tries]
         ranges.sort(key=lambda each: not all(uid in each for uid in known.values()))  # as before, if it can be
         for self.range in ranges:
-            if not (used := _taken(self.range, locks)):
+            if not (used := _taken(self.range, held)):
                 break
             why = why or f"--uid-range {written(self.range)}: {used}"
         else:
             raise InvalidSpec(f"{why}: name {len(asked)} uids that nobody has")
-        if self.range != asked:
-            log.warning("%s: functions have the uids %s", why or "as before", written(self.range))
+        if why:
+            log.warning("%s: functions have the uids %s", why, written(self.range))
         self._uids = {name: uid for name, uid in known.items() if uid in self.range}
 
     def of(self, function: str) -> int:
@@ -95,8 +94,8 @@ class Uids:
             return self._uids[function]
 
 
-def _taken(uids: range, locks: Path) -> str:
-    """Return who else uses one of *uids*; empty: nobody, and now they are of this process."""
+def _taken(uids: range, locks: int | None) -> str:
+    """Return who else uses one of *uids*; empty: nobody, and now they are locked."""
     mapped = (map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines())
     if not any(first <= uids[0] and uids[-1] < first + count for first, _, count in mapped):
         return "this machine, or container, has no such uids"
@@ -104,14 +103,9 @@ def _taken(uids: range, locks: Path) -> str:
         if user.pw_uid in uids:
             return f"user {user.pw_name} has {user.pw_uid}"
     try:
-        locks.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        file = os.open(locks, os.O_RDWR | os.O_CREAT, 0o600)
+        if locks is not None:
+            fcntl.fcntl(locks, fcntl.F_OFD_SETLK, lock_of(uids))
     except OSError:
-        return ""  # nobody else can say so either
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, len(uids), uids.start)
-    except OSError:
-        os.close(file)
         return "another platform on this machine has them"
     return ""
 

@@ -1,15 +1,18 @@
 """Whose the other end of a connection is: of real sockets, and of the user that a forked process became."""
 
 import contextlib
+import fcntl
 import os
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.waiting import until
 
-from gpufaas_core.peers import may_be_of, uid_of
+from gpufaas_core import peers
+from gpufaas_core.peers import lock_of, may_be_worker, uid_of
 
 WORKERS = range(1_900_000_000, 1_900_000_010)
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -37,15 +40,15 @@ def connected(
             yield peer, here
 
 
-def may_be_worker(here: socket.socket) -> bool:
-    return may_be_of(WORKERS, here.getpeername()[:2], here.getsockname()[:2])
+def is_refused(here: socket.socket) -> bool:
+    return may_be_worker(here.getpeername()[:2], here.getsockname()[:2])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_process_of_this_user_is_told_by_each_kind_of_address(way: tuple[int, str, str]) -> None:
     with connected(*way) as (_, here):
         assert uid_of(here.getpeername()[:2], here.getsockname()[:2]) == os.geteuid()
-        assert not may_be_worker(here)
+        assert not is_refused(here)
 
 
 @ROOT
@@ -55,7 +58,7 @@ def test_a_worker_is_told_by_each_kind_of_address(way: tuple[int, str, str]) -> 
     try:
         with connected(*way) as (_, here):
             os.setresuid(-1, 0, -1)
-            assert may_be_worker(here)
+            assert is_refused(here)
     finally:
         os.setresuid(-1, 0, -1)
 
@@ -67,7 +70,7 @@ def test_who_has_closed_its_end_may_have_been_a_worker(way: tuple[int, str, str]
         peer.sendall(b"x")
         peer.close()
 
-        until(lambda: may_be_worker(here))
+        until(lambda: is_refused(here))
 
 
 def test_who_has_reset_its_connection_may_have_been_a_worker() -> None:
@@ -76,31 +79,43 @@ def test_who_has_reset_its_connection_may_have_been_a_worker() -> None:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
 
-        assert may_be_of(WORKERS, *ends)
+        assert may_be_worker(*ends)
 
 
 def test_a_caller_that_only_ended_its_request_is_told() -> None:
     with connected() as (peer, here):
         peer.shutdown(socket.SHUT_WR)
 
-        assert not may_be_worker(here)
+        assert not is_refused(here)
 
 
 def test_who_listens_at_the_port_of_a_peer_is_not_taken_for_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as ours:
         assert uid_of(ours.getsockname(), ("127.0.0.1", 1)) is None
-        assert may_be_of(WORKERS, ours.getsockname(), ("127.0.0.1", 1))
+        assert may_be_worker(ours.getsockname(), ("127.0.0.1", 1))
 
 
 def test_an_address_of_loopback_that_nobody_has_is_of_this_machine() -> None:
-    assert may_be_of(WORKERS, ("127.0.0.5", 40_000), ("127.0.0.1", 80))
+    assert may_be_worker(("127.0.0.5", 40_000), ("127.0.0.1", 80))
 
 
 @pytest.mark.parametrize("peer", ["192.0.2.7", "2001:db8::7", "::ffff:192.0.2.7"])
 def test_a_peer_on_another_machine_is_nobody_here(peer: str) -> None:
     assert uid_of((peer, 40_000), ("::1" if "db8" in peer else "127.0.0.1", 80)) is None
-    assert not may_be_of(WORKERS, (peer, 40_000), ("::1" if "db8" in peer else "127.0.0.1", 80))
+    assert not may_be_worker((peer, 40_000), ("::1" if "db8" in peer else "127.0.0.1", 80))
 
 
-def test_where_functions_have_no_uids_nobody_is_looked_up() -> None:
-    assert not may_be_of(range(0), None, None)
+def test_a_uid_that_a_platform_of_this_machine_has_locked_is_of_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one may have been told to take it: a node beside the scheduler, with a range of its own."""
+    monkeypatch.setattr(peers, "LOCKS", tmp_path / "uids")
+    with connected() as (_, here), (tmp_path / "uids").open("wb") as locks:
+        assert not is_refused(here)
+        fcntl.fcntl(locks, fcntl.F_OFD_SETLK, lock_of(range(os.geteuid(), os.geteuid() + 1)))
+
+        assert is_refused(here)
+
+
+def test_a_peer_whose_address_is_not_known_may_be_a_worker() -> None:
+    assert may_be_worker(None, None)

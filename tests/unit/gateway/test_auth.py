@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message
 from tests.unit.gateway.conftest import CREDENTIALS, Gateway, raw
 
+from gpufaas_core import peers
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_gateway.auth import (
     PUBLIC,
@@ -267,9 +268,10 @@ async def test_a_path_that_only_looks_like_a_functions_reaches_nothing(gateway: 
     ],
 )
 async def test_a_worker_gets_public_routes_without_metrics_and_nothing_with_the_password(
-    method: str, path: str, status: int
+    method: str, path: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = WithoutWorkers(Response("answered"), range(os.geteuid(), os.geteuid() + 1))
+    monkeypatch.setattr(peers, "WORKERS", range(os.geteuid(), os.geteuid() + 1))
+    app = WithoutWorkers(Response("answered"))
     said: list[Message] = []
 
     async def receive() -> Message:

@@ -42,8 +42,9 @@ def test_functions_have_different_uids_that_stay_over_a_restart(
     open_uids: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = open_uids()
-    given = [first.of(f"f{n}.ns") for n in (1, 2, 1)]
+    given = [first.of("f1.ns"), first.of("f2.ns"), first.of("f1.ns")]
     assert given == [RANGE[0], RANGE[1], RANGE[0]]
+    del first
     again = open_uids()
     assert (again.of("f2.ns"), again.of("f3.ns"), caplog.text) == (RANGE[1], RANGE[2], "")
 
@@ -53,6 +54,7 @@ def test_a_uid_is_given_to_one_function_only_and_a_larger_range_has_more(open_ui
     assert [uids.of(name) for name in ("a", "b", "c")] == list(RANGE)
     with pytest.raises(InvalidSpec, match="all 3 uids of --uid-range 1950000000-1950000002 belong to functions"):
         uids.of("d")
+    del uids
     larger = open_uids(range(RANGE[0] - 1, RANGE[0] + 4))
     assert [larger.of(name) for name in ("d", "e", "a")] == [RANGE[0] - 1, RANGE[0] + 3, RANGE[0]]
 
@@ -70,6 +72,11 @@ def test_of_two_platforms_with_one_range_the_second_takes_the_next_one_or_is_ref
         assert second.range == NEXT
         assert "another platform on this machine has them: functions have the uids " + written(NEXT) in caplog.text
         assert second.of("f.ns") == NEXT[0]
+        del second
+        caplog.clear()
+        again = open_uids()
+        assert (again.of("f.ns"), caplog.text) == (NEXT[0], ""), "it says it once: from then on the range is its own"
+        del again
         other.communicate("")
     assert open_uids().of("f.ns") == NEXT[0], "it keeps what it has, though what it asked for is free again"
     assert open_uids(strict=True).of("f.ns") == RANGE[0]
