@@ -76,5 +76,8 @@ def login_offered(options: FrontOptions, credentials: Credentials | None) -> Ite
     user, file = credentials.user, shlex.quote(str(auth_dir_of(options) / PASSWORD_FILE))
     print(f"✓ auth       user {user}, password in {file}: gpufaas finds it; for faas-cli:")
     print(f"             cat {file} | faas-cli login -u {user} --password-stdin -g {options.url}", flush=True)
-    with local_login.offered(options.url, user, credentials.password):
+    urls = [options.url, *([f"http://[::1]:{options.port}"] if options.host == "::" else [])]
+    with contextlib.ExitStack() as stack:
+        for url in urls:
+            stack.enter_context(local_login.offered(url, user, credentials.password))
         yield

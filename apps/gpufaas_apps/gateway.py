@@ -56,16 +56,16 @@ def run(options: GatewayOptions) -> None:
     with owned(front.data) as spool, listen(front.host, front.port, "--port", shared=shared) as listening:
         credentials = credentials_of(front)
         front = replace(front, port=listening.getsockname()[1])
-        with contextlib.nullcontext() if shared else login_offered(front, credentials):
-            run_loop(_main(replace(options, front=front), credentials, spool, listening), GRACE_S)
+        run_loop(_main(replace(options, front=front), credentials, spool, listening), GRACE_S)
 
 
 async def _main(
     options: GatewayOptions, credentials: Credentials | None, spool: Path, listening: socket.socket
 ) -> None:
     stop = asked_to_stop()
-    me = identity(options.cluster, "gateway")
-    await GatewayApp(options, me, credentials, spool).run(listening, stop)
+    app = GatewayApp(options, identity(options.cluster, "gateway"), credentials, spool)
+    with contextlib.nullcontext() if options.metrics_of_all else login_offered(options.front, credentials):
+        await app.run(listening, stop)
 
 
 class GatewayApp:

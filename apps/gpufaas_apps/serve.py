@@ -66,12 +66,11 @@ def run(options: ServeOptions) -> None:
     with owned(options.data) as spool, listen(options.host, options.port, "--port") as listening:
         credentials = credentials_of(options)
         options = replace(options, port=listening.getsockname()[1])  # port 0 is any that is free
-        with login_offered(options, credentials):
-            run_loop(_main(options, credentials, spool, listening), GRACE_S)
+        run_loop(_main(options, credentials, spool, listening), GRACE_S)
 
 
 async def _main(options: ServeOptions, credentials: Credentials | None, spool: Path, listening: socket.socket) -> None:
-    await composed(options, credentials, spool).run(listening)
+    await composed(options, credentials, spool).run(listening, login_offered(options, credentials))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +172,10 @@ class ServeApp:
         self._fatal: BaseException | None = None
         scheduler.on_fatal = self._fail
 
-    async def run(self, listening: socket.socket) -> None:
+    async def run(self, listening: socket.socket, login: contextlib.AbstractContextManager[None]) -> None:
         """
         Serve until the process is asked to stop. The port is closed and calls are drained; then workers end, then the
-        stores that they wrote to are closed.
+        stores that they wrote to are closed. All of it is within *login*.
 
         :raises GpufaasError: the scheduler failed
         """
@@ -185,6 +184,7 @@ class ServeApp:
         await connect(self._containers, self._options.functions)
         self._scheduler.join(self._node, self._node.devices())
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(login)
             if self._journal is not None:
                 stack.enter_context(self._journal)
             stack.callback(self._stores.close)

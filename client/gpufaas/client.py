@@ -62,7 +62,7 @@ class _Client:
         :param event_hooks: httpx's
         :raises GatewayUnreachable: *gateway* is no URL
         """
-        self.gateway = (gateway or os.environ.get("OPENFAAS_URL") or DEFAULT_GATEWAY).rstrip("/")
+        self.gateway = local_login.direct((gateway or os.environ.get("OPENFAAS_URL") or DEFAULT_GATEWAY).rstrip("/"))
         parts = urlsplit(self.gateway)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise GatewayUnreachable(f"{gateway} is not the URL of a gateway: write for example {DEFAULT_GATEWAY}")

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def _remove(path: Path, ours: int) -> None:
 def find(url: str) -> tuple[str, str] | None:
     """
     Return user and password of the gateway at *url*; None: it is not one of this machine that this user started.
-    ``localhost`` is none: where only 127.0.0.1 is the gateway's, another, or a function, may listen at ::1.
+    ``localhost`` is none: see `direct`.
     """
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         path = _file(url)
@@ -60,6 +61,15 @@ def find(url: str) -> tuple[str, str] | None:
                 user, _, password = file.read().partition(":")
                 return user, password
     return None
+
+
+def direct(url: str) -> str:
+    """
+    Return *url* with the address of this user's gateway in place of ``localhost``; as it is, if there is none. Where
+    only 127.0.0.1 is the gateway's, another, or a function, may listen at ::1, where that name leads to first.
+    """
+    there = re.sub("(?i)^http://localhost(?=[:/]|$)", "http://127.0.0.1", url)
+    return there if there != url and find(there) else url
 
 
 def _file(url: str) -> Path:

@@ -1,5 +1,6 @@
 """How the platform in one process ends: from the outside in, also when something beside the server fails."""
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,6 @@ async def test_a_task_beside_the_server_that_fails_ends_the_platform_from_the_ou
         monkeypatch.setattr(app._node, "watch_devices", fail)
 
         with pytest.raises(RuntimeError, match="the driver is gone"):
-            await app.run(listening)
+            await app.run(listening, contextlib.nullcontext())
 
         assert closed == [("workers", False), ("logs", False), ("functions", False)]

@@ -59,6 +59,19 @@ def test_no_other_gateway_gets_it(url: str) -> None:
 
 
 @pytest.mark.usefixtures("gateway")
+@pytest.mark.parametrize("path", ["", "/", "/some/path"])
+def test_where_this_user_has_a_gateway_localhost_is_its_address_so_that_nobody_at_1_gets_the_login(path: str) -> None:
+    assert local_login.direct(f"http://localhost:8080{path}") == URL + path
+    for url in (
+        "http://localhost:8081",
+        "https://localhost:8080",
+        "http://localhost.example:8080",
+        "http://[::1]:8080",
+    ):
+        assert local_login.direct(url) == url
+
+
+@pytest.mark.usefixtures("gateway")
 def test_a_machine_with_the_same_home_directory_does_not_take_it_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "another")
 
