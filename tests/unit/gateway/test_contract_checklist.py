@@ -138,7 +138,7 @@ async def test_02_deploy_and_update_answer_200_or_202(gateway: Gateway) -> None:
     first = await gateway.admin.put("/system/functions", json=gateway.body())
     created = await gateway.admin.post("/system/functions", json=gateway.body())
     again = await gateway.admin.post("/system/functions", json=gateway.body())
-    updated = await gateway.admin.put("/system/functions", json=gateway.body())
+    updated = await gateway.admin.put("/system/functions", json=gateway.body(labels={"n": "2"}))
 
     assert (first.status_code, created.status_code, again.status_code, updated.status_code) == (404, 202, 409, 200)
     assert created.content == b""
@@ -155,7 +155,7 @@ async def test_03_nothing_is_answered_204(gateway: Gateway) -> None:
         ("PUT", "/system/secrets", {"name": "key", "value": "b"}),
         ("DELETE", "/system/secrets", {"name": "key"}),
         ("POST", "/system/functions", gateway.body()),
-        ("PUT", "/system/functions", gateway.body()),
+        ("PUT", "/system/functions", gateway.body(labels={"n": "2"})),
         ("POST", "/system/scale-function/echo", {"serviceName": "echo", "replicas": 1}),
         ("POST", "/system/alert", {"status": "firing", "alerts": []}),
         ("DELETE", "/system/functions", {"functionName": "echo"}),
@@ -364,7 +364,7 @@ async def test_20_the_namespace_is_in_query_or_body(gateway: Gateway, where: int
     await gateway.deployer.namespaces.create(Namespace("dev"))
     steps = [
         ("POST", "/system/functions", gateway.body(), 202),
-        ("PUT", "/system/functions", gateway.body(), 200),
+        ("PUT", "/system/functions", gateway.body(labels={"n": "2"}), 200),
         ("POST", "/system/scale-function/echo", {"serviceName": "echo", "replicas": 2}, 202),
         ("DELETE", "/system/functions", {"functionName": "echo"}, 202),
         ("POST", "/system/secrets", {"name": "key", "value": "a"}, 201),

@@ -127,7 +127,7 @@ async def test_a_function_too_many_is_refused_and_one_that_goes_makes_room(dev: 
     await dev.deployed("elsewhere")
 
     refused = await dev.client.post("/system/functions", json=dev.body("c", namespace="dev"))
-    updated = await dev.client.put("/system/functions", json=dev.body("b", namespace="dev"))
+    updated = await dev.client.put("/system/functions", json=dev.body("b", namespace="dev", labels={"n": "2"}))
     await dev.delete({"functionName": "a", "namespace": "dev"})
     taken = await dev.client.post("/system/functions", json=dev.body("c", namespace="dev"))
 
@@ -170,7 +170,7 @@ async def test_below_a_lowered_quota_everything_stays_and_may_shrink_but_not_gro
         await dev.client.put("/system/functions", json=of(each)) for each in ("401Mi", "400Mi", "200Mi")
     ]
 
-    assert (grown.status_code, same.status_code, smaller.status_code) == (403, 200, 200)
+    assert (grown.status_code, same.status_code, smaller.status_code) == (403, 202, 200)
     assert (await dev.client.get(QUOTA)).json()["used"] == {"functions": 1, "memory": 200 * MiB}
 
 
