@@ -13,6 +13,7 @@ by what is there, and may be done twice.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal
 
@@ -24,7 +25,7 @@ from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.function_state import Copies, copies_of
 from gpufaas_gateway.history import Revision, RevisionStatus
 from gpufaas_gateway.ports import Scheduler, Store, Workers
-from gpufaas_gateway.spec import FailedRevision, FunctionRecord, Handover, OtherRevision
+from gpufaas_gateway.spec import FailedRevision, FunctionRecord, Handover, PendingRevision
 
 log = logging.getLogger(__name__)
 
@@ -48,42 +49,31 @@ def outlook(status: EngineStatus, function: FunctionId) -> tuple[Outlook, str]:
     return "full" if function in status.lacking else "idle", ""
 
 
+@dataclass(eq=False)
 class Handovers:
     """See module. One event loop owns it. `begin` and `end` are called with the function's lock."""
 
-    def __init__(
-        self,
-        store: Store,
-        scheduler: Scheduler,
-        workers: Workers,
-        catalogue: Catalogue,
-        define: Callable[[FunctionRecord], Awaitable[Deployed]],
-        show: Callable[[Deployed], None],
-        lock: Callable[[str], asyncio.Lock],
-    ) -> None:
-        """
-        :param define: installs a revision on the nodes
-        :param show: lets calls find a revision
-        :param lock: returns that of the function ``NAME.NAMESPACE``
-        """
-        self._store = store
-        self._scheduler = scheduler
-        self._workers = workers
-        self._catalogue = catalogue
-        self._define = define
-        self._show = show
-        self._lock = lock
-        self.on_replaced: Callable[[FunctionId], None] = lambda _: None
-        """Called with the old revision after an update: it takes no new calls, and its running calls go on."""
-        self._pending: dict[FunctionId, Deployed] = {}
-        """What was deployed here, and no call finds yet."""
-        self._looking: dict[str, asyncio.Task[None]] = {}
-        """By the name of a function whose record says that something is to be done."""
-        self._ending: set[asyncio.Future[None]] = set()
+    store: Store
+    scheduler: Scheduler
+    workers: Workers
+    catalogue: Catalogue
+    define: Callable[[FunctionRecord], Awaitable[Deployed]]
+    """Installs a revision on the nodes."""
+    show: Callable[[Deployed], None]
+    """Lets calls find a revision."""
+    lock: Callable[[str], asyncio.Lock]
+    """Returns that of the function ``NAME.NAMESPACE``."""
+    on_replaced: Callable[[FunctionId], None] = lambda _: None
+    """Called with the old revision after an update: it takes no new calls, and its running calls go on."""
+    _pending: dict[FunctionId, Deployed] = field(default_factory=dict)
+    """What was deployed here, and no call finds yet."""
+    _looking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """By the name of a function whose record says that something is to be done."""
+    _ending: set[asyncio.Future[None]] = field(default_factory=set)
 
     def has(self, function: FunctionId) -> bool:
         """Whether the revision serves, or will."""
-        return function in self._pending or self._catalogue.by_id(function) is not None
+        return function in self._pending or self.catalogue.by_id(function) is not None
 
     async def begin(self, new: Deployed, old: Deployed | None, noted: Revision | None = None) -> None:
         """
@@ -95,10 +85,10 @@ class Handovers:
         gone = None if old is None else old.record.handover.pending
         if old is None or old.unavailable is not None:
             await self._serve(new, old, Handover(), noted)
-        elif old.trial is not None or old.function_id not in copies_of(self._scheduler.status()):
-            await self._serve(new, old, Handover(before=old.record.handover.before or _other(old)), noted)
+        elif old.trial is not None or old.function_id not in copies_of(self.scheduler.status()):
+            await self._serve(new, old, Handover(before=old.record.handover.before or _bare(old)), noted)
         else:
-            handover = Handover(pending=OtherRevision(new.record, new.spec, new.function))
+            handover = Handover(pending=PendingRevision(new.record, new.spec, new.function))
             noted = None if noted is None else replace(noted, status="pending")
             await self._store_it(old, handover, noted, new, succeeds=old.function_id)
             self._pending[new.function_id] = new
@@ -107,7 +97,7 @@ class Handovers:
             await self._drop(gone)
             reason = f"revision {new.record.revision} came before it was loaded"
             if (replaced := await self._noted(gone.record, reason)) is not None:
-                await asyncio.to_thread(self._store.note, gone.record.full_name, replaced)
+                await asyncio.to_thread(self.store.note, gone.record.full_name, replaced)
 
     async def end(self, deployed: Deployed) -> None:
         """*deployed* was removed, and what is pending with it."""
@@ -127,9 +117,9 @@ class Handovers:
         every_s = LOOK_S
         while True:
             await asyncio.sleep(every_s)
-            async with self._lock(name):
+            async with self.lock(name):
                 try:
-                    if await self._step(self._catalogue.get(name)):
+                    if await self._step(self.catalogue.get(name)):
                         del self._looking[name]
                         return
                 except GpufaasError as exc:
@@ -142,26 +132,26 @@ class Handovers:
         if deployed is None or (handover.pending is None and handover.before is None):
             return True
         if (pending := handover.pending) is None:
-            said, why = outlook(self._scheduler.status(), deployed.function_id)
+            said, why = outlook(self.scheduler.status(), deployed.function_id)
             if said in ("ready", "failed"):
                 await self._end_trial(deployed, why)
             return said not in ("wait", "full")  # one that is idle waits for a call, which tells how it went
         function = pending.record.function_id
-        said, why = outlook(self._scheduler.status(), function)
+        said, why = outlook(self.scheduler.status(), function)
         if said == "failed":
             await self._store_it(deployed, _failed(pending.record, why))
             await self._drop(pending)
         elif said in ("ready", "full"):
-            new = self._pending.get(function) or await self._define(pending.record)
-            await self._serve(new, deployed, Handover(before=_other(deployed) if said == "full" else None))
+            new = self._pending.get(function) or await self.define(pending.record)
+            await self._serve(new, deployed, Handover(before=_bare(deployed) if said == "full" else None))
         return False
 
     def _tried(self, deployed: Deployed, why: str) -> Awaitable[None]:
         """*deployed* was on trial, and has answered; or did not load: *why*. Done when the right revision serves."""
 
         async def end() -> None:
-            async with self._lock(deployed.full_name):
-                if self._catalogue.get(deployed.full_name) is deployed and deployed.trial is not None:
+            async with self.lock(deployed.full_name):
+                if self.catalogue.get(deployed.full_name) is deployed and deployed.trial is not None:
                     try:
                         await self._end_trial(deployed, why)
                     except GpufaasError as exc:
@@ -178,7 +168,7 @@ class Handovers:
             deployed.trial = None
             return
         log.warning("function.not_loaded id=%s reason=%s", deployed.function_id, why)
-        await self._serve(await self._define(before.record), deployed, _failed(deployed.record, why))
+        await self._serve(await self.define(before), deployed, _failed(deployed.record, why))
 
     async def _serve(
         self, new: Deployed, old: Deployed | None, handover: Handover, noted: Revision | None = None
@@ -186,7 +176,7 @@ class Handovers:
         """Let calls find *new* instead of *old*, which drains; if it has failed, its calls are told so at once."""
         await self._store_it(new, handover, noted, None if new.function_id in self._pending else new)
         self._pending.pop(new.function_id, None)
-        self._show(new)
+        self.show(new)
         self.watch(new)
         if old is not None:
             await self._retire(old, drain=handover.failed is None)
@@ -206,39 +196,39 @@ class Handovers:
             its = record if failed is None else replace(record, revision=failed.revision)
             noted = await self._noted(its, "" if failed is None else failed.reason)
         if new is not None:
-            self._scheduler.deploy(new.function, new.spec, succeeds)
+            self.scheduler.deploy(new.function, new.spec, succeeds)
         try:
-            await asyncio.to_thread(self._store.put, record, shown.spec, shown.function, noted)
+            await asyncio.to_thread(self.store.put, record, shown.spec, shown.function, noted)
         except BaseException:
             if new is not None:
-                self._scheduler.remove(new.function_id, drain=False)
+                self.scheduler.remove(new.function_id, drain=False)
             raise
         shown.record = record
 
     async def _noted(self, record: FunctionRecord, why: str = "") -> Revision | None:
         """Return what the history has of a revision, as one that has failed if there is a reason."""
         status: RevisionStatus = "failed" if why else "superseded"
-        history = await asyncio.to_thread(self._store.history, record.full_name)
+        history = await asyncio.to_thread(self.store.history, record.full_name)
         found = [each for each in history if each.revision == record.revision]
         return replace(found[0], status=status, reason=why) if found else None
 
     async def _retire(self, old: Deployed, drain: bool) -> None:
         """End a revision that the catalogue no longer shows. The scheduler does not know one that was unavailable."""
         if old.unavailable is None:
-            self._scheduler.remove(old.function_id, drain)
+            self.scheduler.remove(old.function_id, drain)
         if drain:
             self.on_replaced(old.function_id)
-        await self._workers.forget(old.function_id)
+        await self.workers.forget(old.function_id)
 
-    async def _drop(self, pending: OtherRevision) -> None:
+    async def _drop(self, pending: PendingRevision) -> None:
         """End a revision that was never shown."""
         self._pending.pop(function := pending.record.function_id, None)
-        self._scheduler.remove(function, drain=False)
-        await self._workers.forget(function)
+        self.scheduler.remove(function, drain=False)
+        await self.workers.forget(function)
 
 
-def _other(deployed: Deployed) -> OtherRevision:
-    return OtherRevision(replace(deployed.record, handover=Handover()), deployed.spec, deployed.function)
+def _bare(deployed: Deployed) -> FunctionRecord:
+    return replace(deployed.record, handover=Handover())
 
 
 def _failed(record: FunctionRecord, why: str) -> Handover:

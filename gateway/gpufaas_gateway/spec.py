@@ -60,8 +60,8 @@ class FunctionSpec(Struct, frozen=True, omit_defaults=True):
     read_only_root_filesystem: bool | None = None
 
 
-class OtherRevision(Struct, frozen=True):
-    """A revision of a function beside the one that serves, with what nodes and the scheduler need of it."""
+class PendingRevision(Struct, frozen=True):
+    """A revision that does not serve yet, with what nodes and the scheduler need of it."""
 
     record: "FunctionRecord"
     worker: WorkerSpec
@@ -76,9 +76,9 @@ class FailedRevision(Struct, frozen=True):
 class Handover(Struct, frozen=True, omit_defaults=True):
     """How it stands with an update of a function."""
 
-    pending: OtherRevision | None = None
+    pending: PendingRevision | None = None
     """It is being loaded, and then takes the calls."""
-    before: OtherRevision | None = None
+    before: "FunctionRecord | None" = None
     """It takes the calls again if the revision that serves does not load."""
     failed: FailedRevision | None = None
     """The last deployment, if that did not load."""

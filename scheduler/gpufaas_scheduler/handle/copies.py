@@ -53,6 +53,14 @@ def balance(world: World, owner: FunctionState) -> None:
     world.freed = True
 
 
+def inherit(world: World, owner: FunctionState) -> None:
+    """If *owner* has a copy, and all calls of the revision before: from now on its calls decide about its copies."""
+    if owner.before is not None and owner.before.removed and owner.copies > owner.loading:
+        owner.before = None
+        owner.wake()
+        balance(world, owner)
+
+
 def evict(world: World, device: DeviceState, copy: Copy, to: str = "none") -> None:
     """Evict a copy that is no victim of a miss or a load."""
     if copy.split:

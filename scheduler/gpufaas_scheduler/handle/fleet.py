@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from gpufaas_core import messages as m
-from gpufaas_scheduler.handle import successions
-from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, note_lack, send_off, serve_fifo
+from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, inherit, note_lack, send_off, serve_fifo
 from gpufaas_scheduler.handle.grants import end, return_local
 from gpufaas_scheduler.handle.parking import evicted
 from gpufaas_scheduler.handle.waiting import give_up
@@ -96,7 +95,11 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
     world.cluster.rare = True
     world.cluster.constrained += owner.mixed
     world.cluster.keeps |= owner.min_copies > 0
-    successions.begin(world, owner, event.succeeds)
+    before = None if event.succeeds is None else world.functions.get(event.succeeds)
+    if before is not None and not before.removed:
+        # Its gateway sees in the status that copies are ready, or that there is no room, and removes one of the two.
+        owner.before = before
+        owner.ask(max(1, before.copies))
     balance(world, owner)
 
 
@@ -107,7 +110,9 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
         return
     owner.remove()
     note_lack(world, owner)
-    successions.removed(world, owner)
+    for each in world.functions.values():
+        if each.before is owner:
+            inherit(world, each)
     if not event.drain:
         for call in world.waits_of(owner):
             give_up(world, call)

@@ -7,9 +7,17 @@ from gpufaas_core.model import copy_id
 from gpufaas_core.plausible import is_size, is_time
 from gpufaas_core.reservations import reservation
 from gpufaas_core.units import format_bytes
-from gpufaas_scheduler.handle import successions
 from gpufaas_scheduler.handle.batches import ran_out
-from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, note_lack, serve_fifo, shun, trim
+from gpufaas_scheduler.handle.copies import (
+    balance,
+    drop,
+    end_succession,
+    forget_if_done,
+    note_lack,
+    serve_fifo,
+    shun,
+    trim,
+)
 from gpufaas_scheduler.handle.grants import end, estimate, evictions, leave_for_others, next_local, run_within
 from gpufaas_scheduler.handle.parking import unparked
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, refuse_failing
@@ -47,7 +55,7 @@ def loaded(world: World, event: m.Loaded) -> None:
     copy.tier = event.tier
     if owner.backoff is not None:
         note_lack(world, owner)
-    successions.settle(world, owner)
+    inherit(world, owner)
     if world.learn and owner.declared.elastic:
         # Its node waits for an answer, even if nothing is lent.
         world.out += world.lending.lend(device, copy) or [memory.resize_of(device, copy)]

@@ -85,7 +85,7 @@ async def looked(gateway: Gateway, times: int = 3) -> None:
         return ask()
 
     gateway.scheduler.status = status  # type: ignore[method-assign]
-    gateway.deployer.handovers._scheduler = gateway.scheduler
+    gateway.deployer.handovers.scheduler = gateway.scheduler
     await eventually(lambda: seen >= times)
 
 
@@ -139,7 +139,7 @@ async def test_without_room_for_both_the_new_one_takes_the_calls_and_the_old_one
     await eventually(serves(gateway, new))
     before = gateway.found().record.handover.before
     assert before is not None
-    assert before.record.function_id == old
+    assert before.function_id == old
     has(gateway, new)
 
     await eventually(lambda: gateway.found().record.handover.before is None)
@@ -195,7 +195,7 @@ async def test_another_update_of_one_on_trial_keeps_the_last_revision_that_was_l
     assert serves(gateway, second)()
     before = gateway.found().record.handover.before
     assert before is not None
-    assert before.record.function_id == old
+    assert before.function_id == old
 
 
 async def test_a_removal_ends_the_pending_one_too(gateway: Gateway) -> None:
@@ -223,14 +223,14 @@ async def test_after_a_restart_the_pending_one_takes_the_calls_on_trial(gateway:
     assert serves(gateway, new)()
     before = gateway.found().record.handover.before
     assert before is not None
-    assert before.record.function_id == old
+    assert before.function_id == old
 
 
 async def test_a_gateway_hands_over_what_another_one_deployed_and_left(gateway: Gateway, tmp_path: Any) -> None:
     old = await resident(gateway)
     new = await update(gateway)
     other = Gateway(tmp_path / "other")
-    other.store, other.deployer.handovers._store = gateway.store, gateway.store
+    other.store, other.deployer.handovers.store = gateway.store, gateway.store
     other.workers.bundle(other.bundle)
     found = gateway.found()
     other.deployer.adopt(replace(found.record, handover=type(found.record.handover)()), found.spec, found.function)
