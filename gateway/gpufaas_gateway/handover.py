@@ -83,9 +83,10 @@ class Handovers:
         :raises StorageFailed: it could not be stored; nothing has changed
         """
         gone = None if old is None else old.record.handover.pending
+        status = self.scheduler.status()
         if old is None or old.unavailable is not None:
             await self._serve(new, old, Handover(), noted)
-        elif old.trial is not None or old.function_id not in copies_of(self.scheduler.status()):
+        elif old.trial is not None or not (status.age_s or old.function_id in copies_of(status)):
             await self._serve(new, old, Handover(before=old.record.handover.before or _bare(old)), noted)
         else:
             handover = Handover(pending=PendingRevision(new.record, new.spec, new.function))
