@@ -45,6 +45,8 @@ class Staging:
         """Those of them that are not removed."""
         self._weights: dict[FunctionId, tuple[WeightsFile, ...]] = {}
         """Of the functions whose weights are known here."""
+        self._before: dict[str, tuple[WeightsFile, ...]] = {}
+        """Those of the revision before, by function: a rollback finds them as long as no others are worth more."""
         self._told: dict[FunctionId, Bytes] = {}
         self._tasks: dict[FunctionId, asyncio.Task[None]] = {}
         cache.on_changed = self._changed
@@ -77,14 +79,19 @@ class Staging:
             task.add_done_callback(lambda _: self._tasks.pop(function, None))
 
     def forget(self, function: FunctionId) -> None:
-        """*function* is removed: weights that no other one has are dropped."""
+        """*function* is removed: weights that no other one has are dropped, but not for an update."""
         self._deployed.discard(function)
         if self._told.pop(function, None) is not None:
             self._report(Unstaged(self._node, function, "it was removed"))
-        self._drop(self._weights.pop(function, ()))
+        gone, name = self._weights.pop(function, ()), function.partition("@")[0]
+        before = self._before.pop(name, ())
+        if any(each.partition("@")[0] == name for each in self._deployed):
+            self._before[name], gone = gone, ()
+        self._drop(gone + before)
 
     def _drop(self, gone: tuple[WeightsFile, ...]) -> None:
-        others = {each.sha256 for weights in self._weights.values() for each in weights}
+        having = (*self._weights.values(), *self._before.values())
+        others = {each.sha256 for weights in having for each in weights}
         self._cache.forget([each.sha256 for each in gone if each.sha256 not in others])
 
     def snapshot(self) -> tuple[StagedWeights, ...]:

@@ -179,6 +179,28 @@ async def test_weights_stay_for_a_new_revision_whose_bundle_is_not_here_yet(rig:
     assert (rig.staged, rig.tier.used) == ([], 0)
 
 
+async def test_weights_of_the_revision_before_stay_for_a_rollback_until_the_next_update(rig: Rig) -> None:
+    first, *later = [rig.spec(each) for each in "abc"]
+    second, third = (WorkerSpec(FunctionId(f"a.ns@{2 + at}"), "a", "ns", each.digest, "model", Need())
+                     for at, each in enumerate(later))  # fmt: skip
+    for each in later:
+        rig.staging.forget(each.function)  # their bundles are here; no function of theirs is
+    rig.staging.loaded(first)
+    await rig.idle()
+
+    rig.staging.know(second, rig.manifests["b"].weights)
+    rig.staging.forget(first.function)
+    assert (rig.staged, rig.tier.used) == ([], SIZE)
+    rolled_back = WorkerSpec(FunctionId("a.ns@9"), "a", "ns", "a", "model", Need())
+    rig.staging.know(rolled_back, rig.manifests["a"].weights)
+    assert rig.staged == [rolled_back.function], "a rollback finds them"
+    rig.staging.forget(rolled_back.function)
+    rig.staging.know(third, rig.manifests["c"].weights)
+    rig.staging.forget(second.function)
+
+    assert rig.tier.used == 0, "nothing of the revision before the last is kept"
+
+
 async def test_a_tier_that_closes_while_it_is_filled_leaves_no_file_open(rig: Rig) -> None:
     before = _memory_files()
     function = rig.spec("a", (BUDGET,))
