@@ -30,22 +30,21 @@ import msgspec
 
 from gpufaas_cli.build_target import BuildTarget, this_python
 from gpufaas_cli.handler_check import check_handler
+from gpufaas_cli.locks import LOCK, Lock
+from gpufaas_cli.requirement_files import Requirements, read_requirements
 from gpufaas_cli.requirements import (
     RESERVED,
-    Missing,
-    Requirements,
     check_provided,
-    find_missing,
-    find_needs,
+    find_lock,
     install_missing,
     installed_version,
-    read_requirements,
+    settle,
 )
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, copy_tree, find_extra, is_cache, walk
 from gpufaas_cli.stack import FUNCTION_NAME
 from gpufaas_cli.subprocess_lines import run_shown
 from gpufaas_cli.weights import WEIGHTS, is_pickled
-from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, Needs, WeightsFile
+from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, WeightsFile
 from gpufaas_core.environment import misfits
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.files import FileIdentity, identity
@@ -246,7 +245,11 @@ class _Build:
             return None
         needs = stamp.manifest.needs  # the platform may have changed since, or be another one
         unfit = needs and self.target and any(misfits(needs, each) for each in self.target.environments)
-        return stamp if whole and stamp.inputs == inputs and not unfit else None
+        return stamp if whole and stamp.inputs == inputs + self._locked() and not unfit else None
+
+    def _locked(self) -> str:
+        file = self.handler / LOCK
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
     # --- making it ---
 
@@ -259,7 +262,7 @@ class _Build:
         copy_tree(self.handler, function, Ignored(self.handler, NOT_HANDLER))
         for source, place in self.copies:
             copy_tree(source, function / place, Ignored(source))
-        installed, needs = self._install()
+        lock = self._install()
         if (self.handler / "build.py").is_file():
             self._run_build_script()
         weights = []
@@ -270,36 +273,31 @@ class _Build:
             kind=template.kind,
             template=template.name,
             weights=tuple(each for each, _ in weights),
-            requirements=tuple(map(str, installed)),
+            requirements=tuple(map(str, lock.missing)),
             allow_pickle=request.allows_pickle,
             command=template.command,
             workdir=template.workdir,
             port=template.port,
             env=template.env,
-            needs=needs,
+            needs=lock.needs,
         )
         self.progress("packing")
         _write_manifest(folder, manifest)
         digest = _pack(folder, self._roots(), {path for _, path in weights})
         outputs = (folder / BUNDLE, *(path for _, path in weights))
-        stamp = _Stamp(inputs, digest, manifest, tuple(_Output.of(folder, path) for path in outputs))
+        stamp = _Stamp(inputs + self._locked(), digest, manifest, tuple(_Output.of(folder, path) for path in outputs))
         (folder / _STAMP).write_bytes(msgspec.json.encode(stamp))
         return stamp
 
-    def _install(self) -> tuple[list[Missing], Needs | None]:
+    def _install(self) -> Lock:
         """Install in site/ what the target does not provide; return it, and what is needed of the nodes."""
-        installed: list[Missing] = []
         if self.target is None:
-            return installed, None
-        site = self.folder / SITE_DIR
-        for each in self.requirements:
-            if missing := find_missing(each, self.target, self.progress):
-                self.progress(f"installing {', '.join(map(str, missing))}")
-                install_missing(missing, each, self.target, site)
-                installed += missing
-        needs = find_needs(self.requirements, self.target, site)
-        shutil.rmtree(site / "bin", ignore_errors=True)  # scripts name this machine's interpreter
-        return installed, needs
+            return Lock()
+        site, file = self.folder / SITE_DIR, self.handler / LOCK
+        lock = find_lock(self.requirements, self.target, file, self.progress)
+        if lock.missing:
+            install_missing(lock, self.requirements, self.target, site, self.progress)
+        return settle(lock, self.requirements, self.target, site, file)
 
     def _run_build_script(self) -> None:
         """Run the author's build.py in the folder of its outputs, reproducibly as far as we can make it."""

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final, NoReturn
 
+from gpufaas_cli.locks import LOCK
 from gpufaas_cli.stack import FILE_NAMES
 from gpufaas_cli.weights import WEIGHTS
 from gpufaas_core.errors import InvalidSpec
@@ -25,6 +26,7 @@ _KINDS: Final = {
     ".venv": "a virtual environment",
     **dict.fromkeys(_SECRETS, "secrets"),
     "node_modules": "packages of Node.js",
+    LOCK: "the lock of the build",
 }
 """What is never packed, by the form of its name: what it is."""
 

@@ -28,6 +28,10 @@ _OF_A_KERNEL = ("platform_release", "platform_version")
 _PYTHON = re.compile(r"\d{1,3}\.\d{1,3}(\D|$)")
 
 
+FIXED = ("gpufaas", "msgspec", "numpy", "safetensors", "torch", "tqdm", "typing-extensions")
+"""Packages that the fork server has imported: its workers have them, whatever their functions bring."""
+
+
 class Distribution(Struct, frozen=True, omit_defaults=True):
     """One installed package."""
 
@@ -53,6 +57,8 @@ class Environment(Struct, frozen=True):
     """The installed packages, by canonical name."""
     nodes: tuple[str, ...] = ()
     """The nodes that have it."""
+    fixed: tuple[str, ...] = FIXED
+    """The packages of which no function can bring its own version."""
 
     def __post_init__(self) -> None:
         """:raises ValueError: no wheel can be chosen for it"""

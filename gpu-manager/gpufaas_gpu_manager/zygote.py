@@ -560,7 +560,8 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     os.chdir(function_dir)
     start_env.put_in_force(start.env, start.threads, forked=not spawn.own_process)
     call_lines.mark_with(os.environ.pop(MARK_VARIABLE, ""))
-    sys.path[:0] = [function_dir, os.path.join(start.bundle, "site")]
+    sys.path[:0] = [function_dir, site := os.path.join(start.bundle, "site")]
+    _forget_what_is_in(site)
     sys.argv = [f"gpufaas-worker {start.function}"]
     name_process(f"{start.label} {start.function}")
     if start.limit:
@@ -570,6 +571,14 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     if os.getpid() == pid:  # not in a process that the author's code has forked
         exit_hooks.run()
     return status
+
+
+def _forget_what_is_in(site: str) -> None:
+    """Forget the platform's modules that a function brings itself, so that they are imported from *site*."""
+    with contextlib.suppress(OSError):
+        own = {name.partition(".")[0] for name in os.listdir(site)} - sys.stdlib_module_names
+        for name in [each for each in sys.modules if each.partition(".")[0] in own]:
+            del sys.modules[name]
 
 
 def data_limit(base: int, memory: int, slots: int) -> int:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import os
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -12,10 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.unit.cli.wire_log import WireLog
 
+from gpufaas_cli import resolvers
 from gpufaas_cli.bundles import BuildRequest, Built, build
 from gpufaas_cli.main import cli
 from gpufaas_core.errors import InvalidSpec
 
+FIND_UV = resolvers.find_uv
 Run = Callable[..., Result]
 Wheels = Callable[..., None]
 
@@ -87,6 +90,30 @@ def invoke(*args: str, data: str | bytes = b"") -> Result:
 def run(here: Path) -> Run:
     del here
     return invoke
+
+
+@pytest.fixture(autouse=True)
+def _with_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requirements are resolved by pip, whatever is installed here, unless a test asks for `uv`."""
+    monkeypatch.setattr(resolvers, "find_uv", lambda: None)
+
+
+@pytest.fixture
+def uv(_with_pip: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requirements are resolved by uv. Skipped without it, or failed if GPUFAAS_REQUIRE says so."""
+    if FIND_UV() is None:
+        if "uv" in os.environ.get("GPUFAAS_REQUIRE", "").split(","):
+            pytest.fail("GPUFAAS_REQUIRE names uv, and there is none")
+        pytest.skip("there is no uv here: pip install uv")
+    monkeypatch.setattr(resolvers, "find_uv", FIND_UV)
+
+
+@pytest.fixture(params=["pip", "uv"])
+def resolver(request: pytest.FixtureRequest) -> str:
+    """The test runs with each of them."""
+    if request.param == "uv":
+        request.getfixturevalue("uv")
+    return str(request.param)
 
 
 @pytest.fixture

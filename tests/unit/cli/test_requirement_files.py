@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.cli.conftest import Project, Wheels, content_of
 
-from gpufaas_cli.requirements import read_requirements
+from gpufaas_cli.requirement_files import read_requirements
 from gpufaas_core.environment import measure
 from gpufaas_core.errors import InvalidSpec
 
@@ -88,7 +88,7 @@ def test_a_build_depends_on_what_is_named_outside_the_functions_folder(tmp_path:
     assert [path.resolve().relative_to(tmp_path).as_posix() for path in read.named] == [
         "held.txt", "lib", "a.whl", "fn/more/in.txt",
     ]  # fmt: skip
-    assert read.needs_pip
+    assert read.needs_resolver
     assert [requirement.name for _, requirement in read.lines] == ["b", "numpy"]
 
 
