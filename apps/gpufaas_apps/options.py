@@ -81,8 +81,8 @@ class DeviceOptions:
     """What holds workers on CPU devices to their memory; auto: control groups, else the watcher."""
     host_cache: Bytes | None = None
     """Memory for weights, in bytes, beside that of the devices; None: an eighth of the machine's; 0: none."""
-    park: bool = False
-    """Evicted models of handlers stay in memory as stopped processes, within `host_cache`."""
+    park: Literal["auto", "on", "off"] = "auto"
+    """Evicted models of handlers stay in memory as stopped processes, within `host_cache`; auto: of CPU devices."""
     standby: int = DEFAULT_STANDBY
     """Blank processes that wait to become workers; 0: each worker is forked when it starts."""
     isolation: Literal["none", "best", "strict"] = "best"

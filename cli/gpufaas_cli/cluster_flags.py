@@ -112,9 +112,9 @@ device_options = options(
     option("--host-cache", callback=parsed(parse_bytes), metavar="SIZE",
            says="Keep weights in so much memory of this machine, beside that of its devices, so that starts need not "
            "read them from the disk; 0: keep none. [default: an eighth of the memory]"),
-    option("--park/--no-park", default=False,
+    option("--park", type=click.Choice(("auto", "on", "off")), default="auto", is_flag=False, flag_value="on",
            says="Park models that are evicted: their processes stay, stopped, within the memory of --host-cache, and "
-           "wake at the next miss. Where --host-cache has no room, they end. [default: no-park]"),
+           "wake at the next miss. Where --host-cache has no room, they end. auto: on CPU devices."),
     option("--standby", type=click.IntRange(0, 64), default=DEFAULT_STANDBY, metavar="N",
            says="Keep N blank processes that have torch imported, so that a cold start does not wait until one is "
            "forked. GPUs, and CPU devices with cores, have N each. 0: none."),

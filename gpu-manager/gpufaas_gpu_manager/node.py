@@ -86,7 +86,7 @@ class Node:
             each.device = replace(
                 each.device,
                 host_memory=self.host_cache.status().budget,
-                parks=self.host.parks.enabled,
+                parks=self.host.parks.enabled and settings.parks(each.torch_device),
                 ahead=True,
             )
         self._devices = {each.device.id: WorkerDevice(each, self.host.parks) for each in devices}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_core.origin import Origins
@@ -38,8 +38,8 @@ class NodeSettings:
     """The threads of the math libraries in each worker; 0: the machine's cores divided by its CPU devices."""
     standby: int = 0
     """Blank processes that wait to become workers (standbys.py), for each home; 0: none."""
-    park: bool = False
-    """Evicted workers are parked, within the budget for weights in host memory."""
+    park: Literal["auto", "on", "off"] = "off"
+    """Evicted workers are parked, within the budget for weights in host memory: those of CPU devices, all, none."""
     env: Mapping[str, str] = field(default_factory=dict)
     """In the environment of every worker; a function's own variables replace these."""
     secrets: SecretFiles | None = None
@@ -54,3 +54,7 @@ class NodeSettings:
     """What holds the workers that are processes of this machine."""
     uids: Uids | None = None
     """Those of functions; None: their workers have the platform's."""
+
+    def parks(self, torch_device: str) -> bool:
+        """Whether workers of such a device are parked."""
+        return self.park == "on" or (self.park == "auto" and torch_device == "cpu")

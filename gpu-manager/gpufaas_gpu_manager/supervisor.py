@@ -77,7 +77,7 @@ class Supervisor:
         self.containers = containers
         self.fetch = fetch
         self.open_files = OpenFiles(on_said)
-        self.parks = ParkedWorkers(recipes.host_cache, recipes.settings.park)
+        self.parks = ParkedWorkers(recipes.host_cache, recipes.settings.park != "off")
         self.zygote = Zygote(self.on_forked, self.on_exited, on_said)
         self.measured: dict[tuple[str, str], Bytes] = {}
         self.standbys = Standbys(

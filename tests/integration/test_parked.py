@@ -92,7 +92,7 @@ class Rig:
         self.cache = HostCache(HostTier[str](budget))
         self.node = Node(
             open_devices(["cpu:0=220MiB"], NodeId("n")), self.bundles, Lines(), self.facts.append,
-            settings=NodeSettings(park=True), enforcement=Enforcement("rlimit"), host_cache=self.cache,
+            settings=NodeSettings(park="on"), enforcement=Enforcement("rlimit"), host_cache=self.cache,
         )  # fmt: skip
         self.number = 0
 
@@ -315,7 +315,7 @@ ANSWERS = """
 
 
 def test_serve_parks_what_it_evicts_and_says_so(make_platform: Callable[..., Platform]) -> None:
-    platform = make_platform("--device", "cpu:0=300MiB", "--host-cache", "200MiB", "--park").start()
+    platform = make_platform("--device", "cpu:0=300MiB", "--host-cache", "200MiB").start()
     one, other = (platform.deploy(name, ANSWERS, memory="200Mi") for name in ("one", "other"))
     first = platform.call(one)
     evicts = platform.call(other)

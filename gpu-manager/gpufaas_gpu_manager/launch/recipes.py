@@ -170,12 +170,11 @@ class Recipes:
             emulated=None if emulation is None or worker.scratch else emulation.start_of(spec, worker.memory),
             known=worker.calls.known,
             ports_limited=worker.own.ports is not None,
-            parks=spec.kind == "model" and emulation is None and not worker.scratch and self._parks,
+            parks=spec.kind == "model" and emulation is None and not worker.scratch and self._parks(source),
         )
 
-    @property
-    def _parks(self) -> bool:
-        return self.settings.park and self.host_cache.status().budget > 0
+    def _parks(self, source: NodeDevice) -> bool:
+        return self.settings.parks(source.torch_device) and self.host_cache.status().budget > 0
 
     def attached(self, worker: Worker) -> list[Attached]:
         """Return the weights that *worker* is given from host memory; it has none if its calls are emulated."""
