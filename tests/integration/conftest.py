@@ -211,7 +211,7 @@ class Platform:
         with (self.home / "output").open("ab") as output:
             self._process = subprocess.Popen(
                 [*self.prefix, sys.executable, *PROGRAM, "serve", "--port", str(self.port), "--data", str(self.data),
-                 "--bind", f"{open_root()}:rw", *HELD, *self.options],
+                 "--bind", f"{open_root()}:rw", "--park", "off", *HELD, *self.options],
                 stdout=output, stderr=output, stdin=subprocess.DEVNULL,
             )  # fmt: skip
 

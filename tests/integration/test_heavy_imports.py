@@ -55,7 +55,7 @@ def heavy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_an_edit_and_a_new_worker_do_not_import_again_and_no_other_function_has_that(
     make_platform: Callable[..., Platform], heavy: Path
 ) -> None:
-    platform = make_platform("--device", "cpu:0=400MiB", "--host-cache", "512MiB", "--park", "off").start()
+    platform = make_platform("--device", "cpu:0=400MiB", "--host-cache", "512MiB").start()
     env = {"RECORD": str(heavy)}
 
     one = platform.call(platform.deploy("one", HANDLER, env=env)).json()

@@ -315,7 +315,7 @@ ANSWERS = """
 
 
 def test_serve_parks_what_it_evicts_and_says_so(make_platform: Callable[..., Platform]) -> None:
-    platform = make_platform("--device", "cpu:0=300MiB", "--host-cache", "200MiB").start()
+    platform = make_platform("--device", "cpu:0=300MiB", "--host-cache", "200MiB", "--park", "auto").start()
     one, other = (platform.deploy(name, ANSWERS, memory="200Mi") for name in ("one", "other"))
     first = platform.call(one)
     evicts = platform.call(other)
