@@ -488,6 +488,7 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
     end_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     chance.seed_afresh()  # what its modules draw when they are imported is its own
+    _forget_what_is_in(os.path.join(layer.start.bundle, "site"))
     before, memory, began = set(sys.modules), MemoryPoint.read().anonymous, time.perf_counter()
     start = layer.start
     # More threads than one would be started when a library of them is loaded; workers set their number.
@@ -561,7 +562,8 @@ def _work(spawn: Spawn, fds: list[int], fork_point: MemoryPoint) -> int:
     start_env.put_in_force(start.env, start.threads, forked=not spawn.own_process)
     call_lines.mark_with(os.environ.pop(MARK_VARIABLE, ""))
     sys.path[:0] = [function_dir, site := os.path.join(start.bundle, "site")]
-    _forget_what_is_in(site)
+    if not spawn.waits:  # its layer has done it, and has imported from there since
+        _forget_what_is_in(site)
     sys.argv = [f"gpufaas-worker {start.function}"]
     name_process(f"{start.label} {start.function}")
     if start.limit:

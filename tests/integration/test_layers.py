@@ -111,6 +111,32 @@ async def test_each_function_that_preloads_has_a_layer_of_its_own_and_others_hav
     assert rig.said == []
 
 
+async def test_what_requirements_bring_is_preloaded_also_in_place_of_a_module_of_the_platform(
+    rig: LayerRig, tmp_path: Path
+) -> None:
+    source = """
+        import sys
+        before = {"brought", "tqdm"} <= set(sys.modules)
+        def load(device):
+            return None
+        def handle(model, event, context):
+            import os, brought, tqdm
+            return {"server": os.getppid(), "before": before, "ran": brought.ran, "tqdm": tqdm.__file__}
+    """
+    function = await rig.preloading("brings", ("brought", "tqdm"), source)
+    site = tmp_path / "brings" / "site"
+    site.mkdir()
+    (site / "brought.py").write_text("import os; ran = os.getpid()")
+    (site / "tqdm.py").touch()
+    await rig.check(function)
+
+    said = await rig.first(function)
+
+    assert [said["server"]] == [said["ran"]] == rig.layers
+    assert said["before"]
+    assert said["tqdm"] == str(site / "tqdm.py")
+
+
 async def test_what_cannot_be_imported_is_refused_at_deploy_and_a_start_goes_on_without_it(rig: LayerRig) -> None:
     function = await rig.preloading("wrong", ("wave", "no_such_module"))
 
