@@ -118,14 +118,14 @@ device_options = options(
     option("--standby", type=click.IntRange(0, 64), default=DEFAULT_STANDBY, metavar="N",
            says="Keep N blank processes that have torch imported, so that a cold start does not wait until one is "
            "forked. GPUs, and CPU devices with cores, have N each. 0: none."),
-    option("--isolation", type=click.Choice(("none", "best", "strict")), default="best",
+    option("--isolation", type=click.Choice(("none", "best", "strict")), default="best", envvar="GPUFAAS_ISOLATION",
            says="Keep functions that are processes from each other, from the platform, and from what is not theirs: by "
            "all that this machine allows (best); or do not start without all of it (strict). See gpufaas isolation "
            "check."),
-    option("--uid-range", default=UID_RANGE, callback=parsed(uid_range), metavar="FIRST-LAST",
-           says="The uids of functions, one for each, where the platform is root. No user, and no other platform of "
-           "this machine, may have one of them."),
-    option("--bind", "binds", multiple=True, metavar="PATH[:rw]",
+    option("--uid-range", default=UID_RANGE, callback=parsed(uid_range), envvar="GPUFAAS_UID_RANGE",
+           metavar="FIRST-LAST", says="The uids of functions, one for each, where the platform is root. No user, and "
+           "no other platform of this machine, may have one of them."),
+    option("--bind", "binds", multiple=True, envvar="GPUFAAS_BIND", metavar="PATH[:rw]",
            says="Let all functions read this directory of the machine, such as data sets, or write to it as far as "
            "their uids may (:rw); repeatable. They see none else beside their own, and Python's and the system's."),
 )  # fmt: skip

@@ -52,6 +52,8 @@ EVERYTHING = {
     },
     "node": {
         "functions": "kubernetes", "functionNamespace": "functions", "pullSecrets": ["registry"], "hostPath": "/data",
+        "isolation": "strict",
+        "binds": [{"hostPath": "/srv/sets", "path": "/sets"}, {"hostPath": "/out", "path": "/out", "writable": True}],
         "gpu": {"count": 2, "runtimeClassName": "nvidia", "extraArgs": ["--label=tier=gold"]},
         "cpu": {
             "enabled": True, "devices": ["cpu:0=1GiB", "cpu:1=1GiB"], "nodeSelector": {"gpu": "no"},
@@ -182,6 +184,10 @@ async def test_gpus_are_asked_for_and_all_of_them_taken(server: KubernetesServer
     assert gpu["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert [each for each in gpu["containers"][0]["args"] if "device" in each] == ["--device=cuda:0", "--device=cuda:1"]
     assert "nvidia.com/gpu" not in cpu["containers"][0]["resources"]["limits"]
+    for each in (gpu, cpu):
+        assert {"--isolation=strict", "--bind=/sets", "--bind=/out:rw"} < set(each["containers"][0]["args"])
+        mounted = {mount["mountPath"]: mount.get("readOnly") for mount in each["containers"][0]["volumeMounts"]}
+        assert (mounted["/sets"], mounted["/out"]) == (True, False)
     assert "--id=$(NODE_NAME)" in gpu["containers"][0]["args"]  # a node keeps its name when its pod is replaced
     assert "--id=$(NODE_NAME)-cpu" in cpu["containers"][0]["args"]
 
