@@ -1,66 +1,35 @@
 """
-Bundles as directories: the tar of a function's code, extracted once, with its weights linked in.
+Bundles as directories: the tar of a function's code, extracted once, with its parts and its weights linked in.
 
 ::
 
-    ROOT/DIGEST/gpufaas.json · function/ · site/       one per bundle; complete, since it was renamed into place
+    ROOT/DIGEST/gpufaas.json · function/ · site        one per bundle; complete, since it was renamed into place
+    ROOT/../parts/SHA256/                              one per part: packages, or what a build.py made
     ROOT/../compiled/DIGEST/                           what its workers compile for the next ones
 
-The weights are hard links to their artifacts (symbolic ones across file systems): functions with the same weights
-share one file, and one page cache. No file and no folder of a bundle can be written, so that a worker leaves nothing
-to the next one: bytecode is made when it is extracted. Everything here can be made again from the artifacts, and is
-where another release or another Python made it.
+``site`` is a link to its part. What build.py made, and the weights, are hard links to their part and their artifacts
+(symbolic ones across file systems): functions with the same weights share one file, and one page cache. Everything here
+can be made again from the artifacts (`trees`).
 """
 
 import contextlib
-import errno
-import lzma
 import os
 import secrets
-import sys
 import tarfile
 import threading
-import zlib
-from collections.abc import Iterator
-from gzip import BadGzipFile
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NoReturn
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpufaas_cache_manager.artifacts import ArtifactStore, check_digest, storage_errors
-from gpufaas_cache_manager.bytecode import compile_modules
-from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, Manifest, WeightsFile
+from gpufaas_cache_manager.trees import ASIDE, MADE_BY, UNREADABLE, BundleLimits, Member, Trees, check_size, files_in
+from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, Part, WeightsFile
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, UnknownArtifact
 from gpufaas_core.files import remove_tree
-from gpufaas_core.units import Bytes, GiB, MiB, format_bytes
+from gpufaas_core.units import Bytes
 
-_ASIDE: Final = ".aside-"
-_MADE_BY: Final = f".{sys.implementation.cache_tag}"
-"""A file in each bundle that cannot be written; its name says which Python its bytecode is for."""
 _CODE = (".py", ".pyc", ".pyi")
-_UNREADABLE: Final = (
-    tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, BadGzipFile, ValueError, OverflowError, RecursionError,
-    KeyError,
-)  # fmt: skip
-"""What `tarfile` and the decompressors raise for bytes that are no tar, or a damaged one."""
-_ITS_FAULT: Final = (
-    errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.EILSEQ,
-    errno.ENOTEMPTY, errno.ENOENT,
-)  # fmt: skip
-_LONGEST_NAME: Final[Bytes] = 64 * 1024
-"""The most bytes of a name whose header continues in the next blocks: `tarfile` reads it into memory as a whole."""
-
-
-class BundleLimits(Struct, frozen=True):
-    """How large an unpacked bundle may be; an upload of 13 MiB can be 3 GiB of zeros."""
-
-    total: Bytes = 2 * GiB
-    """All files; weights are not among them."""
-    members: int = 100_000
-    manifest: Bytes = 4 * MiB
 
 
 class BundleStore:
@@ -71,17 +40,14 @@ class BundleStore:
     """
 
     def __init__(self, root: Path, artifacts: ArtifactStore, limits: BundleLimits | None = None) -> None:
-        self._root = root
         self._limits = limits or BundleLimits()
         self._artifacts = artifacts
         self._manifests: dict[str, Manifest] = {}
         self._compiled = root.parent / "compiled"
         self._linking = threading.Lock()
+        self._trees = Trees(root, "bundle", self._limits)
+        self._parts = Trees(root.parent / "parts", "part", self._limits)
         with storage_errors(root):
-            root.mkdir(parents=True, exist_ok=True)
-            for each in root.iterdir():
-                if each.name.startswith(_ASIDE) or not (each / _MADE_BY).exists():
-                    remove_tree(each)
             for each in self._compiled.glob("*"):
                 if not (root / each.name).exists():
                     remove_tree(each)
@@ -90,15 +56,17 @@ class BundleStore:
         """
         Return the directory of bundle *digest*, ready to start workers from; extracts it when it is not there yet.
 
-        Cheap when it is: one look at each file of weights.
+        Cheap when it is: one look at each part, and at each file of weights.
 
-        :raises UnknownArtifact: the bundle or weights of it are not here: upload them
-        :raises CorruptArtifact: the bundle or weights of it are damaged: upload them again; names the file
+        :raises UnknownArtifact: the bundle, parts or weights of it are not here: upload them
+        :raises CorruptArtifact: one of them is damaged: upload it again; names the file
         :raises InvalidSpec: the artifact is not a bundle
         :raises StorageFailed: no room, or not writable
         """
         manifest = self.manifest(digest)
-        directory = self._root / digest
+        directory = self._trees.root / digest
+        for part in manifest.parts:
+            self._part(part, directory)
         for weights in manifest.weights:
             self._link(weights, directory)
         return directory
@@ -106,67 +74,77 @@ class BundleStore:
     def manifest(self, digest: str) -> Manifest:
         """Return the manifest of bundle *digest*; extracts it when needed. Raises as `install`."""
         known = self._manifests.get(digest)
-        directory = self._root / digest
+        directory = self._trees.root / digest
         if known is not None and directory.is_dir():
             return known
         if not directory.is_dir():
-            self._extract(self._artifacts.path(digest), directory)
+            self._trees.extract(self._artifacts.path(digest), digest, lambda aside: self._finish(aside, directory))
         manifest = _read_manifest(directory, self._limits.manifest)
         self._manifests[digest] = manifest
         return manifest
+
+    def named_by(self, digest: str) -> tuple[Part | WeightsFile, ...]:
+        """Return the artifacts that bundle *digest* names; they need not be here. Raises as `manifest`."""
+        manifest = None
+        if not (self._trees.root / digest).is_dir():
+            with contextlib.suppress(*UNREADABLE), tarfile.open(self._artifacts.path(digest), tarinfo=Member) as tar:
+                first = tar.next()
+                if first is not None and first.name == MANIFEST and (file := tar.extractfile(first)) is not None:
+                    manifest = _decode(file.read(self._limits.manifest + 1), self._limits.manifest)
+        manifest = manifest or self.manifest(digest)
+        return (*manifest.parts, *manifest.weights)
 
     def compiled(self, digest: str) -> Path:
         """Return the directory, which may not be there yet, for what workers of bundle *digest* compile."""
         return self._compiled / digest
 
     def digests(self) -> list[str]:
-        """Return the bundles that are extracted, in no order."""
-        return [path.name for path in self._root.iterdir() if not path.name.startswith(_ASIDE)]
+        """Return the bundles and parts that are extracted, in no order."""
+        return [*self._trees.digests(), *self._parts.digests()]
 
     def remove(self, digest: str) -> None:
-        """Remove bundle *digest*; its artifacts stay. No error when it is not there."""
+        """Remove the bundle or part *digest*; artifacts stay. No error when it is not there."""
         self._manifests.pop(digest, None)
-        aside = self._aside()
-        with storage_errors(self._root):
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(self._root / digest, aside)  # in one step: nobody sees half of it
-            remove_tree(aside)
+        self._trees.remove(digest)
+        self._parts.remove(digest)
+        with storage_errors(self._compiled):
             remove_tree(self.compiled(digest))
 
-    def _extract(self, bundle: Path, directory: Path) -> None:
-        aside = self._aside()
+    def _finish(self, directory: Path, named: Path) -> None:
+        """Add its parts to a bundle that is being extracted in *directory*, and will be *named*; check it."""
+        manifest = _manifest_in(directory, self._limits.manifest)
+        if manifest.parts and any(each.is_symlink() for each in directory.rglob("*")):
+            # What follows would write through them into a part, which is of others, too.
+            raise InvalidSpec("the bundle has parts, and links among its files: make bundles with `gpufaas build`")
+        for part in sorted(manifest.parts, key=lambda each: each.name):  # site last: nothing is written into it
+            tree = self._part(part, named)
+            if part.name == "site":
+                (directory / SITE_DIR).symlink_to(f"../../{tree.parent.name}/{tree.name}")
+                continue
+            for file in files_in(tree):
+                place = directory / file.relative_to(tree)
+                if place.name != MADE_BY:
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    os.link(file, place)
+        for weights in manifest.weights:
+            (directory / weights.path).parent.mkdir(parents=True, exist_ok=True)
+        _read_manifest(directory, self._limits.manifest)
+
+    def _part(self, part: Part, directory: Path) -> Path:
+        """Return the directory of *part*, of the bundle in *directory*; extracts it when it is not there yet."""
+        tree = self._parts.root / part.sha256
+        if not tree.is_dir():
+            self._parts.extract(self._artifact(part.sha256, f"part {part.name}", directory), part.sha256)
+        return tree
+
+    def _artifact(self, digest: str, what: str, directory: Path) -> Path:
         try:
-            with storage_errors(self._root):
-                aside.mkdir()
-                try:
-                    with tarfile.open(bundle, "r:*", tarinfo=_Member) as tar:
-                        _check(tar, self._limits)
-                        tar.extractall(aside, filter="data")
-                    manifest = _read_manifest(aside, self._limits.manifest)
-                    for weights in manifest.weights:
-                        (aside / weights.path).parent.mkdir(parents=True, exist_ok=True)
-                except _UNREADABLE as exc:
-                    raise InvalidSpec(f"bundle {directory.name} is no tar that may be extracted: {exc}") from exc
-                except OSError as exc:
-                    if exc.errno in _ITS_FAULT:  # two files of one name, a name that is too long
-                        raise InvalidSpec(f"bundle {directory.name} cannot be extracted: {exc}") from exc
-                    raise
-                (aside / _MADE_BY).touch()
-                compile_modules(aside)
-                _seal(aside)
-                try:
-                    os.rename(aside, directory)
-                except OSError:
-                    if not directory.is_dir():  # otherwise another thread was faster: same bytes
-                        raise
-        finally:
-            remove_tree(aside)
+            return self._artifacts.path(digest)
+        except (CorruptArtifact, UnknownArtifact) as exc:
+            raise type(exc)(f"{what} of the function in {directory}: {exc}") from exc
 
     def _link(self, weights: WeightsFile, directory: Path) -> None:
-        try:
-            artifact = self._artifacts.path(weights.sha256)
-        except (CorruptArtifact, UnknownArtifact) as exc:
-            raise type(exc)(f"weights {weights.path} of the function in {directory}: {exc}") from exc
+        artifact = self._artifact(weights.sha256, f"weights {weights.path}", directory)
         if (found := artifact.stat().st_size) != weights.bytes:
             raise InvalidSpec(
                 f"{MANIFEST} of the bundle says {weights.bytes} bytes of {weights.path}, and its weights have {found}: "
@@ -176,7 +154,7 @@ class BundleStore:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(place, artifact):
                 return
-        aside = place.with_name(f"{_ASIDE}{secrets.token_hex(4)}")
+        aside = place.with_name(f"{ASIDE}{secrets.token_hex(4)}")
         with storage_errors(place), self._linking:
             place.parent.chmod(0o755)
             try:
@@ -190,79 +168,39 @@ class BundleStore:
             finally:
                 place.parent.chmod(0o555)
 
-    def _aside(self) -> Path:
-        return self._root / f"{_ASIDE}{secrets.token_hex(8)}"
+
+def _manifest_in(directory: Path, limit: Bytes) -> Manifest:
+    """:raises InvalidSpec: there is no manifest"""
+    try:
+        with (directory / MANIFEST).open("rb") as file:
+            return _decode(file.read(limit + 1), limit)
+    except (FileNotFoundError, IsADirectoryError):
+        raise InvalidSpec(f"bundle without {MANIFEST}: make bundles with `gpufaas build`") from None
 
 
-class _Member(tarfile.TarInfo):
-    """A header; refuses names of gigabytes, one or all together, and sparse files: `tarfile` lists their holes."""
-
-    def _proc_member(self, tar: Any) -> tarfile.TarInfo:
-        if self.type in _LONG_HEADERS:
-            tar.long_names = getattr(tar, "long_names", 0) + self.size  # of which `tarfile` reads a MiB in up to 0.2 s
-            if self.size > _LONGEST_NAME or tar.long_names > 256 * _LONGEST_NAME:
-                raise tarfile.ReadError(f"a header of {format_bytes(self.size)}, {format_bytes(tar.long_names)} in all")
-        return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
-
-    def _proc_sparse(self, *_: object) -> NoReturn:
-        raise tarfile.ReadError("a file in it is sparse")
-
-    _proc_gnusparse_10 = _proc_sparse
-
-
-_LONG_HEADERS: Final = (
-    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
-)  # fmt: skip
-
-
-def _check(tar: tarfile.TarFile, limits: BundleLimits) -> None:
-    """Raise InvalidSpec if *tar* exceeds *limits*; before the first file is written: 100,000 take half a minute."""
-    assert tar.fileobj is not None
-    number = at = total = 0
-    # First it counts what looks like a header, where files are small: `tarfile` takes 20 us for each.
-    while number <= limits.members and at <= 2048 * limits.members and tar.fileobj.seek(at) == at:
-        header = tar.fileobj.read(tarfile.BLOCKSIZE)
-        if header[257:262] != b"ustar":
-            break
-        at += (max(0, tarfile.nti(header[124:136])) + 1023) // 512 * 512  # type: ignore[attr-defined]
-        number += header[156:157] not in _LONG_HEADERS
-    folders = set[int]()
-    for seen, member in enumerate(tar, 1):
-        folder = os.path.dirname(member.name)
-        while folder and (key := hash(folder)) not in folders:  # not the names: of 4 KiB each
-            folders.add(key)
-            folder = os.path.dirname(folder)
-        if max(number, seen) + len(folders) > limits.members:
-            raise InvalidSpec(
-                f"the bundle has more than {limits.members} files and folders: put data into an archive of its own"
-            )
-        if member.name == MANIFEST:
-            _check_size(member.size, limits.manifest)
-        total += max(0, member.size)
-        if total > limits.total:
-            raise InvalidSpec(
-                f"the bundle is more than {format_bytes(limits.total)} when it is unpacked: large files belong into "
-                "its weights"
-            )
+def _decode(content: bytes, limit: Bytes) -> Manifest:
+    """:raises InvalidSpec: *content* is too large, or no manifest that this release can read"""
+    check_size(len(content), limit)
+    try:
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise InvalidSpec(f"{MANIFEST} of the bundle is malformed: {exc}") from exc
+    if manifest.version not in (1, 2):
+        raise InvalidSpec(
+            f"the bundle is of version {manifest.version}, this platform knows 1 and 2: update the platform"
+        )
+    for digest in (*(each.sha256 for each in manifest.parts), *(each.sha256 for each in manifest.weights)):
+        check_digest(digest)
+    for weights in manifest.weights:
+        _check_inside(weights.path)
+    return manifest
 
 
 def _read_manifest(directory: Path, limit: Bytes) -> Manifest:
     """:raises InvalidSpec: there is no manifest, or it says something impossible"""
-    try:
-        with (directory / MANIFEST).open("rb") as file:
-            content = file.read(limit + 1)
-        _check_size(len(content), limit)
-        manifest = msgspec.json.decode(content, type=Manifest)
-    except (FileNotFoundError, IsADirectoryError):
-        raise InvalidSpec(f"bundle without {MANIFEST}: make bundles with `gpufaas build`") from None
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise InvalidSpec(f"{MANIFEST} of the bundle is malformed: {exc}") from exc
+    manifest = _manifest_in(directory, limit)
     manifest = replace(manifest, data_bytes=_data_bytes(directory / FUNCTION_DIR, manifest))
-    if manifest.version != 1:
-        raise InvalidSpec(f"the bundle is of version {manifest.version}, this platform knows 1: update the platform")
     for weights in manifest.weights:
-        _check_inside(weights.path)
-        check_digest(weights.sha256)
         if weights.bytes < 0 or (directory / weights.path).is_dir():
             raise InvalidSpec(f"{MANIFEST} names weights {weights.path!r} of {weights.bytes} bytes: a file is expected")
     if manifest.kind == "server":
@@ -279,37 +217,12 @@ def _read_manifest(directory: Path, limit: Bytes) -> Manifest:
     return manifest
 
 
-def _check_size(manifest: Bytes, limit: Bytes) -> None:
-    if manifest > limit:
-        raise InvalidSpec(f"{MANIFEST} of the bundle has more than {format_bytes(limit)}")
-
-
 def _data_bytes(function: Path, manifest: Manifest) -> int:
     weights = {function.parent / each.path for each in manifest.weights}
-    return sum(path.stat().st_size for path in _files(function) if path not in weights and path.suffix not in _CODE)
+    return sum(path.stat().st_size for path in files_in(function) if path not in weights and path.suffix not in _CODE)
 
 
 def _check_inside(path: str) -> None:
     parts = PurePosixPath(path).parts
     if len(parts) < 2 or parts[0] != FUNCTION_DIR or ".." in parts or "\0" in path:
         raise InvalidSpec(f"{MANIFEST} names weights {path!r}: a path below {FUNCTION_DIR}/ is expected")
-
-
-def _seal(directory: Path) -> None:
-    """
-    Make all of it read-only. Its files are synced before the directory gets its name: after a power cut it is complete
-    or absent.
-    """
-    for path in _files(directory):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fchmod(descriptor, 0o555 if os.fstat(descriptor).st_mode & 0o100 else 0o444)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    for folder, _, _ in os.walk(directory):
-        os.chmod(folder, 0o555)
-
-
-def _files(directory: Path) -> Iterator[Path]:
-    return (path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())

@@ -1,5 +1,5 @@
 """
-Removal of bundles and weights that no deployed function uses: those that were updated, removed, or never deployed.
+Removal of bundles, parts and weights that no deployed function uses: they were updated, removed, or never deployed.
 
 The last use is recorded on the disk (`ArtifactStore.touch`), so that restarts of the platform change nothing. Copies in
 an object store stay: other nodes and clusters may rely on them (docs/adr/0023).
@@ -42,11 +42,11 @@ def collect(
     needed = set(used)
     for digest in used:
         try:
-            needed.update(weights.sha256 for weights in bundles.manifest(digest).weights)
+            needed.update(each.sha256 for each in bundles.named_by(digest))
         except UnknownArtifact:
             pass  # a node of a cluster has the bundles only of what it loaded
         except GpufaasError as exc:
-            # A call of its function gets this error; uploading it again brings the weights that are missing.
+            # A call of its function gets this error; uploading it again brings what is missing.
             log.warning("collect.unreadable bundle=%s reason=%s", digest, exc)
     count, size = 0, 0
     for digest in artifacts.digests():

@@ -94,23 +94,23 @@ class Fetcher:
 
     async def ensure_bundle(self, digest: str, *, progress: Progress | None = None) -> str:
         """
-        Return when bundle *digest* and all weights that it names are here, and where they came from: ``store`` if any
-        did. Cheap when they already are.
+        Return when bundle *digest* and all parts and weights that it names are here, and where they came from:
+        ``store`` if any did. Cheap when they already are.
 
         :raises InvalidSpec: the artifact is no bundle
 
         Otherwise as `ensure`.
         """
         origin = await self.ensure(digest)
-        manifest = await self._threads.run(self._bundles.manifest, digest)
-        sizes = {weights.sha256: weights.bytes for weights in manifest.weights}
+        named = await self._threads.run(self._bundles.named_by, digest)
+        sizes = {each.sha256: each.bytes for each in named}
         here = dict.fromkeys(sizes, 0)
 
         def on_progress(sha256: str) -> Progress:
             def said(done: Bytes, _: Bytes) -> None:
                 here[sha256] = done
                 assert progress is not None
-                progress(sum(here.values()), manifest.weight_bytes)
+                progress(sum(here.values()), sum(sizes.values()))
 
             return said
 

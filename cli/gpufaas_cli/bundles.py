@@ -3,43 +3,39 @@ Building a function: from the author's folder to a bundle and its weights.
 
 ::
 
-    build/NAME/                    the template, with the author's folder over its handler folder (OpenFaaS's layout)
-        function/                  handler.py …, and what build.py made
+    build/NAME/                    links to all that a worker finds in the bundle
+        function/                  the template's handler folder, over it the author's: handler.py …; what build.py made
         site/                      requirements that are not provided
         gpufaas.json               the manifest
-        bundle.tar                 all of these but the weights; reproducible, so its digest names the function
+        bundle.tar                 this and the code; reproducible, so its digest names the function
         .gpufaas-build.json        what it was built from: building the same again does nothing
+    build/.parts/                  what was installed and what build.py made, by what it depends on (`built_parts`)
 
 build.py runs in this Python environment; packages are chosen for that of the nodes (`build_target`).
 """
 
-import hashlib
-import io
+import contextlib
 import os
 import platform
 import shutil
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from gpufaas_cli.build_target import BuildTarget, this_python
+from gpufaas_cli.built_parts import BuiltPart, BuiltParts, Made, key_of
 from gpufaas_cli.handler_check import check_handler
 from gpufaas_cli.locks import LOCK, Lock
+from gpufaas_cli.packing import Output, hash_file, pack
 from gpufaas_cli.requirement_files import Requirements, read_requirements
-from gpufaas_cli.requirements import (
-    RESERVED,
-    check_provided,
-    find_lock,
-    install_missing,
-    installed_version,
-    settle,
-)
+from gpufaas_cli.requirements import RESERVED, check_provided, find_lock, install_missing, installed_version, settle
+from gpufaas_cli.script_inputs import SCRIPT, inputs_of_script
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, copy_tree, find_extra, is_cache, walk
 from gpufaas_cli.stack import FUNCTION_NAME
 from gpufaas_cli.subprocess_lines import run_shown
@@ -54,7 +50,7 @@ from gpufaas_templates import Template, find_template
 ALLOW_PICKLE: Final = "gpufaas.allow-pickle"
 BUNDLE: Final = "bundle.tar"
 _STAMP: Final = ".gpufaas-build.json"
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 """Part of what a build depends on: raise it when this module makes other bundles from the same folder."""
 
 _NOT_PACKED: Final = frozenset(("template.yml", "meta.json", "Dockerfile", MANIFEST))
@@ -91,35 +87,38 @@ class BuildRequest:
 @dataclass(frozen=True, slots=True)
 class Built:
     name: str
-    digest: str
-    """sha256 of `bundle_tar`."""
-    bundle_tar: Path
     manifest: Manifest
-    weights: list[tuple[WeightsFile, Path]]
-    """Each file of weights, and where it is now."""
+    files: tuple[tuple[str, Path], ...]
+    """What is uploaded, with the sha256 of each: the tar of the bundle, those of its parts, its weights."""
     up_to_date: bool
     """It was built before from the same inputs: nothing was done."""
     seconds: Seconds
 
+    @property
+    def digest(self) -> str:
+        """sha256 of `bundle_tar`."""
+        return self.files[0][0]
 
-class _Output(msgspec.Struct, frozen=True):
-    """A file of a finished build."""
+    @property
+    def bundle_tar(self) -> Path:
+        return self.files[0][1]
 
-    path: str
-    identity: FileIdentity
-
-    @classmethod
-    def of(cls, folder: Path, path: Path) -> "_Output":
-        return cls(path.relative_to(folder).as_posix(), identity(path.stat()))
+    @property
+    def weights(self) -> list[tuple[WeightsFile, Path]]:
+        """Each file of weights, and where it is now."""
+        weights = self.manifest.weights
+        return [(each, path) for each, (_, path) in zip(weights, self.files[-len(weights) :], strict=False)]
 
 
 class _Stamp(msgspec.Struct, frozen=True):
     """What lies beside a finished build."""
 
     inputs: str
-    digest: str
     manifest: Manifest
-    outputs: tuple[_Output, ...]
+    outputs: tuple[Output, ...]
+    """The bundle, its parts, its weights."""
+    keys: tuple[str, ...]
+    """Of its parts (`BuiltParts`)."""
 
 
 def build(request: BuildRequest, progress: Callable[[str], None] = lambda _: None) -> Built:
@@ -132,26 +131,32 @@ def build(request: BuildRequest, progress: Callable[[str], None] = lambda _: Non
     began = time.perf_counter()
     making = _Build.of(request, progress)
     inputs = making.hash_inputs()
-    stamp = making.earlier(inputs)
+    before = making.earlier()
+    stamp = before if before is not None and making.is_up_to_date(before, inputs) else None
     up_to_date = stamp is not None
     folder = making.folder
     if stamp is None:
         try:
-            stamp = making.make(inputs)
+            stamp = making.make(inputs, before)
         except OSError as exc:
             what = f"{exc.filename or folder}: {exc.strerror or exc}"
             raise StorageFailed(f"cannot build in {folder}: {what}: check its disk and rights") from exc
     return Built(
         name=request.name,
-        digest=stamp.digest,
-        bundle_tar=folder / BUNDLE,
         manifest=stamp.manifest,
-        weights=[
-            (each, making.function / Path(each.path).relative_to(FUNCTION_DIR)) for each in stamp.manifest.weights
-        ],
+        files=tuple((each.sha256, Path(os.path.normpath(folder / each.path))) for each in stamp.outputs),
         up_to_date=up_to_date,
         seconds=time.perf_counter() - began,
     )
+
+
+def drop_unused_parts(build_root: Path) -> None:
+    """Remove parts in *build_root* that no function there has any more. No build may be running."""
+    used = set[str]()
+    for each in build_root.glob(f"*/{_STAMP}"):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            used.update(msgspec.json.decode(each.read_bytes(), type=_Stamp).keys)
+    BuiltParts(build_root).drop_unused(used)
 
 
 def check_name(name: str) -> None:
@@ -170,7 +175,8 @@ class _Build:
     progress: Callable[[str], None]
     template: Template
     handler: Path
-    copies: list[tuple[Path, Path]]
+    files: dict[str, Path]
+    """What the bundle is made from, by the names that it has there."""
     requirements: list[Requirements]
     target: BuildTarget | None
     """None: there are no requirements."""
@@ -187,122 +193,162 @@ class _Build:
         _check_folder(handler, request)
         if template.kind != "server":
             check_handler(handler / "handler.py", template.kind, template.name)
-        copies = [find_extra(path, request.root) for path in request.copy]
+        files = _find_files(template, handler, [find_extra(path, request.root) for path in request.copy])
         places = (template.path, handler) if template.kind == "server" else (handler,)
         requirements = [read_requirements(place / "requirements.txt") for place in places]
         target = request.target() if any(each.asks for each in requirements) else None
-        return cls(request, progress, template, handler, copies, requirements, target)
+        return cls(request, progress, template, handler, files, requirements, target)
 
     @property
     def folder(self) -> Path:
         return self.request.build_root / self.request.name
 
     @property
-    def function(self) -> Path:
-        return self.folder / self.template.handler_folder
+    def function(self) -> str:
+        """Where the handler is in the bundle."""
+        return _handler_folder(self.template)
+
+    @cached_property
+    def parts(self) -> BuiltParts:
+        return BuiltParts(self.request.build_root)
 
     # --- what it depends on ---
+
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        return {name: _hash_source(path) for name, path in self.files.items()}
 
     def hash_inputs(self) -> str:
         request, template, target = self.request, self.template, self.target
         provided = [check_provided(each, target) for each in self.requirements] if target is not None else []
-        settings = {
-            "format": _FORMAT,
-            "kind": template.kind,
-            "template": template.name,
-            "folder": template.handler_folder,
-            "build_args": sorted(request.build_args.items()),
-            "allow_pickle": request.allows_pickle,
-            "python": [platform.python_version(), platform.machine()],
-            "provided": [[name, installed_version(name)] for name in sorted(RESERVED)],
-            "requirements": sorted((name, version or "") for each in provided for name, version in each.looked_at),
-        }
-        hashed = hashlib.sha256(msgspec.json.encode(settings))
-        sources: list[tuple[str, Path, LeavesOut]] = [
-            ("template", template.path, is_cache),
-            ("handler", self.handler, Ignored(self.handler, NOT_HANDLER)),
-        ]
-        sources += [(f"copy:{place.as_posix()}", source, Ignored(source)) for source, place in self.copies]
-        sources += [("required", path, Ignored(path)) for each in self.requirements for path in each.named]
-        for label, source, leaves_out in sources:
-            for file in walk(source, leaves_out):
-                relative = file.relative_to(source).as_posix() if file != source else ""
-                hashed.update(f"\0{label}\0{relative}\0".encode(errors="surrogateescape"))
-                status = file.stat()
-                hashed.update(b"x" if status.st_mode & 0o100 else b"-")
-                if status.st_size >= _STAT_FROM:
-                    hashed.update(f"{identity(status)}".encode())
-                else:
-                    hashed.update(hashlib.sha256(file.read_bytes()).digest())
-        return hashed.hexdigest()
+        looked_at = sorted((name, version or "") for each in provided for name, version in each.looked_at)
+        how = (template.kind, template.name, template.command, template.workdir, template.port, template.env)
+        asked = [each.digest for each in self.requirements if each.asks]
+        args, python = sorted(request.build_args.items()), self._python()
+        return key_of(_FORMAT, how, args, request.allows_pickle, python, asked, looked_at, self.hashes)
 
-    def earlier(self, inputs: str) -> _Stamp | None:
-        """Return the stamp of an earlier build from the same *inputs*, if it is whole and runs on the target."""
-        try:
-            stamp = msgspec.json.decode((self.folder / _STAMP).read_bytes(), type=_Stamp)
-            whole = all(_Output.of(self.folder, self.folder / each.path) == each for each in stamp.outputs)
-        except (OSError, msgspec.DecodeError):
-            return None
+    def earlier(self) -> _Stamp | None:
+        """Return the stamp of an earlier build."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode((self.folder / _STAMP).read_bytes(), type=_Stamp)
+        return None
+
+    def is_up_to_date(self, stamp: _Stamp, inputs: str) -> bool:
+        """Whether an earlier build was from the same *inputs*, is whole and runs on the target."""
         needs = stamp.manifest.needs  # the platform may have changed since, or be another one
         unfit = needs and self.target and any(misfits(needs, each) for each in self.target.environments)
-        return stamp if whole and stamp.inputs == inputs + self._locked() and not unfit else None
+        whole = all(each.is_whole(self.folder) for each in stamp.outputs)
+        return whole and stamp.inputs == inputs + self._locked() and not unfit
 
     def _locked(self) -> str:
         file = self.handler / LOCK
-        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        return hash_file(file) if file.is_file() else ""
+
+    def _python(self) -> object:
+        """What build.py is run by."""
+        packages = [(name, installed_version(name)) for name in sorted(RESERVED)]
+        return platform.python_version(), platform.machine(), packages
 
     # --- making it ---
 
-    def make(self, inputs: str) -> _Stamp:
-        request, template, folder, function = self.request, self.template, self.folder, self.function
+    def make(self, inputs: str, before: _Stamp | None) -> _Stamp:
+        """:param before: an earlier build, whose weights may be the same files"""
+        template, folder = self.template, self.folder
         assert template.kind is not None
-        if folder.exists():
-            shutil.rmtree(folder)
-        copy_tree(template.path, folder)
-        copy_tree(self.handler, function, Ignored(self.handler, NOT_HANDLER))
-        for source, place in self.copies:
-            copy_tree(source, function / place, Ignored(source))
-        lock = self._install()
-        if (self.handler / "build.py").is_file():
-            self._run_build_script()
-        weights = []
-        for path in _find_weights(function, request):
-            self.progress(f"hashing {path.name}")
-            weights.append((_hash_weights(function, path), path))
+        lock, site = self._site()
+        made_key, made = self._made(lock)
+        code = {name: path for name, path in self.files.items() if name not in made.replaced}
+        known = {(os.path.abspath(folder / e.path), e.identity): e.sha256 for e in (before.outputs if before else ())}
+        weights = {name: (path, self._hash(path, known)) for name, path in code.items() if self._is_weights(name, path)}
+        tree = self.parts.tree(made_key)
+        weights |= {name: (tree / name, sha256) for name, sha256 in made.weights.items()}
+        weights = {name: weights[name] for name in sorted(weights, key=_order)}
+        for name, (path, _) in weights.items():
+            self._check_pickle(name, path)
+            code.pop(name, None)
+        parts = tuple((each.part, key) for each, key in ((site, lock.key), (made, made_key)) if each.part)
         manifest = Manifest(
             kind=template.kind,
             template=template.name,
-            weights=tuple(each for each, _ in weights),
+            weights=tuple(
+                WeightsFile(FUNCTION_DIR + name.removeprefix(self.function), sha256, path.stat().st_size)
+                for name, (path, sha256) in weights.items()
+            ),
             requirements=tuple(map(str, lock.missing)),
-            allow_pickle=request.allows_pickle,
+            allow_pickle=self.request.allows_pickle,
             command=template.command,
             workdir=template.workdir,
             port=template.port,
             env=template.env,
+            version=2 if parts else 1,
             needs=lock.needs,
+            parts=tuple(each for each, _ in parts),
         )
         self.progress("packing")
-        _write_manifest(folder, manifest)
-        digest = _pack(folder, self._roots(), {path for _, path in weights})
-        outputs = (folder / BUNDLE, *(path for _, path in weights))
-        stamp = _Stamp(inputs + self._locked(), digest, manifest, tuple(_Output.of(folder, path) for path in outputs))
+        self._show(code, {name: path for name, (path, _) in weights.items()}, tree, self._site_of(lock))
+        (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+        digest = pack(folder / BUNDLE, {MANIFEST: folder / MANIFEST, **code})
+        files = [(folder / BUNDLE, digest), *((self.parts.tar(key), each.sha256) for each, key in parts)]
+        outputs = [
+            Output(os.path.relpath(path, folder), identity(path.stat()), sha256)
+            for path, sha256 in (*files, *weights.values())
+        ]
+        stamp = _Stamp(inputs + self._locked(), manifest, tuple(outputs), (lock.key, made_key))
         (folder / _STAMP).write_bytes(msgspec.json.encode(stamp))
         return stamp
 
-    def _install(self) -> Lock:
-        """Install in site/ what the target does not provide; return it, and what is needed of the nodes."""
+    def _show(self, code: Mapping[str, Path], weights: Mapping[str, Path], made: Path, site: Path) -> None:
+        """Make the folder of the build anew, with links to all that a worker finds in its bundle."""
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        left = ((file.relative_to(made).as_posix(), file) for file in (walk(made) if made.exists() else ()))
+        for name, path in {**dict(left), **code, **weights}.items():
+            place = self.folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(path.absolute())
+        if site.exists():
+            (self.folder / SITE_DIR).symlink_to(site)
+
+    def _site(self) -> tuple[Lock, BuiltPart]:
+        """Return what the target does not provide, with what is needed of the nodes; and the part with it."""
         if self.target is None:
-            return Lock()
-        site, file = self.folder / SITE_DIR, self.handler / LOCK
+            return Lock(), BuiltPart()
+        file, part = self.handler / LOCK, BuiltPart()
         lock = find_lock(self.requirements, self.target, file, self.progress)
         if lock.missing:
-            install_missing(lock, self.requirements, self.target, site, self.progress)
-        return settle(lock, self.requirements, self.target, site, file)
+            part = self.parts.find(lock.key) or self.parts.build(lock.key, "site", partial(self._install, lock))
+        return settle(lock, self.requirements, self.target, self._site_of(lock), file), part
 
-    def _run_build_script(self) -> None:
-        """Run the author's build.py in the folder of its outputs, reproducibly as far as we can make it."""
+    def _site_of(self, lock: Lock) -> Path:
+        return (self.parts.tree(lock.key) / SITE_DIR).absolute()
+
+    def _install(self, lock: Lock, tree: Path) -> Made:
+        assert self.target is not None
+        install_missing(lock, self.requirements, self.target, tree / SITE_DIR, self.progress)
+        return BuiltPart(), [file.relative_to(tree).as_posix() for file in walk(tree)], ()
+
+    def _made(self, lock: Lock) -> tuple[str, BuiltPart]:
+        """Return what the author's build.py made, and its key; what it made before if that depends on nothing new."""
+        inside = f"{self.function}/"
+        if self.files.get(inside + SCRIPT) != self.handler / SCRIPT:
+            return "", BuiltPart()
+        own = {name.removeprefix(inside): path for name, path in self.files.items() if name.startswith(inside)}
+        counted = {inside + name for name in inputs_of_script(own)}
+        inputs = [(name, each) for name, each in self.hashes.items() if name in counted or not name.startswith(inside)]
+        key = key_of(_FORMAT, self._python(), lock.key, sorted(self.request.build_args.items()), inputs)
+        found = self.parts.find(key)
+        if found is not None and any(self.hashes.get(name) != was for name, was in found.replaced.items()):
+            key = key_of(key, [(name, self.hashes.get(name)) for name in found.replaced])  # it reads what it replaces
+            found = self.parts.find(key)
+        return key, found or self.parts.build(key, "made", partial(self._run_script, self._site_of(lock)))
+
+    def _run_script(self, site: Path, tree: Path) -> Made:
+        """Run build.py in a copy of all files, reproducibly as far as we can make it; find what it has changed."""
+        for name, path in self.files.items():
+            copy_tree(path, tree / name)
+        before = {name: identity((tree / name).stat()) for name in self.files}
         self.progress("running build.py")
-        paths = [str((self.folder / SITE_DIR).absolute()), os.environ.get("PYTHONPATH", "")]
+        paths = [str(site), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": _BUILD_THREADS,
@@ -313,21 +359,80 @@ class _Build:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
         run_shown(
-            [sys.executable, "build.py"], self.function, environment, self.progress,
-            lambda status: f"{self.handler / 'build.py'} ended with status {status}",
+            [sys.executable, SCRIPT], tree / self.function, environment, self.progress,
+            lambda status: f"{self.handler / SCRIPT} ended with status {status}",
         )  # fmt: skip
+        left = {file.relative_to(tree).as_posix(): file for file in walk(tree)}
+        kept = {name for name, was in before.items() if name in left and identity(left[name].stat()) == was}
+        if not any(each.is_symlink() for each in tree.rglob("*")):  # which may lead to one of them
+            for name in kept:
+                left[name].unlink()
+        made = [name for name in left if name not in kept]
+        weights = [name for name in made if self._is_weights(name, left[name])]
+        replaced = {name: self.hashes[name] for name in before if name not in kept}
+        return BuiltPart(replaced=replaced), [name for name in made if name not in weights], weights
 
-    def _roots(self) -> dict[str, Path]:
-        """Return the files and folders that are packed, by their names in the bundle."""
-        template, site = self.template, self.folder / SITE_DIR
-        if template.workdir != ".":
-            return {FUNCTION_DIR: self.function, SITE_DIR: site}
+    # --- weights ---
+
+    def _is_weights(self, name: str, path: Path) -> bool:
+        if not name.startswith(f"{self.function}/"):
+            return False
+        return name.endswith(WEIGHTS) or is_pickled(path)
+
+    def _check_pickle(self, name: str, path: Path) -> None:
+        """:raises InvalidSpec: the weights *path* are pickled, and the author did not accept that"""
+        if is_pickled(path) and not self.request.allows_pickle:
+            raise InvalidSpec(
+                f"{name.removeprefix(f'{self.function}/')} of function {self.request.name} is a pickle, which runs any "
+                "code that its maker put in: save it as .safetensors (safetensors.torch.save_file), .pt2 or .onnx; or, "
+                f'if you trust its maker, set the annotation {ALLOW_PICKLE}: "true"'
+            )
+
+    def _hash(self, path: Path, known: Mapping[tuple[str, FileIdentity], str]) -> str:
+        """Return the sha256 of *path*, which an earlier build may know: hashing 500 MB takes a second."""
+        if found := known.get((os.path.abspath(path), identity(path.stat()))):
+            return found
+        self.progress(f"hashing {path.name}")
+        return hash_file(path)
+
+
+def _find_files(template: Template, handler: Path, copies: Iterable[tuple[Path, Path]]) -> dict[str, Path]:
+    """Return all files by their names in a bundle; of two with one name the author's."""
+    function = _handler_folder(template)
+    sources: list[tuple[str, Path, LeavesOut]] = []
+    if template.workdir == ".":
         # A server that runs beside its template's files finds all under the names that they have in an image.
-        roots = {SITE_DIR: site, template.handler_folder: self.function}
-        for path in sorted(template.path.iterdir()):
-            if path.name not in {*_NOT_PACKED, *roots} and not is_cache(path):
-                roots[path.name] = self.folder / path.name
-        return roots
+        others = (each for each in template.path.iterdir() if each.name not in {*_NOT_PACKED, SITE_DIR, function})
+        sources += [(each.name, each, is_cache) for each in others if not is_cache(each)]
+    if template.skeleton.exists():
+        sources.append((function, template.skeleton, is_cache))
+    sources.append((function, handler, Ignored(handler, NOT_HANDLER)))
+    sources += [(f"{function}/{place.as_posix()}", source, Ignored(source)) for source, place in copies]
+    found = {
+        place if file == source else f"{place}/{file.relative_to(source).as_posix()}": file
+        for place, source, leaves_out in sources
+        for file in walk(source, leaves_out)
+    }
+    return {name: found[name] for name in sorted(found, key=_order)}
+
+
+def _order(name: str) -> list[tuple[bool, str]]:
+    """The files of a folder come before those of the folders in it."""
+    *folders, file = name.split("/")
+    return [*((True, each) for each in folders), (False, file)]
+
+
+def _handler_folder(template: Template) -> str:
+    """Return where the handler is in a bundle."""
+    return template.handler_folder if template.workdir == "." else FUNCTION_DIR
+
+
+def _hash_source(path: Path) -> str:
+    """Return what tells of a file that is packed whether it has changed."""
+    status = path.stat()
+    return ("x" if status.st_mode & 0o100 else "-") + (
+        str(identity(status)) if status.st_size >= _STAT_FROM else hash_file(path)
+    )
 
 
 def _check_folder(handler: Path, request: BuildRequest) -> None:
@@ -341,53 +446,3 @@ def _check_folder(handler: Path, request: BuildRequest) -> None:
     build_root = request.build_root.resolve()
     if build_root.is_relative_to(handler.resolve()) and build_root != handler.resolve() / "build":
         raise InvalidSpec(f"{build_root} lies inside the handler folder {handler}: build elsewhere, or in its build/")
-
-
-def _find_weights(function: Path, request: BuildRequest) -> Iterable[Path]:
-    """:raises InvalidSpec: there are pickled weights, and the author did not accept that"""
-    for path in walk(function):
-        if path.name.endswith(WEIGHTS):
-            yield path
-        elif is_pickled(path):
-            if not request.allows_pickle:
-                raise InvalidSpec(
-                    f"{path.relative_to(function)} of function {request.name} is a pickle, which runs any code that "
-                    "its maker put in: save it as .safetensors (safetensors.torch.save_file), .pt2 or .onnx; or, if "
-                    f'you trust its maker, set the annotation {ALLOW_PICKLE}: "true"'
-                )
-            yield path
-
-
-def _hash_weights(function: Path, path: Path) -> WeightsFile:
-    with open(path, "rb", buffering=0) as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return WeightsFile(f"{FUNCTION_DIR}/{path.relative_to(function).as_posix()}", sha256, path.stat().st_size)
-
-
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    written = msgspec.to_builtins(manifest)
-    del written["data_bytes"]
-    if manifest.needs is None:
-        del written["needs"]
-    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(written)) + b"\n")
-
-
-def _pack(folder: Path, roots: Mapping[str, Path], left_out: set[Path]) -> str:
-    """Write the bundle; return its digest. The same files give the same bytes: no times, no owners, names sorted."""
-    with open(folder / BUNDLE, "w+b") as file:
-        with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-            _add(tar, MANIFEST, folder / MANIFEST)
-            for name, source in roots.items():
-                for path in walk(source) if source.exists() else ():
-                    if path not in left_out:
-                        _add(tar, name if path == source else f"{name}/{path.relative_to(source).as_posix()}", path)
-        file.seek(0)
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
-    content = path.read_bytes()
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    member.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
-    tar.addfile(member, io.BytesIO(content))

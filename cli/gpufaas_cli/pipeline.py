@@ -21,7 +21,7 @@ import click
 from gpufaas import Client, GatewayUnreachable, NotAuthorised, function_path
 from gpufaas_cli import images, output
 from gpufaas_cli.build_target import BuildTargets, Connect
-from gpufaas_cli.bundles import BuildRequest, Built, build
+from gpufaas_cli.bundles import BuildRequest, Built, build, drop_unused_parts
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_cli.templating import template_of
 from gpufaas_core.errors import GpufaasError, InvalidSpec
@@ -210,6 +210,7 @@ class _Pipeline:
                             output.note(line)
                     output.note(f"gpufaas: {function.name}: {first}")
                     result["error"] = first
+        drop_unused_parts(self.stack.folder / "build")
         if self.as_json:
             output.show_json(results)
         if failed := [result["name"] for result in results if "error" in result]:
@@ -337,13 +338,12 @@ class _Pipeline:
             )
 
     def _upload(self, client: Client, function: StackFunction, built: Built, result: dict[str, Any]) -> None:
-        """Send bundle and weights, but for what the gateway has."""
+        """Send bundle, parts and weights, but for what the gateway has."""
         sent = 0
-        files = [(built.digest, built.bundle_tar, "bundle")]
-        for digest, path, what in [*files, *((each.sha256, path, path.name) for each, path in built.weights)]:
+        for digest, path in built.files:
             if not client.has_artifact(digest):
                 size = path.stat().st_size
-                with output.upload_bar(f"{function.name}: {what}", size) as progress:
+                with output.upload_bar(f"{function.name}: {path.name}", size) as progress:
                     client.put_artifact(digest, path, progress)
                 sent += size
         result["uploaded_bytes"] = sent

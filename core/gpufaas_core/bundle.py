@@ -1,15 +1,15 @@
 """
 The bundle that is deployed, and what a node must know to start workers from it.
 
-A bundle is a directory, and on the wire a tar of it without the weights::
+A bundle is a directory, and on the wire a tar of its code::
 
     gpufaas.json        the manifest below
     function/           the author's folder: handler.py and what it imports
     site/               requirements that the platform does not provide (absent when there are none)
 
-Weights are separate artifacts, named in the manifest by sha256. A node links each into the bundle at its path, so two
-functions with the same weights share one file and its page cache. The digest of a bundle is the sha256 of its tar. The
-tar is reproducible (names sorted, no times, no owners): the same function has the same digest.
+Parts and weights are separate artifacts, named in the manifest by sha256. A node extracts a part once, and links it and
+the weights into each bundle that names them: functions share files and page cache. The digest of a bundle is the sha256
+of its tar. All tars are reproducible (names sorted, no times, no owners): the same function has the same digest.
 """
 
 from hashlib import sha256
@@ -40,6 +40,15 @@ class WeightsFile(Struct, frozen=True):
     bytes: Bytes
 
 
+class Part(Struct, frozen=True):
+    """A tar of files that are built seldom, so that an edit of the code sends only that (docs/adr/0065)."""
+
+    name: Literal["site", "made"]
+    """``site``: the content of ``site/``. ``made``: what build.py made, weights apart, by its path in the bundle."""
+    sha256: str
+    bytes: Bytes
+
+
 class Needs(Struct, frozen=True, forbid_unknown_fields=True):
     """What a bundle needs of its Python environment (`gpufaas_core.environment.misfits`)."""
 
@@ -51,7 +60,9 @@ class Needs(Struct, frozen=True, forbid_unknown_fields=True):
     """The tags of each compiled wheel in ``site/``, by NAME==VERSION; one of them must be supported."""
 
 
-class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """As ``gpufaas.json``, without what has its default: older releases can read it."""
+
     kind: Kind
     """
     ``model``: load(device) and handle(model, event, context). ``http``: handle(event, context). ``server``: a program
@@ -74,8 +85,10 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str] = field(default_factory=dict)
     """Of a server: environment variables of its template; those of the function override them."""
     version: int = 1
+    """2: it has parts. Older releases refuse it then."""
     needs: Needs | None = None
-    """None: only Python. It is left out of the file then, so older releases can read it."""
+    """None: only Python."""
+    parts: tuple[Part, ...] = ()
     data_bytes: Bytes = 0
     """Size of the data files in ``function/``. Not in the file: it is counted where the bundle is installed."""
 

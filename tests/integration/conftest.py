@@ -287,7 +287,8 @@ class Platform:
         return self.builds.build(name, source, lang)
 
     def upload(self, built: Built) -> None:
-        self._cli.put_artifact(built.digest, built.bundle_tar, lambda _: None)
+        for digest, path in built.files:
+            self._cli.put_artifact(digest, path, lambda _: None)
 
     def deploy(
         self,

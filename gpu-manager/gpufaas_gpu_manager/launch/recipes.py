@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gpufaas_core.bundle import Manifest
+from gpufaas_core.bundle import SITE_DIR, Manifest
 from gpufaas_core.constraints import CGROUP_V1, CGROUP_V2, CPU_QUOTA
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.files import remove_tree
@@ -240,7 +240,7 @@ class Recipes:
         env = with_allocator(
             {**inherited(os.environ), **manifest.env, **self._environment(worker, bundle, manifest, unix)}
         )
-        paths = [str(bundle / "site"), env.get("PYTHONPATH", "")]
+        paths = [str(bundle / SITE_DIR), env.get("PYTHONPATH", "")]
         if manifest.port:
             env["GPUFAAS_FIXED_PORT"] = str(manifest.port)
             paths.insert(0, str(_SHIM))
@@ -272,8 +272,8 @@ class Recipes:
         if walls == Walls():
             return Own()
         scratch = str(self._scratch_of(worker) or "")
-        weights = (bundle / each.path for each in manifest.weights)
-        elsewhere = (os.path.realpath(each) for each in weights if each.is_symlink())  # on another disk
+        links = (bundle / each for each in (SITE_DIR, *(one.path for one in manifest.weights)))
+        elsewhere = (os.path.realpath(each) for each in links if each.is_symlink())  # weights: on another disk
         return Own(
             uid=uid,
             read=tuple(filter(None, (str(bundle), *elsewhere, secrets))),

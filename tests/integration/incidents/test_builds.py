@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import Platform
+from tests.integration.test_servers import DOCKERFILE, INDEX
+from tests.waiting import until
 
 import gpufaas_cli
 
@@ -22,6 +24,13 @@ functions:
   fn: {lang: python3-http, handler: ./fn, image: fn}
 """
 LEARN = "import learn\n\ndef handle(event, context):\n    return learn.WHERE\n"
+SAID = """
+import os
+import learn
+LAST = ""
+def said():
+    return f"{learn.WHERE}, {open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'table')).read()}{LAST}"
+"""
 NUMPY = "import numpy\n\ndef handle(event, context):\n    return numpy.__version__\n"
 LARGE = ("torch", "functorch", "numpy", "safetensors", "nvidia")
 
@@ -79,6 +88,48 @@ def test_what_only_the_client_has_comes_with_the_bundle(platform: Platform, clie
 
     assert done.returncode == 0, done.stderr
     assert platform.call("/function/fn").text == "the bundle"
+
+
+def test_functions_share_their_packages_and_an_edit_sends_its_code_only(
+    platform: Platform, client: Cli, learned: str, tmp_path: Path
+) -> None:
+    """In a fork, in a program, and in their checks: each sees the packages and its table."""
+    program = "  program: {lang: python3-of, handler: ./program, image: program, annotations: {gpufaas.memory: 64Mi}}\n"
+    (tmp_path / "stack.yaml").write_text(STACK + program)
+    template = tmp_path / "template/python3-of"
+    for folder, files in {
+        template: {
+            "index.py": INDEX,
+            "Dockerfile": DOCKERFILE,
+            "template.yml": "language: x\nfprocess: python index.py",
+        },
+        tmp_path / "program": {"handler.py": f"{SAID}\ndef handle(req): return said()\n", "__init__.py": ""},
+        tmp_path / "fn": {"handler.py": f"{SAID}\ndef handle(event, context): return said()\n"},
+    }.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        if folder != template:
+            (folder / "requirements.txt").write_text("learn>=1\n")
+            (folder / "build.py").write_text("import learn; open('table', 'a').write(learn.WHERE + ' made')\n")
+    done = client("up", path=learned)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "wheels/learn-1.0-py3-none-any.whl").unlink()
+
+    for number in range(2):
+        wanted = f"the bundle, the bundle made{'!' * number}"
+        for name in ("fn", "program"):
+            # An older revision serves until the new one is loaded.
+            until(lambda: platform.call(f"/function/{name}").text == wanted)  # noqa: B023 - called at once
+        with (tmp_path / "fn/handler.py").open("a") as handler, (tmp_path / "program/handler.py").open("a") as other:
+            handler.write("LAST = '!'\n")
+            other.write("LAST = '!'\n")
+        done = client("up", path=learned)
+        assert done.returncode == 0, done.stderr
+        assert "running build.py" not in done.stderr
+
+    parts = [each.parent for each in (platform.data / "parts").glob("*/learn/__init__.py")]
+    assert len(parts) == 1
 
 
 def test_a_bundle_that_was_built_for_the_client_is_refused_and_says_what_is_missing(

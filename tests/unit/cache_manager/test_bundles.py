@@ -199,7 +199,7 @@ def test_a_damaged_bundle_is_named(stores: Stores) -> None:
         (tar_of({"gpufaas.json": msgspec.json.encode(manifest_of(handler="../../x"))}), "handler"),
         (tar_of({"gpufaas.json": msgspec.json.encode(manifest_of("function/../../x"))}), "below function/"),
         (tar_of({"gpufaas.json": msgspec.json.encode(manifest_of("/etc/passwd"))}), "below function/"),
-        (tar_of({"gpufaas.json": msgspec.json.encode(manifest_of(version=2))}), "version 2"),
+        (tar_of({"gpufaas.json": msgspec.json.encode(manifest_of(version=3))}), "version 3"),
         (tar_of({"../escaped": b""}), "may be extracted"),
     ],
     ids=lambda each: each if isinstance(each, str) else "bundle",

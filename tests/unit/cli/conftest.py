@@ -56,7 +56,17 @@ def project(tmp_path: Path) -> Project:
 
 
 def content_of(built: Built) -> dict[str, bytes]:
-    with tarfile.open(built.bundle_tar) as tar:
+    """Return the files of the bundle and of its parts, by their names on a node."""
+    paths = dict(built.files)
+    content = _content_of(built.bundle_tar)
+    for part in built.manifest.parts:
+        inside = "site/" if part.name == "site" else ""
+        content |= {f"{inside}{name}": data for name, data in _content_of(paths[part.sha256]).items()}
+    return content
+
+
+def _content_of(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
         return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
 
 

@@ -88,7 +88,7 @@ def test_what_is_built_can_be_installed_on_a_node(project: Project, tmp_path: Pa
     project.write("fn/weights.safetensors", b"w" * 1000)
     built = project.build(lang="python3-torch")
     artifacts = ArtifactStore(tmp_path / "artifacts")
-    for digest, path in [(built.digest, built.bundle_tar), *((each.sha256, path) for each, path in built.weights)]:
+    for digest, path in built.files:
         with artifacts.writer(digest) as writer:
             writer.write(path.read_bytes())
 
@@ -156,7 +156,7 @@ def test_the_same_inputs_are_up_to_date(project: Project) -> None:
         lambda p: (p.root / "fn/handler.py").chmod(0o755),
         lambda p: (p.root / "build/fn/bundle.tar").unlink(),
         lambda p: (p.root / "build/fn/bundle.tar").write_bytes(b""),
-        lambda p: (p.root / "build/fn/function/weights.safetensors").unlink(),
+        lambda p: p.write("fn/weights.safetensors", b"v"),
         lambda p: (p.root / "build/fn/.gpufaas-build.json").write_text("{"),
         lambda p: p.write("shared/a.py", "changed"),
     ],

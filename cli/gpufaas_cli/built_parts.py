@@ -1,0 +1,122 @@
+"""
+The parts of bundles that were built, by what they were built from, so that an edit of the code builds none of them.
+
+::
+
+    build/.parts/KEY/tree/         what was installed, or what build.py made
+    build/.parts/KEY/part.tar      the part
+    build/.parts/KEY/part.json     what it is; written last
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from gpufaas_cli.packing import Output, hash_file, pack
+from gpufaas_core.bundle import SITE_DIR, Part
+from gpufaas_core.files import identity
+
+_TREE: Final = "tree"
+_TAR: Final = "part.tar"
+_RECORD: Final = "part.json"
+_KEPT: Final = 4
+"""The most parts that are kept for no function: to undo an edit does not build again."""
+
+
+class BuiltPart(msgspec.Struct, frozen=True):
+    """What was built under one key."""
+
+    part: Part | None = None
+    """None: there is nothing to send."""
+    outputs: tuple[Output, ...] = ()
+    """The tar of the part, if there is one, then the weights in `tree`."""
+    replaced: dict[str, str] = msgspec.field(default_factory=dict)
+    """Of ``made``: the author's files that build.py changed or removed, and what they were."""
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """Of ``made``: the weights, by their paths in `tree`, with the sha256 of each."""
+        inside = f"{_TREE}/"
+        return {e.path.removeprefix(inside): e.sha256 for e in self.outputs if e.path.startswith(inside)}
+
+
+def key_of(*what: object) -> str:
+    """Return a digest of *what*, made of values whose text says all of them."""
+    return hashlib.sha256(repr(what).encode()).hexdigest()
+
+
+Made = tuple[BuiltPart, Iterable[str], Iterable[str]]
+"""What was made in a folder: the record so far, then by path there the files that are packed, and the weights."""
+
+
+class BuiltParts:
+    """See module. Safe to use from several threads; two that build the same keep what the first has built."""
+
+    def __init__(self, build_root: Path) -> None:
+        self._root = build_root / ".parts"
+
+    def tree(self, key: str) -> Path:
+        return self._root / key / _TREE
+
+    def tar(self, key: str) -> Path:
+        return self._root / key / _TAR
+
+    def find(self, key: str) -> BuiltPart | None:
+        """Return what was built under *key*, if it is whole."""
+        folder = self._root / key
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            found = msgspec.json.decode((folder / _RECORD).read_bytes(), type=BuiltPart)
+            os.utime(folder / _RECORD)
+            if all(each.is_whole(folder) for each in found.outputs):
+                return found
+        return None
+
+    def build(self, key: str, name: Literal["site", "made"], make: Callable[[Path], Made]) -> BuiltPart:
+        """
+        Return what *make* makes in the folder that it is given, as the part *name*. Raises what it raises.
+
+        :raises OSError: the disk refuses
+        """
+        folder = self._root / key
+        aside = self._root / f"{key}.{secrets.token_hex(4)}"
+        tree, tar = aside / _TREE, aside / _TAR
+        try:
+            tree.mkdir(parents=True)
+            made, packed, weights = make(tree)
+            files = {f"{_TREE}/{each}": hash_file(tree / each) for each in weights}
+            if packed:
+                digest = pack(tar, {each.removeprefix(f"{SITE_DIR}/"): tree / each for each in packed})
+                made = replace(made, part=Part(name, digest, tar.stat().st_size))
+                files = {_TAR: digest, **files}
+            outputs = tuple(Output(path, identity((aside / path).stat()), sha256) for path, sha256 in files.items())
+            (aside / _RECORD).write_bytes(msgspec.json.encode(replace(made, outputs=outputs)))
+            if self.find(key) is None:  # else another thread was faster
+                shutil.rmtree(folder, ignore_errors=True)
+                aside.rename(folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        found = self.find(key)
+        assert found is not None
+        return found
+
+    def drop_unused(self, used: Collection[str]) -> None:
+        """Remove what no function uses, but for the last `_KEPT`. Nothing may be built meanwhile."""
+        with contextlib.suppress(OSError):
+            unused = [each for each in self._root.iterdir() if each.name not in used]
+            for each in sorted(unused, key=_last_use)[: -_KEPT or None]:
+                shutil.rmtree(each, ignore_errors=True)
+
+
+def _last_use(folder: Path) -> float:
+    """Return when the part in *folder* was found last; 0: its build did not end."""
+    with contextlib.suppress(OSError):
+        return (folder / _RECORD).stat().st_mtime
+    return 0.0
