@@ -95,6 +95,23 @@ def scale(at: Gateway, name: str, replicas: int, namespace: str | None = None) -
     yield from at.ask(Request("POST", f"/system/scale-function/{_quoted(name)}", json=body), UnknownFunction)
 
 
+def history(at: Gateway, name: str, namespace: str | None = None) -> Steps[list[dict[str, Any]]]:
+    """Return the last deployments of a function, newest first; docs/openfaas.md has their fields."""
+    return at.objects(f"/system/function/{_quoted(name)}/revisions", UnknownFunction, namespace=namespace)
+
+
+def rollback(at: Gateway, name: str, to: str | None = None, namespace: str | None = None) -> Steps[dict[str, Any]]:
+    """
+    Deploy the revision *to* anew, else the last that has served before; return that revision.
+
+    :raises Refused: there is no such revision (404), or its files were removed, or there is no earlier one (409)
+    """
+    path, body = f"/system/function/{_quoted(name)}/rollback", given(revision=to)
+    request = Request("POST", path, given(namespace=namespace), json=body, timeout_s=at.deploy_s)
+    found: dict[str, Any] = yield from at.json(request, Refused)
+    return found
+
+
 def environments(at: Gateway, deployment: Mapping[str, object] | None = None) -> Steps[list[Environment] | None]:
     """
     Return the Python environments of the nodes on which *deployment* may run, or of all nodes; None: the gateway does

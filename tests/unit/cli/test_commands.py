@@ -1144,3 +1144,31 @@ def test_serve_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, here: Path
         policy=PolicySpec("lalb-o3", {"o3_limit": 7}, {"replacement": Chosen("cost-aware")}),
         journal=Path("j"), max_queue=5, max_body=MiB,
     )  # fmt: skip
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_history_is_shown_newest_first_and_a_rollback_goes_back() -> None:
+    stack_of("a")
+    run("up")
+    run("up", "-e", "N=2")
+    newest, oldest = json.loads(run("history", "a", "--json").stdout)
+
+    result = run("rollback", "a")
+
+    assert result.stdout == f"Deployed: a as in revision {oldest['revision']}.\n"
+    shown = run("history", "a").stdout.splitlines()
+    assert [line.split()[0] for line in shown[2:]] == [newest["revision"], oldest["revision"]]
+    assert shown[1].endswith("serving")
+    unknown = run("rollback", "a", "--to", "r0")
+    assert unknown.exit_code == 1
+    assert "function a has no revision 'r0' among its last 10" in unknown.stderr
+
+
+@pytest.mark.usefixtures("gateway")
+def test_scale_sets_the_number_of_copies() -> None:
+    stack_of("a")
+    run("up")
+
+    assert run("scale", "a", "2").stdout == "Scaling: a to 2.\n"
+
+    assert json.loads(run("describe", "a", "--json").stdout)["replicas"] == 2

@@ -38,7 +38,7 @@ NO_GATEWAY_FIRST = {
 """They have ``--gateway``, and want something else first, or can do without."""
 ARGUMENTS = {
     "deploy": ["--image", "a:latest", "--name", "a"], "namespace create": ["dev"], "remove": ["a"],
-    "secret create": ["a"],
+    "scale": ["a", "1"], "secret create": ["a"],
 }  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def test_one_argument_too_many_is_one_line_and_exit_code_2(run: Run, path: tuple
 
     reads = any(isinstance(each.type, click.File) for each in EVERY[path].params)  # it is opened first: stdin is there
 
-    result = run(*path, *asked, *(["-" if reads else "a"] * len(EVERY[path].params)), "too-many")
+    result = run(*path, *asked, *(["-" if reads else "1"] * len(EVERY[path].params)), "too-many")
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert "unexpected extra argument" in result.stderr

@@ -1,0 +1,35 @@
+"""``gpufaas history``: the last deployments of a function."""
+
+from datetime import UTC, datetime
+
+import click
+
+from gpufaas import Client
+from gpufaas_cli import declare, flags, output
+
+
+@declare.command("history")
+@click.argument("name")
+@flags.namespace
+@declare.as_json
+@flags.client
+def command(name: str, namespace: str | None, as_json: bool, client: Client) -> None:
+    """
+    Show the last deployments of a function, newest first. Those that are gone cannot be rolled back to.
+
+    Examples:
+      gpufaas history digits
+      gpufaas history digits --json
+    """
+    found = [{"status": "serving", **each} for each in client.history(name, namespace)]
+    if as_json:
+        output.show_json(found)
+        return
+    rows = []
+    for each in found:
+        status = "gone" if each.get("gone") else each["status"]
+        status += f": {' '.join(each['reason'].split())}" if each.get("reason") else ""
+        when = f"{datetime.fromtimestamp(each['at'], UTC):%Y-%m-%d %H:%M:%S} UTC"
+        what = each.get("digest", "")[:12] or each["spec"]["image"]
+        rows.append((each["revision"], when, each.get("by", ""), what, status))
+    output.table(("Revision", "Deployed", "By", "Bundle", "Status"), rows)
