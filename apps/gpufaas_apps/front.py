@@ -39,6 +39,7 @@ from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.node_api import ClusterNodes, node_routes
 from gpufaas_gateway.origins import FromWorkers
 from gpufaas_gateway.placement import read_profiles
+from gpufaas_gateway.platform_api import prune_routes
 from gpufaas_gateway.ports import (
     Artifacts,
     LogReader,
@@ -90,6 +91,8 @@ class Parts:
     """Returns why no model can be loaded: what is wrong with the node of this process, or that no scheduler leads."""
     standbys: Callable[[], dict[str, int]] | None = None
     """Returns the processes of that node which wait to become workers, for people."""
+    prune: Callable[[bool], Awaitable[tuple[int, int]]] | None = None
+    """Removes artifacts that nothing names, unless told to run dry; returns how many, and their bytes."""
 
 
 class Front:
@@ -162,6 +165,8 @@ class Front:
             async_routes(self.async_calls, async_invocations, lambda name: self.catalogue.find(name) is not None)
         )
         app.include_router(node_routes(parts.nodes))
+        if parts.prune is not None:
+            app.include_router(prune_routes(self.catalogue, parts.prune))
         return CleanPaths(app if parts.credentials is None else Guard(app, parts.credentials))
 
     def _orchestration(self) -> str:

@@ -33,7 +33,7 @@ from gpufaas_apps.server import GRACE_S
 from gpufaas_apps.watchdog import notify
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_cache_manager.collect import collect
+from gpufaas_cache_manager.collect import Collected, collect
 from gpufaas_core import compiled, constraints
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.logs import FunctionLogs
@@ -52,6 +52,8 @@ from gpufaas_scheduler.service import SchedulerService
 _COLLECT_EVERY_S: Final[Seconds] = 3600.0
 _KEEP_UNUSED_S: Final[Seconds] = 86_400.0
 """For so long, a revision that was replaced or removed can be deployed again without another upload."""
+_KEEP_PRUNED_S: Final[Seconds] = 600.0
+"""The same for `gpufaas prune`: what was just uploaded may be for a deployment that is under way."""
 _MAX_QUEUE_IN_ALL: Final = 10_000
 _NODE: Final = NodeId("local")
 
@@ -143,7 +145,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
         origins=origins,
         nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),
         async_queue=stores.async_queue, gone=gone, fault=lambda: node.fault,
-        standbys=node.host.blank,
+        standbys=node.host.blank, prune=lambda dry: _collected(stores, front, _KEEP_PRUNED_S, dry),
     )  # fmt: skip
     front = Front(options, parts, listener)
     front.metrics.show(NodeFamilies(node))
@@ -218,11 +220,10 @@ class ServeApp:
 
     async def _collect(self) -> None:
         """Remove artifacts that no function uses any more, at the start and every hour."""
-        stores, stopped = self._stores, self._front.stopped
+        stopped = self._front.stopped
         while not stopped.is_set():
-            used = {each.spec.digest for each in self._front.catalogue.everywhere() if not each.spec.image}
             try:
-                await asyncio.to_thread(collect, stores.artifacts, stores.bundles, used, time.time() - _KEEP_UNUSED_S)
+                await _collected(self._stores, self._front, _KEEP_UNUSED_S)
             except StorageFailed as exc:
                 logging.getLogger("artifacts").warning("not collected, will be tried again: %s", exc)
             with contextlib.suppress(TimeoutError):
@@ -255,6 +256,13 @@ class ServeApp:
         await self._node.start()
         greet(self._options, self._node)
         notify("READY=1")
+
+
+async def _collected(stores: Stores, front: Front, unused_s: Seconds, dry: bool = False) -> Collected:
+    """Remove artifacts that no function has used for *unused_s*. :param dry: only say what would go"""
+    used = {each.spec.digest for each in front.catalogue.everywhere() if not each.spec.image}
+    before = time.time() - unused_s
+    return await asyncio.to_thread(collect, stores.artifacts, stores.bundles, used, before, dry=dry)
 
 
 def _header(options: ServeOptions) -> Header:

@@ -30,6 +30,8 @@ def collect(
     used: Set[str],
     before: float,
     on_removed: Callable[[str], None] = lambda _: None,
+    *,
+    dry: bool = False,
 ) -> Collected:
     """
     Remove every artifact that no bundle of *used* needs and that was last asked for before *before* (Unix time).
@@ -37,6 +39,7 @@ def collect(
     Partial files of that age go too. Blocks: one look at each file. An upload counts as asked for when it arrives.
 
     :param on_removed: called in this thread with each artifact before it is removed: other nodes must not fetch it here
+    :param dry: remove nothing: say what would go, but for partial files
     :raises StorageFailed: a file could not be removed
     """
     needed = set(used)
@@ -55,11 +58,12 @@ def collect(
         elif (last := artifacts.asked_for(digest)) is not None and last < before:
             size += artifacts.size(digest)
             count += 1
+            if dry:
+                continue
             on_removed(digest)
             bundles.remove(digest)
             artifacts.remove(digest)
-    for digest in bundles.digests():
+    for digest in () if dry else bundles.digests():
         if digest not in needed and artifacts.asked_for(digest) is None:
             bundles.remove(digest)
-    size += artifacts.drop_partials(before)
-    return Collected(count, size)
+    return Collected(count, size if dry else size + artifacts.drop_partials(before))

@@ -48,6 +48,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "ready": "Wait until the gateway or a function is ready.",
     "diff": "Compare the stack file with what is deployed.",
     "remove": "Remove functions from the gateway.",
+    "prune": "Remove what no function needs any more.",
     "login": "Log in to a gateway.",
     "logout": "Forget the login of a gateway.",
     "secret": "Create, update, list and remove secrets.",

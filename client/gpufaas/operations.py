@@ -324,6 +324,15 @@ def is_ready(at: Gateway) -> Steps[bool]:
     return True
 
 
+def prune(at: Gateway, *, dry: bool = False) -> Steps[dict[str, int]]:
+    """
+    Remove what the gateway keeps and no function names; return how many ``artifacts``, and their ``size`` in bytes.
+
+    :param dry: only say what would go
+    """
+    return at.json(Request("POST", "/system/prune", {"dry": "1"} if dry else {}), Refused)
+
+
 def nodes(at: Gateway) -> Steps[list[Node]]:
     """Return the nodes of a cluster."""
     return at.objects("/system/nodes")

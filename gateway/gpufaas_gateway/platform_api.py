@@ -2,11 +2,11 @@
 
 import asyncio
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, FastAPI, Path, Request, Response
+from fastapi import APIRouter, FastAPI, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
 from gpufaas_core.constraints import isolation_of
@@ -24,7 +24,7 @@ from gpufaas_gateway.openapi import describe
 from gpufaas_gateway.page import PAGE
 from gpufaas_gateway.ports import Artifacts, Scheduler
 from gpufaas_gateway.typed_routes import encode, get_and_head, json_of, refuses, router
-from gpufaas_gateway.wire import Digest, GatewayInfo, Provider, Version
+from gpufaas_gateway.wire import Digest, GatewayInfo, Provider, Pruned, Version, Yes
 
 _WRITE_BYTES: Final[Bytes] = 1 * MiB  # one hop to a thread per MiB of an upload, and not one per TCP segment
 _ARTIFACT: Final = "/system/artifacts/{digest}"
@@ -94,6 +94,17 @@ def artifact_routes(artifacts: Artifacts) -> APIRouter:
             await _receive(request, artifacts, digest)
         except CorruptArtifact as exc:
             raise InvalidSpec(str(exc)) from exc
+
+    return routes
+
+
+def prune_routes(catalogue: Catalogue, prune: Callable[[bool], Awaitable[tuple[int, Bytes]]]) -> APIRouter:
+    routes = router(catalogue)
+
+    @routes.post("/system/prune", responses=refuses(StorageFailed))
+    async def prune_artifacts(dry: Annotated[Yes, Query(description="say only what would go")] = None) -> Pruned:
+        """Remove bundles, their parts and weights that no function has named for ten minutes."""
+        return Pruned(*await prune(bool(dry)))
 
     return routes
 

@@ -369,6 +369,11 @@ class Provider(Struct):
     version: Version
 
 
+class Pruned(Struct):
+    artifacts: _Count
+    size: Annotated[Bytes, Meta(description="bytes")]
+
+
 class GatewayInfo(Struct):
     provider: Provider
     version: Version

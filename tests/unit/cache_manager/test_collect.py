@@ -53,6 +53,18 @@ def test_what_nobody_uses_or_asks_for_goes_with_its_directory(stores: Stores) ->
     assert not list((stores.root / "artifacts" / "sha256").glob("??/*"))
 
 
+def test_a_dry_run_says_what_would_go_and_removes_nothing(stores: Stores) -> None:
+    bundle = stores.put_all()
+    directory = stores.bundles.install(bundle)
+    age(stores, bundle, sha256(WEIGHTS))
+
+    told = collect(stores.artifacts, stores.bundles, set(), time.time() - DAY_S, dry=True)
+
+    assert set(stores.artifacts.digests()) == {bundle, sha256(WEIGHTS)}
+    assert directory.is_dir()
+    assert told == collect(stores.artifacts, stores.bundles, set(), time.time() - DAY_S)
+
+
 def test_weights_that_another_used_bundle_shares_stay(stores: Stores) -> None:
     one = stores.put_all()
     other = stores.put_bundle(

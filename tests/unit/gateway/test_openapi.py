@@ -15,6 +15,7 @@ from gpufaas_core.model import EngineStatus, NodeView
 from gpufaas_gateway.auth import is_public
 from gpufaas_gateway.errors import METHODS, QuotaExceeded
 from gpufaas_gateway.node_api import node_routes
+from gpufaas_gateway.platform_api import prune_routes
 from gpufaas_gateway.openapi import describe
 
 NAMESPACES = ("/system/namespaces", "/system/namespaces/", "/system/namespace", "/system/namespace/")
@@ -46,6 +47,7 @@ OPERATIONS = {
     "/system/nodes": "get",
     "/system/nodes/{name}": "get",
     "/system/nodes/{name}/drain": "delete post",
+    "/system/prune": "post",
     "/system/scale-function/{name}": "post",
     "/system/secrets": "delete get post put",
     "/system/status": "get",
@@ -64,7 +66,7 @@ def served(calls: AsyncCalls) -> AsyncInvocations:
 def whole(gateway: Gateway, tmp_path: Path) -> Gateway:
     """With the routes that the composition root adds."""
     calls = AsyncCalls(MemoryAsyncQueue(tmp_path), never, FakeCallbacks(), lambda _: RetryPolicy())
-    for each in (async_routes(calls, served(calls)), node_routes(NoNodes())):
+    for each in (async_routes(calls, served(calls)), node_routes(NoNodes()), prune_routes(gateway.catalogue, never)):
         gateway.app.include_router(each)
     return gateway
 
