@@ -81,12 +81,16 @@ def listen(host: str, port: int, option: str, *, shared: bool = False) -> socket
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, proto)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listening.bind(address)
-        if not shared:
-            listening.listen(2048)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listening.bind(address)
+            if not shared:
+                listening.listen(2048)
+        except OSError:
+            listening.close()
+            raise
     except OSError as exc:
         raise GpufaasError(
             f"cannot listen on {host}:{port} ({exc.strerror or exc}): stop what is there, or choose another {option}"

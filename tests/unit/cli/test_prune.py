@@ -6,7 +6,11 @@ import pytest
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.wire_log import WireLog
 
-STACK = "version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  kept: {lang: python3-http, handler: ./kept, image: kept:1}\n"
+STACK = """version: 1.0
+provider: {name: openfaas}
+functions:
+  kept: {lang: python3-http, handler: ./kept, image: kept:1}
+"""
 
 
 @pytest.fixture

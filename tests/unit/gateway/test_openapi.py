@@ -15,8 +15,8 @@ from gpufaas_core.model import EngineStatus, NodeView
 from gpufaas_gateway.auth import is_public
 from gpufaas_gateway.errors import METHODS, QuotaExceeded
 from gpufaas_gateway.node_api import node_routes
-from gpufaas_gateway.platform_api import prune_routes
 from gpufaas_gateway.openapi import describe
+from gpufaas_gateway.platform_api import prune_routes
 
 NAMESPACES = ("/system/namespaces", "/system/namespaces/", "/system/namespace", "/system/namespace/")
 OPERATIONS = {
