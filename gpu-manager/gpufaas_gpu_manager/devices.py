@@ -204,7 +204,7 @@ class CudaDevice:
             self._mps, why = _started(self.uuid) if mps else (None, "it is switched off")
         self.note = "" if self._mps else f"{device}: its workers take turns: no MPS: {why}"
         # A context has threads, which Landlock does not hold if they are there before it (below ABI 8).
-        self.contexts = self._mps is None and isolation != "strict"
+        self.contexts = self._mps is None and (isolation == "none" or (isolation == "best" and os.geteuid() == 0))
         sharing = {COMPUTE: MPS if self._mps else TIME_SLICING}
         every = {**(labels or {}), **_labels(node, device, "cuda"), PRODUCT: label_value(name), **sharing}
         spare = _CUDA_SPARE + self.contexts * standby * _STANDBY_CONTEXT

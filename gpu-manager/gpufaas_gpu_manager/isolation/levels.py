@@ -2,6 +2,8 @@
 
 import functools
 import os
+import select
+import signal
 from collections.abc import Callable
 from typing import Final, Literal
 
@@ -27,6 +29,7 @@ class Mechanism(msgspec.Struct, frozen=True):
 
 _ENOUGH: Final = 6
 """The ABI of Landlock that holds files, ports, signals and abstract sockets."""
+_PATIENCE_S: Final = 10
 _SOMEBODY: Final = 65534
 """A uid that can be tried."""
 
@@ -98,6 +101,10 @@ def _attempt(work: Callable[[], None]) -> str:
             os._exit(0)
     os.close(write)
     with open(read, "rb") as said:
+        if not select.select([said], [], [], _PATIENCE_S)[0]:
+            os.kill(pid, signal.SIGKILL)
         why = said.read().decode("utf-8", "replace")
     os.waitpid(pid, 0)
-    return "" if why == "works" else why or "the process that tried it was killed"
+    return (
+        "" if why == "works" else why or f"the process that tried it was killed, or did not answer in {_PATIENCE_S} s"
+    )

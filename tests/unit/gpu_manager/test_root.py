@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,9 @@ def test_strict_names_what_is_missing_and_best_does_without(monkeypatch: pytest.
     with pytest.raises(InvalidSpec, match=r"lacks .*Landlock \(it is off here\).*or start with --isolation best"):
         levels.walls("strict")
     assert levels.walls("best") == Walls()
+
+
+def test_a_mechanism_whose_trial_hangs_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "_PATIENCE_S", 0.05)
+
+    assert "did not answer in 0.05 s" in levels._attempt(lambda: time.sleep(60))
