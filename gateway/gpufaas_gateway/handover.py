@@ -145,7 +145,7 @@ class Handovers:
         elif said in ("ready", "full"):
             new = self._pending.get(function) or await self.define(pending.record)
             await self._serve(new, deployed, Handover(before=_bare(deployed) if said == "full" else None))
-        return False
+        return said in ("ready", "failed")
 
     def _tried(self, deployed: Deployed, why: str) -> Awaitable[None]:
         """*deployed* was on trial, and has answered; or did not load: *why*. Done when the right revision serves."""

@@ -110,6 +110,20 @@ async def test_the_new_revision_is_shown_once_its_copies_are_loaded_and_the_old_
     assert history(gateway) == {revision(new): ("serving", ""), revision(old): ("superseded", "")}
 
 
+async def test_an_update_right_after_a_hand_over_waits_for_its_own_copies_only(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for up to 3 s more: the look for the one before it was still to come."""
+    monkeypatch.setattr(handover, "OTHERS_S", 3600.0)
+    revisions = [await resident(gateway)]
+
+    for _ in range(2):
+        revisions.append(await update(gateway))
+        has(gateway, *revisions)
+        await eventually(serves(gateway, revisions[-1]))
+        await eventually(lambda: (revisions[-2], True) in gateway.scheduler.removed)
+
+
 async def test_a_revision_that_does_not_load_is_dropped_with_its_reason_until_the_next_deployment(
     gateway: Gateway,
 ) -> None:
