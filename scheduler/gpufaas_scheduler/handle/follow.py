@@ -20,6 +20,8 @@ def follow(world: World, device: DeviceState, copy: Copy) -> bool:
     waiting = queue.count
     if not waiting or len(flow.calls) - flow.tombstones != waiting or world.idle or device.local or device.shut:
         return False
+    if device.silent:
+        return False  # it is not idle for the policy, see `Cluster.set_idle`
     if world.cluster.mixed or world.nested or world.watches or world.agenda.wakes or world.surplus or world.homeless:
         return False
     if copy not in owner.active:
