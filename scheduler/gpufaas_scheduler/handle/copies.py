@@ -137,7 +137,7 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
     del world.functions[owner.id]
     owner.forget()
     world.hosts.forgotten(owner.id)
-    world.cluster.mixed -= owner.mixed
+    world.cluster.mix(-owner.mixed)
     world.cluster.constrained -= bool(owner.constraints) + owner.mixed
     world.homeless.pop(owner.id, None)
     world.surplus.pop(owner.id, None)

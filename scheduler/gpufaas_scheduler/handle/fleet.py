@@ -85,13 +85,13 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
             # need; only the slots of a function without compute may change.
             world.ignored["FunctionDeployed"] += 1
             function = replace(function, need=need)
-        world.cluster.mixed -= owner.mixed
+        world.cluster.mix(-owner.mixed)
         world.cluster.constrained -= owner.mixed
         owner.deploy(function)
         world.cluster.moves += 1
         if not owner.queued:
             serve_fifo(world, owner)
-    world.cluster.mixed += owner.mixed
+    world.cluster.mix(owner.mixed)
     world.cluster.rare = True
     world.cluster.constrained += owner.mixed
     world.cluster.keeps |= owner.min_copies > 0

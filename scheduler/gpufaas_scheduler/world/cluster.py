@@ -191,6 +191,16 @@ class Cluster:
         self.offer(device)
         self.note_waiting(owner)
 
+    def mix(self, more: int) -> None:
+        """So many more functions take a part of a device's compute. With the first or last, `set_idle` judges anew."""
+        before, self.mixed = self.mixed, self.mixed + more
+        if (before > 0) != (self.mixed > 0):
+            for each in [each for each in self.devices.values() if each.silent]:
+                if self.mixed:
+                    self.offer(each)
+                elif each.idle_key is not None:
+                    self.set_busy(each)
+
     def set_idle(self, device: DeviceState) -> None:
         if device.silent and not self.mixed:
             return  # policies take it that all that an idle device holds can be used, unless compute is shared

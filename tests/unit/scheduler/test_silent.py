@@ -98,6 +98,36 @@ def test_the_calls_in_its_local_queue_go_back() -> None:
     world.finish("runs")
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_call_follows_on_a_device_with_a_silent_copy(policy: str) -> None:
+    world = world_of("f g", "a", size=40, warm="f g", policy=policy)
+    world.calls("first next", "f")
+
+    falls_silent(world, "g", "a")
+    world.finish("first")
+    assert world.running == {}, "as if the policy had been asked"
+    is_heard(world, "g", "a")
+
+    assert set(world.running) == {"next"}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_device_with_a_silent_copy_takes_calls_of_others_only_while_functions_share_devices(policy: str) -> None:
+    world = world_of("f g", "a", size=40, warm="f g", policy=policy)
+    falls_silent(world, "g", "a")
+    world.call("c", "f")
+    assert world.running == {}
+
+    shares = Function(FunctionId("s"), "d", Need(50, "spatial"), {"gpu": Profile(0.5, 1.0, 60)})
+    world.tell(m.FunctionDeployed(shares))
+    assert set(world.running) == {"c"}
+    world.finish("c")
+    world.tell(m.FunctionRemoved(shares.id, drain=True))
+    world.call("later", "f")
+
+    assert world.running == {}
+
+
 def test_a_call_of_a_cpu_function_loads_another_copy_beside_one_that_is_silent() -> None:
     world = world_of("f", "a", size=10, slots=4, warm="f")
     falls_silent(world, "f", "a")

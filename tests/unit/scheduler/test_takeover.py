@@ -507,6 +507,7 @@ def test_a_successor_decides_as_its_predecessor_would_have(
 @given(POLICY, st.booleans(), st.booleans(), SEED, STEPS, STEPS)
 @example("lb", False, False, 4_294_967_295, 47, 41)  # evicted before its node had said that it is parked
 @example("least-wait", False, False, 1961570120, 76, 65)  # parked on two devices, and removed
+@example("lalb", True, False, 179286311, 48, 13)  # the last function that shares devices went, and a copy is silent
 @example("lalb", True, False, 33, 33, 4)  # a call ends on a device with a silent copy, and another one waits
 def test_a_successor_knows_what_is_staged(
     policy: str, learn: bool, queued: bool, seed: int, before: int, after: int
