@@ -114,8 +114,8 @@ class Calls:
                 call.size = call.length  # of a body that streams, no more is known
             placed = self._place(call)
             while True:
-                grant = placed if isinstance(placed, Grant) else await self._granted(call, placed)
                 try:
+                    grant = placed if isinstance(placed, Grant) else await self._granted(call, placed)
                     exchange = self._begin(call, grant) if call.begun is None else call.has_begun()
                     answer, said, whole = await exchange.answer()
                     break

@@ -84,7 +84,7 @@ class Handovers:
         """
         gone = None if old is None else old.record.handover.pending
         status = self.scheduler.status()
-        if old is None or old.unavailable is not None:
+        if old is None or old.unavailable is not None or old.function_id in status.failing:
             await self._serve(new, old, Handover(), noted)
         elif old.trial is not None or not (status.age_s or old.function_id in copies_of(status)):
             await self._serve(new, old, Handover(before=old.record.handover.before or _bare(old)), noted)

@@ -17,7 +17,7 @@ from gpufaas_core.units import Bytes, MiB
 from gpufaas_gateway.bodies import pieces
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.docs_page import render
-from gpufaas_gateway.errors import BodyTooSlow, NotReady, Starting, UnknownCall
+from gpufaas_gateway.errors import BadQuery, BodyTooSlow, NotReady, Starting, UnknownCall
 from gpufaas_gateway.memory_advice import memory_advice
 from gpufaas_gateway.metrics import CONTENT_TYPE, Metrics
 from gpufaas_gateway.openapi import describe
@@ -101,7 +101,7 @@ def artifact_routes(artifacts: Artifacts) -> APIRouter:
 def prune_routes(catalogue: Catalogue, prune: Callable[[bool], Awaitable[tuple[int, Bytes]]]) -> APIRouter:
     routes = router(catalogue)
 
-    @routes.post("/system/prune", responses=refuses(StorageFailed))
+    @routes.post("/system/prune", responses=refuses(StorageFailed, BadQuery))
     async def prune_artifacts(dry: Annotated[Yes, Query(description="say only what would go")] = None) -> Pruned:
         """Remove bundles, their parts and weights that no function has named for ten minutes."""
         return Pruned(*await prune(bool(dry)))

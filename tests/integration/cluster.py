@@ -287,7 +287,7 @@ class Cluster:
         host, prefix = self.host, []
         if self.network is not None and number:
             host, prefix = self.network.add(number)
-        made = Service(self, "node", id_, host, ("--device", device, "--functions", "process"))
+        made = Service(self, "node", id_, host, ("--device", device, "--functions", "process", "--park", "off"))
         made.arguments += ["--listen", made.address, "--data", str(made.data), "--secrets-key", str(self.key)]
         made.arguments += ["--bind", f"{open_root()}:rw", *HELD]
         made.prefix = prefix

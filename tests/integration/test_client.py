@@ -51,7 +51,8 @@ def test_a_function_from_its_upload_to_its_removal(client: gpufaas.Client, platf
 
     deployment = {"service": "echo", "image": "echo:1", "annotations": {"gpufaas.bundle": built.digest}}
     assert client.deploy(deployment).status == 202
-    assert client.deploy(deployment).status == 200
+    assert client.deploy(deployment).status == 202  # nothing has changed
+    assert client.deploy(deployment | {"labels": {"team": "a"}}).status == 200
     with pytest.raises(gpufaas.Refused, match="exists") as refused:
         client.deploy(deployment, update=False)
     assert refused.value.code == "function-exists"
