@@ -39,7 +39,7 @@ from gpufaas_cli.script_inputs import SCRIPT, inputs_of_script
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, copy_tree, find_extra, is_cache, walk
 from gpufaas_cli.stack import FUNCTION_NAME
 from gpufaas_cli.subprocess_lines import run_shown
-from gpufaas_cli.weights import WEIGHTS, is_pickled
+from gpufaas_cli.weights import WEIGHTS, is_pickled, loads_as_tensors
 from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, WeightsFile
 from gpufaas_core.environment import misfits
 from gpufaas_core.errors import InvalidSpec, StorageFailed
@@ -381,7 +381,7 @@ class _Build:
 
     def _check_pickle(self, name: str, path: Path) -> None:
         """:raises InvalidSpec: the weights *path* are pickled, and the author did not accept that"""
-        if is_pickled(path) and not self.request.allows_pickle:
+        if is_pickled(path) and not self.request.allows_pickle and not loads_as_tensors(path):
             raise InvalidSpec(
                 f"{name.removeprefix(f'{self.function}/')} of function {self.request.name} is a pickle, which runs any "
                 "code that its maker put in: save it as .safetensors (safetensors.torch.save_file), .pt2 or .onnx; or, "

@@ -11,6 +11,7 @@ RLIMIT_DATA.
 
 import contextlib
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,7 +81,8 @@ def load_weights(path: str | Path, device: str = "cpu") -> Any:
     Return what the file *path* holds, ready on *device*.
 
     ``.safetensors``: a dict of tensors, mapped, not copied, on CPU. ``.pt2`` (torch.export): a module to call.
-    ``.onnx``: an onnxruntime session. Pickles, if the author allows them: what ``torch.load`` returns.
+    ``.onnx``: an onnxruntime session. Pickles: what ``torch.load`` returns; of
+    tensors only, unless the author allows more.
 
     :raises InvalidSpec: the kind of file is unknown or refused; says why and what to do
     :raises LoadFailed: the file is damaged
@@ -142,15 +144,19 @@ def _onnx_session(path: Path, device: str) -> Any:
 
 
 def _load_pickle(path: Path, device: str) -> Any:
-    if os.environ.get(ALLOW_PICKLE, "").lower() not in ("1", "true"):
-        raise InvalidSpec(
-            f"{path.name} is a pickle, which runs any code that its maker put in: {_KNOWN}; or, if you trust its "
-            'maker, set the annotation gpufaas.allow-pickle: "true"'
-        )
     import torch
 
-    with _damage(path):
-        return torch.load(path, map_location=device, weights_only=False)
+    allowed = os.environ.get(ALLOW_PICKLE, "").lower() in ("1", "true")
+    try:
+        with _damage(path):
+            return torch.load(path, map_location=device, weights_only=not allowed)
+    except LoadFailed as exc:
+        if allowed or not isinstance(exc.__cause__, pickle.UnpicklingError | RuntimeError):
+            raise
+        raise InvalidSpec(
+            f"{path.name} is a pickle of more than tensors, which runs any code that its maker put in: {_KNOWN}; or, "
+            'if you trust its maker, set the annotation gpufaas.allow-pickle: "true"'
+        ) from exc
 
 
 @contextlib.contextmanager

@@ -149,10 +149,19 @@ def test_an_exported_program_runs_without_its_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model.pt", "model.pth", "pytorch_model.bin", "model.ckpt", "model.pkl", "m.joblib"])
 def test_pickles_are_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delenv("GPUFAAS_ALLOW_PICKLE", raising=False)
-    torch.save({"weight": torch.ones(2)}, tmp_path / name)
+    torch.save(nn.Linear(1, 1), tmp_path / name)
 
-    with pytest.raises(InvalidSpec, match=rf"{name} is a pickle, which runs any code .*gpufaas.allow-pickle"):
+    with pytest.raises(
+        InvalidSpec, match=rf"{name} is a pickle of more than tensors, which runs any code .*gpufaas.allow-pickle"
+    ):
         load_weights(tmp_path / name)
+
+
+def test_pickles_of_tensors_are_loaded_without_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUFAAS_ALLOW_PICKLE", raising=False)
+    torch.save({"weight": torch.ones(2)}, tmp_path / "model.pt")
+
+    assert load_weights(tmp_path / "model.pt")["weight"].tolist() == [1.0, 1.0]
 
 
 def test_pickles_are_loaded_when_the_author_allowed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
