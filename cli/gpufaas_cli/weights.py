@@ -10,7 +10,8 @@ WEIGHTS: Final = (".safetensors", ".gguf", ".pt2", ".onnx", ".onnx_data", ".onnx
 _PICKLED: Final = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib")
 _TENSORS: Final = re.compile(
     r"(_codecs encode|(builtins|__builtin__) (set|bytearray|complex)|collections (OrderedDict|Counter)"
-    r"|torch(\.cuda|\.storage)? \w+|torch\.nn\.parameter \w+|torch\.(_utils|_tensor) _rebuild_\w+|torch\.serialization _get_layout)"
+    r"|torch(\.cuda|\.storage)? \w+|torch\.nn\.parameter \w+|torch\.(_utils|_tensor) _rebuild_\w+"
+    r"|torch\.serialization _get_layout)"
 )
 """What ``torch.load(weights_only=True)`` calls, a little more: it has the last word, in the worker (docs/adr/0066)."""
 _LEGACY: Final = 5
