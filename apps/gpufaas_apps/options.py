@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gpufaas_core.cost import Cost
-from gpufaas_core.units import Bytes, MiB
+from gpufaas_core.units import Bytes, GiB, MiB
 from gpufaas_gpu_manager.isolation.ids import UID_RANGE as UID_RANGE
 from gpufaas_gpu_manager.isolation.ids import uid_range as uid_range
 from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec
@@ -20,6 +20,7 @@ DEFAULT_STANDBY: Final = 1
 DEFAULT_MAX_ASYNC_QUEUE: Final = 100_000
 DEFAULT_ASYNC_QUEUE_LIMIT: Final = 1_000_000
 DEFAULT_MAX_BODY: Final = 100 * MiB
+DEFAULT_HISTORY: Final = 10 * GiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,9 @@ class DeviceOptions:
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(FrontOptions, DeviceOptions, PolicyOptions):
     """The whole platform in one process tree, on this machine."""
+
+    history_size: Bytes = DEFAULT_HISTORY
+    """What bundles, parts and weights that only earlier revisions name may take on the disk, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

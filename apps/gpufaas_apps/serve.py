@@ -33,7 +33,7 @@ from gpufaas_apps.server import GRACE_S
 from gpufaas_apps.watchdog import notify
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_cache_manager.collect import Collected, collect
+from gpufaas_cache_manager.collect import Collected, collect, kept
 from gpufaas_core import compiled, constraints
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.logs import FunctionLogs
@@ -145,7 +145,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
         origins=origins,
         nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),
         async_queue=stores.async_queue, gone=gone, fault=lambda: node.fault,
-        standbys=node.host.blank, prune=lambda dry: _collected(stores, front, _KEEP_PRUNED_S, dry),
+        standbys=node.host.blank, prune=lambda dry: _collected(options, stores, front, _KEEP_PRUNED_S, dry),
     )  # fmt: skip
     front = Front(options, parts, listener)
     front.metrics.show(NodeFamilies(node))
@@ -223,7 +223,7 @@ class ServeApp:
         stopped = self._front.stopped
         while not stopped.is_set():
             try:
-                await _collected(self._stores, self._front, _KEEP_UNUSED_S)
+                await _collected(self._options, self._stores, self._front, _KEEP_UNUSED_S)
             except StorageFailed as exc:
                 logging.getLogger("artifacts").warning("not collected, will be tried again: %s", exc)
             with contextlib.suppress(TimeoutError):
@@ -258,11 +258,22 @@ class ServeApp:
         notify("READY=1")
 
 
-async def _collected(stores: Stores, front: Front, unused_s: Seconds, dry: bool = False) -> Collected:
-    """Remove artifacts that no function has used for *unused_s*. :param dry: only say what would go"""
-    used = {each.spec.digest for each in front.catalogue.everywhere() if not each.spec.image}
-    before = time.time() - unused_s
-    return await asyncio.to_thread(collect, stores.artifacts, stores.bundles, used, before, dry=dry)
+async def _collected(
+    options: ServeOptions, stores: Stores, front: Front, unused_s: Seconds, dry: bool = False
+) -> Collected:
+    """Remove what neither functions, for *unused_s*, nor the kept history name. :param dry: only say what would go"""
+    until, functions = time.time() - unused_s, front.catalogue.everywhere()
+    tried = {old.revision for each in functions if (old := each.record.handover.before) is not None}
+
+    def work() -> Collected:
+        past = [noted for each in functions for noted in stores.functions.history(each.full_name) if noted.digest]
+        used = {each.digest for each in past if each.status == "pending" or each.revision in tried}
+        used |= {each.spec.digest for each in functions if not each.spec.image}
+        newest_first = [each.digest for each in sorted(past, key=lambda noted: -noted.at)]
+        more = kept(stores.artifacts, stores.bundles, used, newest_first, options.history_size)
+        return collect(stores.artifacts, stores.bundles, used | more, until, dry=dry)
+
+    return await asyncio.to_thread(work)
 
 
 def _header(options: ServeOptions) -> Header:

@@ -6,7 +6,7 @@ an object store stay: other nodes and clusters may rely on them (docs/adr/0023).
 """
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import NamedTuple
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
@@ -22,6 +22,22 @@ class Collected(NamedTuple):
     size: Bytes
     """The bytes of artifacts and partial files. The bytes of a file that a worker has mapped are free when the worker
     ends."""
+
+
+def kept(artifacts: ArtifactStore, bundles: BundleStore, used: Set[str], past: Iterable[str], most: Bytes) -> set[str]:
+    """Return those of *past*, newest first, that fit into *most* bytes beside *used*; files of several count once."""
+    found, counted = set[str](), set[str]()
+    for digest in (*used, *past):
+        try:
+            more = {digest, *(each.sha256 for each in bundles.named_by(digest))} - counted
+            size = 0 if digest in used else sum(map(artifacts.size, more))
+        except (GpufaasError, OSError):
+            continue  # a file is gone: it cannot be rolled back to
+        if size <= most:
+            most -= size
+            counted |= more
+            found.add(digest)
+    return found
 
 
 def collect(

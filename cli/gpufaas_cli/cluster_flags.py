@@ -9,6 +9,7 @@ import click
 
 from gpufaas_apps.options import (
     DEFAULT_ASYNC_QUEUE_LIMIT,
+    DEFAULT_HISTORY,
     DEFAULT_MAX_ASYNC_QUEUE,
     DEFAULT_MAX_BODY,
     DEFAULT_MAX_QUEUE,
@@ -140,6 +141,11 @@ policy_options = options(
     option("--journal", type=_FILE, metavar="FILE", says="Write every event of the scheduler there, to be replayed."),
 )  # fmt: skip
 """The names are those of `PolicyOptions`."""
+
+history_option = option(
+    "--history-size", callback=parsed(parse_bytes), metavar="SIZE", default=format_bytes(DEFAULT_HISTORY),
+    says="Keep files that only earlier revisions of functions need within this size: the newest that fit; 0: none.",
+)  # fmt: skip
 
 cluster_options = options(
     option("--id", "id_", callback=parsed(_id), envvar="GPUFAAS_ID", metavar="NAME",

@@ -11,6 +11,7 @@ from gpufaas_cli.cluster_flags import (
     data_option,
     device_options,
     front_options,
+    history_option,
     policy_options,
     read_costs,
     workers_option,
@@ -23,6 +24,7 @@ from gpufaas_cli.extra import needing
 @data_option("functions, weights and logs")
 @device_options
 @policy_options
+@history_option
 @workers_option("1: more processes that take calls are for gpufaas gateway, in a cluster.")
 def command(**given: Any) -> None:
     """

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.unit.cache_manager.test_bundles import WEIGHTS, Stores, manifest_of, sha256
 
-from gpufaas_cache_manager.collect import collect
+from gpufaas_cache_manager.collect import collect, kept
+from gpufaas_core.bundle import WeightsFile
 
 DAY_S = 86_400.0
 
@@ -135,3 +136,46 @@ def test_who_announced_an_artifact_is_told_that_it_goes(stores: Stores) -> None:
     collect(stores.artifacts, stores.bundles, set(), time.time() - DAY_S, gone.append)
 
     assert set(gone) == {bundle, sha256(WEIGHTS)}
+
+
+def versions(stores: Stores, count: int, weights: bytes = WEIGHTS) -> list[str]:
+    """Put bundles of one size that name the same weights."""
+    stores.put(weights)
+    named = (WeightsFile("function/weights.safetensors", sha256(weights), len(weights)),)
+    return [stores.put_bundle({"function/handler.py": b"# %d" % i}, manifest_of(weights=named)) for i in range(count)]
+
+
+def test_the_newest_earlier_revisions_that_fit_are_kept_and_what_they_share_counts_once(stores: Stores) -> None:
+    newest_first = versions(stores, 3)
+    size = stores.artifacts.size(newest_first[0])
+
+    def fit(most: int) -> set[str]:
+        return kept(stores.artifacts, stores.bundles, set(), newest_first, most)
+
+    assert fit(3 * size + len(WEIGHTS)) == set(newest_first)
+    assert fit(3 * size + len(WEIGHTS) - 1) == set(newest_first[:2]), "the oldest goes first"
+    assert fit(size + len(WEIGHTS) - 1) == set()
+    assert fit(0) == set()
+
+
+def test_what_is_used_stays_and_does_not_count(stores: Stores) -> None:
+    serves, before = versions(stores, 2)
+    size = stores.artifacts.size(before)
+
+    assert kept(stores.artifacts, stores.bundles, {serves}, [serves, before], size) == {serves, before}
+    assert kept(stores.artifacts, stores.bundles, {serves}, [serves, before], size - 1) == {serves}
+
+
+def test_a_revision_that_is_too_large_does_not_cost_the_smaller_ones_before_it(stores: Stores) -> None:
+    [small] = versions(stores, 1)
+    [large] = versions(stores, 1, b"more" + 1000 * WEIGHTS)
+
+    assert kept(stores.artifacts, stores.bundles, set(), [large, small], 100 * len(WEIGHTS) + 20_000) == {small}
+
+
+def test_a_revision_that_lacks_a_file_is_not_kept(stores: Stores) -> None:
+    [lacking] = versions(stores, 1)
+    [whole] = versions(stores, 1, b"others")
+    stores.artifacts.remove(sha256(WEIGHTS))
+
+    assert kept(stores.artifacts, stores.bundles, set(), [lacking, "f" * 64, whole], 1 << 30) == {whole}
