@@ -9,6 +9,7 @@ uploaded to the gateway; from any other, or a Dockerfile, a container image, whi
 """
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -92,6 +93,8 @@ class Steps:
     deploy: bool = False
     buildx: bool = False
     """Images are built for several platforms and pushed in one go."""
+    follow: bool = False
+    """Wait until what is deployed takes calls, or has failed to load."""
 
     @property
     def done(self) -> str:
@@ -369,6 +372,9 @@ class _Pipeline:
         with output.waiting(f"Deploying {function.name}"):
             status, reason = client.deploy(body, update=self.flags.update and not replace, replace=replace)
         namespace = self.flags.namespace or function.namespace
+        if self.steps.follow:
+            with output.waiting(f"Loading {function.name}; what was deployed before serves meanwhile"):
+                _follow(client, function.name, namespace)
         result |= {"status": status, "url": client.shown + function_path(function.name, namespace)}
         if not self.as_json:
             reserves = "" if digest is None else _reserves(client, function.name, namespace)
@@ -382,6 +388,30 @@ def _unheard(_: str) -> None: ...
 def _lines_of(name: str) -> Iterator[_Progress]:
     """Where several are built at once: each line begins with its function."""
     yield lambda text: output.note(f"  {name}: {text}")
+
+
+def _follow(client: Client, name: str, namespace: str | None) -> None:
+    """
+    Wait while a revision that was deployed is pending.
+
+    :raises GpufaasError: it does not load
+    """
+    revision, pause_s = None, 0.05
+    while True:
+        try:
+            ours = client.function(name, namespace, usage=False).get("gpufaas") or {}
+        except GpufaasError:
+            return  # it is deployed all the same
+        if (pending := ours.get("pending")) is None or revision not in (None, pending):
+            break
+        revision = pending
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.5)
+    failed = ours.get("failed") or {}
+    if revision is not None and failed.get("revision") == revision:
+        raise GpufaasError(
+            f"revision {revision} does not load, and {ours['revision']} goes on serving: {failed.get('reason')}"
+        )
 
 
 def _reserves(client: Client, name: str, namespace: str | None) -> str:

@@ -1,5 +1,8 @@
 """A function is updated while it is called: the new revision takes calls once it is loaded, and none is lost."""
 
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -107,3 +110,32 @@ def test_an_idle_function_is_updated_without_a_load_and_its_first_calls_go_back_
     answers = [each.result() for each in calls(served, 5)]
     assert [(each.status_code, each.text) for each in answers] == [(200, "old")] * 5
     assert served.detail("model")["failed"]["revision"] == broken
+
+
+def test_up_waits_until_a_revision_serves_or_says_why_it_does_not(served: Platform, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "model").mkdir(parents=True)
+    address = served.url.removeprefix("http://")
+    password = (served.data / "auth" / "basic-auth-password").read_text().strip()
+    (project / "stack.yaml").write_text(
+        f"provider: {{name: openfaas, gateway: 'http://admin:{password}@{address}'}}\n"
+        "functions: {model: {lang: python3-torch, handler: ./model, annotations: {gpufaas.memory: 80Mi}}}\n"
+    )
+
+    def up(source: str) -> subprocess.CompletedProcess[str]:
+        (project / "model" / "handler.py").write_text(textwrap.dedent(source))
+        return subprocess.run(
+            [sys.executable, "-m", "gpufaas_cli", "up"], cwd=project, capture_output=True, text=True, check=False
+        )
+
+    up(MODEL.format(said="old")).check_returncode()
+    assert served.call("/function/model").text == "old"
+    up(MODEL.format(said="new")).check_returncode()
+    assert served.call("/function/model").text == "new", "it serves when up has ended"
+
+    failed = up(BROKEN)
+
+    assert failed.returncode == 1
+    assert "these weights are of another model" in failed.stderr
+    assert f"{served.detail('model')['revision']} goes on serving" in failed.stderr
+    assert served.call("/function/model").text == "new"

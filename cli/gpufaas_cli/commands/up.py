@@ -20,12 +20,13 @@ _Act = Callable[[Stack, list[StackFunction]], None]
 @click.option("--publish", "buildx", is_flag=True, help="Images: build for several platforms and push, with buildx.")
 @click.option("--platforms", metavar="LIST", help="With --publish, as in linux/amd64,linux/arm64.")
 @click.option("--watch", "watches", is_flag=True, help="Do it again whenever a file changes, until Ctrl-C.")
+@click.option("--wait/--no-wait", default=True, help="Wait until each function takes calls.", show_default=True)
 @build_flags.building
 @build_flags.deploying
 @flags.gateway
 @declare.as_json
 def command(
-    selection: flags.Selection, skip_push: bool, skip_deploy: bool, buildx: bool, watches: bool,
+    selection: flags.Selection, skip_push: bool, skip_deploy: bool, buildx: bool, watches: bool, wait: bool,
     building: pipeline.Building, overrides: pipeline.Overrides, gateway: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """
@@ -41,7 +42,11 @@ def command(
     if buildx:
         removed.check_environment()
     steps = pipeline.Steps(
-        push=not skip_push or not skip_deploy, deploy=not skip_deploy, buildx=buildx, push_images=not skip_push
+        push=not skip_push or not skip_deploy,
+        deploy=not skip_deploy,
+        buildx=buildx,
+        push_images=not skip_push,
+        follow=wait,
     )
     stack, functions = selection.read()
     connect = flags.connector(choose_gateway(gateway, stack.gateway))

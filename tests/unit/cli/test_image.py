@@ -351,7 +351,7 @@ def test_tags_of_git_need_a_repository(here: Path) -> None:
 
 
 def test_the_tagged_image_is_built_and_deployed(run: Run, docker: Docker, wire: WireLog, commit: str) -> None:
-    result = run("up", "fn", "--tag", "sha")
+    result = run("up", "fn", "--tag", "sha", "--no-wait")
 
     assert result.exit_code == 0, result.output
     assert [each[-2] for each in docker.calls() if each[1] == "build"] == [f"me/fn:0.1-{commit}"]
