@@ -93,6 +93,8 @@ class Handovers:
             noted = None if noted is None else replace(noted, status="pending")
             await self._store_it(old, handover, noted, new, succeeds=old.function_id)
             self._pending[new.function_id] = new
+            if (asleep := self._looking.pop(old.full_name, None)) is not None:
+                asleep.cancel()  # it may sleep for `OTHERS_S`, after a trial; the lock, which is held, bars its steps
             self.watch(old)
         if gone is not None and gone.record.revision != new.record.revision:
             await self._drop(gone)

@@ -124,6 +124,23 @@ async def test_an_update_right_after_a_hand_over_waits_for_its_own_copies_only(
         await eventually(lambda: (revisions[-2], True) in gateway.scheduler.removed)
 
 
+async def test_an_update_soon_after_one_on_trial_does_not_wait_for_the_look_at_that_one(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "OTHERS_S", 3600.0)
+    old = await resident(gateway)
+    tried = await update(gateway)
+    has(gateway, old, lacking={tried: "there is no room"})
+    await eventually(serves(gateway, tried))
+    await gateway.found().trial("")  # type: ignore[misc]  # it has answered
+    has(gateway, tried)
+
+    new = await update(gateway)
+    has(gateway, tried, new)
+
+    await eventually(serves(gateway, new))
+
+
 async def test_a_revision_that_does_not_load_is_dropped_with_its_reason_until_the_next_deployment(
     gateway: Gateway,
 ) -> None:
