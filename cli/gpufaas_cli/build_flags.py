@@ -14,6 +14,7 @@ env = repeated("-e", "--env", says="Environment variable, over the stack file's"
 label = repeated("-l", "--label", "labels", says="Label, over the stack file's")
 annotation = repeated("--annotation", "annotations", says="Annotation, over the stack file's")
 shrinkwrap = option("--shrinkwrap", is_flag=True, help="Only write the build context, in build/.")
+lists = option("--list", "lists", is_flag=True, help="Only list what would be packed, and what is left out and why.")
 
 building = declare.gathered(
     "building", Building,

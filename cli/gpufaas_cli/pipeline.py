@@ -23,6 +23,8 @@ from gpufaas import Client, GatewayUnreachable, NotAuthorised, function_path
 from gpufaas_cli import images, output
 from gpufaas_cli.build_target import BuildTargets, Connect
 from gpufaas_cli.bundles import BuildRequest, Built, build, drop_unused_parts
+from gpufaas_cli.contents import contents
+from gpufaas_cli.source_files import find_extra
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_cli.templating import template_of
 from gpufaas_core.errors import GpufaasError, InvalidSpec
@@ -75,6 +77,8 @@ class Building:
     """Do not show what docker prints."""
     shrinkwrap: bool = False
     """Only write the build context."""
+    lists: bool = False
+    """Only say what would be packed."""
     disable_stack_pull: bool = False
     platforms: str | None = None
     extra_tags: Sequence[str] = ()
@@ -202,7 +206,7 @@ class _Pipeline:
             for function, make, result in zip(functions, making, results, strict=True):
                 try:
                     made = make()
-                    if not self.building.shrinkwrap:
+                    if not (self.building.shrinkwrap or self.building.lists):
                         self._deliver(client, function, made, result)
                 except (GatewayUnreachable, NotAuthorised):
                     raise
@@ -257,6 +261,11 @@ class _Pipeline:
             progress = _unheard if self.building.quiet else shown
             template = template_of(self.stack, function, not self.building.disable_stack_pull, progress)
             request = self._request(function, template, targets)
+            makes_bundle = template is not None and template.kind is not None
+            if self.building.lists or self.building.shrinkwrap or not makes_bundle:
+                self._contents(request, template, result)
+            if self.building.lists:
+                return None
             if self.building.shrinkwrap:
                 folder = images.make_context(request, template)
                 result["context"] = str(folder)
@@ -266,12 +275,28 @@ class _Pipeline:
                 return self._make_image(function, request, template, result, progress)
             self._say(f"Building: {function.name} with template {function.lang}.")
             built = build(request, progress)
+            self._contents(request, template, result)
         result |= {"digest": built.digest, "up_to_date": built.up_to_date, "seconds": round(built.seconds, 3)}
         weights = f" and {format_bytes(built.manifest.weight_bytes)} of weights" if built.weights else ""
         how = "was up to date" if built.up_to_date else f"in {output.format_seconds(built.seconds)}"
         size = f"{format_bytes(built.bundle_tar.stat().st_size)}{weights}"
         self._say(f"Built: {function.name} {built.digest[:_SHORT]}, {size}, {how}.")
         return built
+
+    def _contents(self, request: BuildRequest, template: Template | None, result: dict[str, Any]) -> None:
+        """Say what of the author's files is left out and, for ``--list``, what is packed."""
+        copies = [find_extra(path, request.root) for path in request.copy]
+        found = contents(request.root / request.handler, copies, by_git=template is not None)
+        result["left_out"] = found.left_out
+        if self.building.lists:
+            result |= {"files": found.files, "bytes": sum(found.files.values())}
+            self._say(f"{request.name}: {len(found.files)} files, {format_bytes(result['bytes'])}.")
+            for name, size in found.files.items():
+                self._say(f"{format_bytes(size):>10}  {name}")
+        if told := found.told():
+            self._say(f"Left out: {told}.")
+        if warning := found.warning():
+            output.note(f"gpufaas: {request.name}: {warning}")
 
     def _request(self, function: StackFunction, template: Template | None, targets: BuildTargets) -> BuildRequest:
         assert function.lang is not None

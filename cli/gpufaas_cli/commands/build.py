@@ -8,6 +8,7 @@ from gpufaas_cli.stack import choose_gateway
 @flags.stack
 @build_flags.building
 @build_flags.shrinkwrap
+@build_flags.lists
 @flags.gateway
 @declare.as_json
 def command(selection: flags.Selection, building: pipeline.Building, gateway: str | None, as_json: bool) -> None:
@@ -23,6 +24,7 @@ def command(selection: flags.Selection, building: pipeline.Building, gateway: st
       gpufaas build digits embed
       gpufaas build --filter 'cnn-*' -b EPOCHS=3 --parallel 2
       gpufaas build -g http://gateway:8080       for what that gateway's nodes provide
+      gpufaas build --list                       what would be packed, with sizes, and what is left out and why
       gpufaas build resize --shrinkwrap          only write build/resize/, for another builder
     """
     stack, functions = selection.read()
