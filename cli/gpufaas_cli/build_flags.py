@@ -13,6 +13,7 @@ build_arg = repeated("-b", "--build-arg", "build_args", says="Argument for build
 env = repeated("-e", "--env", says="Environment variable, over the stack file's")
 label = repeated("-l", "--label", "labels", says="Label, over the stack file's")
 annotation = repeated("--annotation", "annotations", says="Annotation, over the stack file's")
+secret = repeated("--secret", "secrets", says="Secret that the function may read", metavar="NAME", reads=None)
 shrinkwrap = option("--shrinkwrap", is_flag=True, help="Only write the build context, in build/.")
 lists = option("--list", "lists", is_flag=True, help="Only list what would be packed, and what is left out and why.")
 
@@ -40,7 +41,7 @@ deploying = declare.options(
         env,
         label,
         annotation,
-        repeated("--secret", "secrets", says="Secret that the function may read", metavar="NAME", reads=None),
+        secret,
         repeated("--constraint", "constraints", says="Label of devices that it may run on", reads=None),
         option("--fprocess", metavar="COMMAND", help="The process that a watchdog starts."),
         option("--update/--no-update", default=True, help="Update functions that are deployed. [default: update]"),

@@ -53,6 +53,14 @@ def check_handler(file: Path, kind: Kind, template: str) -> None:
             raise InvalidSpec(f"{file}:{defined[0].lineno}: {template} calls {call}, which this {name} does not take")
 
 
+def defines(file: Path, name: str) -> bool:
+    """Return whether *file* binds *name* at its top level; False where it cannot be compiled."""
+    try:
+        return name in (_bound_names(ast.parse(file.read_bytes())) or ())
+    except (SyntaxError, ValueError):
+        return False
+
+
 def _bound_names(tree: ast.Module) -> set[str] | None:
     """Return the names that a module binds at its top level, or None where only running it can tell."""
     names: set[str] = set()

@@ -36,6 +36,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "publish": "Build, and push at once; images for several platforms.",
     "deploy": "Upload and deploy what was built.",
     "up": "Build, upload and deploy in one go.",
+    "run": "Deploy one file, call it once, and remove it.",
     "local-run": "Run one function on this machine, without deploying it.",
     "list": "List the functions that are deployed.",
     "describe": "Show all about one function.",

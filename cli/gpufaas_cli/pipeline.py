@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from packaging.specifiers import SpecifierSet
 
 from gpufaas import Client, GatewayUnreachable, NotAuthorised, function_path
 from gpufaas_cli import images, output
@@ -173,15 +174,17 @@ def run(
     building: Building = Building(),
     overrides: Overrides = Overrides(),
     as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """
     Do *steps* with each of *functions*. Ends the process with 1 when one of them failed.
 
     :param connect: gives the gateway that bundles are sent to, and functions deployed at; where *steps* need none, it
         is asked what its nodes provide, if it answers
+    :param quiet: print nothing but errors
     :raises GatewayUnreachable, NotAuthorised: at once
     """
-    pipeline = _Pipeline(stack, steps, building, overrides, as_json)
+    pipeline = _Pipeline(stack, steps, building, overrides, as_json, quiet)
     if steps.deploy or (steps.push and not building.shrinkwrap and makes_bundles(stack, functions)):
         with connect() as client:
             client.info()  # a build may take minutes: say first that the gateway is not there
@@ -199,6 +202,7 @@ class _Pipeline:
     building: Building
     flags: Overrides
     as_json: bool
+    quiet: bool = False
 
     def run(self, functions: Sequence[StackFunction], targets: BuildTargets, client: Client | None) -> None:
         results: list[dict[str, Any]] = [{"name": each.name} for each in functions]
@@ -211,7 +215,7 @@ class _Pipeline:
                 except (GatewayUnreachable, NotAuthorised):
                     raise
                 except GpufaasError as exc:
-                    first, *rest = str(exc).splitlines() or [type(exc).__name__]
+                    first, *rest = self.stack.said(str(exc)).splitlines() or [type(exc).__name__]
                     if sys.stderr.isatty():  # elsewhere these lines were shown as they came
                         for line in rest:
                             output.note(line)
@@ -227,7 +231,7 @@ class _Pipeline:
             raise click.exceptions.Exit(1)
 
     def _say(self, text: str) -> None:
-        if not self.as_json:
+        if not (self.as_json or self.quiet):
             output.show(text)
 
     # --- building ---
@@ -274,6 +278,7 @@ class _Pipeline:
             if template is None or template.kind is None:
                 return self._make_image(function, request, template, result, progress)
             self._say(f"Building: {function.name} with template {function.lang}.")
+            _check_python(function, request)
             built = build(request, progress)
             self._contents(request, template, result)
         result |= {"digest": built.digest, "up_to_date": built.up_to_date, "seconds": round(built.seconds, 3)}
@@ -401,9 +406,22 @@ class _Pipeline:
             with output.waiting(f"Loading {function.name}; what was deployed before serves meanwhile"):
                 _follow(client, function.name, namespace)
         result |= {"status": status, "url": client.shown + function_path(function.name, namespace)}
-        if not self.as_json:
+        if not (self.as_json or self.quiet):
             reserves = "" if digest is None else _reserves(client, function.name, namespace)
             output.show(f"\nDeployed. {status} {reason}.\nURL: {result['url']}\n{reserves}")
+
+
+def _check_python(function: StackFunction, request: BuildRequest) -> None:
+    """:raises InvalidSpec: a node has not the Python that *function* requires"""
+    if not function.requires_python:
+        return
+    target = request.target()
+    for each in target.environments:
+        if not SpecifierSet(function.requires_python).contains(each.python, prereleases=True):
+            raise InvalidSpec(
+                f"{function.where}: requires-python {function.requires_python} does not fit {target.who} ({each}): "
+                "correct it, or name nodes that fit (constraints)"
+            )
 
 
 def _unheard(_: str) -> None: ...

@@ -70,6 +70,8 @@ class StackFunction:
     build_options: tuple[str, ...] = ()
     build_secrets: Mapping[str, str] = field(default_factory=dict)
     platforms: str | None = None
+    requires_python: str = ""
+    """What Python the nodes must have, as in ``>=3.11``; empty: any."""
 
     @property
     def is_built(self) -> bool:
@@ -91,6 +93,8 @@ class Stack:
     templates: tuple[TemplateSource, ...] = ()
     copy: tuple[Path, ...] = ()
     """Paths relative to `root`."""
+    made_of: Path | None = None
+    """The one file that its function was made of, in place of a stack file."""
 
     @property
     def folder(self) -> Path:
@@ -102,6 +106,11 @@ class Stack:
         """The folder that `copy` is relative to: the stack file's; the working directory, if only that has them all."""
         beside, here = self.folder, Path()
         return here if not _has(beside, self.copy) and _has(here, self.copy) else beside
+
+    def said(self, text: str) -> str:
+        """Return *text* with the file that it was made of, if it was, in place of those that were made of it."""
+        made = rf"{re.escape(str(self.folder))}/[^/\s]+/(handler\.py|requirements\.txt)"
+        return re.sub(made, lambda _: str(self.made_of), text) if self.made_of else text
 
     def template_dirs(self) -> list[Path]:
         """Folders with templates of the user's own: ``template/`` as faas-cli pulls them, and sources on this disk."""

@@ -79,6 +79,8 @@ def watch(read: Callable[[], tuple[Stack, list[StackFunction]]], act: _Act) -> N
 
 def watched(stack: Stack, functions: Sequence[StackFunction]) -> list[tuple[Path, LeavesOut]]:
     """Return the files and folders that *functions* are made from, and what is left out of each."""
+    if stack.made_of:
+        return [(stack.made_of, is_cache)]
     handlers = [each.handler for each in functions if each.handler]
     return [
         *((path, is_cache) for path in (stack.path, *stack.template_dirs())),
@@ -103,4 +105,4 @@ def _attempt(act: _Act, stack: Stack, functions: list[StackFunction]) -> None:
         pass
     except GpufaasError as exc:
         output.note(f"gpufaas: {exc}")
-    output.note(f"Watching {stack.path} and what it names; Ctrl-C ends it.")
+    output.note(f"Watching {stack.made_of or f'{stack.path} and what it names'}; Ctrl-C ends it.")

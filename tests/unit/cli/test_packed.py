@@ -1,12 +1,13 @@
 """What of an author's folder is packed: ignore files as git reads them, and what never is."""
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
-from tests.unit.cli.conftest import Project, content_of
+from tests.unit.cli.conftest import Project, Run, content_of
 
-from gpufaas_cli import file_changes
+from gpufaas_cli import contents, file_changes
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, walk
 
 
@@ -180,3 +181,32 @@ def test_a_pth_file_is_a_pickle_by_what_is_in_it(project: Project, content: byte
         project.refuse("extra.pth of function fn is a pickle")
     else:
         assert content_of(project.build())["function/extra.pth"] == content
+
+
+def test_a_build_says_what_is_left_out_and_list_what_is_packed_and_builds_nothing(here: Path, run: Run) -> None:
+    run("new", "hello", "--lang", "python3-http", "-q")
+    for name in (".env", "venv/pyvenv.cfg", "venv/bin/python"):
+        (here / "hello" / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / "hello" / name).write_text("x")
+
+    listed = run("build", "--list")
+    (told,) = json.loads(run("build", "--list", "--json").stdout)
+
+    assert "  handler.py\n" in listed.stdout
+    assert "hello/.env (secrets)" in listed.stdout
+    assert "hello/venv/ (a virtual environment, 2 files)" in listed.stdout
+    assert told["left_out"] == {"hello/.env": "secrets", "hello/venv/": "a virtual environment"}
+    assert told["bytes"] == sum((here / "hello" / name).stat().st_size for name in told["files"])
+    assert not (here / "build").exists()
+    assert "hello/.env (secrets)" in run("build", "--offline").stdout
+
+
+def test_much_that_is_no_weights_is_warned_of(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "_LARGE", 2000)
+    run("new", "hello", "--lang", "python3-http", "-q")
+    (here / "hello/model.safetensors").write_bytes(b"x" * 4000)
+    assert "no weights" not in run("build", "--list").stderr
+
+    (here / "hello/data.csv").write_bytes(b"x" * 4000)
+
+    assert "files that are no weights are packed: name in .gpufaasignore" in run("build", "--list").stderr
