@@ -33,7 +33,7 @@ REQUIRED = [
 ]
 NO_GATEWAY_FIRST = {
     "build", "diff", "doctor", "local-run", "login", "logout", "new", "publish", "push", "ready", "secret apply",
-    "up", "version",
+    "run", "up", "version",
 }  # fmt: skip
 """They have ``--gateway``, and want something else first, or can do without."""
 ARGUMENTS = {
