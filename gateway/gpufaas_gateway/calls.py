@@ -114,8 +114,8 @@ class Calls:
                 call.size = call.length  # of a body that streams, no more is known
             placed = self._place(call)
             while True:
+                grant = placed if isinstance(placed, Grant) else await self._granted(call, placed)
                 try:
-                    grant = placed if isinstance(placed, Grant) else await self._granted(call, placed)
                     exchange = self._begin(call, grant) if call.begun is None else call.has_begun()
                     answer, said, whole = await exchange.answer()
                     break
@@ -250,7 +250,10 @@ class Calls:
                 call.listen()
             while driven is not None and not placed.done():
                 await PAUSE
-            placed = await placed
+            try:
+                placed = await placed
+            except (LoadFailed, UnknownFunction) as exc:
+                placed = await self._place_at_another(call, exc)
         call.future = None
         return placed
 
