@@ -537,7 +537,7 @@ def test_port_0_is_any_that_is_free_and_the_first_line_says_which(make_platform:
 
 
 def test_what_no_function_used_for_a_day_is_collected_at_the_next_start(make_platform: Make) -> None:
-    platform = make_platform("--device", "cpu:0=400MiB").start()
+    platform = make_platform("--device", "cpu:0=400MiB", "--history-size", "0").start()
     path = platform.deploy("echo", ECHO, HTTP)
     old = platform.build("echo", ECHO, HTTP)
     assert platform.call(path, b"x").status_code == 200
