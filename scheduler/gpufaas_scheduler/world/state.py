@@ -351,8 +351,9 @@ class FunctionState(Deployed):
     @property
     def surplus(self) -> int:
         """The number of copies that should go. Replicas of a policy stay, unless the function is scaled to zero."""
-        if self.desired is None:
-            return 0
+        if self.desired is None:  # beyond its bounds only: one was silent while another one was loaded for it
+            bounded = self.max_copies and not self.queued
+            return max(0, self.copies - max(self.min_copies, self.max_copies)) if bounded else 0
         over = max(0, self.copies - self.target)
         return min(over, self.excess) if self.queued and self.desired else over
 

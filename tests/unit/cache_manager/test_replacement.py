@@ -20,6 +20,7 @@ class Owner:
     min_copies: int = 0
     reload_s: float = 1.0
     share: int = 0
+    before: "Owner | None" = None
 
     def load_s(self, kind: str) -> float:
         assert kind == "gpu"

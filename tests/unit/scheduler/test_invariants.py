@@ -59,6 +59,8 @@ EVENTS = st.lists(st.integers(0, 2**16), min_size=20, max_size=120)
 
 # A call loads the copy that had to wait after a failed load: then nothing is missing any more.
 @example("lb", "lru", False, 0, [0] * 8 + [8] * 6 + [262, 13, 673, 0, 1135, 12738])
+# A silent copy is heard again after others were loaded up to the most that its function may have.
+@example("lb", "lru", False, 675, [0, 0, 0, 1491, 3698, *[0] * 10, 13, 497, 13, 221, 7773])
 @examples(300)
 @given(TRIED, st.sampled_from(["lru", "cost-aware"]), st.booleans(), st.integers(0, 2**32), EVENTS)
 def test_no_call_is_lost_and_no_memory_is_promised_twice(
