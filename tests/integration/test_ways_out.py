@@ -232,8 +232,9 @@ class Scene:
             (template / "template.yml").write_text(f"language: {PROGRAM}\nfprocess: python index.py\n")
         request = BuildRequest(name, lang, folder, build_root=self.home / "build", template_dirs=(template.parent,))
         built = build(request)
-        sent = self.platform.http.put(f"/system/artifacts/{built.digest}", content=built.bundle_tar.read_bytes())
-        assert sent.status_code in (200, 201), sent.text
+        for digest, path in built.files:
+            sent = self.platform.http.put(f"/system/artifacts/{digest}", content=path.read_bytes())
+            assert sent.status_code in (200, 201), sent.text
         limits = {"gpufaas.memory": f"{RESERVED_MIB}Mi", "gpufaas.timeout": "15s"}
         spec = {"service": name, "image": name, **fields,
                 "annotations": {"gpufaas.bundle": built.digest, **limits}}  # fmt: skip
