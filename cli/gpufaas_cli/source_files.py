@@ -96,6 +96,9 @@ class Ignored:
                 self._read[folder] = _patterns(os.path.join(folder, self._name))
             patterns = self._read[folder]
             found = patterns.find(name) if patterns else None
+            if found and found[0] and patterns and folder != str(self._folder) and self._folder.is_relative_to(folder):
+                # A pattern that leaves out the handler's whole folder says nothing of what is in it.
+                found = None if patterns.leaves_out(f"{self._folder.relative_to(folder).as_posix()}/") else found
             if found or folder == self._top:
                 return found
             folder, last = os.path.split(folder)
@@ -147,6 +150,10 @@ class _Patterns:
             fits = found.index is not None and not (self._takes_back and path.endswith("/"))
             self._known[path] = (bool(found.include), self._places[found.index or 0]) if fits else None
         return self._known[path]
+
+    def leaves_out(self, folder: str) -> bool:
+        """:param folder: from the folder of this file, with a slash at its end"""
+        return bool(self._spec.check_file(folder).include)
 
 
 def _patterns(file: str) -> _Patterns | None:
