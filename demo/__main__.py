@@ -146,7 +146,11 @@ def serving(keep: bool) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     devices.append(f"--device={shared.DEVICE}={shared.OPTIONS}")
     console.rule("[bold]gpufaas serve")
     server = subprocess.Popen(
-        [sys.executable, "-m", "gpufaas_cli", "serve", "--port", str(port), "--data", str(HOME / "data"), *devices],
+        [
+            *(sys.executable, "-m", "gpufaas_cli", "serve", "--port", str(port), "--data", str(HOME / "data")),
+            *("--park", "off"),  # what is parked is in host memory, and would count as held
+            *devices,
+        ],
         start_new_session=True,
     )
     url = f"http://127.0.0.1:{port}"
