@@ -50,7 +50,7 @@ from rich.table import Table
 PARTS: Final = ("local", "up", "heavy", "examples", "second", "turns")
 LOCAL_S, UP_WATCH_S, HEAVY_S, EXAMPLES_S, SECOND_MB, MISS_S = 1.0, 1.5, 2.5, 2.0, 1.0, 0.3
 CALLS_PER_S: Final = 10_000.0
-"""Of the machine that the bars are for."""
+"""The rate of starlette on the machine that the bars are for (`peers.py`, 16 connections)."""
 WITHIN_S: Final = 180.0
 PAUSE_S: Final = (0.6, 1.1)
 """Between an answer and the next edit: who edits has no step with who looks for changes."""
@@ -178,9 +178,9 @@ class Function:
     name: str
     needs: str = ""
     sleep_s: float | None = None
-    """Of its build.py; None: it has none."""
+    """How long its build.py sleeps; None: it has no build.py."""
     weights: int = 0
-    """Bytes of weights that build.py draws; then it is a model."""
+    """The bytes of weights that build.py draws. With any, it is a model."""
     memory: str = ""
     version: int = 0
 

@@ -118,7 +118,7 @@ class _Stamp(msgspec.Struct, frozen=True):
     outputs: tuple[Output, ...]
     """The bundle, its parts, its weights."""
     keys: tuple[str, ...]
-    """Of its parts (`BuiltParts`)."""
+    """The keys of its parts (`BuiltParts`)."""
 
 
 def build(request: BuildRequest, progress: Callable[[str], None] = lambda _: None) -> Built:
@@ -205,7 +205,7 @@ class _Build:
 
     @property
     def function(self) -> str:
-        """Where the handler is in the bundle."""
+        """The folder of the handler in the bundle."""
         return _handler_folder(self.template)
 
     @cached_property

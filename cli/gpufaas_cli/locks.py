@@ -37,7 +37,7 @@ class Missing:
     url: str = ""
     """Where it is installed from, if the requirement names a URL or a path."""
     hashes: tuple[str, ...] = ()
-    """``sha256:…`` of files that may be installed. Empty: it is no file, but a folder or a repository."""
+    """The digests, ``sha256:…``, of the files that may be installed. A folder or a repository has none."""
 
     def __str__(self) -> str:
         return f"{self.name}=={self.version}" if self.version else self.name or self.url

@@ -10,8 +10,8 @@ Requirements and settings are in the file's PEP 723 block::
     # "gpufaas.memory" = "2GiB"
     # ///
 
-It is built as any function, from a folder in the user's cache that links to it. The folder stays: so the next build has
-the packages of this one.
+The file is built as any function is, from a folder in the user's cache that links to it. The folder stays, so that the
+next build has the packages of this one.
 """
 
 import hashlib

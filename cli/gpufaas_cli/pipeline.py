@@ -34,6 +34,8 @@ from gpufaas_templates import Template
 
 BUNDLE_ANNOTATION: Final = "gpufaas.bundle"
 _SHORT: Final = 12
+_FOLLOW_S: Final = 1200.0
+"""The longest that `up` waits for a load: large weights from a slow disk take minutes."""
 _Progress = Callable[[str], None]
 
 
@@ -435,12 +437,12 @@ def _lines_of(name: str) -> Iterator[_Progress]:
 
 def _follow(client: Client, name: str, namespace: str | None) -> None:
     """
-    Wait while a revision that was deployed is pending.
+    Wait while a revision that was deployed is pending, for `_FOLLOW_S` at most.
 
-    :raises GpufaasError: it does not load
+    :raises GpufaasError: it does not load, or has not loaded by then
     """
-    revision, pause_s = None, 0.05
-    while True:
+    revision, pause_s, end = None, 0.05, time.monotonic() + _FOLLOW_S
+    while time.monotonic() < end:
         try:
             ours = client.function(name, namespace, usage=False).get("gpufaas") or {}
         except GpufaasError:
@@ -450,6 +452,11 @@ def _follow(client: Client, name: str, namespace: str | None) -> None:
         revision = pending
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.5)
+    else:
+        raise GpufaasError(
+            f"revision {revision} has not loaded after {_FOLLOW_S / 60:g} minutes, and {ours['revision']} goes on "
+            f"serving: `gpufaas describe {name}` says how it stands"
+        )
     failed = ours.get("failed") or {}
     if revision is not None and failed.get("revision") == revision:
         raise GpufaasError(

@@ -93,7 +93,7 @@ def _read(file: Path, root: Path, outer: tuple[Path, ...]) -> Requirements:
 
 
 def _read_place(text: str, file: Path, root: Path) -> Requirements:
-    """Read the path or URL of what is to be installed."""
+    """Read a line that names a path or a URL."""
     asked = text if re.match(r"[a-z+]+:|/", text) else f"{root.absolute()}/{text}"
     return Requirements(file, named=_place(text, root), needs_resolver=True, asked=(asked,))
 

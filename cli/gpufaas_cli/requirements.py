@@ -68,7 +68,7 @@ def find_lock(
     requirements: Sequence[Requirements], target: BuildTarget, file: Path, progress: Callable[[str], None]
 ) -> Lock:
     """
-    Return what is to be installed: as *file* says, if it fits; else resolved anew, where possible with its versions.
+    Return what the function lacks: as *file* says, if that fits; else resolved anew, where possible with its versions.
 
     :param file: the lock beside the function's requirements.txt; `settle` writes it
     :raises InvalidSpec: they cannot be met beside what is fixed, or the lock is wrong; says where and why

@@ -132,7 +132,7 @@ class FunctionDeployed(Struct, frozen=True, tag=True):
 
     function: Function
     succeeds: FunctionId | None = None
-    """It is to take the calls of this revision: it is loaded beside that one, as often as that one is, before."""
+    """The revision whose calls `function` takes over. Before, it gets as many copies as that one, beside them."""
 
 
 class FunctionRemoved(Struct, frozen=True, tag=True):

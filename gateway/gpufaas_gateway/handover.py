@@ -68,7 +68,7 @@ class Handovers:
     _pending: dict[FunctionId, Deployed] = field(default_factory=dict)
     """What was deployed here, and no call finds yet."""
     _looking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    """By the name of a function whose record says that something is to be done."""
+    """The task that looks, by the name of a function with a pending revision or one on trial."""
     _ending: set[asyncio.Future[None]] = field(default_factory=set)
 
     def has(self, function: FunctionId) -> bool:

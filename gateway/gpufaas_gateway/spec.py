@@ -77,9 +77,9 @@ class Handover(Struct, frozen=True, omit_defaults=True):
     """How it stands with an update of a function."""
 
     pending: PendingRevision | None = None
-    """It is being loaded, and then takes the calls."""
+    """The revision that loads now, and takes the calls when it is loaded."""
     before: "FunctionRecord | None" = None
-    """It takes the calls again if the revision that serves does not load."""
+    """The revision that takes the calls again if the one that serves does not load."""
     failed: FailedRevision | None = None
     """The last deployment, if that did not load."""
 

@@ -39,7 +39,7 @@ MOST: Final = 4
 _AGAIN_S: Final[Seconds] = 60.0
 """A layer that could not be made is not tried again for so long."""
 _TIMES: Final = 3
-"""So often workers may say that there is more to import: then it is not the same each time."""
+"""How often workers may say that there is more to import. Beyond that, their imports differ each time."""
 _HALF_LIFE_S: Final[Seconds] = 600.0
 
 
@@ -49,7 +49,7 @@ class Key(NamedTuple):
     function: str
     """With its namespace, without the revision."""
     site: str
-    """Where its requirements are."""
+    """The directory with its requirements."""
     preload: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     device: tuple[tuple[str, str], ...]
@@ -107,8 +107,8 @@ class Layers:
 
     async def claim(self, worker: Worker, start: WorkerStart) -> tuple[Key, Layer | None]:
         """
-        Return the layer that *worker* is to be forked from, and `release` it when the worker was asked for; None: it is
-        forked as any other. With the key by which `learn` gets what it imports.
+        Return the key of *worker*, by which `learn` gets what it imports, and the layer that forks it; None: the fork
+        server does. The caller must `release` the layer when it has asked for the worker.
 
         :raises InvalidSpec: *worker* checks a function whose modules cannot be preloaded
         """
@@ -248,7 +248,7 @@ class Layers:
         return found
 
     async def _make(self, key: Key, known: _Known, asks: Worker) -> Layer | str:
-        """:param asks: the worker that is to be forked from it"""
+        """:param asks: the first worker that it forks"""
         host, spec, source = self._host, asks.spec, asks.device.source
         await self._base.ready()
         # A watcher would count the workers that are forked from it, too.

@@ -73,8 +73,8 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
     own_process: bool = False
     """Its environment is read when a process starts (`start_env`): it executes Python anew."""
     waits: bool = False
-    """It is forked from a `Layer`, within whose walls it is. Attached first: a pipe, with a byte once it is in its
-    control groups, which it cannot join itself."""
+    """A `Layer` forks it, within its own walls, so the node must move it into its control groups. Attached first: a
+    pipe, which has a byte once that is done."""
 
 
 class Exec(msgspec.Struct, frozen=True, tag=True):
@@ -146,7 +146,7 @@ class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
     memory: int = 0
     """Of a layer: what it holds by that, in bytes."""
     seconds: float = 0.0
-    """Of a layer: how long that took."""
+    """Of a layer: the time that importing them took."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):

@@ -16,7 +16,7 @@ from gpufaas_core.units import parse_duration
 _PLAIN: Final = {"name": "{}", "instance": "({})", "stream": "{}", "callId": "[{}]"}
 """How fields are shown in a line of text."""
 _LAST: Final = 100
-"""So many lines are shown unless the command says which."""
+"""The most lines that are shown where the command does not say which."""
 
 
 def _lines(text: str) -> int:

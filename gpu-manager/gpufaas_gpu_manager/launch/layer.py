@@ -34,7 +34,7 @@ from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.zygote import SCRATCH, Spawn, ZygoteReady
 
 _MORE: Final[Bytes] = 256 * MiB
-"""Beside what its modules hold it may take so much, for the forks."""
+"""The most memory that it may take beside what its modules hold: for the forks."""
 
 _LEFT: Final[Bytes] = 64 * MiB
 """Files in its root that hold more make it end: no function is charged for them any more."""
@@ -69,7 +69,7 @@ class Layer:
         self.claims = 0
         """Starts that are about to ask it for a worker."""
         self.charged: Bytes = 0
-        """Of the host tier."""
+        """The bytes of the host tier's budget that it takes."""
         self.serves = False
         """New workers are forked from it."""
         self._recipes = recipes

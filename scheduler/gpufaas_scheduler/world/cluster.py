@@ -192,7 +192,10 @@ class Cluster:
         self.note_waiting(owner)
 
     def mix(self, more: int) -> None:
-        """So many more functions take a part of a device's compute. With the first or last, `set_idle` judges anew."""
+        """
+        Count *more* functions that take a part of a device's compute. When the first comes or the last goes, `set_idle`
+        judges devices with silent copies anew.
+        """
         before, self.mixed = self.mixed, self.mixed + more
         if (before > 0) != (self.mixed > 0):
             for each in [each for each in self.devices.values() if each.silent]:
