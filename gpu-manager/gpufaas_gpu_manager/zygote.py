@@ -146,7 +146,7 @@ class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
     memory: int = 0
     """Of a layer: what it holds by that, in bytes."""
     seconds: float = 0.0
-    """Of a layer: the time that importing them took."""
+    """The seconds that a layer took to import its modules."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
