@@ -193,8 +193,13 @@ class Gateway(Service):
         if secrets:
             spec["secrets"] = list(secrets)
         self.cli.deploy(spec)
+
+        def settled(answer: httpx.Response) -> bool:
+            # Another process of the gateway may not know the function yet.
+            return answer.status_code == 200 and "pending" not in answer.json()["gpufaas"]
+
         described = f"/system/function/{name}"
-        until(lambda: "pending" not in self.web.get(described).json()["gpufaas"], "the new revision serves, or failed")
+        until(lambda: settled(self.web.get(described)), "the new revision serves, or failed")
         return f"/function/{name}"
 
     def call(self, path: str, body: bytes | Iterator[bytes] = b"", **kwargs: Any) -> httpx.Response:
