@@ -9,14 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from gpufaas_gpu_manager.confine import inherit_orphans
 from gpufaas_gpu_manager.devices import with_allocator
 from gpufaas_gpu_manager.orphans import end_orphans, is_fork_server
-from gpufaas_gpu_manager.proc import parent_of, progress_of, state_of
+from gpufaas_gpu_manager.proc import progress_of, state_of
 from gpufaas_gpu_manager.stuck import LOOK_S, Replaced, Silence
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.zygote import (
@@ -28,7 +28,6 @@ from gpufaas_gpu_manager.zygote import (
     KillWithManager,
     Ping,
     Prepare,
-    SpawnFailed,
     ToZygote,
     ZygoteReady,
 )
@@ -167,8 +166,8 @@ class Zygote:
         on_exited: Callable[[int, int], None],
         on_said: Callable[[str], None],
     ) -> None:
-        self._on_forked = on_forked
-        self._on_exited = on_exited
+        self.on_forked = on_forked
+        self.on_exited = on_exited
         self._on_said = on_said
         self._server: _Server | None = None
         self._ready: asyncio.Future[ZygoteReady] | None = None
@@ -251,7 +250,7 @@ class Zygote:
             return False
         self._alive[worker] = pid
         self._adopted[standby] = worker
-        self._on_forked(worker, pid)
+        self.on_forked(worker, pid)
         return True
 
     def _send_requests(self) -> None:
@@ -288,16 +287,15 @@ class Zygote:
             asked = self._requests.forget(said.worker)
             living = self._standbys if isinstance(asked, Prepare) else self._alive
             living[said.worker] = said.pid
-            self._on_forked(said.worker, said.pid)
+            self.on_forked(said.worker, said.pid)
         elif isinstance(said, Exited):
+            if said.fault:
+                self._on_said(f"a worker could not be forked: {said.fault}")
+            self._requests.forget(said.worker)
             self._standbys.pop(said.worker, None)
             number = self._adopted.pop(said.worker, said.worker)
             self._alive.pop(number, None)
-            self._on_exited(number, said.status)
-        elif isinstance(said, SpawnFailed):
-            self._on_said(f"a worker could not be forked: {said.reason}")
-            self._requests.forget(said.worker)
-            self._on_exited(said.worker, -9)
+            self.on_exited(number, said.status)
 
     # --- when it is stuck, or dead ---
 
@@ -323,9 +321,9 @@ class Zygote:
         lived = f"; its {len(workers)} workers go on" if workers else ""
         self._on_said(f"the fork server is stuck: {reason}: another one is started{lived}")
         self._detach()
-        self._replaced.append(Replaced(server.process, workers, self._on_exited, self._is_over))
+        self._replaced.append(Replaced(server.process, workers, self.on_exited, self._is_over))
         for each in standbys:  # they are killed: it could not reap them
-            self._on_exited(each, -9)
+            self.on_exited(each, -9)
         self._start_again(f"the fork server was stuck: {reason}")
 
     def _is_over(self, replaced: Replaced) -> None:
@@ -349,7 +347,7 @@ class Zygote:
         self._adopted.clear()
         self._start_again(f"the fork server ended with status {status}")
         for worker in lost:
-            self._on_exited(worker, -9)
+            self.on_exited(worker, -9)
 
     def _start_again(self, fault: str) -> None:
         self._fault = f"{fault}; another one starts"
@@ -359,7 +357,7 @@ class Zygote:
         self._deaths += 1
         self._timers.later("start", delay, self.start)
         for worker in self._requests.begin_again():
-            self._on_exited(worker, -9)
+            self.on_exited(worker, -9)
 
     def _detach(self) -> None:
         if self._server is not None:
@@ -382,69 +380,6 @@ class Zygote:
                 process.kill()
                 await asyncio.to_thread(process.wait)
             await asyncio.to_thread(end_orphans, process.pid)
-
-
-class LayerProcess(Protocol):
-    """The process of a `LayerServer`, which the fork server reaps."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def fail(self, reason: str) -> None:
-        """Kill it: it is of no use any more."""
-
-
-class LayerServer(Zygote):
-    """
-    A fork server that another one has forked (`zygote.Layer`). Code of its function has run in it: what it says is
-    believed as far as the kernel agrees. When it breaks off it is killed, and its workers are gone when it is: `over`.
-    """
-
-    def __init__(
-        self, process: LayerProcess, control: socket.socket, on_forked: Callable[[int, int], None],
-        on_exited: Callable[[int, int], None],
-    ) -> None:  # fmt: skip
-        super().__init__(on_forked, on_exited, lambda _: None)
-        self._process = process
-        self._begin(process, control)  # type: ignore[arg-type] # what is used of it, it has
-
-    def has(self, pid: int) -> bool:
-        """Whether *pid* is one of its children. A number that it has made up, or that is used again, is not."""
-        return pid > 1 and parent_of(pid) == self._process.pid
-
-    def _read(self) -> None:
-        try:
-            super()._read()
-        except msgspec.DecodeError:
-            self._died()
-
-    def _on_message(self, said: FromZygote) -> None:
-        if isinstance(said, Forked) and not (self._requests.has(said.worker) and self.has(said.pid)):
-            self._died()
-        elif isinstance(said, Exited):
-            pid = self._alive.get(said.worker, 0)
-            if self.has(pid) and state_of(pid) not in ("Z", "X"):
-                self._died()
-            elif pid:
-                super()._on_message(said)
-        elif not isinstance(said, SpawnFailed) or self._requests.has(said.worker):
-            super()._on_message(said)
-
-    def _replace(self, reason: str) -> None:
-        self._process.fail(f"the process with its imports is stuck: {reason}")
-
-    def _died(self) -> None:
-        self._detach()
-        self._process.fail("the process with its imports broke off")
-
-    def over(self) -> None:
-        """It and all that it has started are gone."""
-        self._closing = True
-        self._detach()
-        self._timers.close()
-        for worker in (*self._requests.close(), *self._alive):
-            self._on_exited(worker, -9)
-        self._alive = {}
 
 
 def _close(fds: list[int]) -> None:

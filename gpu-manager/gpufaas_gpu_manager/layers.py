@@ -13,7 +13,8 @@ import os
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
@@ -24,13 +25,12 @@ from gpufaas_core.model import Bytes, FunctionId, Seconds
 from gpufaas_core.units import GiB, MiB
 from gpufaas_functions.imports import LONG_S
 from gpufaas_functions.runner import WorkerStart
-from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.isolation.walls import Own
-from gpufaas_gpu_manager.launch.layer import Forks, Layer
+from gpufaas_gpu_manager.launch.layer import Layer
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.machine_memory import available_memory
-from gpufaas_gpu_manager.worker import Worker, WorkerDevicePort
+from gpufaas_gpu_manager.worker import Worker
 
 NONE: Final = ("none",)
 """``gpufaas.preload`` of a function that has no layer."""
@@ -58,13 +58,15 @@ class Key(NamedTuple):
 
 
 class _Known:
-    """What is known of the imports of workers with one key."""
+    """What is known of the imports of workers with one key, and their layer."""
 
     def __init__(self) -> None:
         self.imported = Imported(0.0, [], {})
         self.told = 0
         self.fault, self.until = "", 0.0
         self.functions: set[FunctionId] = set()
+        self.making: asyncio.Task[Layer | str] | None = None
+        """Of the layer that is made, or is there; a text says why there can be none."""
         self._score, self._scored_at = 0.0, 0.0
 
     @property
@@ -72,52 +74,49 @@ class _Known:
         """How many starts there were: each counts half after `_HALF_LIFE_S`."""
         return self._score * math.pow(0.5, (time.monotonic() - self._scored_at) / _HALF_LIFE_S)
 
+    @property
+    def layer(self) -> Layer | None:
+        task = self.making
+        found = task.result() if task and task.done() and not task.cancelled() and not task.exception() else None
+        return found if isinstance(found, Layer) else None
+
     def asked(self, function: FunctionId) -> None:
         self.functions.add(function)
         self._score, self._scored_at = self.score + 1.0, time.monotonic()
 
 
-class Host(Forks, Protocol):
-    """Makes the worker that a layer is."""
-
-    recipes: Recipes
-
-    def make(
-        self, device: WorkerDevicePort, spec: WorkerSpec, memory: Bytes, copy: int = 0, share: int = 0,
-        *, scratch: bool = False,
-    ) -> Worker: ...  # fmt: skip
-
-
 class Layers:
     """See module."""
 
-    def __init__(self, base: Zygote, host: Host, on_said: Callable[[str], None], import_s: Seconds) -> None:
-        """:param import_s: so long may the import of a layer's modules take"""
+    def __init__(
+        self, base: Zygote, recipes: Recipes, make: Callable[..., Worker], on_said: Callable[[str], None]
+    ) -> None:
+        """:param make: makes the worker that a layer is (`Supervisor.make`)"""
         self._base = base
-        self._host = host
-        self._cache = host.recipes.host_cache
+        self._recipes = recipes
+        self._make_worker = make
+        self._cache = recipes.host_cache
         self._on_said = on_said
-        self._import_s = import_s
         self._known: dict[Key, _Known] = {}
-        self._layers: dict[Key, asyncio.Task[Layer | str]] = {}
-        """Made, or being made; a text says why one cannot be."""
+        self._keys: WeakKeyDictionary[Worker, Key] = WeakKeyDictionary()
         self._living: list[Layer] = []
 
     # --- for starts ---
 
-    async def claim(self, worker: Worker, start: WorkerStart) -> tuple[Key, Layer | None]:
+    async def claim(self, worker: Worker, start: WorkerStart) -> Layer | None:
         """
-        Return the key of *worker*, by which `learn` gets what it imports, and the layer that forks it; None: the fork
-        server does. The caller must `release` the layer when it has asked for the worker.
+        Return the layer that forks *worker*; None: the fork server does. The caller must `release` the layer when it
+        has asked for the worker.
 
         :raises InvalidSpec: *worker* checks a function whose modules cannot be preloaded
         """
         spec, key = worker.spec, self._key(worker, start)
+        self._keys[worker] = key
         if spec.own_process or spec.preload == NONE or (worker.device.source.emulation and not worker.scratch):
-            return key, None
+            return None
         known = self._known.get(key) or (self._known.setdefault(key, _Known()) if spec.preload else None)
         if known is None:
-            return key, None
+            return None
         known.asked(spec.function)
         if worker.scratch:
             known.until = 0.0  # somebody may have installed them just now
@@ -126,23 +125,23 @@ class Layers:
             found.claims += 1
             clash = await asyncio.to_thread(_clash, found.said.packages, start.bundle)
             if not clash:
-                return key, found
+                return found
             self.release(found)
             found = clash
         if spec.preload:
             if worker.scratch and isinstance(found, str):
                 raise InvalidSpec(f"annotation gpufaas.preload of {spec.name}: {found}: name other modules, or none")
             self._on_said(f"a worker of {key.function} imports {', '.join(spec.preload)} itself: {found}")
-        return key, None
+        return None
 
     def release(self, layer: Layer) -> None:
         layer.claims -= 1
         self.sweep()
 
-    def learn(self, key: Key, function: FunctionId, imported: Imported) -> None:
-        """A worker has imported that itself, which took long."""
-        known = self._known.setdefault(key, _Known())
-        known.functions.add(function)
+    def learn(self, worker: Worker, imported: Imported) -> None:
+        """*worker* has imported that itself, which took long."""
+        known = self._known.setdefault(self._keys[worker], _Known())
+        known.functions.add(worker.spec.function)
         have = set(known.imported.modules)
         more = [name for name in imported.modules if name not in have]
         if more and known.told < _TIMES:
@@ -150,11 +149,11 @@ class Layers:
             known.fault = ""
             env = {**known.imported.env, **imported.env}
             known.imported = Imported(imported.seconds, [*known.imported.modules, *more], env)
-            self._retire(key)
+            self._retire(known)
 
     def has_for(self, spec: WorkerSpec) -> bool:
         """Whether a worker of *spec* will probably be forked from a layer."""
-        return any(key.function == f"{spec.name}.{spec.namespace}" for key in self._layers)
+        return any(key.function == f"{spec.name}.{spec.namespace}" and each.making for key, each in self._known.items())
 
     # --- for people ---
 
@@ -168,10 +167,10 @@ class Layers:
 
     def sweep(self) -> None:
         """Retire those of an earlier fork server, and those with many files; end what is retired and has no workers."""
-        for key, task in list(self._layers.items()):
-            if (layer := _made(task)) and (layer.base != self._base.pid or layer.worn):
-                self._retire(key)
-        current = {_made(task) for task in self._layers.values()}
+        for known in self._known.values():
+            if (layer := known.layer) and (layer.base != self._base.pid or layer.worn):
+                known.making = None
+        current = {each.layer for each in self._known.values()}
         for each in self.all():
             if each not in current and each.idle:
                 self._give_back(each)
@@ -183,44 +182,41 @@ class Layers:
             known.functions.intersection_update(wanted)
             if not known.functions:
                 del self._known[key]
-                self._retire(key)
+        self.sweep()
 
-    def _retire(self, key: Key) -> None:
-        """Take no new workers from the layer of *key*, if there is one; it ends with those that it has."""
-        if (task := self._layers.get(key)) is not None and task.done():
-            del self._layers[key]
+    def _retire(self, known: _Known) -> None:
+        """Take no new workers from the layer of *known*, if there is one; it ends with those that it has."""
+        if known.layer is not None:
+            known.making = None
             self.sweep()
 
     def _over(self, layer: Layer) -> None:
         self._living.remove(layer)
         self._give_back(layer)
         self._spare()
-        for key, task in list(self._layers.items()):
-            if _made(task) is layer:
-                del self._layers[key]
+        for known in self._known.values():
+            if known.layer is layer:
+                known.making = None
 
     def _give_back(self, layer: Layer) -> None:
         self._cache.parked.set_aside(-layer.charged)
         layer.charged, layer.serves = 0, False
 
     def _spare(self) -> None:
-        self._enforcement.stand_by(self, [each.pid for each in self._living if each.pid])
-
-    @property
-    def _enforcement(self) -> Enforcement:
-        return self._host.recipes.enforcement
+        self._recipes.enforcement.stand_by(self, [each.worker.pid for each in self._living if each.worker.pid])
 
     async def close(self) -> None:
-        for task in self._layers.values():
+        making = [each.making for each in self._known.values() if each.making is not None]
+        for task in making:
             task.cancel()
-        await asyncio.gather(*self._layers.values(), return_exceptions=True)
+        await asyncio.gather(*making, return_exceptions=True)
         for each in self._living:
             each.kill()
 
     # --- making them ---
 
     def _key(self, worker: Worker, start: WorkerStart) -> Key:
-        spec, own, settings = worker.spec, worker.own, self._host.recipes.settings
+        spec, own, settings = worker.spec, worker.own, self._recipes.settings
         site = os.path.join(start.bundle, "site")
         place = os.path.realpath(site) if os.path.isdir(site) else ""
         if own != Own() and settings.scratch is None:
@@ -235,34 +231,34 @@ class Layers:
         if known.fault and (time.monotonic() < known.until or not key.preload):
             return known.fault
         self.sweep()
-        task = self._layers.get(key)
+        task = known.making
         if task is None:
             if not key.preload and (not self._cache.status().budget or available_memory() < GiB):
                 return "this node has no host memory for it"
-            task = self._layers[key] = asyncio.ensure_future(self._make(key, known, worker))
+            task = known.making = asyncio.ensure_future(self._make(key, known, worker))
         found = await asyncio.shield(task)
         if isinstance(found, str):
             known.fault, known.until = found, time.monotonic() + _AGAIN_S
-            if self._layers.get(key) is task:
-                del self._layers[key]
+            if known.making is task:
+                known.making = None
         return found
 
     async def _make(self, key: Key, known: _Known, asks: Worker) -> Layer | str:
         """:param asks: the first worker that it forks"""
-        host, spec, source = self._host, asks.spec, asks.device.source
+        recipes, source = self._recipes, asks.device.source
         await self._base.ready()
         # A watcher would count the workers that are forked from it, too.
-        memory = source.device.memory if source.enforced and self._enforcement.has_groups else 0
-        worker = host.make(asks.device, spec, memory, scratch=True)
-        layer = Layer(worker, host.recipes, self._base, known.imported, host, self._over)
+        memory = source.device.memory if source.enforced and recipes.enforcement.has_groups else 0
+        worker = self._make_worker(asks.device, asks.spec, memory, scratch=True)
+        layer = Layer(worker, recipes, self._base, known.imported, self._over)
         worker.run = layer
         self._living.append(layer)
         worker.begin()
         try:
-            async with asyncio.timeout(self._import_s):
+            async with asyncio.timeout(recipes.settings.check_timeout_s):
                 fault = await asyncio.shield(worker.checked) or ""
         except TimeoutError:
-            fault = f"they were not imported within {self._import_s:g} s"
+            fault = f"they were not imported within {recipes.settings.check_timeout_s:g} s"
         self._spare()
         fault = fault or self._fault(key, known, layer)
         if fault:
@@ -281,10 +277,9 @@ class Layers:
         if not key.preload and said.seconds < LONG_S:
             return f"they are imported within {LONG_S} s"
         while not self._charge(layer, said.memory):
-            idle = [(each, made) for each, task in self._layers.items() if (made := _made(task)) and made.idle]
-            worth = {each: _worth(self._known.get(each), made) for each, made in idle}
-            least = min(worth, key=lambda each: worth[each], default=None)
-            if least is None or worth[least] >= _worth(known, layer):
+            idle = [each for each in self._known.values() if each.layer is not None and each.layer.idle]
+            least = min(idle, key=lambda each: _worth(each, each.layer), default=None)
+            if least is None or _worth(least, least.layer) >= _worth(known, layer):
                 return "this node has no room for it beside others, which are in use, or worth more"
             self._retire(least)
         return ""
@@ -298,14 +293,9 @@ class Layers:
         return True
 
 
-def _worth(known: _Known | None, layer: Layer) -> float:
+def _worth(known: _Known, layer: Layer | None) -> float:
     """Return the seconds that *layer* saves, times its recent starts, for each byte."""
-    return known.score * layer.said.seconds / max(layer.said.memory, MiB) if known and layer.said else 0.0
-
-
-def _made(task: "asyncio.Task[Layer | str]") -> Layer | None:
-    found = task.result() if task.done() and not task.cancelled() and not task.exception() else None
-    return found if isinstance(found, Layer) else None
+    return known.score * layer.said.seconds / max(layer.said.memory, MiB) if layer and layer.said else 0.0
 
 
 def _clash(packages: Collection[str], bundle: str) -> str:

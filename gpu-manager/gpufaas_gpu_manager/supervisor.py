@@ -84,7 +84,7 @@ class Supervisor:
             self.zygote, recipes.enforcement, self.settings.standby, self.next_number, self._loads,
             self.settings.isolation,
         )  # fmt: skip
-        self.layers = Layers(self.zygote, self, on_said, self.settings.check_timeout_s)
+        self.layers = Layers(self.zygote, recipes, self.make, on_said)
         self._ports = Ports()
         self._workers: dict[int, Worker] = {}
         self._last_number = 1
@@ -187,8 +187,7 @@ class Supervisor:
         self.on_loaded(worker.spec)
 
     def imported(self, worker: Worker, imported: Imported) -> None:
-        if isinstance(worker.run, ForkedProcess):
-            worker.run.learn(imported)
+        self.layers.learn(worker, imported)
 
     def gone(self, worker: Worker) -> None:
         self.on_gone(worker)

@@ -159,20 +159,15 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
     worker: int
     status: int
-
-
-class SpawnFailed(msgspec.Struct, frozen=True, tag=True):
-    """The fork itself failed (no memory, no processes left)."""
-
-    worker: int
-    reason: str
+    fault: str = ""
+    """Why it could not be forked at all: no memory, no processes left."""
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
     """The answer to `Ping`."""
 
 
-FromZygote = ZygoteReady | Forked | Exited | SpawnFailed | Pong
+FromZygote = ZygoteReady | Forked | Exited | Pong
 Fork = Spawn | Exec | Prepare | Layer
 _NAMES: Final = {"Prepare": "standby", "Layer": "layer"}
 ToZygote = Fork | Ping | KillWithManager
@@ -348,7 +343,7 @@ class _ForkServer:
         try:
             pid = os.fork()
         except OSError as exc:
-            self.say(SpawnFailed(spawn.worker, str(exc)))
+            self.say(Exited(spawn.worker, -9, str(exc)))
             pid = -1
         if pid == 0:
             _end_with(lambda: self._become_worker(_decode_fork(message), fds))

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class LayerRig(Rig):
 
     @property
     def layers(self) -> list[int]:
-        return [each.pid for each in self.node.host.layers.all()]
+        return [each.worker.pid or 0 for each in self.node.host.layers.all()]
 
     async def preloading(
         self, name: str, preload: tuple[str, ...], source: str = HANDLER, env: Mapping[str, str] | None = None
@@ -228,7 +229,7 @@ async def test_workers_of_a_layer_live_on_when_the_fork_server_is_stuck(rig: Lay
 
 
 async def test_modules_that_take_too_long_are_given_up(rig: LayerRig) -> None:
-    rig.node.host.layers._import_s = 0.0
+    rig.node.host.recipes.settings = replace(rig.node.host.recipes.settings, check_timeout_s=0.0)
     function = await rig.preloading("slow", WAVE)
 
     said = await rig.first(function)

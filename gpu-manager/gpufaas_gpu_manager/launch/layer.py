@@ -12,10 +12,11 @@ import contextlib
 import os
 import shutil
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from gpufaas_core.files import remove_tree
@@ -26,12 +27,13 @@ from gpufaas_core.units import MiB
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager import zygote
 from gpufaas_gpu_manager.confine import Confine
-from gpufaas_gpu_manager.forks import LayerServer, Zygote
+from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.isolation.walls import Walls
+from gpufaas_gpu_manager.launch.own_process import OwnProcess
 from gpufaas_gpu_manager.launch.recipes import Recipes, scratch_at
-from gpufaas_gpu_manager.reaper import kill_group
+from gpufaas_gpu_manager.proc import parent_of, state_of
 from gpufaas_gpu_manager.worker import Worker
-from gpufaas_gpu_manager.zygote import SCRATCH, Spawn, ZygoteReady
+from gpufaas_gpu_manager.zygote import SCRATCH, Exited, Forked, FromZygote, Spawn, ZygoteReady
 
 _MORE: Final[Bytes] = 256 * MiB
 """The most memory that it may take beside what its modules hold: for the forks."""
@@ -40,29 +42,20 @@ _LEFT: Final[Bytes] = 64 * MiB
 """Files in its root that hold more make it end: no function is charged for them any more."""
 
 
-class Forks(Protocol):
-    """Is told of workers that a layer has forked, and that have ended."""
-
-    def on_forked(self, number: int, pid: int) -> None: ...
-
-    def on_exited(self, number: int, status: int) -> None: ...
-
-
-class Layer:
+class Layer(OwnProcess):
     """
     See module. `Running` of a scratch worker; its `checked` is done when the modules are imported, and `said` has what
     the process says of them.
     """
 
-    waits_for = ""
-    death_known_s = 0.5
-
     def __init__(
-        self, worker: Worker, recipes: Recipes, base: Zygote, imported: Imported, forks: Forks,
-        on_over: Callable[["Layer"], None],
-    ) -> None:  # fmt: skip
-        """:param imported: what workers have imported; the function's own `preload` comes first"""
-        self.worker = worker
+        self, worker: Worker, recipes: Recipes, base: Zygote, imported: Imported, on_over: Callable[["Layer"], None]
+    ) -> None:
+        """
+        :param base: forks it, and is told of the workers that it forks
+        :param imported: what workers have imported; the function's own `preload` comes first
+        """
+        super().__init__(worker, recipes)
         self.base = base.pid
         """The process that it is forked from."""
         self.said: ZygoteReady | None = None
@@ -72,22 +65,16 @@ class Layer:
         """The bytes of the host tier's budget that it takes."""
         self.serves = False
         """New workers are forked from it."""
-        self._recipes = recipes
         self._zygote = base
         self._imported = imported
-        self._forks = forks
         self._on_over = on_over
         self._start: WorkerStart | None = None
         self._server: LayerServer | None = None
-        self._doors: dict[int, tuple[tuple[str, ...], int]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._born: dict[int, asyncio.Future[int]] = {}
+        """The process of each worker that was asked for; cancelled when there is none."""
         scratch = recipes.settings.scratch
         self._shown = scratch and scratch.absolute() / f"code-{worker.number}"
         self._views: dict[str, str] = {}
-
-    @property
-    def pid(self) -> int:
-        return self.worker.pid or 0
 
     @property
     def idle(self) -> bool:
@@ -103,23 +90,17 @@ class Layer:
             worker.own = replace(worker.own, read=(*worker.own.read, str(self._shown)))
         worker.limits = recipes.limits(worker)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server = LayerServer(self, ours, self._forked, self._exited)
+        self._server = LayerServer(worker, ours, self._ready, self._forked, self._exited)
         imported, asked = self._imported, worker.spec.preload
         layer = zygote.Layer(worker.number, start, asked, tuple(imported.modules), imported.env, worker.limits.confine)
         with theirs, worker.output.piped() as ends:
             await self._zygote.fork(layer, [theirs.fileno(), *ends])
-        self._do(self._hear(self._server))
 
-    async def _hear(self, server: LayerServer) -> None:
-        self.said = await server.ready()
+    def _ready(self, said: ZygoteReady) -> None:
+        self.said = said
         if (limits := self.worker.limits) is not None and self.worker.memory:
-            limits.hold_to(min(self.worker.memory, limits.used(self.pid) + _MORE))
+            limits.hold_to(min(self.worker.memory, limits.used(self.worker.pid or 0) + _MORE))
         self.worker.on_ready(ReadyHead(0, []))
-
-    def _do(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # --- its workers ---
 
@@ -134,36 +115,32 @@ class Layer:
         start = await asyncio.to_thread(self._within, worker, start)
         for each in fds[-2:] if confine.own.uid else ():  # so that a function can open /dev/stdout by its name
             os.fchown(each, confine.own.uid, confine.own.uid)
+        number = worker.number
         read, write = os.pipe()
-        self._doors[worker.number] = confine.entries, write
-        held = Confine(cpus=confine.cpus, hard=confine.hard)
+        born = self._born[number] = asyncio.get_running_loop().create_future()
         try:
-            await self._server.fork(Spawn(worker.number, start, held, waits=True), [read, *fds])
-        except OSError:
-            os.close(self._doors.pop(worker.number)[1])
-            raise
+            held = Confine(cpus=confine.cpus, hard=confine.hard)
+            await self._server.fork(Spawn(number, start, held, waits=True), [read, *fds])
+            await asyncio.wait([born])
+            if not born.cancelled():
+                moved = b""
+                with contextlib.suppress(OSError):
+                    moved = await asyncio.to_thread(_move, born.result(), confine.entries)
+                self._zygote.on_forked(number, born.result())
+                os.write(write, moved)  # with nothing, it ends
         finally:
+            self._born.pop(number, None)
             os.close(read)
+            os.close(write)
 
     def _forked(self, number: int, pid: int) -> None:
-        self._do(self._admit(number, pid, *self._doors.pop(number)))
-
-    async def _admit(self, number: int, pid: int, entries: tuple[str, ...], door: int) -> None:
-        """Move the worker to its groups, and let it go on. It ends if that fails."""
-        moved = b""
-        try:
-            with contextlib.suppress(OSError):
-                moved = await asyncio.to_thread(_move, pid, entries)
-            self._forks.on_forked(number, pid)
-            with contextlib.suppress(OSError):
-                os.write(door, moved)
-        finally:
-            os.close(door)
+        if number in self._born:
+            self._born[number].set_result(pid)
 
     def _exited(self, number: int, status: int) -> None:
-        if (waits := self._doors.pop(number, None)) is not None:
-            os.close(waits[1])
-        self._forks.on_exited(number, status)
+        if number in self._born:
+            self._born[number].cancel()
+        self._zygote.on_exited(number, status)
 
     def has(self, pid: int) -> bool:
         return self._server is not None and self._server.has(pid)
@@ -173,7 +150,7 @@ class Layer:
         """Whether the bundle is gone that it began with, or workers have left many files in its root."""
         if self._recipes.settings.isolation.root:
             with contextlib.suppress(OSError):
-                files = os.statvfs(f"/proc/{self.pid}/root/tmp")
+                files = os.statvfs(f"/proc/{self.worker.pid}/root/tmp")
                 if (files.f_blocks - files.f_bfree) * files.f_frsize > _LEFT:
                     return True
         return self._start is not None and not os.path.isdir(self._start.bundle)
@@ -211,42 +188,73 @@ class Layer:
             self._views[bundle] = str(view)
         return self._views[bundle]
 
-    # --- its end ---
-
-    def fail(self, reason: str) -> None:
-        self.worker.kill(reason)
-
-    def end(self) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        if self.worker.limits is not None:
-            self.worker.limits.kill()
-        if self.worker.pid is not None and not self.worker.reaped:
-            kill_group(self.worker.pid)
-
-    def said_all(self) -> bool:
-        return True
-
-    def hear_out(self) -> bool:
-        return False
-
-    def limit_to(self, memory: Bytes) -> None:
-        """Nothing: nobody changes its memory."""
-
-    def in_use(self) -> Bytes:
-        return 0
-
     def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        super().close()
         if self._server is not None:
             self._server.over()
-        self._recipes.drop_own(self.worker)
         if self._shown is not None:
             with contextlib.suppress(OSError):
                 remove_tree(self._shown)
         self._on_over(self)
+
+
+class LayerServer(Zygote):
+    """
+    The node's end of a layer. Code of its function has run in it: what it says is believed as far as the kernel agrees.
+    When it breaks off it is killed, and its workers are gone when it is: `over`.
+    """
+
+    def __init__(
+        self, worker: Worker, control: socket.socket, on_ready: Callable[[ZygoteReady], None],
+        on_forked: Callable[[int, int], None], on_exited: Callable[[int, int], None],
+    ) -> None:  # fmt: skip
+        """:param worker: that it is to its own fork server"""
+        super().__init__(on_forked, on_exited, lambda _: None)
+        self._worker = worker
+        self._on_ready = on_ready
+        self._begin(worker, control)  # type: ignore[arg-type] # what is used of it, it has
+
+    def has(self, pid: int) -> bool:
+        """Whether *pid* is one of its children. A number that it has made up, or that is used again, is not."""
+        return pid > 1 and parent_of(pid) == self._worker.pid
+
+    def _read(self) -> None:
+        try:
+            super()._read()
+        except msgspec.DecodeError:
+            self._died()
+
+    def _on_message(self, said: FromZygote) -> None:
+        believed = True
+        if isinstance(said, Forked):
+            believed = self._requests.has(said.worker) and self.has(said.pid)
+        elif isinstance(said, Exited):
+            pid = self._alive.get(said.worker, 0)
+            if not pid and not self._requests.has(said.worker):
+                return  # it has no such worker
+            believed = not self.has(pid) or state_of(pid) in ("Z", "X")
+        if not believed:
+            self._died()
+            return
+        super()._on_message(said)
+        if isinstance(said, ZygoteReady):
+            self._on_ready(said)
+
+    def _replace(self, reason: str) -> None:
+        self._worker.kill(f"the process with its imports is stuck: {reason}")
+
+    def _died(self) -> None:
+        self._detach()
+        self._worker.kill("the process with its imports broke off")
+
+    def over(self) -> None:
+        """It and all that it has started are gone."""
+        self._closing = True
+        self._detach()
+        self._timers.close()
+        for worker in (*self._requests.close(), *self._alive):
+            self.on_exited(worker, -9)
+        self._alive = {}
 
 
 def _move(pid: int, entries: tuple[str, ...]) -> bytes:

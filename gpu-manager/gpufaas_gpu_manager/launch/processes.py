@@ -10,7 +10,6 @@ import socket
 import msgspec
 
 from gpufaas_core.descriptors import is_lack
-from gpufaas_core.frames import Imported
 from gpufaas_core.model import Bytes
 from gpufaas_functions import body_file
 from gpufaas_functions.begun import AREAS_AT, UNKNOWN, no_counts, open_counts, shared_in
@@ -22,41 +21,36 @@ from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.http_slots import HERE
 from gpufaas_gpu_manager.launch.layer import Layer
+from gpufaas_gpu_manager.launch.own_process import OwnProcess
 from gpufaas_gpu_manager.launch.recipes import STACKS, Recipes
 from gpufaas_gpu_manager.launch.served import Face, Ports
-from gpufaas_gpu_manager.layers import Key, Layers
+from gpufaas_gpu_manager.layers import Layers
 from gpufaas_gpu_manager.proc import sizes_of
-from gpufaas_gpu_manager.reaper import kill_group
 from gpufaas_gpu_manager.standbys import Standbys
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_connection import WorkerConnection
 from gpufaas_gpu_manager.zygote import COPIED, Spawn, data_limit
 
 
-class ForkedProcess:
+class ForkedProcess(OwnProcess):
     """`Running`: the runner with the author's handler, forked from the zygote, over one unix socket."""
 
-    waits_for = ""
-    death_known_s = 0.5
-
     def __init__(self, worker: Worker, recipes: Recipes, zygote: Zygote, standbys: Standbys, layers: Layers) -> None:
-        self._worker = worker
-        self._recipes = recipes
+        super().__init__(worker, recipes)
         self._zygote = zygote
         self._standbys = standbys
         self._layers = layers
         self._layer: Layer | None = None
         """That its process is forked from; None: from the first fork server."""
-        self._key: Key | None = None
         self._connection: WorkerConnection | None = None
 
     def prepare(self) -> None:
         """The worker waits for memory: have a process for it when that is there."""
-        if self._worker.may_begin_blank and not self._layers.has_for(self._worker.spec):
-            self._standbys.await_one(self._worker.number, self._recipes.home(self._worker))
+        if self.worker.may_begin_blank and not self._layers.has_for(self.worker.spec):
+            self._standbys.await_one(self.worker.number, self._recipes.home(self.worker))
 
     async def start(self) -> None:
-        worker = self._worker
+        worker = self.worker
         start = await asyncio.to_thread(self._recipes.start, worker)
         weights = self._recipes.attached(worker)
         paths = tuple(os.path.join(start.bundle, each.weights.path) for each in weights)
@@ -95,22 +89,22 @@ class ForkedProcess:
             ours, its = map(failed.enter_context, socket.socketpair())
             files, its_files = map(failed.enter_context, body_file.connected())
             ours.setblocking(False)
-            connection = WorkerConnection(self._worker, shown, areas, files)
+            connection = WorkerConnection(self.worker, shown, areas, files)
             await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
             failed.pop_all()
         theirs += its, its_files
         self._connection = connection
-        self._worker.on_slots(connection.slots, ahead=True)
+        self.worker.on_slots(connection.slots, ahead=True)
 
     def _lent(self, held: Bytes) -> None:
         """The worker has mapped *held* bytes of areas, which are not of its memory."""
-        if self._worker.limits is not None:
-            self._worker.limits.lend(held)
+        if self.worker.limits is not None:
+            self.worker.limits.lend(held)
 
     async def _fork(self, start: WorkerStart, fds: list[int]) -> None:
-        worker = self._worker
+        worker = self.worker
         self._standbys.forget(worker.number)
-        self._key, layer = await self._layers.claim(worker, start)
+        layer = await self._layers.claim(worker, start)
         if layer is not None:
             try:
                 self._layer = layer
@@ -122,14 +116,9 @@ class ForkedProcess:
             spawn = Spawn(worker.number, start, limits.confine, bool(worker.spec.own_process))
             await self._zygote.fork(spawn, fds)
 
-    def learn(self, imported: Imported) -> None:
-        """The worker has imported that itself, which took long."""
-        if self._key is not None:
-            self._layers.learn(self._key, self._worker.spec.function, imported)
-
     async def _become(self, start: WorkerStart, fds: list[int]) -> bool:
         """Have a standby become the worker; False: there is none."""
-        worker = self._worker
+        worker = self.worker
         if not worker.may_begin_blank:
             return False
         standbys, home = self._standbys, self._recipes.home(worker)
@@ -149,8 +138,8 @@ class ForkedProcess:
         return False
 
     def _limits(self, group: Group | None = None) -> WorkerLimits:
-        limits = self._worker.limits = self._recipes.limits(self._worker, group)
-        limits.not_counted = self._recipes.host_cache.files_of(self._worker.number)
+        limits = self.worker.limits = self._recipes.limits(self.worker, group)
+        limits.not_counted = self._recipes.host_cache.files_of(self.worker.number)
         return limits
 
     def ask(self, kind: int, head: msgspec.Struct | None = None) -> None:
@@ -159,14 +148,14 @@ class ForkedProcess:
 
     def stop(self) -> None:
         """No thread of it runs from now on."""
-        self._signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        self._signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
 
     def end(self) -> None:
         """Let it do what its author left for its end, if it is idle; others wait for its memory."""
-        worker = self._worker
+        worker = self.worker
         if self._connection is None or worker.ready_head is None or worker.calls.exchanges or worker.calls.watch.silent:
             self.kill()
         else:
@@ -174,15 +163,10 @@ class ForkedProcess:
             self.go_on()  # it may be parked
             worker.timers.later("end", self._recipes.settings.term_grace_s, self.kill)
 
-    def kill(self) -> None:
-        if self._worker.limits is not None:
-            self._worker.limits.kill()
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
+    def signal(self, number: signal.Signals) -> None:
         """What a layer has said of a process is looked at again: another one may have its number by now."""
-        if self._layer is None or self._layer.has(self._worker.pid or 0):
-            _signal(self._worker, number)
+        if self._layer is None or self._layer.has(self.worker.pid or 0):
+            super().signal(number)
 
     def said_all(self) -> bool:
         return self._connection is None or self._connection.lost
@@ -191,7 +175,7 @@ class ForkedProcess:
         return self._connection is not None and self._connection.unread > 0
 
     def limit_to(self, memory: Bytes) -> None:
-        worker = self._worker
+        worker = self.worker
         if worker.pid is None or worker.ready_head is None or self._connection is None:
             return
         if not worker.device.source.enforced:  # its allocator does it
@@ -201,7 +185,7 @@ class ForkedProcess:
             limit_data(worker.pid, worker.own.uid, limit, self._recipes.enforcement.hard_is_soft)
 
     def in_use(self) -> Bytes:
-        worker = self._worker
+        worker = self.worker
         if worker.pid is None or worker.ready_head is None or worker.limits is None:
             return 0
         if not worker.device.source.enforced:
@@ -211,32 +195,28 @@ class ForkedProcess:
         return max(data, worker.limits.used(worker.pid))
 
     def close(self) -> None:
-        self._standbys.forget(self._worker.number)
+        self._standbys.forget(self.worker.number)
         if self._connection is not None:
             self._connection.close()
-        self._recipes.drop_own(self._worker)
+        super().close()
 
 
-class ServedProcess:
+class ServedProcess(OwnProcess):
     """
     `Running`: a program that speaks HTTP on the port that it is given in PORT, or on the unix socket whose path is in
     GPUFAAS_SOCKET. Forked from the zygote, then exec.
     """
 
-    death_known_s = 0.5
-
     def __init__(self, worker: Worker, recipes: Recipes, zygote: Zygote, ports: Ports) -> None:
-        self.waits_for = ""
+        super().__init__(worker, recipes)
         self._ports = ports
         self._claim: socket.socket | None = None
         self._unix = ""
-        self._worker = worker
-        self._recipes = recipes
         self._zygote = zygote
         self._face = Face(worker)
 
     async def start(self) -> None:
-        worker = self._worker
+        worker = self.worker
         port, self._claim = self._ports.take()
         self.waits_for = f"to listen on port {port}, which PORT says"
         self._unix = self._recipes.socket_of(worker)
@@ -248,18 +228,12 @@ class ServedProcess:
         self._face.open(HERE, port, unix=self._unix)
 
     def end(self) -> None:
-        worker = self._worker
+        worker = self.worker
         if worker.pid is None or worker.reaped:
             return  # it is killed when it has a process, or has ended
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(worker.pid, signal.SIGTERM)
         worker.timers.later("end", self._recipes.settings.term_grace_s, self.kill)
-
-    def kill(self) -> None:
-        """Send SIGKILL to its process, its process group and its control group. The zygote kills what is left."""
-        if self._worker.limits is not None:
-            self._worker.limits.kill()
-        _signal(self._worker, signal.SIGKILL)
 
     def said_all(self) -> bool:
         return self._face.said_all()
@@ -268,13 +242,13 @@ class ServedProcess:
         return self._face.hear_out()
 
     def limit_to(self, memory: Bytes) -> None:
-        worker = self._worker
+        worker = self.worker
         if worker.pid is not None and worker.device.source.enforced:
             limit_data(worker.pid, worker.own.uid, memory + STACKS, self._recipes.enforcement.hard_is_soft)
 
     def in_use(self) -> Bytes:
-        pid, limits = self._worker.pid, self._worker.limits
-        if pid is None or limits is None or not self._worker.device.source.enforced:
+        pid, limits = self.worker.pid, self.worker.limits
+        if pid is None or limits is None or not self.worker.device.source.enforced:
             return 0
         return max(data_of(pid) - STACKS, limits.used(pid))
 
@@ -282,12 +256,7 @@ class ServedProcess:
         self._face.close()
         if self._claim is not None:
             self._claim.close()
-        self._recipes.drop_own(self._worker)
-
-
-def _signal(worker: Worker, number: signal.Signals) -> None:
-    if worker.pid is not None and not worker.reaped:
-        kill_group(worker.pid, number)
+        super().close()
 
 
 def limit_data(pid: int, uid: int, limit: Bytes, hard_is_soft: bool) -> None:

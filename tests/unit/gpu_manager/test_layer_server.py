@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.waiting import eventually
 
-from gpufaas_gpu_manager.forks import LayerServer
+from gpufaas_gpu_manager.launch.layer import LayerServer
 from gpufaas_gpu_manager.proc import state_of
 from gpufaas_gpu_manager.zygote import Exited, Forked, FromZygote, ZygoteReady
 
@@ -33,11 +33,12 @@ class Liar:
         self.heard: list[tuple[int, int]] = []
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.server = LayerServer(
-            self, ours, lambda *told: self.heard.append(told), lambda *told: self.heard.append(told)
-        )
+            cast(Any, self), ours, lambda _: None,
+            lambda *told: self.heard.append(told), lambda *told: self.heard.append(told),
+        )  # fmt: skip
         self.say(ZygoteReady(1, []))
 
-    def fail(self, reason: str) -> None:
+    def kill(self, reason: str) -> None:
         self.failed.append(reason)
 
     def say(self, message: FromZygote) -> None:
