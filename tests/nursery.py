@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from gpufaas_gpu_manager import zygote
+from gpufaas_gpu_manager import forked, zygote
 from gpufaas_gpu_manager.confine import inherit_orphans
 from gpufaas_gpu_manager.forks import environment
 from gpufaas_gpu_manager.huge_pages import collapse_own
@@ -76,7 +76,7 @@ class Nursery:
 
 
 def main(requests: socket.socket, tester: int) -> None:
-    zygote._preload()
+    forked.preload()
     zygote._settle()
     for _ in collapse_own():  # once for all of them: those of a fork server would be copies
         pass

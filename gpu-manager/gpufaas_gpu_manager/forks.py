@@ -15,22 +15,12 @@ import msgspec
 
 from gpufaas_gpu_manager.confine import inherit_orphans
 from gpufaas_gpu_manager.devices import with_allocator
+from gpufaas_gpu_manager.forked import MAX_MESSAGE, Fork, Prepare
 from gpufaas_gpu_manager.orphans import end_orphans, is_fork_server
 from gpufaas_gpu_manager.proc import progress_of, state_of
 from gpufaas_gpu_manager.stuck import LOOK_S, Replaced, Silence
 from gpufaas_gpu_manager.timers import Timers
-from gpufaas_gpu_manager.zygote import (
-    MAX_MESSAGE,
-    Exited,
-    Fork,
-    Forked,
-    FromZygote,
-    KillWithManager,
-    Ping,
-    Prepare,
-    ToZygote,
-    ZygoteReady,
-)
+from gpufaas_gpu_manager.zygote import Exited, Forked, FromZygote, KillWithManager, Ping, ToZygote, ZygoteReady
 
 _RESTART_BACKOFF_S: Final = (0.1, 0.5, 2.0, 5.0)
 _ASKED_AT_MOST: Final = 2

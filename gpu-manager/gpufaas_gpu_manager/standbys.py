@@ -16,17 +16,19 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, Confine, may
+from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.forked import TAKEN, Prepare, Spawn
+from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.isolation.walls import Walls
 from gpufaas_gpu_manager.proc import private_of
 from gpufaas_gpu_manager.timers import Timers
-from gpufaas_gpu_manager.zygote import TAKEN, Prepare, Spawn
 
 
 class Home(NamedTuple):
@@ -59,24 +61,6 @@ _CONTEXT_S: Final[Seconds] = 10.0
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-class Forks(Protocol):
-    """The fork server (`forks.Zygote`)."""
-
-    async def fork(self, worker: Prepare, fds: Sequence[int]) -> None: ...
-
-    def adopt(self, standby: int, worker: int) -> bool: ...
-
-
-class Groups(Protocol):
-    """Makes control groups (`enforcement.Enforcement`)."""
-
-    def group(self, name: str, device: str = "", cores: float = 0.0) -> Group | None: ...
-
-    def remove(self, group: Group | None) -> None: ...
-
-    def stand_by(self, pool: object, pids: Sequence[int]) -> None: ...
-
-
 class Standby:
     """One of them. `group` is its control group, if there is one."""
 
@@ -99,7 +83,7 @@ class Standbys:
     """See module. `begin` fills the pool."""
 
     def __init__(
-        self, forks: Forks, groups: Groups, size: int, next_number: Callable[[], int], loads: Callable[[], bool],
+        self, forks: Zygote, groups: Enforcement, size: int, next_number: Callable[[], int], loads: Callable[[], bool],
         walls: Walls,
     ) -> None:  # fmt: skip
         """

@@ -25,15 +25,16 @@ from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.model import Bytes
 from gpufaas_core.units import MiB
 from gpufaas_functions.runner import WorkerStart
-from gpufaas_gpu_manager import zygote
+from gpufaas_gpu_manager import forked
 from gpufaas_gpu_manager.confine import Confine
+from gpufaas_gpu_manager.forked import SCRATCH, Spawn
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.isolation.walls import Walls
 from gpufaas_gpu_manager.launch.own_process import OwnProcess
 from gpufaas_gpu_manager.launch.recipes import Recipes, scratch_at
 from gpufaas_gpu_manager.proc import parent_of, state_of
 from gpufaas_gpu_manager.worker import Worker
-from gpufaas_gpu_manager.zygote import SCRATCH, Exited, Forked, FromZygote, Spawn, ZygoteReady
+from gpufaas_gpu_manager.zygote import Exited, Forked, FromZygote, ZygoteReady
 
 _MORE: Final[Bytes] = 256 * MiB
 """The most memory that it may take beside what its modules hold: for the forks."""
@@ -92,7 +93,7 @@ class Layer(OwnProcess):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._server = LayerServer(worker, ours, self._ready, self._forked, self._exited)
         imported, asked = self._imported, worker.spec.preload
-        layer = zygote.Layer(worker.number, start, asked, tuple(imported.modules), imported.env, worker.limits.confine)
+        layer = forked.Layer(worker.number, start, asked, tuple(imported.modules), imported.env, worker.limits.confine)
         with theirs, worker.output.piped() as ends:
             await self._zygote.fork(layer, [theirs.fileno(), *ends])
 

@@ -18,6 +18,7 @@ from gpufaas_gpu_manager.areas import Areas
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.confine import real_ids
 from gpufaas_gpu_manager.enforcement import WorkerLimits
+from gpufaas_gpu_manager.forked import COPIED, Spawn, data_limit
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.http_slots import HERE
 from gpufaas_gpu_manager.launch.layer import Layer
@@ -29,7 +30,6 @@ from gpufaas_gpu_manager.proc import sizes_of
 from gpufaas_gpu_manager.standbys import Standbys
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_connection import WorkerConnection
-from gpufaas_gpu_manager.zygote import COPIED, Spawn, data_limit
 
 
 class ForkedProcess(OwnProcess):

@@ -25,6 +25,7 @@ from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.cores import CpuShare
 from gpufaas_gpu_manager.devices import NodeDevice, with_allocator
 from gpufaas_gpu_manager.enforcement import Enforcement, WorkerLimits
+from gpufaas_gpu_manager.forked import SCRATCH, Exec
 from gpufaas_gpu_manager.forks import inherited
 from gpufaas_gpu_manager.host_cache import Attached, HostCache
 from gpufaas_gpu_manager.isolation.ports import ports_of
@@ -32,7 +33,6 @@ from gpufaas_gpu_manager.isolation.walls import HOME, USER, Own, Walls
 from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.standbys import ANYWHERE, Home
 from gpufaas_gpu_manager.worker import Worker
-from gpufaas_gpu_manager.zygote import SCRATCH, Exec
 
 STACKS: Final[Bytes] = 64 * MiB
 """Private memory that a program may have beyond its reservation: the kernel counts stacks of threads as a whole (8 MiB

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gpufaas_core.environment import FIXED
-from gpufaas_gpu_manager.zygote import _forget_what_is_in
+from gpufaas_gpu_manager.forked import forget_what_is_in
 
 LOADED = """
 import importlib.metadata, sys
-from gpufaas_gpu_manager import zygote
-zygote._preload()
+from gpufaas_gpu_manager import forked, zygote
+forked.preload()
 of = importlib.metadata.packages_distributions()
 print(*sorted({each.lower() for name in sys.modules for each in of.get(name.partition(".")[0], ())}))
 """
@@ -36,7 +36,7 @@ def test_a_worker_forgets_what_its_function_brings(tmp_path: Path, monkeypatch: 
     for name in ("lone", "whole", "whole.part", "fast", "wholesome"):
         monkeypatch.setitem(sys.modules, name, sys)
 
-    _forget_what_is_in(str(tmp_path))
+    forget_what_is_in(str(tmp_path))
 
     there = {name for name in ("lone", "whole", "whole.part", "fast", "wholesome", "typing") if name in sys.modules}
     assert there == {"wholesome", "typing"}
@@ -45,6 +45,6 @@ def test_a_worker_forgets_what_its_function_brings(tmp_path: Path, monkeypatch: 
 def test_a_function_without_packages_of_its_own_forgets_nothing(tmp_path: Path) -> None:
     before = dict(sys.modules)
 
-    _forget_what_is_in(str(tmp_path / "site"))
+    forget_what_is_in(str(tmp_path / "site"))
 
     assert sys.modules == before

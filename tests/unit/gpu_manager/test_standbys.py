@@ -13,9 +13,9 @@ from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager import standbys as module
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.confine import Confine
+from gpufaas_gpu_manager.forked import TAKEN, Prepare, Spawn
 from gpufaas_gpu_manager.isolation.walls import Walls
 from gpufaas_gpu_manager.standbys import ANYWHERE, Home, Standbys
-from gpufaas_gpu_manager.zygote import TAKEN, Prepare, Spawn
 
 START = WorkerStart("f.ns", "bundle", "handler", "model", "cpu", 1, 1, 0, {})
 CORES = Home("cpu-0", 0.5)

@@ -4,22 +4,22 @@ import socket
 
 import pytest
 
-from gpufaas_gpu_manager import zygote
+from gpufaas_gpu_manager import forked
 from gpufaas_gpu_manager.confine import NOT_CONFINED
-from gpufaas_gpu_manager.zygote import Prepare
+from gpufaas_gpu_manager.forked import Prepare
 
 
 def test_a_standby_that_is_given_up_in_the_moment_it_is_taken_ends_without_a_word(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It ended with a traceback in the log of a platform that stopped."""
-    monkeypatch.setattr(zygote, "mark_fork_point", lambda: None)
+    monkeypatch.setattr(forked, "mark_fork_point", lambda: None)
     node, door = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     node.send(b"a worker")
     node.close()
 
     with door:
-        assert zygote._stand_by(Prepare(1), door) == 0
+        assert forked._stand_by(Prepare(1), door) == 0
 
 
 def test_a_worker_that_cannot_be_isolated_does_not_run_and_says_why(
@@ -28,9 +28,9 @@ def test_a_worker_that_cannot_be_isolated_does_not_run_and_says_why(
     def refused(_: object) -> None:
         raise OSError(1, "unshare: Operation not permitted")
 
-    monkeypatch.setattr(zygote, "begin", refused)
+    monkeypatch.setattr(forked, "begin", refused)
 
-    assert not zygote._go_within(NOT_CONFINED)
+    assert not forked._enter(NOT_CONFINED)
     said = "gpufaas: a worker ends, since it cannot be isolated: "
     assert capsys.readouterr().err.startswith(said)
-    assert zygote._go_within(NOT_CONFINED, begun=True), "it has its root already"
+    assert forked._enter(NOT_CONFINED, begun=True), "it has its root already"
