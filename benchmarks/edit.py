@@ -106,12 +106,19 @@ while time.process_time() < until:
     sum(range(1000))
 """
 _COUNT: Final = """
+import os
 import sys
 
-asked = [each for each in sys.orig_argv[1:6] if each in ("pip", "uv", "gpufaas_cli.pip_elsewhere")]
-if "-m" in sys.orig_argv[1:6] and asked:
-    with open({log!r}, "a") as log:
-        log.write(asked[0].rpartition(".")[2] + "\\n")
+
+def count(event, given):
+    if event == "subprocess.Popen":
+        program, asked = os.path.basename(os.fsdecode(given[1][0])), [*given[1][1:5]]
+        ran = [name for name in ("pip", "uv") if name == program or ("-m" in asked and name in asked)]
+        with open({log!r}, "a") as log:
+            log.writelines(f"{{name}}\\n" for name in ran)
+
+
+sys.addaudithook(count)
 """
 """Is imported by each Python that starts."""
 
@@ -129,15 +136,10 @@ class Place:
         self.log.touch()
         self.wheels = self.folder / "wheels"
         self.wheels.mkdir()
-        aside, programs = self.folder / "counts", self.folder / "bin"
+        aside = self.folder / "counts"
         aside.mkdir()
-        programs.mkdir()
         (aside / "sitecustomize.py").write_text(_COUNT.format(log=str(self.log)))
-        for name in ("pip", "uv"):
-            if real := shutil.which(name):
-                (programs / name).write_text(f'#!/bin/sh\necho {name} >> "{self.log}"\nexec "{real}" "$@"\n')
-                (programs / name).chmod(0o755)
-        self.env = {**os.environ, "PYTHONPATH": str(aside), "PATH": f"{programs}:{os.environ['PATH']}"}
+        self.env = {**os.environ, "PYTHONPATH": str(aside)}
         self.wheel("small_need", "NUMBER = 1\n")
         self.wheel("large_need", "NUMBER = 1\n", random.Random(1).randbytes(20 * MiB))
         self.wheel("heavy_import", _BURN.format(cpu_s=2.0))

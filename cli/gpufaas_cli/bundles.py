@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gpufaas_cli.build_target import BuildTarget, this_python
 from gpufaas_cli.built_parts import BuiltPart, BuiltParts, Made, key_of
@@ -34,14 +35,13 @@ from gpufaas_cli.handler_check import check_handler
 from gpufaas_cli.locks import LOCK, Lock
 from gpufaas_cli.packing import Output, hash_file, pack
 from gpufaas_cli.requirement_files import Requirements, read_requirements
-from gpufaas_cli.requirements import RESERVED, check_provided, find_lock, install_missing, installed_version, settle
+from gpufaas_cli.requirements import RESERVED, find_lock, install_missing, installed_version, settle
 from gpufaas_cli.script_inputs import SCRIPT, inputs_of_script
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, copy_tree, find_extra, is_cache, walk
 from gpufaas_cli.stack import FUNCTION_NAME
 from gpufaas_cli.subprocess_lines import run_shown
 from gpufaas_cli.weights import WEIGHTS, is_pickled, loads_as_tensors
 from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, WeightsFile
-from gpufaas_core.environment import misfits
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.files import FileIdentity, identity
 from gpufaas_core.units import MiB, Seconds
@@ -219,13 +219,12 @@ class _Build:
         return {name: _hash_source(path) for name, path in self.files.items()}
 
     def hash_inputs(self) -> str:
-        request, template, target = self.request, self.template, self.target
-        provided = [check_provided(each, target) for each in self.requirements] if target is not None else []
-        looked_at = sorted((name, version or "") for each in provided for name, version in each.looked_at)
+        request, template = self.request, self.template
+        target = [replace(each, nodes=()) for each in self.target.environments] if self.target else []
         how = (template.kind, template.name, template.command, template.workdir, template.port, template.env)
         asked = [each.digest for each in self.requirements if each.asks]
         args, python = sorted(request.build_args.items()), self._python()
-        return key_of(_FORMAT, how, args, request.allows_pickle, python, asked, looked_at, self.hashes)
+        return key_of(_FORMAT, how, args, request.allows_pickle, python, asked, target, self.hashes)
 
     def earlier(self) -> _Stamp | None:
         """Return the stamp of an earlier build."""
@@ -234,11 +233,8 @@ class _Build:
         return None
 
     def is_up_to_date(self, stamp: _Stamp, inputs: str) -> bool:
-        """Whether an earlier build was from the same *inputs*, is whole and runs on the target."""
-        needs = stamp.manifest.needs  # the platform may have changed since, or be another one
-        unfit = needs and self.target and any(misfits(needs, each) for each in self.target.environments)
-        whole = all(each.is_whole(self.folder) for each in stamp.outputs)
-        return whole and stamp.inputs == inputs + self._locked() and not unfit
+        """Whether an earlier build was from the same *inputs*, and is whole."""
+        return stamp.inputs == inputs + self._locked() and all(each.is_whole(self.folder) for each in stamp.outputs)
 
     def _locked(self) -> str:
         file = self.handler / LOCK

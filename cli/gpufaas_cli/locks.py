@@ -1,20 +1,18 @@
 """
 ``requirements.lock``: what a build adds to the packages of the nodes, by version and digest. It belongs into git.
 
-pip and uv can read it. Its second line says for what it was made: a build that finds the same asks no resolver
+It is a requirements file. Its second line says for what it was made: a build that finds the same resolves nothing
 (docs/adr/0066).
 """
 
-import contextlib
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from gpufaas_core.bundle import Needs
@@ -24,6 +22,7 @@ from gpufaas_core.errors import InvalidSpec
 LOCK: Final = "requirements.lock"
 _TITLE: Final = "# What this function adds to the packages of its nodes. `gpufaas build` writes it: commit it."
 _MADE_FOR: Final = "# made for "
+_PIN: Final = re.compile(r"([\w.-]+)(?:\[.*\])?(?:==(\S+)| @ (\S+))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +30,9 @@ class Missing:
     """One distribution to be installed."""
 
     name: str
-    """Empty: a resolver knows it by its place only."""
+    """Empty: uv knows it by its place only."""
     version: str
-    """Empty: a resolver knows it by its URL only."""
+    """Empty: uv knows it by its URL only."""
     url: str = ""
     """Where it is installed from, if the requirement names a URL or a path."""
     hashes: tuple[str, ...] = ()
@@ -133,20 +132,13 @@ def read_lock(file: Path) -> Lock | None:
 def read_pins(text: str) -> list[tuple[int, Missing]]:
     """Return the distributions that *text* names, as uv writes it, each with the number of its line."""
     found: list[tuple[int, Missing]] = []
-    lines = re.sub(r"\s*\\\n", "\0", re.sub(r"(?m)^\s*#.*$", "", text)).split("\n")  # \0 continues a line
-    number = 1
-    for line in lines:
-        words = re.split(r"[\0\s]+--hash=", line.strip())
-        if words[0]:
-            found.append((number, _pin(words[0].removeprefix("-e "), tuple(words[1:]))))
-        number += 1 + line.count("\0")
+    for number, line in enumerate(text.splitlines(), 1):
+        asked, *hashes = re.split(r"\s*--hash=", line.removesuffix("\\").strip())
+        if asked and not asked.startswith("#"):
+            pin = _PIN.fullmatch(asked)
+            each = Missing(canonicalize_name(pin[1]), pin[2] or "", pin[3] or "") if pin else Missing("", "", asked)
+            found.append((number, each))
+        if found and hashes:  # of the distribution above
+            number, each = found[-1]
+            found[-1] = number, replace(each, hashes=(*each.hashes, *hashes))
     return found
-
-
-def _pin(text: str, hashes: tuple[str, ...]) -> Missing:
-    with contextlib.suppress(InvalidRequirement):
-        requirement = Requirement(text)
-        exact = [each.version for each in requirement.specifier if each.operator == "=="]
-        name = canonicalize_name(requirement.name)
-        return Missing(name, exact[0] if exact else "", requirement.url or "", hashes)
-    return Missing("", "", text, hashes)

@@ -1,9 +1,9 @@
-"""Reads requirements.txt as pip does, with the files that it includes."""
+"""Reads requirements.txt for what a build has to know before uv reads it: what it asks for, line by line, and names."""
 
 import hashlib
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -13,29 +13,30 @@ from packaging.utils import canonicalize_name
 from gpufaas_cli.source_files import walk
 from gpufaas_core.errors import InvalidSpec
 
-_SOURCE_OPTIONS: Final = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--pre",
-                          "--trusted-host", "--prefer-binary", "--only-binary", "--no-binary")  # fmt: skip
+_SOURCE_OPTION: Final = re.compile(
+    r"(-i|--index-url|--extra-index-url|--no-index|--only-binary|--no-binary|(?P<links>-f|--find-links))"
+    r"([\s=]+(?P<value>.+))?"
+)
 _OTHER_FILE: Final = re.compile(r"(-r|--requirement|-c|--constraint)[\s=]*(.+)")
 _EDITABLE: Final = re.compile(r"(?:-e|--editable)[\s=]*(.+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Requirements:
-    """A requirements.txt, read, with the files that it includes (``-r``)."""
+    """What a requirements.txt says, with the files that it includes (``-r``)."""
 
     file: Path
-    lines: tuple[tuple[str, Requirement], ...] = ()
+    lines: list[tuple[str, Requirement]] = field(default_factory=list)
     """The lines that name a distribution, each with its place: FILE:NUMBER."""
-    options: tuple[str, ...] = ()
-    named: tuple[Path, ...] = ()
+    options: list[str] = field(default_factory=list)
+    """The lines that say where packages are. Their paths are absolute."""
+    named: list[Path] = field(default_factory=list)
     """Files and folders of this machine that it names: a build depends on them, too."""
     needs_resolver: bool = False
-    """There are lines that only a resolver understands: files, URLs, constraints."""
-    says: tuple[str, ...] = ()
+    """There are lines that only uv understands: files, URLs, constraints."""
+    says: list[str] = field(default_factory=list)
     """All lines, without comments."""
-    asked: tuple[str, ...] = ()
-    """The lines for a resolver: paths are absolute; without options, hashes and what included files say themselves."""
-    hashes: tuple[tuple[str, str], ...] = ()
+    hashes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """``--hash`` of a distribution, by its name."""
 
     @property
@@ -51,6 +52,67 @@ class Requirements:
             digest.update(file.read_bytes())
         return digest.hexdigest()
 
+    def add(self, file: Path, outer: tuple[Path, ...] = ()) -> None:
+        """
+        Read *file*, which *outer* include, each the next one.
+
+        :raises InvalidSpec: it is malformed; names file and line
+        """
+        for number, line in _logical_lines(file):
+            where = f"{file}:{number}"
+            self.says.append(line)
+            if other := _OTHER_FILE.fullmatch(line):
+                self._add_other(other[1] in ("-r", "--requirement"), other[2], where, (*outer, file))
+            elif option := _SOURCE_OPTION.fullmatch(line):
+                folder = file.parent / (option["value"] or "")
+                local = option["links"] and folder.exists()
+                self.options.append(f"{option['links']} {folder.absolute()}" if local else line)
+            elif editable := _EDITABLE.fullmatch(line):
+                self._add_place(editable[1])
+            elif line.startswith("-"):
+                raise InvalidSpec(f"{where}: {line!r} is no option that uv reads in such a file: take it out")
+            else:
+                self._add_line(line, where)
+
+    def _add_place(self, text: str) -> None:
+        """Add a path, which is meant from the function's folder, or a URL."""
+        self.needs_resolver = True
+        if "://" not in text or text.startswith("file://"):
+            path = re.sub(r"\[[^]]*\]$|\s*[;#].*$", "", text.removeprefix("file://").removeprefix("file:")).strip()
+            self.named += [self.file.parent / path] if path and (self.file.parent / path).exists() else []
+
+    def _add_line(self, line: str, where: str) -> None:
+        text = re.split(r"\s--?[a-z]", line, maxsplit=1)[0].strip()
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement as exc:
+            if "/" not in text and not text.endswith((".whl", ".tar.gz", ".zip")):
+                why = str(exc).splitlines()[0]
+                raise InvalidSpec(f"{where}: {text!r} is not a requirement ({why}): write NAME==VERSION") from None
+            self._add_place(text)
+            return
+        self.lines.append((where, requirement))
+        if requirement.url:
+            self._add_place(requirement.url)
+        if hashes := re.findall(r"--hash[=\s]+(\S+)", line):
+            self.hashes[canonicalize_name(requirement.name)] = tuple(hashes)
+
+    def _add_other(self, asks: bool, name: str, where: str, outer: tuple[Path, ...]) -> None:
+        """Read what ``-r`` names; what ``-c`` does is left to uv."""
+        other = outer[-1].parent / name
+        self.needs_resolver |= not asks or "://" in name
+        if "://" in name:
+            return
+        if not other.is_file():
+            raise InvalidSpec(
+                f"{where}: there is no file {other}: correct its path from {outer[-1].parent}"
+            )
+        if other.resolve() in (each.resolve() for each in outer):
+            raise InvalidSpec(f"{where}: {other} includes itself: take that line out")
+        self.named.append(other)
+        if asks:
+            self.add(other, outer)
+
 
 def read_requirements(file: Path) -> Requirements:
     """
@@ -58,87 +120,14 @@ def read_requirements(file: Path) -> Requirements:
 
     :raises InvalidSpec: it is malformed; names file and line
     """
-    if not file.is_file():
-        return Requirements(file)
-    return _read(file, file.parent, ())
-
-
-def _read(file: Path, root: Path, outer: tuple[Path, ...]) -> Requirements:
-    """:param root: the folder that relative paths are meant from, but for those of other such files"""
     found = Requirements(file)
-    for number, line in _logical_lines(file):
-        where = f"{file}:{number}"
-        text = line if line.startswith("-") else re.split(r"\s--?[a-z]", line, maxsplit=1)[0].strip()
-        if other := _OTHER_FILE.fullmatch(text):
-            part = _read_other(other[1] in ("-r", "--requirement"), other[2], file, where, root, outer)
-        elif text.startswith("-") and re.split(r"[\s=]", text, maxsplit=1)[0] in _SOURCE_OPTIONS:
-            part = Requirements(file, options=(_absolute(text, file.parent),))
-        elif editable := _EDITABLE.fullmatch(text):
-            part = _read_place(editable[1], file, root)
-        elif text.startswith("-"):
-            raise InvalidSpec(f"{where}: {text!r} is no option of a requirements file: take it out")
-        else:
-            part = _read_line(text, re.findall(r"--hash[=\s]+(\S+)", line), file, where, root)
-        found = Requirements(
-            file,
-            found.lines + part.lines,
-            found.options + part.options,
-            found.named + part.named,
-            found.needs_resolver or part.needs_resolver,
-            (*found.says, line, *part.says),
-            found.asked + part.asked,
-            found.hashes + part.hashes,
-        )
+    if file.is_file():
+        found.add(file)
     return found
 
 
-def _read_place(text: str, file: Path, root: Path) -> Requirements:
-    """Read a line that names a path or a URL."""
-    asked = text if re.match(r"[a-z+]+:|/", text) else f"{root.absolute()}/{text}"
-    return Requirements(file, named=_place(text, root), needs_resolver=True, asked=(asked,))
-
-
-def _read_line(text: str, hashes: list[str], file: Path, where: str, root: Path) -> Requirements:
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement as exc:
-        if "/" in text or text.endswith((".whl", ".tar.gz", ".zip")):
-            return _read_place(text, file, root)
-        why = str(exc).splitlines()[0]
-        raise InvalidSpec(f"{where}: {text!r} is not a requirement ({why}): write NAME==VERSION") from None
-    return Requirements(
-        file,
-        ((where, requirement),),
-        named=_place(requirement.url or "", root),
-        asked=(str(requirement),),
-        hashes=tuple((canonicalize_name(requirement.name), each) for each in hashes),
-    )
-
-
-def _read_other(asks: bool, name: str, file: Path, where: str, root: Path, outer: tuple[Path, ...]) -> Requirements:
-    """Read what ``-r`` or ``-c`` names; constraints are left to the resolver."""
-    if "://" in name:
-        return Requirements(file, needs_resolver=True, asked=(f"{'-r' if asks else '-c'} {name}",))
-    other = file.parent / name
-    if not other.is_file():
-        raise InvalidSpec(f"{where}: there is no file {other}: correct the path, which is meant from {file.parent}")
-    if other.resolve() in (each.resolve() for each in (*outer, file)):
-        raise InvalidSpec(f"{where}: {other} includes itself: take that line out")
-    constraints = Requirements(other, needs_resolver=True, asked=(f"-c {other.absolute()}",))
-    part = _read(other, root, (*outer, file)) if asks else constraints
-    return replace(part, named=(other, *part.named))
-
-
-def _place(text: str, root: Path) -> tuple[Path, ...]:
-    """Return the file or folder that a requirement names, if it is one of this machine."""
-    if "://" in text and not text.startswith("file://"):
-        return ()
-    path = re.sub(r"\[[^]]*\]$|\s*[;#].*$", "", text.removeprefix("file://").removeprefix("file:")).strip()
-    return (root / path,) if path and (root / path).exists() else ()
-
-
-def _logical_lines(file: Path) -> Iterable[tuple[int, str]]:
-    """Yield lines as pip reads them: continued ones joined, comments taken off."""
+def _logical_lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield lines as pip and uv read them: continued ones joined, comments taken off."""
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as exc:
@@ -153,11 +142,3 @@ def _logical_lines(file: Path) -> Iterable[tuple[int, str]]:
         if whole:
             yield start, whole
         joined, start = "", 0
-
-
-def _absolute(option: str, folder: Path) -> str:
-    """Make the folder of ``--find-links`` absolute: it is relative to the file that has the option."""
-    name, value = (*re.split(r"[\s=]+", option, maxsplit=1), "")[:2]
-    if name in ("-f", "--find-links") and (folder / value).exists():
-        return f"{name} {(folder / value).absolute()}"
-    return option

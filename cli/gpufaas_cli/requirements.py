@@ -6,15 +6,15 @@ brings gigabytes of CUDA packages. Only missing packages are installed, into a f
 first in the path of its workers. So it may bring its own version of what is provided, except of what is fixed: that is
 loaded before a worker is forked (`Environment.fixed`).
 
-Most functions require nothing, or what is provided, or what their lock says (`locks`): then no resolver is started.
-Otherwise one resolves as if it ran on the nodes (`resolvers`).
+Most functions require nothing, or what is provided, or what their lock says (`locks`): then nothing is resolved.
+Otherwise uv resolves as if it ran on the nodes (`resolvers`).
 """
 
 import hashlib
 import importlib.metadata
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -35,35 +35,6 @@ RESERVED: Final = frozenset(("torch", "numpy", "safetensors"))
 _IMAGE: Final = "; a function with its own torch is an image (`gpufaas new NAME --lang python3-torch-image`)"
 
 
-@dataclass(frozen=True, slots=True)
-class Provided:
-    """How far a target provides what is required."""
-
-    satisfied: bool
-    contradicted: frozenset[str]
-    """What is provided in versions that are not asked for: the function brings its own."""
-    looked_at: frozenset[tuple[str, str | None]]
-    """Every distribution that was looked at, and its version there: the answer depends on them."""
-
-
-def check_provided(requirements: Requirements, target: BuildTarget) -> Provided:
-    """
-    Return whether *target* has all that is required.
-
-    :raises InvalidSpec: a requirement contradicts a version that is fixed; says where, and both versions
-    """
-    satisfied, contradicted = not requirements.needs_resolver, set()
-    looked_at: dict[tuple[str, str | None], None] = {}
-    for environment in target.environments:
-        for where, requirement in requirements.lines:
-            if not applies(requirement, environment):
-                continue
-            if _contradicts(requirement, environment, where, target):
-                contradicted.add(canonicalize_name(requirement.name))
-            satisfied &= _is_satisfied(requirement, environment, looked_at)
-    return Provided(satisfied, frozenset(contradicted), frozenset(looked_at))
-
-
 def find_lock(
     requirements: Sequence[Requirements], target: BuildTarget, file: Path, progress: Callable[[str], None]
 ) -> Lock:
@@ -73,16 +44,15 @@ def find_lock(
     :param file: the lock beside the function's requirements.txt; `settle` writes it
     :raises InvalidSpec: they cannot be met beside what is fixed, or the lock is wrong; says where and why
     """
-    asking = [each for each in requirements if each.asks]
-    provided, environment = [check_provided(each, target) for each in asking], target.shared
+    asking, environment = [each for each in requirements if each.asks], target.shared
+    satisfied, own = _look(asking, target)
     digest = hashlib.sha256("".join(each.digest for each in asking).encode()).hexdigest()[:32]
     made_for, inputs = MadeFor(digest, machine_of(environment)), " ".join(environment.platforms[:2])
     old = read_lock(file) if asking else None
     unfit = old.misfit(file, made_for, target.environments) if old is not None else ""
     if old is not None and not unfit:
-        _check_edits(old, asking, target, file)
         return replace(old, inputs=inputs)
-    if all(each.satisfied for each in provided):
+    if satisfied:
         return Lock()
     progress(f"{unfit}: resolving anew" if unfit else "resolving requirements")
     if len({each.build_target[:3] for each in target.environments}) > 1 or not environment.platforms:
@@ -91,7 +61,6 @@ def find_lock(
             f"({'; '.join(map(str, target.environments))}): name nodes that are alike (constraints), or install the "
             "packages there"
         )
-    own = frozenset().union(*(each.contradicted for each in provided))
     missing = _resolve(asking, target, own, old.missing if old is not None else ())
     if not all(each.lockable for each in missing):
         inputs += digest
@@ -99,7 +68,7 @@ def find_lock(
 
 
 def _resolve(
-    requirements: Sequence[Requirements], target: BuildTarget, own: frozenset[str], old: Sequence[Missing]
+    requirements: Sequence[Requirements], target: BuildTarget, own: set[str], old: Sequence[Missing]
 ) -> tuple[Missing, ...]:
     """
     Return what is missing beside what is provided, or, where that has no solution, beside what is fixed.
@@ -107,50 +76,70 @@ def _resolve(
     :param own: what is provided in versions that were not asked for
     :param old: what was locked before
     """
-    environment, files = target.shared, ", ".join(str(each.file) for each in requirements)
+    environment, files = target.shared, [each.file for each in requirements]
+    said = ", ".join(map(str, files))
     have = {name: each for name, each in environment.distributions.items() if name not in own}
-    asked = [line for each in requirements for line in (*each.options, *each.asked)]
     try:
         try:
-            found = resolve(asked, have, have, old, environment)
+            found = resolve(files, have, have, old, environment)
         except Unresolved:
-            found = resolve(asked, have, environment.fixed, old, environment)
+            found = resolve(files, have, environment.fixed, old, environment)
     except Unresolved as exc:
         only = " with wheels" if environment.build_target != measure().build_target else ""
         fixed = _IMAGE if any(re.search(rf"\b{name}\b", str(exc)) for name in environment.fixed) else ""
         raise InvalidSpec(
-            f"{files} cannot be met{only} beside what {target.who} provides ({environment}): {exc}{fixed}"
+            f"{said} cannot be met{only} beside what {target.who} provides ({environment}): {exc}{fixed}"
         ) from None
     for name in RESERVED & {each.name for each in found}:
         one = next((each for each in target.environments if name not in each.distributions), environment)
         raise InvalidSpec(
-            f"{files} needs {name}, which every worker has, but not {target.who} ({one}): install it there with "
+            f"{said} needs {name}, which every worker has, but not {target.who} ({one}): install it there with "
             "`pip install 'gpufaas[node]'`, or build for a platform that has it (--gateway URL)"
         )
-    hashes = [each for of in requirements for each in of.hashes]
-    hashed = {name: tuple(each for of, each in hashes if of == name) for name, _ in hashes}
+    hashed = {name: hashes for each in requirements for name, hashes in each.hashes.items()}
     return tuple(
         replace(each, hashes=hashed.get(each.name, each.hashes)) for each in sorted(found, key=lambda one: one.name)
     )
 
 
-def _check_edits(lock: Lock, requirements: Sequence[Requirements], target: BuildTarget, file: Path) -> None:
-    """:raises InvalidSpec: a line of *lock*, which was read from *file*, contradicts what it was made for"""
+def _look(requirements: Sequence[Requirements], target: BuildTarget) -> tuple[bool, set[str]]:
+    """
+    Return whether *target* has all that is required, and the names of what it has in versions that are not asked for.
+
+    :raises InvalidSpec: a requirement contradicts a version that is fixed; says where, and both versions
+    """
+    satisfied, contradicted = not any(each.needs_resolver for each in requirements), set[str]()
     for one in target.environments:
         asked = [(where, each) for of in requirements for where, each in of.lines if applies(each, one)]
-        for pin in lock.missing:
-            against = [
-                f"{where} ({each})"
-                for where, each in asked
-                if canonicalize_name(each.name) == pin.name and not each.specifier.contains(pin.version or "0", True)
-            ]
-            if pin.name in one.fixed and pin.name in one.distributions:
-                against = [f"{pin.name} {one.distributions[pin.name].version}, which {target.who} has loaded ({one})"]
-            if against:
+        for where, each in asked:
+            name = canonicalize_name(each.name)
+            have = one.distributions.get(name)
+            if have is None or installed(each, one):
+                continue
+            if name in one.fixed:
                 raise InvalidSpec(
-                    f"{file}:{lock.numbers[pin.name]}: {pin} contradicts {against[0]}: undo that edit, or `rm {file}` "
-                    "and build again"
+                    f"{where}: {each} conflicts with {name} {have.version}, which {target.who} provides ({one}) and "
+                    f"has loaded: ask for a range that has {have.version} in it or drop the pin{_IMAGE}"
                 )
+            contradicted.add(name)
+        closure = _closure([each for _, each in asked], one, one.distributions)
+        satisfied = satisfied and all(have and installed(each, one) for each, have in closure)
+    return satisfied, contradicted
+
+
+def _closure(
+    todo: list[Requirement], environment: Environment, within: Mapping[str, Distribution]
+) -> Iterator[tuple[Requirement, Distribution | None]]:
+    """Yield *todo* and, of what *within* has, all that it requires in turn; each with what it has of that name."""
+    done = set[str]()
+    while todo:
+        each = Requirement(str(todo.pop()))
+        each.marker = None
+        if str(each) not in done:
+            done.add(str(each))
+            found = within.get(canonicalize_name(each.name))
+            yield each, found
+            todo += required_by(each, environment, found.requires) if found else ()
 
 
 def install_missing(
@@ -166,11 +155,11 @@ def install_missing(
         if have:
             progress(f"brings its own {each.name} {each.version} (the platform has {' and '.join(sorted(have))})")
     progress(f"installing {', '.join(map(str, lock.missing))}")
-    options = [each for of in requirements for each in of.options]
+    options, folder = [each for of in requirements for each in of.options], requirements[-1].file.parent
     try:
-        install(lock.missing, options, target.shared, site)
+        install(lock.missing, options, target.shared, folder, site)
     except Unresolved as exc:
-        file = requirements[-1].file.with_name(LOCK)
+        file = folder / LOCK
         line = next((lock.numbers[each.name] for each in lock.missing if lock.numbers and str(each) in str(exc)), 2)
         where = f"{file}:{line}: `rm {file}` to resolve anew: " if lock.numbers else ""
         raise InvalidSpec(
@@ -209,7 +198,9 @@ def find_needs(requirements: Sequence[Requirements], target: BuildTarget, site: 
         tags = re.findall(r"^Tag: *(\S+)", each.read_text("WHEEL") or "", re.MULTILINE)
         if compiled := tuple(sorted(tag for tag in tags if not tag.endswith("-none-any"))):
             wheels[f"{name}=={each.version}"] = compiled
-    packages = _left_to_the_platform(requirements, bundled, environment)
+    todo = [each for of in requirements for _, each in of.lines if applies(each, environment)]
+    closure = _closure([*todo, *map(Requirement, bundled)], environment, bundled)
+    packages = {str(each) for each, found in closure if found is None}
     if not bundled and not packages:
         return None
     needs = Needs(environment.python_minor if bundled else "", tuple(sorted(packages)), dict(sorted(wheels.items())))
@@ -222,63 +213,8 @@ def find_needs(requirements: Sequence[Requirements], target: BuildTarget, site: 
     return needs
 
 
-def _left_to_the_platform(
-    requirements: Sequence[Requirements], bundled: Mapping[str, Distribution], environment: Environment
-) -> set[str]:
-    todo = [each for of in requirements for _, each in of.lines if applies(each, environment)]
-    todo += map(Requirement, bundled)
-    packages: set[str] = set()
-    done: set[str] = set()
-    while todo:
-        each = Requirement(str(todo.pop()))
-        each.marker = None
-        if str(each) in done:
-            continue
-        done.add(str(each))
-        if found := bundled.get(canonicalize_name(each.name)):
-            todo += required_by(each, environment, found.requires)
-        else:
-            packages.add(str(each))
-    return packages
-
-
 def installed_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _contradicts(requirement: Requirement, environment: Environment, where: str, target: BuildTarget) -> bool:
-    """:raises InvalidSpec: it contradicts what no function can replace"""
-    name = canonicalize_name(requirement.name)
-    have = environment.distributions.get(name)
-    if have is None or installed(requirement, environment):
-        return False
-    if name in environment.fixed:
-        raise InvalidSpec(
-            f"{where}: {requirement} conflicts with {name} {have.version}, which {target.who} provides ({environment}) "
-            f"and has loaded: ask for a range that has {have.version} in it or drop the pin{_IMAGE}"
-        )
-    return True
-
-
-def _is_satisfied(
-    requirement: Requirement, environment: Environment, looked_at: dict[tuple[str, str | None], None]
-) -> bool:
-    """Return whether *requirement* and all that it needs is installed; add every distribution to *looked_at*."""
-    satisfied = True
-    todo = [requirement]
-    done: set[tuple[str, frozenset[str]]] = set()
-    while todo:
-        each = todo.pop()
-        name = canonicalize_name(each.name)
-        key = name, frozenset(each.extras)
-        found = environment.distributions.get(name)
-        looked_at[name, found.version if found is not None else None] = None
-        if found is None or not installed(each, environment):
-            satisfied = False
-        elif key not in done:
-            done.add(key)
-            todo += required_by(each, environment, found.requires)
-    return satisfied

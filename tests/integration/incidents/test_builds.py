@@ -42,12 +42,13 @@ def client(tmp_path: Path, platform: Platform) -> Cli:
     """Runs the CLI beside a stack file, with no package index but the folder ``wheels``."""
     (tmp_path / "fn").mkdir()
     (tmp_path / "wheels").mkdir()
+    (tmp_path / "uv.toml").write_text(f'no-index = true\nfind-links = ["{tmp_path / "wheels"}"]\n')
     (tmp_path / "stack.yaml").write_text(STACK)
 
     def run(*arguments: str, python: tuple[str, ...] = (), path: str) -> "subprocess.CompletedProcess[str]":
         environment = {
-            **os.environ, "PYTHONPATH": path, "HOME": str(tmp_path), "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(tmp_path / "wheels"),
+            **os.environ, "PYTHONPATH": path, "HOME": str(tmp_path),
+            "UV_CONFIG_FILE": str(tmp_path / "uv.toml"),
             "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),  # has the login
         }  # fmt: skip
         return subprocess.run(

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import os
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -13,12 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.unit.cli.wire_log import WireLog
 
-from gpufaas_cli import resolvers
 from gpufaas_cli.bundles import BuildRequest, Built, build
 from gpufaas_cli.main import cli
 from gpufaas_core.errors import InvalidSpec
 
-FIND_UV = resolvers.find_uv
 Run = Callable[..., Result]
 Wheels = Callable[..., None]
 
@@ -102,37 +99,14 @@ def run(here: Path) -> Run:
     return invoke
 
 
-@pytest.fixture(autouse=True)
-def _with_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requirements are resolved by pip, whatever is installed here, unless a test asks for `uv`."""
-    monkeypatch.setattr(resolvers, "find_uv", lambda: None)
-
-
-@pytest.fixture
-def uv(_with_pip: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requirements are resolved by uv. Skipped without it, or failed if GPUFAAS_REQUIRE says so."""
-    if FIND_UV() is None:
-        if "uv" in os.environ.get("GPUFAAS_REQUIRE", "").split(","):
-            pytest.fail("GPUFAAS_REQUIRE names uv, and there is none")
-        pytest.skip("there is no uv here: pip install uv")
-    monkeypatch.setattr(resolvers, "find_uv", FIND_UV)
-
-
-@pytest.fixture(params=["pip", "uv"])
-def resolver(request: pytest.FixtureRequest) -> str:
-    """The test runs with each of them."""
-    if request.param == "uv":
-        request.getfixturevalue("uv")
-    return str(request.param)
-
-
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheels:
-    """Adds wheels, made by hand, to the only place where pip looks: no index is asked."""
+    """Adds wheels, made by hand, to the only place where uv looks: no index is asked."""
     folder = tmp_path / "wheels"
     folder.mkdir()
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    settings = tmp_path / "settings.toml"
+    settings.write_text(f'no-index = true\nfind-links = ["{folder}"]\n')
+    monkeypatch.setenv("UV_CONFIG_FILE", str(settings))
 
     def add(
         name: str, version: str = "1.0", requires: tuple[str, ...] = (), tag: str = "py3-none-any", python: str = ">=3"

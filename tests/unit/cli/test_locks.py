@@ -1,4 +1,4 @@
-"""Own versions of what the platform has, and the lock that keeps them, with each resolver. Wheels are made by hand."""
+"""Own versions of what the platform has, and the lock that keeps them. Wheels are made by hand."""
 
 import hashlib
 import re
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.unit.cli.conftest import Project, Wheels, content_of
-from tests.unit.cli.test_target import OLD, target, with_packages
-from tests.unit.core.test_environment import environment
+from tests.unit.cli.test_target import target, with_packages
 
 from gpufaas_cli import requirements
 from gpufaas_cli.build_target import BuildTarget
@@ -19,8 +18,6 @@ from gpufaas_core.bundle import Needs
 from gpufaas_core.environment import Distribution, measure
 
 PLATFORM = {"pyd": "2.14", "torch": "2.13.0+cpu", "core": "1"}
-
-pytestmark = pytest.mark.slow
 
 
 def lock_of(project: Project) -> Path:
@@ -35,7 +32,7 @@ def pyd(wheels: Wheels) -> None:
     wheels("old", "1.0", requires=("pyd<2", "torch"))
 
 
-@pytest.mark.usefixtures("pyd", "resolver")
+@pytest.mark.usefixtures("pyd")
 @pytest.mark.parametrize("asked", ["pyd<2", "old"])
 def test_a_function_brings_its_own_version_of_what_is_not_fixed_and_the_build_says_so(
     project: Project, asked: str
@@ -53,7 +50,6 @@ def test_a_function_brings_its_own_version_of_what_is_not_fixed_and_the_build_sa
     )
 
 
-@pytest.mark.usefixtures("resolver")
 def test_what_the_platform_has_stays_where_a_version_fits_it(project: Project, wheels: Wheels) -> None:
     wheels("wants", "1.0", requires=("pyd",))
     wheels("wants", "2.0", requires=("pyd<2",))
@@ -65,7 +61,6 @@ def test_what_the_platform_has_stays_where_a_version_fits_it(project: Project, w
     assert built.manifest.requirements == ("wants==1.0",)
 
 
-@pytest.mark.usefixtures("resolver")
 def test_what_fights_a_fixed_package_further_down_is_refused_and_told_the_way_out(
     project: Project, wheels: Wheels
 ) -> None:
@@ -77,7 +72,6 @@ def test_what_fights_a_fixed_package_further_down_is_refused_and_told_the_way_ou
     assert "\n" not in message
 
 
-@pytest.mark.usefixtures("resolver")
 def test_a_requirement_that_is_nowhere_is_told_in_one_line_without_talk_of_images(
     project: Project, wheels: Wheels
 ) -> None:
@@ -90,15 +84,7 @@ def test_a_requirement_that_is_nowhere_is_told_in_one_line_without_talk_of_image
     assert "image" not in message
 
 
-def test_with_pip_alone_another_python_is_refused_with_the_command_that_helps(project: Project, wheels: Wheels) -> None:
-    wheels("a")
-    project.write("fn/requirements.txt", "a\n")
-
-    project.refuse(r"Python 3\.12.*`pip install uv`", target=target(environment("3.12.1", OLD)))
-
-
-@pytest.mark.usefixtures("resolver")
-def test_pip_takes_wheels_of_the_nodes_older_c_library(project: Project, wheels: Wheels) -> None:
+def test_wheels_are_taken_that_fit_the_nodes_older_c_library(project: Project, wheels: Wheels) -> None:
     here = measure()
     older = tuple(f"manylinux_2_{minor}_{here.markers['platform_machine']}" for minor in (17, 16, 5))
     wheels("a", "1.0", tag=f"{here.abi}-{here.abi}-{older[0]}")
@@ -113,7 +99,6 @@ def test_pip_takes_wheels_of_the_nodes_older_c_library(project: Project, wheels:
 # --- the lock ---
 
 
-@pytest.mark.usefixtures("resolver")
 def test_a_lock_is_written_beside_the_requirements_and_keeps_versions_when_newer_ones_appear(
     project: Project, wheels: Wheels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +123,6 @@ def test_a_lock_is_written_beside_the_requirements_and_keeps_versions_when_newer
     assert not [name for name in content_of(again) if name.endswith("requirements.lock")]
 
 
-@pytest.mark.usefixtures("resolver")
 def test_an_edit_of_the_requirements_keeps_the_other_versions_and_says_why_it_resolves(
     project: Project, wheels: Wheels
 ) -> None:
@@ -155,7 +139,6 @@ def test_an_edit_of_the_requirements_keeps_the_other_versions_and_says_why_it_re
     assert any("requirements.lock:2: requirements.txt has changed: resolving anew" in said for said in project.said)
 
 
-@pytest.mark.usefixtures("resolver")
 def test_a_version_that_an_edit_rules_out_is_not_kept(project: Project, wheels: Wheels) -> None:
     wheels("a")
     wheels("b")
@@ -195,15 +178,14 @@ def test_a_comment_changes_no_lock(project: Project, wheels: Wheels) -> None:
 @pytest.mark.parametrize(
     ("edit", "match"),
     [
-        (("a==1.0", "a==3.0"), r"lock:3: a==3\.0 contradicts .*requirements\.txt:1 \(a<3\)"),
-        (("a==1.0", "torch==1.0"), r"lock:3: torch==1\.0 contradicts torch 2\.13\.0\+cpu, which .* has loaded"),
-        (("a==1.0", "a>=1.0"), r"lock:3: a is no NAME==VERSION"),
+        (("a==1.0", "a==3.0"), r"lock:3: .*no version of a==3\.0"),
+        (("a==1.0", "torch==1.0"), r"lock:3: .*torch was not found"),
+        (("a==1.0", "a>=1.0"), r"lock:3: a>=1\.0 is no NAME==VERSION"),
         (("a==1.0", "two words"), r"lock:3: two words is no NAME==VERSION"),
         ((r"sha256:.{8}", "sha256:00000000"), r"lock:3: .*a==1\.0 cannot be installed"),
         ((r'\{"requirements', "{requirements"), r"lock:2: JSON is malformed"),
     ],
 )
-@pytest.mark.usefixtures("resolver")
 def test_a_lock_that_was_edited_wrongly_is_refused_with_the_line_and_the_command(
     project: Project, wheels: Wheels, edit: tuple[str, str], match: str
 ) -> None:
@@ -217,7 +199,6 @@ def test_a_lock_that_was_edited_wrongly_is_refused_with_the_line_and_the_command
     assert f"`rm {lock_of(project)}`" in message
 
 
-@pytest.mark.usefixtures("resolver")
 def test_what_comes_from_a_folder_has_no_lock_and_is_part_of_the_key(project: Project, wheels: Wheels) -> None:
     wheels("a")
     shutil.copytree(project.root / "wheels", project.root / "fn/local")
@@ -252,8 +233,7 @@ def test_the_key_is_of_what_is_installed(project: Project, wheels: Wheels) -> No
     assert lock.key != changed(lock, missing=(changed(lock.missing[0], hashes=("sha256:00",)),)).key
 
 
-@pytest.mark.usefixtures("resolver")
-def test_both_resolvers_install_the_same_files(project: Project, wheels: Wheels) -> None:
+def test_nothing_is_installed_that_differs_by_machine(project: Project, wheels: Wheels) -> None:
     wheels("a")
     project.write("fn/requirements.txt", "a\n")
 

@@ -149,7 +149,6 @@ def test_a_failed_script_leaves_nothing_that_is_taken_for_made(scripted: Project
     assert list((scripted.root / "build/.parts").iterdir()) == []
 
 
-@pytest.mark.slow
 def test_an_edit_asks_for_no_packages_and_two_functions_share_them(project: Project, wheels: Wheels) -> None:
     wheels("gpufaas_test_a")
     project.write("fn/requirements.txt", "gpufaas-test-a\n")

@@ -35,7 +35,6 @@ def test_a_bundle_says_that_it_needs_what_an_included_file_asks_for(project: Pro
     assert needs.packages == ("numpy",)
 
 
-@pytest.mark.slow
 def test_a_bundle_is_built_again_when_an_included_file_has_changed(
     project: Project, wheels: Wheels, shared: Path
 ) -> None:
@@ -48,12 +47,12 @@ def test_a_bundle_is_built_again_when_an_included_file_has_changed(
     assert changed.manifest.requirements == ("gpufaas-test-a==1.0",)
 
 
-@pytest.mark.slow
 def test_a_folder_of_wheels_that_an_included_file_names_is_looked_in_when_they_are_installed(
     project: Project, wheels: Wheels, shared: Path, tmp_path: Path
 ) -> None:
     wheels("gpufaas_test_a")
     (tmp_path / "wheels").rename(tmp_path / "elsewhere")
+    (tmp_path / "wheels").mkdir()
     shared.write_text("--find-links elsewhere\ngpufaas-test-a\n")
 
     assert project.build().manifest.requirements == ("gpufaas-test-a==1.0",)
@@ -92,19 +91,18 @@ def test_a_build_depends_on_what_is_named_outside_the_functions_folder(tmp_path:
     assert [requirement.name for _, requirement in read.lines] == ["b", "numpy"]
 
 
-@pytest.mark.slow
-def test_the_file_that_pip_resolved_with_is_installed_and_no_other_of_that_version(
+def test_the_file_that_was_resolved_with_is_installed_and_no_other_of_that_version(
     project: Project, wheels: Wheels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without digests pip prefers the wheel for this platform."""
+    """Without digests uv prefers the wheel for this platform."""
     name = "gpufaas_test_a"
     wheels(name, tag=f"py3-none-{measure().platforms[0]}")
     wheels(name, tag="py3-none-any")
-    links = [f"{each.as_uri()}#sha256={_sha256(each)}" for each in (tmp_path / "wheels").iterdir()]
-    index = project.write("simple/gpufaas-test-a/index.html", "".join(f'<a href="{each}">{each}</a>' for each in links))
-    monkeypatch.setenv("PIP_INDEX_URL", index.parent.parent.as_uri())
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.delenv("PIP_FIND_LINKS")
+    files = (tmp_path / "wheels").iterdir()
+    links = [f"<a href='{each.as_uri()}#sha256={_sha256(each)}'>{each.name}</a>" for each in files]
+    index = project.write("simple/gpufaas-test-a/index.html", "".join(links))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index.parent.parent.as_uri())
+    monkeypatch.delenv("UV_CONFIG_FILE")
     digest = _sha256(tmp_path / f"wheels/{name}-1.0-py3-none-any.whl")
     project.write("fn/requirements.txt", f"{name}==1.0 \\\n  --hash=sha256:{digest}\n")
 
@@ -120,9 +118,7 @@ def _sha256(file: Path) -> str:
 def test_a_repository_that_cannot_be_fetched_is_named_with_gits_words(project: Project) -> None:
     project.write("fn/requirements.txt", "a @ git+https://127.0.0.1:9/a.git\n")
 
-    message = project.refuse(r"git clone .*127\.0\.0\.1:9/a\.git .*did not run successfully.*; fatal: unable to access")
-
-    assert "See above" not in message
+    project.refuse(r"git\+https://127.0.0.1:9/a\.git`; Git operation failed; fatal: unable to access")
 
 
 def test_options_that_nobody_knows_are_named(project: Project) -> None:

@@ -46,7 +46,6 @@ def test_a_client_without_torch_builds_for_a_platform_that_has_it(project: Proje
     assert built.manifest.needs == Needs(packages=("no-numpy", "no-torch>=2"))
 
 
-@pytest.mark.slow
 def test_what_only_the_client_has_goes_into_the_bundle(project: Project, wheels: Wheels) -> None:
     """pytest is installed here, for sure; the platform has none."""
     wheels("pytest", "99.0", requires=("pluggy>=1", "msgspec"))
@@ -60,7 +59,6 @@ def test_what_only_the_client_has_goes_into_the_bundle(project: Project, wheels:
     assert built.manifest.needs == Needs(python=measure().python_minor, packages=("msgspec",))
 
 
-@pytest.mark.long
 def test_extras_of_what_is_provided_are_looked_at(project: Project, wheels: Wheels) -> None:
     wheels("fast", "1.0")
     project.write("fn/requirements.txt", "web[standard]")
@@ -73,8 +71,6 @@ def test_extras_of_what_is_provided_are_looked_at(project: Project, wheels: Whee
     assert built.manifest.needs.packages == ("web[standard]",)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("uv")
 def test_markers_are_those_of_the_nodes_also_where_packages_have_them(project: Project, wheels: Wheels) -> None:
     there = environment("3.12.1", OLD)
     there = replace(there, markers={**there.markers, "platform_machine": "aarch64"})
@@ -88,8 +84,6 @@ def test_markers_are_those_of_the_nodes_also_where_packages_have_them(project: P
 # --- wheels for another machine ---
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("uv")
 def test_wheels_are_chosen_for_the_nodes_python_and_platform(project: Project, wheels: Wheels) -> None:
     here = measure()
     wheels("a", "1.0", tag="cp312-cp312-manylinux_2_17_aarch64")
@@ -104,7 +98,6 @@ def test_wheels_are_chosen_for_the_nodes_python_and_platform(project: Project, w
     assert built.manifest.needs == Needs("3.12", wheels={"a==1.0": ("cp312-cp312-manylinux_2_17_aarch64",)})
 
 
-@pytest.mark.usefixtures("uv")
 def test_what_cannot_be_had_for_the_nodes_is_named_with_what_they_are(project: Project, wheels: Wheels) -> None:
     wheels("a", tag="cp312-cp312-manylinux_2_17_x86_64")
     project.write("fn/requirements.txt", "a")
@@ -138,7 +131,6 @@ def test_a_platform_without_torch_is_told_and_not_given_gigabytes(project: Proje
 # --- nodes that differ ---
 
 
-@pytest.mark.long
 def test_what_only_some_nodes_have_is_bundled_for_all(project: Project, wheels: Wheels) -> None:
     wheels("a", "1.5")
     project.write("fn/requirements.txt", "a\nb\n")
@@ -170,7 +162,6 @@ def test_nodes_of_different_pythons_share_no_wheels(project: Project, wheels: Wh
 # --- built before ---
 
 
-@pytest.mark.long
 def test_a_bundle_is_built_again_when_the_platform_no_longer_fits(project: Project, wheels: Wheels) -> None:
     wheels("a", requires=("b",))
     wheels("b", "2.0")
