@@ -104,9 +104,7 @@ class Requirements:
         if "://" in name:
             return
         if not other.is_file():
-            raise InvalidSpec(
-                f"{where}: there is no file {other}: correct its path from {outer[-1].parent}"
-            )
+            raise InvalidSpec(f"{where}: there is no file {other}: correct its path from {outer[-1].parent}")
         if other.resolve() in (each.resolve() for each in outer):
             raise InvalidSpec(f"{where}: {other} includes itself: take that line out")
         self.named.append(other)
