@@ -27,11 +27,11 @@ from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_core.bundle import Manifest, WorkerSpec
-from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Need, NodeId, NodeView, Part
 from gpufaas_core.units import MiB
+from gpufaas_core.wire.heads import AnswerHead, CallHead
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.node import Node
 

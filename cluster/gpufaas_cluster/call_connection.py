@@ -5,13 +5,16 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gpufaas_cluster.call_frames import LANE_WINDOW, NodeKind, WindowHead
+from gpufaas_cluster.call_frames import LANE_WINDOW
 from gpufaas_cluster.frame_connection import FrameConnection
 from gpufaas_cluster.kept_grants import KeptGrant
 from gpufaas_core.answer_buffer import AnswerBuffer
-from gpufaas_core.frames import KIND, PIECE_COST, SLOT, Kind
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import Bytes
+from gpufaas_core.wire.credit import PIECE_COST
+from gpufaas_core.wire.heads import RoomHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import KIND, LANE
 
 BUFFER: Final[Bytes] = 256 * 1024
 """Bytes of an answer that wait here for a slow reader; more stay with the node."""
@@ -118,7 +121,7 @@ class CallLane:
     def _give_room(self) -> None:
         if self._owed >= LANE_WINDOW // 2:
             owed, self._owed = self._owed, 0
-            self.send(NodeKind.ROOM, WindowHead(owed))
+            self.send(Kind.ROOM, RoomHead(owed))
 
 
 class CallConnection(FrameConnection):
@@ -147,7 +150,7 @@ class CallConnection(FrameConnection):
         self._end(why)
 
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
-        self.lanes[kind >> SLOT].on_frame(kind & KIND, header, body)
+        self.lanes[kind >> LANE].on_frame(kind & KIND, header, body)
 
     def broken(self, error: Exception) -> None:
         self.abort(f"it sent what is no frame: {error}")

@@ -21,14 +21,13 @@ streamed body is limited by `ROOM` and not by a full socket, so that CANCEL neve
 shared connection, so that no slow reader holds up the other calls.
 """
 
-from enum import IntEnum
 from typing import Final
 
 import msgspec
 
 from gpufaas_core._types import Bytes, Seconds
-from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Grant
+from gpufaas_core.wire.heads import AnswerHead, CallHead
 
 WINDOW: Final[Bytes] = 1024 * 1024
 """At most so many bytes of a streamed body are on their way to the worker, or wait for it at the node."""
@@ -41,17 +40,6 @@ LANE_WINDOW: Final[Bytes] = 128 * 1024
 Of an answer, so many bytes are on their way on a lane of a shared connection at most, and one piece more. Each piece
 counts for `PIECE_COST` beside its bytes, since it costs that much memory.
 """
-
-
-class NodeKind(IntEnum):
-    """Beside those of `frames.Kind`."""
-
-    ASK = 32
-    REFUSED = 48
-    ERROR = 49
-    ROOM = 50
-    REPLY = 51
-    RUNS = 52
 
 
 class NodeCallHead(msgspec.Struct, array_like=True, frozen=True):
@@ -78,10 +66,6 @@ class NodeAnswerHead(msgspec.Struct, array_like=True, frozen=True):
     tier: str = "disk"
     kept: bool = False
     """The node has not reported the end of the call: the grant is the gateway's."""
-
-
-class WindowHead(msgspec.Struct, array_like=True, frozen=True):
-    bytes: Bytes
 
 
 class ErrorHead(msgspec.Struct, array_like=True, frozen=True):

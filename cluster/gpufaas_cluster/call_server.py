@@ -19,9 +19,9 @@ from gpufaas_cluster.frame_connection import FrameConnection
 from gpufaas_cluster.node_queries import NodeQueries
 from gpufaas_cluster.served_lane import ServedLane
 from gpufaas_core.errors import StorageFailed
-from gpufaas_core.frames import KIND, SLOT
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import Seconds
+from gpufaas_core.wire.prefix import KIND, LANE
 from gpufaas_gpu_manager.node import Node
 
 log = logging.getLogger("calls")
@@ -152,7 +152,7 @@ class ServedConnection(FrameConnection):
             super().close()
 
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
-        number = kind >> SLOT
+        number = kind >> LANE
         lane = self._lanes.get(number)
         if lane is None:
             lane = self._lanes[number] = ServedLane(self._server, self, number, self.shared)

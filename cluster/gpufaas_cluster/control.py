@@ -24,7 +24,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.messages import Command, Event, Grant, Outer
 from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId, NodeId, NodeView
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """Both ends must have the same number. A release that changes what messages mean increments it."""
 MAX_MESSAGE: Final[Bytes] = 64 * 1024 * 1024
 BEAT_S: Final[Seconds] = 0.5

@@ -5,8 +5,8 @@ from typing import Final, cast
 
 import msgspec
 
-from gpufaas_core.frames import BrokenFrame, FrameReader, encode_prefix
 from gpufaas_core.steps import IllegalStep
+from gpufaas_core.wire.prefix import BrokenFrame, FrameReader, encode_prefix
 
 _SHORT: Final = 16 * 1024
 """Bytes of a body that are copied, to be sent with its header in one system call."""
@@ -22,7 +22,7 @@ class FrameConnection(asyncio.Protocol):
         self.full = False
         """The other end does not take more for now."""
         self.lost = False
-        self._reader = FrameReader(slots=lanes)
+        self._reader = FrameReader(lanes=lanes)
         self.running = 0
         """Calls that are on it. If there are several, the small frames of one turn of the loop go out together."""
         self._held: list[bytes] = []

@@ -10,9 +10,9 @@ import msgspec
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.environment import measure
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import CHUNK_BYTES
 from gpufaas_core.logs import FunctionLogs, LogQuery
 from gpufaas_core.model import FunctionId
+from gpufaas_core.wire.bodies import CHUNK_BYTES
 from gpufaas_gpu_manager.node import Node
 
 _line: Final = msgspec.json.Encoder().encode

@@ -7,17 +7,19 @@ from typing import Final
 import msgspec
 
 from gpufaas_cluster.call_connection import CallLane, LaneBuffer
-from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
+from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_cluster.kept_grants import KeptGrant
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed, WorkerCrashed
-from gpufaas_core.frames import CHUNK_BYTES, FILE, INLINE, CallHead, EndHead, Kind
 from gpufaas_core.messages import Grant
 from gpufaas_core.units import Bytes
+from gpufaas_core.wire.bodies import CHUNK_BYTES, FILE, INLINE
+from gpufaas_core.wire.heads import CallHead, EndHead, RoomHead
+from gpufaas_core.wire.kinds import Kind
 
 _decode_answer: Final = msgspec.msgpack.Decoder(NodeAnswerHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
-_decode_room: Final = msgspec.msgpack.Decoder(WindowHead).decode
+_decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
 _decode_failure: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
 _BRIEF: Final[Bytes] = 64 * 1024
@@ -167,10 +169,10 @@ class RemoteExchange(LaneBuffer):
             if not self._cancelled:
                 self._pass_or_keep(body)
             return False
-        if kind == NodeKind.RUNS and self.on_run is not None:
+        if kind == Kind.RUNS and self.on_run is not None:
             self.on_run()
-        if kind == NodeKind.ROOM:
-            self._room += _decode_room(header).bytes
+        if kind == Kind.ROOM:
+            self._room += _decode_room(header).room
             self._wake()
             return False
         if kind == Kind.END:
@@ -180,7 +182,7 @@ class RemoteExchange(LaneBuffer):
                 self._fail_with(GpufaasError(f"the function's answer broke off: {end.error}"))
             self._wake()
             return True
-        if kind == NodeKind.REFUSED or kind == NodeKind.ERROR:
+        if kind == Kind.REFUSED or kind == Kind.ERROR:
             failure = _decode_failure(header)
             self.load_s, self.phases, self.tier = failure.load_s, failure.phases, failure.tier
             self._finish()

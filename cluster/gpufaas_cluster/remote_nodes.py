@@ -21,9 +21,9 @@ from gpufaas_cluster.kept_grants import KeptGrants
 from gpufaas_cluster.remote_exchange import OnUnreachable, RemoteExchange
 from gpufaas_cluster.remote_query import RemoteQuery
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import Device, DeviceId, NodeId, NodeView, Seconds
+from gpufaas_core.wire.heads import CallHead
 
 log = logging.getLogger("nodes")
 

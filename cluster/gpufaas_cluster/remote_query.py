@@ -6,11 +6,12 @@ from typing import Any, Final
 import msgspec
 
 from gpufaas_cluster.call_connection import CallLane, LaneBuffer
-from gpufaas_cluster.call_frames import ErrorHead, NodeKind, QueryHead
+from gpufaas_cluster.call_frames import ErrorHead, QueryHead
 from gpufaas_cluster.connection import NotReached
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import EndHead, Kind
+from gpufaas_core.wire.heads import EndHead
+from gpufaas_core.wire.kinds import Kind
 
 _decode_error: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
@@ -59,7 +60,7 @@ class RemoteQuery(LaneBuffer):
 
     def sent_on(self, lane: CallLane) -> None:
         self._lane = lane
-        lane.send(NodeKind.ASK, self._head, self._value)
+        lane.send(Kind.ASK, self._head, self._value)
 
     def not_sent(self, reason: str) -> None:
         self._end(NotReached(reason))
@@ -68,13 +69,13 @@ class RemoteQuery(LaneBuffer):
         self._end(NotReached(f"the node was lost: {reason}"))
 
     def on_frame(self, kind: int, header: bytes, body: bytes) -> bool:
-        if kind in (Kind.CHUNK, NodeKind.REPLY) and not self.gone:
+        if kind in (Kind.CHUNK, Kind.REPLY) and not self.gone:
             self._keep(body)
             self._wake_reader()
-        if kind == NodeKind.ERROR:
+        if kind == Kind.ERROR:
             head = _decode_error(header)
             self._end(make_error(head.name, head.message, head.retry_after_s))
-        elif kind in (NodeKind.REPLY, Kind.END):
+        elif kind in (Kind.REPLY, Kind.END):
             self._end(None)
         else:
             return False

@@ -16,23 +16,17 @@ from typing import Final, Protocol, cast
 
 import msgspec
 
-from gpufaas_cluster.call_frames import WINDOW, ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
+from gpufaas_cluster.call_frames import WINDOW, ErrorHead, NodeAnswerHead, NodeCallHead
 from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.error_codes import error_name
 from gpufaas_cluster.node_queries import NodeQueries
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed
-from gpufaas_core.frames import (
-    CHUNK_BYTES,
-    FILE,
-    INLINE,
-    AnswerHead,
-    BrokenFrame,
-    CallHead,
-    EndHead,
-    Kind,
-)
 from gpufaas_core.messages import Grant
 from gpufaas_core.units import format_bytes
+from gpufaas_core.wire.bodies import CHUNK_BYTES, FILE, INLINE
+from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead, RoomHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import BrokenFrame
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.node import Node
 
@@ -166,7 +160,7 @@ class ServedCalls:
 
     def fail(self, error: GpufaasError, exchange: Exchange | None = None) -> None:
         """Tell the gateway *error*, which is the last that it hears of the call, and how its worker was started."""
-        kind = NodeKind.REFUSED if isinstance(error, GrantRefused) else NodeKind.ERROR
+        kind = Kind.REFUSED if isinstance(error, GrantRefused) else Kind.ERROR
         head = error_head(error)
         if exchange is not None:
             head = msgspec.structs.replace(head, load_s=exchange.load_s, phases=exchange.phases, tier=exchange.tier)
@@ -184,10 +178,10 @@ class ServedCalls:
         self._exchange = exchange
         exchange.watcher = self.pump
         if grant.cold or grant.load_s:
-            exchange.when_runs(partial(self._lane.send, NodeKind.RUNS))
+            exchange.when_runs(partial(self._lane.send, Kind.RUNS))
         if head.body_mode not in (INLINE, FILE):
             self._body = _StreamedBody(exchange, self._lane)
-            self._lane.send(NodeKind.ROOM, WindowHead(WINDOW))
+            self._lane.send(Kind.ROOM, RoomHead(WINDOW))
         self.pump()
 
     def _spool(self, grant: Grant, head: CallHead) -> None:
@@ -289,7 +283,7 @@ class _StreamedBody:
                 await self._exchange.send_body(piece)
                 taken += len(piece)
                 if taken >= WINDOW // 4:
-                    self._lane.send(NodeKind.ROOM, WindowHead(taken))
+                    self._lane.send(Kind.ROOM, RoomHead(taken))
                     taken = 0
             self._more.clear()
             await self._more.wait()

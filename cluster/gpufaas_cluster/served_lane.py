@@ -8,18 +8,21 @@ from typing import Final
 
 import msgspec
 
-from gpufaas_cluster.call_frames import LANE_WINDOW, NodeKind, QueryHead, WindowHead
+from gpufaas_cluster.call_frames import LANE_WINDOW, QueryHead
 from gpufaas_cluster.frame_connection import FrameConnection
 from gpufaas_cluster.served_calls import ServedCalls, Server, error_head
 from gpufaas_core.errors import CallCancelled, GpufaasError
-from gpufaas_core.frames import PIECE_COST, BrokenFrame, Kind
 from gpufaas_core.model import Bytes
+from gpufaas_core.wire.credit import PIECE_COST
+from gpufaas_core.wire.heads import RoomHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import BrokenFrame
 
 log = logging.getLogger("calls")
 
-_LAST: Final = frozenset((Kind.ANSWER, Kind.END, NodeKind.REFUSED, NodeKind.ERROR, NodeKind.REPLY))
+_LAST: Final = frozenset((Kind.ANSWER, Kind.END, Kind.REFUSED, Kind.ERROR, Kind.REPLY))
 _decode_query: Final = msgspec.msgpack.Decoder(QueryHead).decode
-_decode_room: Final = msgspec.msgpack.Decoder(WindowHead).decode
+_decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
 
 
 class ServedLane:
@@ -70,8 +73,8 @@ class ServedLane:
             calls.on_body(body)
         elif kind == Kind.BODY_END:
             calls.on_body_end()
-        elif kind == NodeKind.ROOM and self._shared:
-            self._room += _decode_room(header).bytes
+        elif kind == Kind.ROOM and self._shared:
+            self._room += _decode_room(header).room
             self._release()
         elif kind == Kind.CANCEL:
             if calls.busy or self._query is not None:
@@ -83,7 +86,7 @@ class ServedLane:
                 self._held.clear()
                 self.send(*end)
                 self._server.call_ended()
-        elif kind == NodeKind.ASK:
+        elif kind == Kind.ASK:
             self._check_free("a query")
             if self._shared:
                 raise BrokenFrame("a query on a shared connection")
@@ -115,11 +118,11 @@ class ServedLane:
 
     async def _reply(self, what: str, value: bytes) -> None:
         """Answer a query."""
-        kind, head, body = int(NodeKind.ERROR), None, b""
+        kind, head, body = Kind.ERROR, None, b""
         try:
             answer = await self._server.queries.answer(what, value)
             if isinstance(answer, bytes):
-                kind, body = NodeKind.REPLY, answer
+                kind, body = Kind.REPLY, answer
             else:
                 async with aclosing(answer) as pieces:
                     async for piece in pieces:

@@ -14,7 +14,7 @@ from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.answer_spool import AnswerSpool, SpooledAnswer
 from gpufaas_core.driven import PAUSE
 from gpufaas_core.errors import GpufaasError, StorageFailed
-from gpufaas_core.frames import AnswerHead, EndHead
+from gpufaas_core.wire.heads import AnswerHead, EndHead
 
 Piece = tuple[AnswerHead, bytes | memoryview, bool] | bytes
 """First the head, the body and whether that is all; then pieces of the body."""

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from gpufaas_core.frames import FailedHead, ReadyHead
 from gpufaas_core.model import Bytes, Profile, Seconds
 from gpufaas_core.units import KiB, format_bytes
+from gpufaas_core.wire.heads import FailedHead, ReadyHead
 
 MAX_HEADERS: Final[Bytes] = 64 * KiB
 """The most bytes of an answer's headers, names and values together. Most servers and proxies accept less."""

@@ -13,7 +13,9 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import CHUNK_BYTES, AnswerHead, CallHead, Kind, LaidHead, MeasuredHead, encode_frame
+from gpufaas_core.wire.heads import AnswerHead, CallHead, LaidHead, MeasuredHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import encode_frame
 from gpufaas_functions.areas import Area
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
 from gpufaas_functions.body_file import BodyFile
@@ -80,7 +82,7 @@ def laid_frame(answer: HandlerAnswer, area: Area, run_s: float, failed: bool, sl
     assert answer.body is not None
     area.lay(answer.body)
     head = AnswerHead(answer.status, answer.headers, run_s, failed=failed)
-    return encode_frame(Kind.LAID, LaidHead(len(answer.body), msgspec.Raw(_encode(head))), slot=slot)
+    return encode_frame(Kind.LAID, LaidHead(len(answer.body), msgspec.Raw(_encode(head))), lane=slot)
 
 
 def growth_frame(memory: Memory) -> bytes:
@@ -111,11 +113,6 @@ def answer_of(exc: BaseException) -> HandlerAnswer:
     """Return the answer of a call that failed with *exc*."""
     status, text = (exc.status, str(exc)) if isinstance(exc, BadBody) else (500, in_one_line(exc))
     return HandlerAnswer(status, [(b"content-type", b"text/plain; charset=utf-8")], text.encode(), None)
-
-
-def pieces_of(body: bytes | memoryview) -> Iterator[memoryview]:
-    view = memoryview(body)
-    return (view[at : at + CHUNK_BYTES] for at in range(0, len(body), CHUNK_BYTES))
 
 
 def declared_length(headers: list[tuple[bytes, bytes]]) -> int:

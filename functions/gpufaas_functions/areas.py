@@ -1,7 +1,7 @@
 """
 Areas: parts of the memory that a worker shares with its node, for large bodies and answers. The worker's side.
 
-The node lends an area to a call, until the answer of that has ended (`frames`: AREA, LAID). So a large body is copied
+The node lends an area to a call, until the answer of that has ended (`wire`: AREA, LAID). So a large body is copied
 once into memory that is there and mapped, and once out of it. A socket copies it twice, in pieces, and new memory costs
 ten times as much as the copy: the kernel makes each page of it.
 """
@@ -12,8 +12,8 @@ import resource
 from typing import Final
 from weakref import WeakValueDictionary
 
-from gpufaas_core.frames import AreaHead
 from gpufaas_core.model import Bytes
+from gpufaas_core.wire.heads import AreaHead
 from gpufaas_functions.begun import AREAS_AT
 
 MIN: Final[Bytes] = 64 * 1024

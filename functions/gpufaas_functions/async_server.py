@@ -15,27 +15,12 @@ from typing import Final, cast
 
 import msgspec
 
-from gpufaas_core.frames import (
-    CHUNK_BYTES,
-    FILE,
-    KIND,
-    PIECE_COST,
-    SLOT,
-    STREAM,
-    WINDOW,
-    AnswerHead,
-    AreaHead,
-    CallHead,
-    DroppedHead,
-    EndHead,
-    FrameReader,
-    Kind,
-    LimitHead,
-    RoomHead,
-    encode_frame,
-    encode_prefix,
-)
 from gpufaas_core.model import Seconds
+from gpufaas_core.wire.bodies import CHUNK_BYTES, FILE, STREAM, pieces_of
+from gpufaas_core.wire.credit import PIECE_COST, WINDOW
+from gpufaas_core.wire.heads import AnswerHead, AreaHead, CallHead, DroppedHead, EndHead, LimitHead, RoomHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import KIND, LANE, FrameReader, encode_frame, encode_prefix
 from gpufaas_functions import call_lines
 from gpufaas_functions.answers import (
     Handle,
@@ -47,7 +32,6 @@ from gpufaas_functions.answers import (
     growth_frame,
     in_one_line,
     laid_frame,
-    pieces_of,
     whole_frame,
 )
 from gpufaas_functions.areas import Area
@@ -171,7 +155,7 @@ class AsyncServer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for kind, header, body in self._reader.feed(data):
-            slot, what = self._slots[kind >> SLOT], kind & KIND
+            slot, what = self._slots[kind >> LANE], kind & KIND
             if what == Kind.PING:
                 self._transport.write(encode_frame(Kind.PONG))
             elif what == Kind.LIMIT:
@@ -238,7 +222,7 @@ class AsyncSlot:
             self._body.append(body)
             self._taken += len(body) + PIECE_COST
             if self._taken >= WINDOW // 2:
-                self._send(encode_frame(Kind.ROOM, RoomHead(self._taken), slot=self._index))
+                self._send(encode_frame(Kind.ROOM, RoomHead(self._taken), lane=self._index))
                 self._taken = 0
         else:
             self._body_ends()
@@ -295,7 +279,7 @@ class AsyncSlot:
         call_lines.begin(head.call, alone)
         try:
             if is_taken(number, counts.taken[index]):
-                self._send(encode_frame(Kind.DROPPED, DroppedHead(number), slot=index))
+                self._send(encode_frame(Kind.DROPPED, DroppedHead(number), lane=index))
             else:
                 await self._answer(head, body, area)
         finally:
@@ -337,7 +321,7 @@ class AsyncSlot:
         error, out_of_memory = "", False
         length = declared_length(answer.headers) if answer.body is None else len(answer.body)
         said = AnswerHead(answer.status, answer.headers, length=length)
-        self._send(encode_frame(Kind.HEAD, said, slot=self._index))
+        self._send(encode_frame(Kind.HEAD, said, lane=self._index))
         try:
             if answer.body is not None:
                 for part in pieces_of(answer.body):
@@ -358,4 +342,4 @@ class AsyncSlot:
                 await closed(pieces)
         peak = self._server.memory.grown() if out_of_memory else 0
         end = EndHead(time.perf_counter() - began, peak, error, out_of_memory)
-        self._send(encode_frame(Kind.END, end, slot=self._index))
+        self._send(encode_frame(Kind.END, end, lane=self._index))

@@ -29,9 +29,9 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from gpufaas_core.frames import MAX_SAID
 from gpufaas_core.plausible import HEADER_NAME, NOT_IN_VALUE, why_no_answer
 from gpufaas_core.units import Bytes, MiB, format_bytes
+from gpufaas_core.wire.prefix import MAX_SAID
 
 if TYPE_CHECKING:
     from gpufaas_functions.areas import Area  # containers of other programs have no areas

@@ -5,8 +5,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
-from gpufaas_core.frames import CHUNK_BYTES, AnswerHead, AnswersHead, CallHead, Kind, encode_frame
 from gpufaas_core.model import Bytes, Seconds
+from gpufaas_core.wire.bodies import CHUNK_BYTES
+from gpufaas_core.wire.heads import AnswerHead, AnswersHead, CallHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import encode_frame
 from gpufaas_functions import call_lines
 from gpufaas_functions.answers import Memory, answer_of, event_of, failure, whole_head
 from gpufaas_functions.author import HandlerAnswer

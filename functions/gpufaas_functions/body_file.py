@@ -11,8 +11,8 @@ from typing import Final
 from msgspec import structs
 
 from gpufaas_core.errors import StorageFailed
-from gpufaas_core.frames import CallHead
 from gpufaas_core.model import Bytes
+from gpufaas_core.wire.heads import CallHead
 
 _ROOM: Final[Bytes] = 256 * 1024
 """For the files of two of the largest batches. The kernel takes twice as much, and 768 bytes for each file."""

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from gpufaas_core.frames import PREFIX, AreaHead, CallHead
 from gpufaas_core.model import Bytes, Seconds
+from gpufaas_core.wire.heads import AreaHead, CallHead
+from gpufaas_core.wire.prefix import PREFIX
 from gpufaas_functions.areas import Area
 from gpufaas_functions.body_file import BodyFile, take
 
@@ -37,7 +38,7 @@ class Absent:
 Body: TypeAlias = bytes | Absent
 CallBody: TypeAlias = Body | Area | BodyFile
 Frame: TypeAlias = tuple[int, bytes, Body]
-"""Kind and slot, as in `frames.PREFIX`; header; body."""
+"""Kind and slot, as in `prefix.PREFIX`; header; body."""
 
 
 class Connection:

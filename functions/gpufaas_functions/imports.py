@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gpufaas_core.frames import Imported
 from gpufaas_core.model import Seconds
+from gpufaas_core.wire.heads import Imported
 from gpufaas_functions.answers import in_one_line
 from gpufaas_functions.author_modules import found
 

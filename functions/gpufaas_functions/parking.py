@@ -16,7 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_core.frames import Kind, ParkedHead, WakeHead, WokenHead, encode_frame
+from gpufaas_core.wire.heads import ParkedHead, WakeHead, WokenHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import encode_frame
 from gpufaas_functions.answers import Memory, in_one_line
 from gpufaas_functions.memory import trim
 

@@ -18,7 +18,9 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from gpufaas_core.frames import WARM, FailedHead, Kind, ReadyHead, encode_frame
+from gpufaas_core.wire.heads import WARM, FailedHead, ReadyHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import encode_frame
 from gpufaas_functions import answers, author_modules, batches, exit_hooks, staged
 from gpufaas_functions.answers import SAID, Handle, Memory, from_the_author, in_one_line, traceback_of, utf8
 from gpufaas_functions.areas import keep_bodies, leave_areas

@@ -10,21 +10,12 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gpufaas_core.frames import (
-    CHUNK_BYTES,
-    PIECE_COST,
-    STREAM,
-    WINDOW,
-    AnswerHead,
-    CallHead,
-    CancelHead,
-    EndHead,
-    Kind,
-    RoomHead,
-    encode_frame,
-    encode_prefix,
-)
 from gpufaas_core.model import Seconds
+from gpufaas_core.wire.bodies import CHUNK_BYTES, STREAM, pieces_of
+from gpufaas_core.wire.credit import PIECE_COST, WINDOW
+from gpufaas_core.wire.heads import AnswerHead, CallHead, CancelHead, EndHead, RoomHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import encode_frame, encode_prefix
 from gpufaas_functions import call_lines
 from gpufaas_functions.answers import (
     Handle,
@@ -36,7 +27,6 @@ from gpufaas_functions.answers import (
     in_one_line,
     laid_frame,
     opened,
-    pieces_of,
     whole_frame,
 )
 from gpufaas_functions.areas import Area
@@ -261,7 +251,7 @@ class SlotServer:
         self._send(Kind.END, EndHead(time.perf_counter() - began, peak, error, out_of_memory))
 
     def _send(self, kind: int, head: msgspec.Struct) -> None:
-        self.out.send(encode_frame(kind, head, slot=self.index))
+        self.out.send(encode_frame(kind, head, lane=self.index))
 
     def _send_piece(self, piece: bytes | memoryview) -> None:
         """:raises Cancel: the caller left while there was no room"""

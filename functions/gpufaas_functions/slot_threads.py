@@ -25,20 +25,11 @@ from typing import Final
 
 import msgspec
 
-from gpufaas_core.frames import (
-    FILE,
-    KIND,
-    SLOT,
-    AreaHead,
-    BatchHead,
-    CallHead,
-    CancelHead,
-    DroppedHead,
-    Kind,
-    LimitHead,
-    encode_frame,
-)
 from gpufaas_core.model import Seconds
+from gpufaas_core.wire.bodies import FILE
+from gpufaas_core.wire.heads import AreaHead, BatchHead, CallHead, CancelHead, DroppedHead, LimitHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import KIND, LANE, encode_frame
 from gpufaas_functions.areas import Area
 from gpufaas_functions.begun import Counts, is_taken
 from gpufaas_functions.connection import Absent, Body, CallBody, Closed, Connection
@@ -122,7 +113,7 @@ class Slots:
     def next_work(self) -> tuple[_Lane, Work] | None:
         """Read a frame. Return what can run now that it has come. :raises Closed: the connection is closed"""
         kind, header, body = frame = self.connection.next()
-        lane = self._lanes[kind >> SLOT]
+        lane = self._lanes[kind >> LANE]
         kind &= KIND
         if kind == Kind.CALL:
             work = lane.last
@@ -171,7 +162,7 @@ class Slots:
         mark = self._taken[slot]
         if not mark or not is_taken(number, mark):
             return True
-        self.connection.send(encode_frame(Kind.DROPPED, DroppedHead(number), slot=slot))
+        self.connection.send(encode_frame(Kind.DROPPED, DroppedHead(number), lane=slot))
         work.calls.clear()
         server.took = -1.0
         return False

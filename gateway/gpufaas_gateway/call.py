@@ -2,9 +2,9 @@
 
 import asyncio
 
-from gpufaas_core.frames import INLINE, UPGRADE
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, Seconds
+from gpufaas_core.wire.bodies import INLINE, UPGRADE
 from gpufaas_gateway.call_headers import Header, ReadHead, asked_timeout, told_goal, told_size
 from gpufaas_gateway.call_life import CallLife
 from gpufaas_gateway.ports import CallExchange

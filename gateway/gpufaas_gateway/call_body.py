@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gpufaas_core.errors import BodyTooLarge, CallCancelled, GpufaasError, GrantRefused, StorageFailed
-from gpufaas_core.frames import FILE, INLINE, STREAM
 from gpufaas_core.units import Bytes, format_bytes
+from gpufaas_core.wire.bodies import FILE, INLINE, STREAM
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.errors import BodyTooSlow
 from gpufaas_gateway.large_body import LEAST, MOST, QUICK_S, BodyMemory, Filler
@@ -49,7 +49,7 @@ class Caller(Protocol):
 
 Body = tuple[bytes | memoryview, int, str, Bytes]
 """
-The bytes that the call begins with; how the body travels (`gpufaas_core.frames`); its file; its size, 0 if unknown.
+The bytes that the call begins with; how the body travels (`core/wire/bodies.py`); its file; its size, 0 if unknown.
 A body in a file begins with no bytes, one that streams with its first piece.
 """
 

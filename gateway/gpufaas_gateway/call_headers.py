@@ -12,11 +12,11 @@ from functools import lru_cache
 from typing import Final
 
 from gpufaas_core.errors import GpufaasError, InvalidSpec
-from gpufaas_core.frames import AnswerHead
 from gpufaas_core.hop_by_hop import HOP_BY_HOP, NAMES_NONE, end_to_end
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import DeviceId, Seconds
 from gpufaas_core.units import parse_duration
+from gpufaas_core.wire.heads import AnswerHead
 from gpufaas_gateway.errors import headers_of
 from gpufaas_gateway.spec import read_goal
 

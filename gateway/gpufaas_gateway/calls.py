@@ -20,10 +20,11 @@ import msgspec
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.driven import PAUSE
 from gpufaas_core.errors import CallCancelled, GpufaasError, GrantRefused, LoadFailed, OutOfMemory, UnknownFunction
-from gpufaas_core.frames import STREAM, UPGRADE, AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Seconds
 from gpufaas_core.units import Bytes
+from gpufaas_core.wire.bodies import STREAM, UPGRADE
+from gpufaas_core.wire.heads import AnswerHead, CallHead
 from gpufaas_gateway.call import Call
 from gpufaas_gateway.call_body import BodyStream, read_rest, remove, too_large
 from gpufaas_gateway.call_headers import (

@@ -10,10 +10,10 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.constraints import Constraint
 from gpufaas_core.environment import Environment
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile, Seconds
+from gpufaas_core.wire.heads import AnswerHead, CallHead
 from gpufaas_gateway.history import Revision
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 

@@ -1,7 +1,7 @@
 """
 Areas: parts of the memory that a node shares with a worker, for large bodies and answers. The node's side.
 
-An area is lent to one call of its worker at a time (`frames`: AREA, LAID). Its pages are made in a thread before it is
+An area is lent to one call of its worker at a time (`wire`: AREA, LAID). Its pages are made in a thread before it is
 lent, since that takes ten times as long as a copy into it, and so are charged to the node. Meanwhile, and whenever none
 is free, bodies and answers go through the connection. What was not used for a while is given back to the kernel.
 """

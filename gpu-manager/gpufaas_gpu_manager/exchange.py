@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol
 
 from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import AnswerHead, CallHead, EndHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import Bytes, CallId
+from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
 from gpufaas_functions.body_file import BodyFile
 from gpufaas_gpu_manager import exchange_state as states
 

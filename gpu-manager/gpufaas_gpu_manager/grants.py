@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GrantRefused, Preempted, UnknownFunction, WorkerCrashed
-from gpufaas_core.frames import FILE, STREAM, UPGRADE, CallHead
 from gpufaas_core.messages import Finished, Grant, NodeRefused
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds, copy_id
+from gpufaas_core.wire.bodies import FILE, STREAM, UPGRADE
+from gpufaas_core.wire.heads import CallHead
 from gpufaas_functions.body_file import opened
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange

@@ -5,11 +5,12 @@ from typing import Any, Final, NamedTuple
 
 import httptools
 
-from gpufaas_core.frames import UPGRADE, CallHead
 from gpufaas_core.hop_by_hop import NAMES_NONE
 from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import MAX_HEADERS
 from gpufaas_core.units import KiB, format_bytes
+from gpufaas_core.wire.bodies import UPGRADE
+from gpufaas_core.wire.heads import CallHead
 
 SWITCHED: Final = 101
 _WITHOUT_BODY: Final = frozenset(("GET", "HEAD", "DELETE", "OPTIONS"))

@@ -13,10 +13,11 @@ import time
 from typing import Final, Protocol, cast
 
 from gpufaas_core.errors import BadAnswer
-from gpufaas_core.frames import FILE, STREAM, UPGRADE, AnswerHead, CallHead, EndHead
 from gpufaas_core.loopback import count_unread, unpace
 from gpufaas_core.model import Seconds
 from gpufaas_core.plausible import why_no_answer
+from gpufaas_core.wire.bodies import FILE, STREAM, UPGRADE
+from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
 from gpufaas_functions.body_file import BodyFile
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange, Slot

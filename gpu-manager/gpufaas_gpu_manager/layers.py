@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.frames import Imported
 from gpufaas_core.model import Bytes, FunctionId, Seconds
 from gpufaas_core.units import GiB, MiB
+from gpufaas_core.wire.heads import Imported
 from gpufaas_functions.imports import LONG_S
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.forks import Zygote

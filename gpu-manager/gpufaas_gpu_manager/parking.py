@@ -12,9 +12,10 @@ from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
-from gpufaas_core.frames import Kind, ParkedHead, WakeHead, WokenHead
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import MiB
+from gpufaas_core.wire.heads import ParkedHead, WakeHead, WokenHead
+from gpufaas_core.wire.kinds import Kind
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
 

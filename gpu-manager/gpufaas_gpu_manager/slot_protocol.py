@@ -1,5 +1,5 @@
 """
-The node's end of the calls of one slot of a worker (`gpufaas_core.frames`): it sends them, and gives their answers to
+The node's end of the calls of one slot of a worker (`gpufaas_core.wire`): it sends them, and gives their answers to
 their exchanges. Slots share a connection (`worker_connection`).
 """
 
@@ -11,32 +11,28 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from gpufaas_core.errors import BadAnswer, GpufaasError
-from gpufaas_core.frames import (
-    INLINE,
-    PIECE_COST,
-    STREAM,
-    WINDOW,
+from gpufaas_core.model import Bytes
+from gpufaas_core.plausible import MAX_BYTES, MAX_S, why_no_answer
+from gpufaas_core.wire.bodies import INLINE, STREAM
+from gpufaas_core.wire.credit import PIECE_COST, WINDOW
+from gpufaas_core.wire.heads import (
     AnswerHead,
     AnswersHead,
     AreaHead,
     BatchHead,
-    BrokenFrame,
     CallHead,
     CancelHead,
     DroppedHead,
     EndHead,
     FailedHead,
-    Kind,
     LaidHead,
     ParkedHead,
     ReadyHead,
     RoomHead,
     WokenHead,
-    encode_frame,
-    encode_prefix,
 )
-from gpufaas_core.model import Bytes
-from gpufaas_core.plausible import MAX_BYTES, MAX_S, why_no_answer
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import BrokenFrame, encode_frame, encode_prefix
 from gpufaas_functions.areas import MIN
 from gpufaas_functions.begun import UNKNOWN, Counts, taken
 from gpufaas_functions.body_file import give
@@ -206,7 +202,7 @@ class WorkerSlot:
             if size:
                 areas.put(area, body)
                 body = b""
-            frame = encode_frame(Kind.AREA, AreaHead(area.at, area.size, size), slot=self.index)
+            frame = encode_frame(Kind.AREA, AreaHead(area.at, area.size, size), lane=self.index)
         frame += encode_prefix(Kind.CALL, head, len(body), self.index)
         self._wire.write(frame, body)  # to join a large body to its head would copy it
 
@@ -223,7 +219,7 @@ class WorkerSlot:
             self._next_alone = False
         else:
             self._number, self._streams = self._sent, False
-        self._wire.hold(encode_frame(Kind.BATCH, BatchHead(calls), slot=self.index))
+        self._wire.hold(encode_frame(Kind.BATCH, BatchHead(calls), lane=self.index))
 
     def ping(self) -> None:
         self._wire.ping()
@@ -236,7 +232,7 @@ class WorkerSlot:
         told only of that whose answer streams.
         """
         if self._exchange is exchange:
-            self._wire.write(encode_frame(Kind.CANCEL, CancelHead(self._place, self._number), slot=self.index))
+            self._wire.write(encode_frame(Kind.CANCEL, CancelHead(self._place, self._number), lane=self.index))
             self.wake_sender()
             self.resume()
 
@@ -323,7 +319,7 @@ class WorkerSlot:
         await self._wire.drain()
 
     async def end_body(self) -> None:
-        self._wire.write(encode_frame(Kind.BODY_END, slot=self.index))
+        self._wire.write(encode_frame(Kind.BODY_END, lane=self.index))
 
     def pause(self) -> None:
         self._paused = True
@@ -336,7 +332,7 @@ class WorkerSlot:
         if self._owed >= WINDOW // 2 and not self._paused:
             room, self._owed = self._owed, 0
             self._room += room
-            self._wire.write(encode_frame(Kind.ROOM, RoomHead(room), slot=self.index))
+            self._wire.write(encode_frame(Kind.ROOM, RoomHead(room), lane=self.index))
 
     def wake_sender(self) -> None:
         """Its call has ended, room has come, or the connection is closed: the sender of a body looks again."""

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
-from gpufaas_core.frames import Imported
 from gpufaas_core.messages import Event, Grant, LoadCopy
 from gpufaas_core.model import Bytes, FunctionId, Seconds, copy_id
+from gpufaas_core.wire.heads import Imported
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.launch.processes import ForkedProcess, ServedProcess, describe_status

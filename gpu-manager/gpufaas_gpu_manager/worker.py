@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import WARM, FailedHead, Imported, ParkedHead, ReadyHead, WokenHead
 from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, Seconds, copy_id
+from gpufaas_core.wire.heads import WARM, FailedHead, Imported, ParkedHead, ReadyHead, WokenHead
 from gpufaas_gpu_manager.disk_watch import watch_disk
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.isolation.binds import advice

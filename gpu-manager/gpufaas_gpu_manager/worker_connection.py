@@ -1,5 +1,5 @@
 """
-The node's end of the connection of a worker (`gpufaas_core.frames`), which its slots share.
+The node's end of the connection of a worker (`gpufaas_core.wire`), which its slots share.
 
 It is read at all times, so that no slow reader of an answer holds up the calls beside it: how much a slot may send is
 limited by ROOM.
@@ -11,25 +11,13 @@ from typing import Final, cast
 
 import msgspec
 
-from gpufaas_core.frames import (
-    CHUNK_BYTES,
-    KIND,
-    MAX_SAID,
-    SLOT,
-    BrokenFrame,
-    FailedHead,
-    FrameReader,
-    Kind,
-    LimitHead,
-    MeasuredHead,
-    ParkedHead,
-    ReadyHead,
-    WokenHead,
-    encode_frame,
-)
 from gpufaas_core.loopback import count_unread
 from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import shortened, why_no_phases, why_not_ready
+from gpufaas_core.wire.bodies import CHUNK_BYTES
+from gpufaas_core.wire.heads import FailedHead, LimitHead, MeasuredHead, ParkedHead, ReadyHead, WokenHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import KIND, LANE, MAX_SAID, BrokenFrame, FrameReader, encode_frame
 from gpufaas_functions.begun import Counts
 from gpufaas_gpu_manager.areas import Areas
 from gpufaas_gpu_manager.slot_protocol import SMALL, SlotOwner, WorkerSlot, check_figures, decoded
@@ -160,7 +148,7 @@ class WorkerConnection(asyncio.Protocol):
                 if what in _OF_WORKER:
                     self._on_frame(what, header)
                 else:
-                    slots[kind >> SLOT].on_frame(what, header, body)
+                    slots[kind >> LANE].on_frame(what, header, body)
         except BrokenFrame as exc:
             # The author's code writes to the socket, or the runner is out of step: no later frame can be trusted.
             self._broken = self.closing = True

@@ -5,10 +5,10 @@ from typing import Final
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, LoadFailed, OutOfMemory, WorkerCrashed
-from gpufaas_core.frames import FailedHead
 from gpufaas_core.messages import CopyFailed, Event, Measured, WorkerExited
 from gpufaas_core.model import Bytes, DeviceId
 from gpufaas_core.units import format_bytes
+from gpufaas_core.wire.heads import FailedHead
 from gpufaas_gpu_manager.worker_state import WorkerState
 
 _KILLED_FOR_MEMORY: Final = "it was killed: out of memory"

@@ -19,12 +19,13 @@ from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemory, WorkerCrashed
-from gpufaas_core.frames import FILE, INLINE, STREAM, UPGRADE, AnswerHead, CallHead
 from gpufaas_core.logs import Printed
 from gpufaas_core.messages import CopyFailed, Event, Finished, Grant, Loaded, WorkerExited
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part
 from gpufaas_core.origin import GATEWAY_NAMES
 from gpufaas_core.units import MiB
+from gpufaas_core.wire.bodies import FILE, INLINE, STREAM, UPGRADE
+from gpufaas_core.wire.heads import AnswerHead, CallHead
 from gpufaas_gpu_manager import http_slots
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.exchange import Exchange

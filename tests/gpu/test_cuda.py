@@ -20,10 +20,10 @@ import pytest
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Event, Grant, Loaded
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part
 from gpufaas_core.units import GiB
+from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager import mps
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.isolation import levels

@@ -14,9 +14,10 @@ from tests.integration.test_node import DEVICE, Rig
 from tests.waiting import LIMIT_S, eventually, until
 
 from gpufaas_core.errors import GrantRefused, OutOfMemory, WorkerCrashed
-from gpufaas_core.frames import STREAM, CallHead
 from gpufaas_core.messages import Abort, Finished, Grant, NodeRefused
 from gpufaas_core.model import FunctionId
+from gpufaas_core.wire.bodies import STREAM
+from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager import worker_calls
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.slot_protocol import WorkerSlot

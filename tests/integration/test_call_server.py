@@ -25,14 +25,15 @@ from gpufaas_cluster.control import SILENCE_S
 from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_cluster.remote_workers import RemoteLogs, RemoteWorkers
-from gpufaas_core import frames
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import CallCancelled, GrantRefused, InvalidSpec, StorageFailed, WorkerCrashed
-from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
 from gpufaas_core.logs import LogQuery
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Need, NodeId, NodeView, Part
 from gpufaas_core.units import MiB
+from gpufaas_core.wire import credit
+from gpufaas_core.wire.bodies import FILE, INLINE, STREAM
+from gpufaas_core.wire.heads import AnswerHead, CallHead
 from gpufaas_gpu_manager.devices import open_devices
 
 TOKEN = "a token of this cluster"
@@ -361,9 +362,9 @@ async def test_a_worker_that_does_not_read_holds_the_sender(rig: Rig) -> None:
 
     sending = asyncio.get_running_loop().create_task(send())
     await eventually((rig.root / "gate.reached").exists)
-    await eventually(lambda: sent == WINDOW + frames.WINDOW)  # what the node and the worker take
+    await eventually(lambda: sent == WINDOW + credit.WINDOW)  # what the node and the worker take
     await rig.call(FunctionId("echo.ns@1"))
-    assert sent == WINDOW + frames.WINDOW
+    assert sent == WINDOW + credit.WINDOW
     await give_up(exchange)  # which does not wait behind the body
     await asyncio.wait_for(sending, LIMIT_S)
     rig.open_gate("gate")

@@ -13,8 +13,8 @@ from tests.integration.test_node import Rig
 from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.errors import GrantRefused, WorkerCrashed
-from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import NodeRefused
+from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager.exchange import Exchange
 
 SLOTS = 8

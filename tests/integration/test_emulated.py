@@ -16,10 +16,10 @@ from tests.waiting import LIMIT_S, eventually
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.cost import Cost
 from gpufaas_core.errors import GrantRefused, InvalidSpec
-from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import CopyFailed, Event, Finished, Grant, Loaded, Measured, SetLimit
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part
 from gpufaas_core.units import GiB, MiB
+from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.node import Node
 from gpufaas_simulator.explicit import read_workload

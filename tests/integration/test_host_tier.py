@@ -18,11 +18,11 @@ from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.bundle import Manifest, WeightsFile, WorkerSpec
-from gpufaas_core.frames import CallHead
 from gpufaas_core.logs import Printed
 from gpufaas_core.messages import Event, Grant, Loaded, Stage, Staged, Unstaged, WorkerExited
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part
 from gpufaas_core.units import MiB
+from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.host_cache import HostCache

@@ -16,9 +16,11 @@ from gpufaas_cluster.kept_grants import KeptGrant, KeptGrants
 from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_core.errors import GrantRefused, WorkerCrashed
-from gpufaas_core.frames import INLINE, STREAM, CallHead, Kind
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, FunctionId
+from gpufaas_core.wire.bodies import INLINE, STREAM
+from gpufaas_core.wire.heads import CallHead
+from gpufaas_core.wire.kinds import Kind
 
 SOURCE = """
     import os, time

@@ -28,7 +28,6 @@ from gpufaas_core.errors import (
     Preempted,
     WorkerCrashed,
 )
-from gpufaas_core.frames import CallHead
 from gpufaas_core.logs import Printed
 from gpufaas_core.messages import (
     Abort,
@@ -47,6 +46,7 @@ from gpufaas_core.messages import (
 )
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part, copy_id
 from gpufaas_core.units import MiB
+from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager import load_watch, proc
 from gpufaas_gpu_manager import worker as worker_module
 from gpufaas_gpu_manager.call_watch import LOOK_S

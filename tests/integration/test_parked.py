@@ -16,7 +16,6 @@ from tests.waiting import LIMIT_S, eventually, until
 
 from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import (
     CopyFailed,
     Event,
@@ -31,6 +30,7 @@ from gpufaas_core.messages import (
 )
 from gpufaas_core.model import CallId, FunctionId, Need, NodeId, Part, copy_id
 from gpufaas_core.units import MiB
+from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.exchange import Exchange

@@ -1,4 +1,4 @@
-"""Ways out by the socket that a worker has to its node: frames that it must not send. See `gpufaas_core.frames`."""
+"""Ways out by the socket that a worker has to its node: frames that it must not send. See `gpufaas_core.wire`."""
 
 import contextlib
 import os
@@ -28,8 +28,8 @@ FRAMES = {
     "a body of 2**64 - 1 bytes": _PREFIX.pack(_ANSWER, 0, 2**64 - 1),
     "a kind of frame that there is not": _frame(255),
     "a call, which only nodes send": _frame(_CALL, b"\x90"),
-    "the answer to a call that it does not have": _frame(_ANSWER, _OK, slot=1),
-    "the answer to a call of a worker that has more slots": _frame(_ANSWER, _OK, slot=0xFFFF),
+    "the answer to a call that it does not have": _frame(_ANSWER, _OK, lane=1),
+    "the answer to a call of a worker that has more slots": _frame(_ANSWER, _OK, lane=0xFFFF),
     "answers to a batch that it does not have": _frame(_ANSWERS, b"\x91\x91\x93\x00\x00" + _OK),
     "a piece of an answer that has not begun": _frame(_CHUNK, body=b"x"),
     "an answer in memory that its call does not have": _frame(_LAID, b"\x92\xce\x7f\xff\xff\xff" + _OK),

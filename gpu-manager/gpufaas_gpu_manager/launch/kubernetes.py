@@ -22,8 +22,8 @@ from lightkube.resources.core_v1 import Pod, Secret
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec
-from gpufaas_core.frames import FailedHead
 from gpufaas_core.model import Bytes, Seconds
+from gpufaas_core.wire.heads import FailedHead
 from gpufaas_gpu_manager.launch import pod_manifest
 from gpufaas_gpu_manager.launch.containers import PORT
 from gpufaas_gpu_manager.launch.kubernetes_api import Access, ApiError, ApiLost, ApiServer

@@ -20,10 +20,10 @@ import msgspec
 from msgspec.structs import replace
 
 from gpufaas_core.files import remove_tree
-from gpufaas_core.frames import Imported, ReadyHead
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.model import Bytes
 from gpufaas_core.units import MiB
+from gpufaas_core.wire.heads import Imported, ReadyHead
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager import forked
 from gpufaas_gpu_manager.confine import Confine

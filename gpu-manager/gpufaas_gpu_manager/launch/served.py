@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from gpufaas_core.descriptors import is_lack
-from gpufaas_core.frames import ReadyHead
 from gpufaas_core.model import Seconds
+from gpufaas_core.wire.heads import ReadyHead
 from gpufaas_gpu_manager.http_slots import HttpSlot, connected
 from gpufaas_gpu_manager.worker import Worker
 

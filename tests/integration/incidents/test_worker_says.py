@@ -11,7 +11,9 @@ from tests.integration.conftest import HTTP, Platform
 
 LIAR = """
     import os, stat
-    from gpufaas_core.frames import AnswerHead, EndHead, Kind, encode_frame
+    from gpufaas_core.wire.heads import AnswerHead, EndHead
+    from gpufaas_core.wire.kinds import Kind
+    from gpufaas_core.wire.prefix import encode_frame
 
     LIES = {
         "nan": encode_frame(Kind.ANSWER, AnswerHead(200, [], float("nan"))),
@@ -75,7 +77,9 @@ def test_a_bundle_whose_worker_lied_is_served_after_a_restart(make_platform: Cal
 
 LIAR_AT_LOAD = """
     import os, stat
-    from gpufaas_core.frames import Kind, ReadyHead, encode_frame
+    from gpufaas_core.wire.heads import ReadyHead
+    from gpufaas_core.wire.kinds import Kind
+    from gpufaas_core.wire.prefix import encode_frame
 
     def load(device):
         if os.environ["lie"] == "yes":
@@ -104,7 +108,9 @@ def test_a_lie_about_the_load_is_a_load_that_failed(platform: Platform) -> None:
 
 RANDOM = """
     import os, random, stat
-    from gpufaas_core.frames import AnswerHead, EndHead, Kind, encode_frame
+    from gpufaas_core.wire.heads import AnswerHead, EndHead
+    from gpufaas_core.wire.kinds import Kind
+    from gpufaas_core.wire.prefix import encode_frame
 
     def handle(event, context):
         draw = random.Random(event.text)

@@ -11,7 +11,7 @@ from gpufaas_core import answer_buffer
 from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import EndHead
+from gpufaas_core.wire.heads import EndHead
 
 PIECE = bytes(range(256)) * 256  # 64 KiB
 

@@ -5,9 +5,9 @@ from math import inf, nan
 import msgspec
 import pytest
 
-from gpufaas_core.frames import FailedHead, ReadyHead
 from gpufaas_core.model import Profile
 from gpufaas_core.plausible import is_size, is_time, read_profile, shortened, why_no_answer, why_not_ready
+from gpufaas_core.wire.heads import FailedHead, ReadyHead
 
 
 def test_times_and_sizes_are_finite_and_not_negative() -> None:

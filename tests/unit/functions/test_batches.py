@@ -8,18 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufaas_core.frames import (
-    CHUNK_BYTES,
-    MAX_SAID,
-    AnswerHead,
-    AnswersHead,
-    BatchHead,
-    CallHead,
-    FrameReader,
-    Kind,
-    RoomHead,
-    encode_frame,
-)
+from gpufaas_core.wire.bodies import CHUNK_BYTES
+from gpufaas_core.wire.heads import AnswerHead, AnswersHead, BatchHead, CallHead, RoomHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import MAX_SAID, FrameReader, encode_frame
 from gpufaas_functions import batch_server
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
 from gpufaas_functions.batch_server import BatchServer

@@ -13,7 +13,10 @@ import pytest
 from tests.waiting import LIMIT_S, until
 
 from gpufaas_core.errors import StorageFailed
-from gpufaas_core.frames import FILE, CallHead, FrameReader, Kind, encode_frame
+from gpufaas_core.wire.bodies import FILE
+from gpufaas_core.wire.heads import CallHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import FrameReader, encode_frame
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import BatchHandler

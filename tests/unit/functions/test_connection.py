@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tests.waiting import until
 
-from gpufaas_core.frames import Kind, encode_frame
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import encode_frame
 from gpufaas_functions import connection as module
 from gpufaas_functions.connection import Absent, Closed, Connection
 from gpufaas_functions.runner import flush_at_exit

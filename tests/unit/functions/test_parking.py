@@ -7,7 +7,9 @@ import msgspec
 import pytest
 import torch
 
-from gpufaas_core.frames import FrameReader, Kind, ParkedHead, WakeHead, WokenHead
+from gpufaas_core.wire.heads import ParkedHead, WakeHead, WokenHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import FrameReader
 from gpufaas_functions.parking import Parking
 
 

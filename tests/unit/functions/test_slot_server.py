@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufaas_core.frames import (
-    PIECE_COST,
-    STREAM,
-    WINDOW,
+from gpufaas_core.wire.bodies import STREAM
+from gpufaas_core.wire.credit import PIECE_COST, WINDOW
+from gpufaas_core.wire.heads import (
     AnswerHead,
     AnswersHead,
     BatchHead,
@@ -21,11 +20,10 @@ from gpufaas_core.frames import (
     CancelHead,
     DroppedHead,
     EndHead,
-    FrameReader,
-    Kind,
     RoomHead,
-    encode_frame,
 )
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import FrameReader, encode_frame
 from gpufaas_functions import connection
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batch_server import BatchServer

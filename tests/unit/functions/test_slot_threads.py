@@ -14,22 +14,11 @@ import msgspec
 import pytest
 from tests.waiting import LIMIT_S, until
 
-from gpufaas_core.frames import (
-    CHUNK_BYTES,
-    KIND,
-    PIECE_COST,
-    SLOT,
-    STREAM,
-    WINDOW,
-    AnswerHead,
-    CallHead,
-    CancelHead,
-    EndHead,
-    FrameReader,
-    Kind,
-    RoomHead,
-    encode_frame,
-)
+from gpufaas_core.wire.bodies import CHUNK_BYTES, STREAM
+from gpufaas_core.wire.credit import PIECE_COST, WINDOW
+from gpufaas_core.wire.heads import AnswerHead, CallHead, CancelHead, EndHead, RoomHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import KIND, LANE, FrameReader, encode_frame
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.begun import open_counts, shared_in, taken
 from gpufaas_functions.connection import Connection
@@ -107,11 +96,11 @@ class Worker:
         self.reading.start()
 
     def _read(self) -> None:
-        reader = FrameReader(slots=SLOTS)
+        reader = FrameReader(lanes=SLOTS)
         while data := self.node.recv(1 << 20):
             for kind, header, body in reader.feed(data):
                 if kind != Kind.MEASURED:
-                    self.slots[kind >> SLOT].frames.put((kind & KIND, header, body))
+                    self.slots[kind >> LANE].frames.put((kind & KIND, header, body))
 
     def handle(self, event: Event, context: Context) -> Any:  # noqa: ARG002
         match event.path:

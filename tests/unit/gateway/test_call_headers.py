@@ -9,7 +9,7 @@ import pytest
 from tests.unit.gateway.conftest import Gateway, calling
 from tests.unit.gateway.test_contract_checklist import Functions
 
-from gpufaas_core.frames import AnswerHead
+from gpufaas_core.wire.heads import AnswerHead
 from gpufaas_gateway.calls import Calls
 
 Headers = list[tuple[bytes, bytes]]

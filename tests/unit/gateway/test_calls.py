@@ -23,9 +23,10 @@ from gpufaas_core.errors import (
     Overloaded,
     WorkerCrashed,
 )
-from gpufaas_core.frames import STREAM, AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId
+from gpufaas_core.wire.bodies import STREAM
+from gpufaas_core.wire.heads import AnswerHead, CallHead
 from gpufaas_gateway.call_body import Body
 from gpufaas_gateway.request import BrokenAnswer, Request
 

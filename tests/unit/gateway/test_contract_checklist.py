@@ -20,11 +20,12 @@ from tests.unit.gateway.conftest import DEVICE, Gateway, calling, is_platform_er
 
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.frames import STREAM, AnswerHead, CallHead
 from gpufaas_core.logs import Printed
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Failing, FunctionId, Part, Seconds
 from gpufaas_core.units import GiB
+from gpufaas_core.wire.bodies import STREAM
+from gpufaas_core.wire.heads import AnswerHead, CallHead
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.spec import Namespace
 

@@ -20,10 +20,10 @@ from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 from tests.waiting import eventually
 
 from gpufaas_core.errors import CallCancelled, GpufaasError
-from gpufaas_core.frames import AnswerHead, CallHead, EndHead
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import FunctionId
 from gpufaas_core.origin import Origins
+from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
 from gpufaas_gateway.asgi import AsgiCaller
 from gpufaas_gateway.call_headers import MAX_TEMPLATES
 from gpufaas_gateway.function_http import FunctionHttp

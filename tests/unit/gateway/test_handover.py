@@ -13,9 +13,9 @@ from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 from tests.waiting import eventually
 
 from gpufaas_core.errors import GpufaasError, LoadFailed, UnknownFunction
-from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import Failing, FunctionId, ResidentStatus
+from gpufaas_core.wire.heads import AnswerHead, CallHead
 from gpufaas_gateway import handover
 
 ECHO = "echo.openfaas-fn"

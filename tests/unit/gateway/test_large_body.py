@@ -17,8 +17,8 @@ from tests.unit.gateway.conftest import OnLoop, serving
 from tests.waiting import eventually
 
 from gpufaas_core.errors import CallCancelled
-from gpufaas_core.frames import FILE, INLINE, STREAM
 from gpufaas_core.units import MiB
+from gpufaas_core.wire.bodies import FILE, INLINE, STREAM
 from gpufaas_gateway import call_body, large_body
 from gpufaas_gateway.call_body import read_rest
 from gpufaas_gateway.call_headers import read_head

@@ -5,10 +5,10 @@ from tests.unit.gateway.conftest import DEVICE, Gateway, calling
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 
 from gpufaas_core.errors import OutOfMemory
-from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.origin import Origins
+from gpufaas_core.wire.heads import AnswerHead, CallHead
 
 OUTER = Outer(DEVICE.id, FunctionId("outer.openfaas-fn@1"))
 

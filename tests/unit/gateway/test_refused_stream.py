@@ -7,9 +7,9 @@ from tests.unit.gateway.conftest import Gateway, calling
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 
 from gpufaas_core.errors import GpufaasError, GrantRefused
-from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, FunctionId
+from gpufaas_core.wire.heads import AnswerHead, CallHead
 
 
 class Refusing(Exchange):

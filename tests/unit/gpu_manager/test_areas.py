@@ -13,8 +13,10 @@ import pytest
 from tests.unit.gpu_manager.world import Owner, Transport, exchange_of
 from tests.waiting import eventually
 
-from gpufaas_core.frames import AnswerHead, AreaHead, CallHead, EndHead, FrameReader, Kind, LaidHead, encode_frame
 from gpufaas_core.units import MiB
+from gpufaas_core.wire.heads import AnswerHead, AreaHead, CallHead, EndHead, LaidHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import FrameReader, encode_frame
 from gpufaas_functions.areas import Area as WorkersArea
 from gpufaas_functions.areas import _Used, keep_bodies, leave_areas
 from gpufaas_functions.author import BadBody, Event
@@ -54,7 +56,7 @@ class Rig:
     def frames(self) -> list[tuple[int, bytes, bytes]]:
         self.connection.flush()
         written, self.transport.written = self.transport.written, b""
-        return [(kind & 0xFF, header, body) for kind, header, body in FrameReader(slots=2).feed(written)]
+        return [(kind & 0xFF, header, body) for kind, header, body in FrameReader(lanes=2).feed(written)]
 
     def received(self) -> tuple[WorkersArea | None, bytes]:
         """Return what the worker has got: the area of the call, and the body in its frame."""
@@ -232,7 +234,7 @@ async def test_calls_of_two_slots_have_areas_of_their_own(rig: Rig) -> None:
     assert rig.received() == (None, LARGE), "another one is being made"
     assert first is not None
     await rig.made()
-    rig.connection.data_received(encode_frame(Kind.ANSWER, OK, slot=1))
+    rig.connection.data_received(encode_frame(Kind.ANSWER, OK, lane=1))
     other = bytes(reversed(LARGE))
     rig.call(other, slot=1)
     second, _ = rig.received()

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_core.steps import IllegalStep, Step
+from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.exchange_state import (
     ABANDON,

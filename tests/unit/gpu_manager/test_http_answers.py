@@ -15,7 +15,7 @@ from tests.unit.gpu_manager.world import exchange_of
 from tests.waiting import LIMIT_S
 
 from gpufaas_core.errors import BadAnswer
-from gpufaas_core.frames import CallHead
+from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager import http_messages, http_slots
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.http_messages import AnswerParser, BadHttp

@@ -13,11 +13,11 @@ from tests.waiting import eventually
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemory, WorkerCrashed
-from gpufaas_core.frames import CallHead
 from gpufaas_core.logs import Printed
 from gpufaas_core.messages import Event, Grant, WorkerExited
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Need, NodeId, Part
 from gpufaas_core.units import GiB, MiB
+from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.launch.kubernetes import Pods
 from gpufaas_gpu_manager.launch.kubernetes_api import Access, access_from

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from tests.waiting import eventually
 
-from gpufaas_core.frames import Kind, ParkedHead, ReadyHead, WakeHead, WokenHead
 from gpufaas_core.units import MiB
+from gpufaas_core.wire.heads import ParkedHead, ReadyHead, WakeHead, WokenHead
+from gpufaas_core.wire.kinds import Kind
 from gpufaas_gpu_manager.parking import Parking
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance

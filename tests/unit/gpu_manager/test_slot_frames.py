@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from tests.unit.gpu_manager.world import Owner, Transport, exchange_of
 
 from gpufaas_core.errors import BadAnswer, OutOfMemory
-from gpufaas_core.frames import (
-    CHUNK_BYTES,
-    FILE,
-    INLINE,
-    KINDS,
-    PIECE_COST,
-    PREFIX,
-    SLOT,
-    STREAM,
-    WINDOW,
+from gpufaas_core.wire.bodies import CHUNK_BYTES, FILE, INLINE, STREAM
+from gpufaas_core.wire.credit import PIECE_COST, WINDOW
+from gpufaas_core.wire.heads import (
     AnswerHead,
     AnswersHead,
     CallHead,
@@ -28,13 +21,12 @@ from gpufaas_core.frames import (
     DroppedHead,
     EndHead,
     FailedHead,
-    FrameReader,
-    Kind,
     MeasuredHead,
     ReadyHead,
     RoomHead,
-    encode_frame,
 )
+from gpufaas_core.wire.kinds import KINDS, Kind
+from gpufaas_core.wire.prefix import LANE, PREFIX, FrameReader, encode_frame
 from gpufaas_functions.begun import UNKNOWN, no_counts, taken
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange
@@ -111,7 +103,7 @@ async def test_the_engine_learns_of_an_answer_first_where_others_may_wait_for_th
 def slots_sent(transport: Transport) -> list[int]:
     """Return the slots of the frames that were sent, and forget them."""
     sent, transport.written, transport.writes = transport.written, b"", 0
-    return [kind >> SLOT for kind, _, _ in FrameReader(slots=16).feed(sent)]
+    return [kind >> LANE for kind, _, _ in FrameReader(lanes=16).feed(sent)]
 
 
 async def test_calls_for_a_busy_worker_go_out_together_at_the_end_of_the_turn() -> None:
@@ -602,8 +594,8 @@ async def test_a_slow_reader_stops_its_own_answer_and_no_other() -> None:
     assert rig.exchange.take() == (OK, b"beside", True)
     while slow.take() is not None:
         pass
-    ((kind, header, _),) = FrameReader(slots=2).feed(rig.transport.written)
-    assert kind == Kind.ROOM | 1 << SLOT
+    ((kind, header, _),) = FrameReader(lanes=2).feed(rig.transport.written)
+    assert kind == Kind.ROOM | 1 << LANE
     assert msgspec.msgpack.decode(header, type=RoomHead).room == sent, "all of it was read"
 
 

@@ -4,9 +4,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Event, Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, Part
+from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.call_watch import LOOK_S
 from gpufaas_gpu_manager.exchange import Exchange

@@ -4,10 +4,10 @@ import pytest
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import LoadFailed, OutOfMemory, WorkerCrashed
-from gpufaas_core.frames import FailedHead
 from gpufaas_core.messages import CopyFailed, Measured, WorkerExited
 from gpufaas_core.model import DeviceId, FunctionId
 from gpufaas_core.units import GiB, MiB
+from gpufaas_core.wire.heads import FailedHead
 from gpufaas_gpu_manager.worker_end import Cause, WorkerEnd, end_of, killed_for_memory
 from gpufaas_gpu_manager.worker_state import WorkerState
 

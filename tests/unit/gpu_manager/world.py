@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 
 from gpufaas_core.errors import OutOfMemory
-from gpufaas_core.frames import FailedHead, ReadyHead
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
+from gpufaas_core.wire.heads import FailedHead, ReadyHead
 from gpufaas_gpu_manager.exchange import Exchange
 
 

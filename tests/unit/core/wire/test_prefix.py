@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufaas_core.frames import MAX_SAID, AnswerHead, BrokenFrame, FrameReader, Kind, encode_frame, encode_prefix
+from gpufaas_core.wire.heads import AnswerHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import MAX_SAID, BrokenFrame, FrameReader, encode_frame, encode_prefix
 
 BODIES = st.lists(st.binary(max_size=300), max_size=8)
 
