@@ -87,6 +87,7 @@ def deployed(stack: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 def import_handler(folder: Path) -> Any:
     """Import handler.py as a worker does, and forget it: in a worker it is the only one of that name."""
+    sys.modules.pop("handler", None)  # of a function whose own tests are in this run
     before = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:

@@ -5,6 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parent))
+if "handler" in sys.modules:  # that of another function, whose tests are in this run
+    del sys.modules["handler"]
 
 import handler
 
