@@ -9,7 +9,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from secrets import token_hex
 from typing import Final
 from weakref import WeakValueDictionary
@@ -29,7 +30,7 @@ from gpufaas_core.errors import (
 from gpufaas_core.model import Function, Need
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, Deployed
-from gpufaas_gateway.errors import Unavailable
+from gpufaas_gateway.errors import Overtaken, Unavailable
 from gpufaas_gateway.handover import Handovers
 from gpufaas_gateway.history import Revision, meant
 from gpufaas_gateway.metrics import Metrics
@@ -101,10 +102,10 @@ class Deployer:
             lambda name: self.quotas.adopt(name, None),
         )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._deploying: dict[str, Callable[[], None]] = {}
-        """By function that is being deployed here: applies the last change that the store reported meanwhile."""
+        self._changing: dict[str, Callable[[], None]] = {}
+        """By function that is being changed here: applies the last change that the store reported meanwhile."""
         self._claims = Claims(self.quotas)
-        self.handovers = Handovers(store, scheduler, workers, self.catalogue, self._define, self._show, self._lock)
+        self.handovers = Handovers(store, scheduler, workers, self.catalogue, self._define, self._show, self._change)
 
     async def load(self) -> None:
         """
@@ -131,14 +132,15 @@ class Deployer:
 
         Tells the scheduler, which may get a call of the revision from here before it hears of it from the store.
         """
-        if record.full_name in self._deploying:
-            self._deploying[record.full_name] = lambda: self.adopt(record, worker, function)
-            return
         old = self.catalogue.get(record.full_name)
+        if old is not None and old.record.state == record.state:
+            return
+        if record.full_name in self._changing:
+            self._changing[record.full_name] = lambda: self.adopt(record, worker, function)
+            return
         if old is not None and old.record.revision == record.revision:
-            if old.record.handover != record.handover:
-                old.record = record
-                self.handovers.watch(old)
+            old.record = record
+            self.handovers.watch(old)
             return
         try:
             options = read_options(record.spec, self._defaults)
@@ -155,8 +157,8 @@ class Deployer:
 
     def dropped(self, full_name: str) -> None:
         """Stop serving a function that another gateway removed."""
-        if full_name in self._deploying:
-            self._deploying[full_name] = lambda: self.dropped(full_name)
+        if full_name in self._changing:
+            self._changing[full_name] = lambda: self.dropped(full_name)
             return
         if (old := self.catalogue.get(full_name)) is not None:
             self.catalogue.drop(old)
@@ -167,12 +169,14 @@ class Deployer:
         calls = {} if gate is None else {"in_flight": gate.in_flight, "waiting": gate.waiting}
         return {"functions": len(functions), "memory": sum(each.reserved for each in functions), **calls}
 
-    async def deploy(self, spec: FunctionSpec, update: bool, by: str = "") -> Deployed:
+    async def deploy(self, spec: FunctionSpec, update: bool, by: str = "", tries: int = 3) -> Deployed:
         """
         Deploy *spec*; with *update*, let it take the calls of the deployed revision (`handover`). An error changes
         nothing. Return the new revision, which may not serve yet.
 
         :param by: who does it, for the history
+        :param tries: how often it is done anew, on what is there then, if other gateways change the function meanwhile
+        :raises Overtaken: they do so all the time
         :raises InvalidSpec: a value is malformed, or refers to something that does not exist; the message names it
         :raises NoDeviceFits: it needs more memory than any device has
         :raises QuotaExceeded: its namespace would exceed its quota of functions or memory
@@ -185,13 +189,14 @@ class Deployer:
         namespace = spec.namespace or DEFAULT_NAMESPACE
         full_name = f"{spec.service}.{namespace}"
         with self.namespaces.entered(namespace):
-            async with self._lock(full_name):
-                self._deploying[full_name] = lambda: None
-                try:
+            try:
+                async with self._change(full_name):
                     return await self._deploy(spec, namespace, update, by)
-                finally:
-                    self._deploying.pop(full_name)()
-                    self._claims.release(full_name)
+            except Overtaken:
+                if not tries:
+                    raise
+        await self._read_again(full_name)
+        return await self.deploy(spec, update, by, tries - 1)
 
     def is_unchanged(self, spec: FunctionSpec) -> bool:
         """
@@ -278,13 +283,11 @@ class Deployer:
         :raises StorageFailed: the store could not remove it; it stays deployed
         """
         full_name = f"{name}.{namespace}"
-        async with self._lock(full_name):
+        async with self._change(full_name):
             old = self.catalogue.get(full_name)
             if old is None:
                 raise UnknownFunction(f"function {name} in {namespace} is not deployed: there is nothing to remove")
             await asyncio.to_thread(self._store.remove, full_name)
-            if self.catalogue.get(full_name) is not old:
-                return  # the store told us first
             self.catalogue.drop(old)
             await self.handovers.end(old)
         log.info("function.removed id=%s", old.function_id)
@@ -316,7 +319,7 @@ class Deployer:
         log.info("function.scaled id=%s replicas=%d", function.function_id, replicas)
 
     async def _take_up(self, record: FunctionRecord, at_once: asyncio.Semaphore) -> None:
-        async with at_once, self._lock(record.full_name):
+        async with at_once, self._change(record.full_name):
             try:
                 new = await self._define(record)
                 self._scheduler.deploy(new.function, new.spec)
@@ -366,12 +369,25 @@ class Deployer:
             self._secrets.drop(namespace)
         self._store.remove_quota(namespace)
 
-    def _lock(self, full_name: str) -> asyncio.Lock:
-        # Held weakly: a lock lives as long as someone holds it or waits for it.
-        lock = self._locks.get(full_name)
-        if lock is None:
-            lock = self._locks[full_name] = asyncio.Lock()
-        return lock
+    @asynccontextmanager
+    async def _change(self, full_name: str) -> AsyncIterator[None]:
+        """Let nobody else change the function: neither a task here, nor what the store tells of other gateways."""
+        lock = self._locks.setdefault(full_name, asyncio.Lock())  # it lives as long as someone holds it or waits for it
+        async with lock:
+            self._changing[full_name] = lambda: None
+            try:
+                yield
+            finally:
+                self._claims.release(full_name)
+                self._changing.pop(full_name)()
+
+    async def _read_again(self, full_name: str) -> None:
+        """Serve what the store has of the function: another gateway has changed it."""
+        for record in await asyncio.to_thread(self._store.all):
+            if record.full_name == full_name:
+                new = await self._define(record)
+                return self.adopt(record, new.spec, new.function)
+        return self.dropped(full_name)
 
     def _claim(self, full_name: str, namespace: str, memory: Bytes) -> None:
         """:raises QuotaExceeded: the namespace has less than *memory* left"""

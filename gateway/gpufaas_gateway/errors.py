@@ -87,6 +87,10 @@ class CannotRollBack(GpufaasError):
     """There is no earlier revision, or its files were removed."""
 
 
+class Overtaken(GpufaasError):
+    """Another gateway changed the function at the same moment: try again."""
+
+
 class NoWebSocket(GpufaasError):
     """The function does not speak WebSocket: call it with plain HTTP."""
 
@@ -106,6 +110,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     NotEmpty: 409,
     CallEnded: 409,
     CannotRollBack: 409,
+    Overtaken: 409,
     BodyTooLarge: 413,
     BadQuery: 422,  # as OpenFaaS answers it
     NotAdmitted: 429,

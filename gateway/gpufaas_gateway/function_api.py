@@ -21,7 +21,7 @@ from gpufaas_core.model import FunctionId
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.deploy import Deployer
-from gpufaas_gateway.errors import BadQuery, CannotRollBack, QuotaExceeded
+from gpufaas_gateway.errors import BadQuery, CannotRollBack, Overtaken, QuotaExceeded
 from gpufaas_gateway.function_state import copies_of, status_of
 from gpufaas_gateway.history import Revision
 from gpufaas_gateway.ports import LogReader, Scheduler
@@ -85,7 +85,9 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, u
         await deployer.deploy(spec_of(asked, namespace), update=False, by=by)
 
     # 200 makes faas-cli say that a rolling update was attempted, and that is what an update is.
-    @routes.put(_FUNCTIONS, status_code=200, responses={**refused, **refuses(UnknownFunction), 202: _UNCHANGED})
+    @routes.put(
+        _FUNCTIONS, status_code=200, responses={**refused, **refuses(UnknownFunction, Overtaken), 202: _UNCHANGED}
+    )
     async def update_function(
         asked: FunctionDeployment, by: By, answer: Response, namespace: InNamespace = None
     ) -> None:
@@ -109,7 +111,7 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, u
         """The last deployments of a function, newest first."""
         return await deployer.history(find(catalogue, name, namespace))
 
-    rollback_refused = {**refused, **refuses(UnknownFunction, UnknownName), **refuses(CannotRollBack)}
+    rollback_refused = {**refused, **refuses(UnknownFunction, UnknownName), **refuses(CannotRollBack, Overtaken)}
 
     @routes.post("/system/function/{name}/rollback", responses=rollback_refused)
     async def roll_back_function(

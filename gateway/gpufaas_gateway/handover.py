@@ -13,6 +13,7 @@ by what is there, and may be done twice.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal
@@ -51,7 +52,7 @@ def outlook(status: EngineStatus, function: FunctionId) -> tuple[Outlook, str]:
 
 @dataclass(eq=False)
 class Handovers:
-    """See module. One event loop owns it. `begin` and `end` are called with the function's lock."""
+    """See module. One event loop owns it. `begin` and `end` are called within `change`."""
 
     store: Store
     scheduler: Scheduler
@@ -61,8 +62,8 @@ class Handovers:
     """Installs a revision on the nodes."""
     show: Callable[[Deployed], None]
     """Lets calls find a revision."""
-    lock: Callable[[str], asyncio.Lock]
-    """Returns that of the function ``NAME.NAMESPACE``."""
+    change: Callable[[str], AbstractAsyncContextManager[None]]
+    """Lets nobody else change the function ``NAME.NAMESPACE``."""
     on_replaced: Callable[[FunctionId], None] = lambda _: None
     """Called with the old revision after an update: it takes no new calls, and its running calls go on."""
     _pending: dict[FunctionId, Deployed] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class Handovers:
 
         :param noted: for the history; None: it is there
         :raises StorageFailed: it could not be stored; nothing has changed
+        :raises Overtaken: another gateway has changed the function; nothing has changed here
         """
         gone = None if old is None else old.record.handover.pending
         status = self.scheduler.status()
@@ -94,7 +96,7 @@ class Handovers:
             await self._store_it(old, handover, noted, new, succeeds=old.function_id)
             self._pending[new.function_id] = new
             if (asleep := self._looking.pop(old.full_name, None)) is not None:
-                asleep.cancel()  # it may sleep for `OTHERS_S`, after a trial; the lock, which is held, bars its steps
+                asleep.cancel()  # it may sleep for `OTHERS_S`, after a trial; nobody else does a step within `change`
             self.watch(old)
         if gone is not None and gone.record.revision != new.record.revision:
             await self._drop(gone)
@@ -120,7 +122,7 @@ class Handovers:
         every_s = LOOK_S
         while True:
             await asyncio.sleep(every_s)
-            async with self.lock(name):
+            async with self.change(name):
                 try:
                     if await self._step(self.catalogue.get(name)):
                         del self._looking[name]
@@ -153,7 +155,7 @@ class Handovers:
         """*deployed* was on trial, and has answered; or did not load: *why*. Done when the right revision serves."""
 
         async def end() -> None:
-            async with self.lock(deployed.full_name):
+            async with self.change(deployed.full_name):
                 if self.catalogue.get(deployed.full_name) is deployed and deployed.trial is not None:
                     try:
                         await self._end_trial(deployed, why)
@@ -193,7 +195,8 @@ class Handovers:
         succeeds: FunctionId | None = None,
     ) -> None:
         """Store *shown* with *handover*, and tell the scheduler of *new*; both or none."""
-        record = replace(shown.record, handover=handover)
+        record, there = replace(shown.record, handover=handover), self.catalogue.get(shown.full_name)
+        seen = "" if there is None else there.record.state
         if noted is None:
             failed = handover.failed
             its = record if failed is None else replace(record, revision=failed.revision)
@@ -201,7 +204,7 @@ class Handovers:
         if new is not None:
             self.scheduler.deploy(new.function, new.spec, succeeds)
         try:
-            await asyncio.to_thread(self.store.put, record, shown.spec, shown.function, noted)
+            await asyncio.to_thread(self.store.put, record, shown.spec, shown.function, noted, seen)
         except BaseException:
             if new is not None:
                 self.scheduler.remove(new.function_id, drain=False)

@@ -9,8 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpufaas_core.errors import UnknownName
-from gpufaas_gateway.errors import CannotRollBack
-from gpufaas_gateway.spec import FunctionSpec
+from gpufaas_gateway.errors import CannotRollBack, Overtaken
+from gpufaas_gateway.spec import FunctionRecord, FunctionSpec
 
 KEPT: Final = 10
 """Revisions in a history."""
@@ -52,6 +52,12 @@ def noting(kept: Sequence[Revision], noted: Revision) -> list[Revision]:
         replace(each, status="serving" if each is served[-1] else "superseded") if each in served else each
         for each in reversed(oldest_first)
     ]
+
+
+def check_seen(name: str, kept: FunctionRecord | None, seen: str | None) -> None:
+    """:raises Overtaken: a store keeps *kept* of function *name*, and its writer has *seen* another state of it"""
+    if seen not in (None, "" if kept is None else kept.state):
+        raise Overtaken(f"function {name} was changed through another gateway at the same moment: try again")
 
 
 def meant(name: str, history: Sequence[Revision], to: str | None) -> Revision:

@@ -31,12 +31,15 @@ class FunctionStore(Protocol):
         worker: WorkerSpec | None = None,
         function: Function | None = None,
         noted: Revision | None = None,
+        seen: str | None = None,
     ) -> None:
         """
         Store *record*, replacing an earlier one of the function; the number of calls of that one is kept.
 
         *worker* and *function* are for stores from which nodes and the scheduler read; *noted* is as of `note`, in the
-        same step.
+        same step; *seen* is the state of the record that is replaced, empty if there is none. None: whatever is there.
+
+        :raises Overtaken: the record there has another state than *seen*
         """
         ...
 

@@ -103,6 +103,13 @@ class FunctionRecord(Struct, frozen=True):
         return f"{self.name}.{self.namespace}"
 
     @property
+    def state(self) -> str:
+        """Equal for two records of a function only if they say the same of its revisions."""
+        pending, before, failed = self.handover.pending, self.handover.before, self.handover.failed
+        revisions = (self, pending and pending.record, before, failed)
+        return " ".join(each.revision if each else "-" for each in revisions)
+
+    @property
     def function_id(self) -> FunctionId:
         return FunctionId(f"{self.name}.{self.namespace}@{self.revision}")
 

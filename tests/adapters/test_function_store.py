@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from msgspec.structs import replace
 from tests.etcd_process import EtcdProcess
 from tests.unit.gateway.fakes import MemoryStore
 from tests.waiting import LIMIT_S, until
@@ -34,8 +35,9 @@ from gpufaas_adapters.sqlite.functions import SqliteStore
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.model import Function, Profile, SizesDoc, TimesDoc
+from gpufaas_gateway.errors import Overtaken
 from gpufaas_gateway.history import KEPT, Revision
-from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
+from gpufaas_gateway.spec import FailedRevision, FunctionRecord, FunctionSpec, Handover, Namespace, Quota
 
 Store: TypeAlias = MemoryStore | SqliteStore | EtcdFunctionStore
 FULL_SPEC = FunctionSpec(
@@ -107,6 +109,49 @@ def test_put_replaces_the_record_and_keeps_its_count(store: Store) -> None:
     store.put(record(revision="r2"))
 
     assert store.all() == [record(revision="r2", invocations=3)]
+
+
+def test_a_record_replaces_only_what_its_writer_has_seen(store: Store) -> None:
+    first = record(revision="r1")
+    store.put(first, seen="")
+    second = replace(first, handover=Handover(failed=FailedRevision("r2", "no such weights")))
+    store.put(second, seen=first.state)
+
+    for seen in ("", first.state, "r9"):
+        with pytest.raises(Overtaken, match=r"function echo\.openfaas-fn was changed through another gateway"):
+            store.put(record(revision="r3"), noted=noted("r3"), seen=seen)
+
+    assert store.all() == [second]
+    assert store.history("echo.openfaas-fn") == []
+    store.put(record(revision="r3"), seen=second.state)
+    assert store.all() == [record(revision="r3")]
+
+
+def test_a_record_is_not_stored_for_a_function_that_was_removed_meanwhile(store: Store) -> None:
+    store.put(record())
+    store.remove("echo.openfaas-fn")
+
+    with pytest.raises(Overtaken):
+        store.put(record(revision="r2"), seen=record().state)
+
+    assert store.all() == []
+
+
+def test_of_those_who_replace_the_same_at_once_one_wins(store: Store) -> None:
+    """As several gateways do."""
+    store.put(record())
+
+    def put(number: int) -> str:
+        try:
+            store.put(record(revision=f"n{number}"), seen=record().state)
+        except Overtaken:
+            return ""
+        return f"n{number}"
+
+    with ThreadPoolExecutor(4) as threads:
+        done = "".join(threads.map(put, range(12)))
+
+    assert done == store.all()[0].revision
 
 
 def test_counts_add_up_and_unknown_names_are_skipped(store: Store) -> None:

@@ -31,7 +31,7 @@ from gpufaas_adapters.etcd.deployed import FUNCTIONS, QUOTAS, DeployedFunctions,
 from gpufaas_adapters.etcd.reading import decoded, read_all
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import Function, Profile
-from gpufaas_gateway.history import Revision, noting
+from gpufaas_gateway.history import Revision, check_seen, noting
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
 COUNTS: Final = "v1/counts/"
@@ -58,23 +58,28 @@ class EtcdFunctionStore:
         worker: WorkerSpec | None = None,
         function: Function | None = None,
         noted: Revision | None = None,
+        seen: str | None = None,
     ) -> None:
         path = _path(record.full_name)
         put = DoPut(f"{FUNCTIONS}{path}", FunctionEntry(record, worker, function).encoded())
-        self._blocking(self._write(path, noted, put, DoPut(f"{COUNTS}{path}", b"%d" % record.invocations)))
+        self._blocking(
+            self._write(record.full_name, noted, put, DoPut(f"{COUNTS}{path}", b"%d" % record.invocations), seen=seen)
+        )
 
     def note(self, name: str, noted: Revision) -> None:
-        self._blocking(self._write(_path(name), noted))
+        self._blocking(self._write(name, noted))
 
     def history(self, name: str) -> list[Revision]:
         item = self._blocking(self._etcd.get(f"{HISTORY}{_path(name)}"))
         return (decoded(item, list[Revision]) if item is not None else None) or []
 
-    async def _write(self, path: str, noted: Revision | None, *puts: DoPut) -> None:
-        """Do *puts*, the last of them only for a new function, and note *noted*, in one transaction."""
-        keys = [f"{FUNCTIONS}{path}", f"{HISTORY}{path}"]
+    async def _write(self, name: str, noted: Revision | None, *puts: DoPut, seen: str | None = None) -> None:
+        """Do *puts*, the last of them only for a new function, and note *noted*, in one transaction, over *seen*."""
+        keys = [f"{FUNCTIONS}{_path(name)}", f"{HISTORY}{_path(name)}"]
         while True:  # until no other gateway has written in between
             function, history = (await self._etcd.txn((), [DoGet(key) for key in keys])).found
+            entry = decoded(function[0], FunctionEntry) if function else None
+            check_seen(name, entry.record if entry else None, seen)
             operations = list(puts[:-1] if function else puts)
             if noted is not None and (function or puts):
                 kept = (decoded(history[0], list[Revision]) if history else None) or []

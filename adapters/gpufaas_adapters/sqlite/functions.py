@@ -15,7 +15,7 @@ from gpufaas_adapters.sqlite.file import SqliteFile
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import Function, Profile
 from gpufaas_core.plausible import read_profile
-from gpufaas_gateway.history import Revision, noting
+from gpufaas_gateway.history import Revision, check_seen, noting
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Handover, Namespace, Quota
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,10 @@ class SqliteStore:
         worker: WorkerSpec | None = None,  # noqa: ARG002 - derived from the record when it is read
         function: Function | None = None,  # noqa: ARG002
         noted: Revision | None = None,
+        seen: str | None = None,
     ) -> None:
         with self._file.transaction() as db:
+            check_seen(record.full_name, next(iter(_records(db, record.full_name)), None), seen)
             db.execute(
                 "INSERT INTO functions (full_name, namespace, name, spec, revision, created_at, invocations, handover)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (full_name) DO UPDATE SET spec = excluded.spec,"
@@ -97,15 +99,7 @@ class SqliteStore:
 
     def all(self) -> list[FunctionRecord]:
         with self._file.reading() as db:
-            rows = db.execute(
-                "SELECT name, namespace, spec, revision, created_at, invocations, handover FROM functions"
-                " ORDER BY namespace, name"
-            ).fetchall()
-        read, state = msgspec.json.Decoder(FunctionSpec).decode, msgspec.json.Decoder(Handover).decode
-        return [
-            FunctionRecord(name, namespace, read(spec), revision, at, invocations, state(handover))
-            for name, namespace, spec, revision, at, invocations, handover in rows
-        ]
+            return _records(db)
 
     def save_profile(self, digest: str, kind: str, profile: Profile) -> None:
         with self._file.transaction() as db:
@@ -169,6 +163,20 @@ class SqliteStore:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _records(db: sqlite3.Connection, only: str = "") -> list[FunctionRecord]:
+    """Return the record of *only*, a ``NAME.NAMESPACE``, or all."""
+    rows = db.execute(
+        "SELECT name, namespace, spec, revision, created_at, invocations, handover FROM functions"
+        " WHERE ? IN ('', full_name) ORDER BY namespace, name",
+        (only,),
+    ).fetchall()
+    read, state = msgspec.json.Decoder(FunctionSpec).decode, msgspec.json.Decoder(Handover).decode
+    return [
+        FunctionRecord(name, namespace, read(spec), revision, at, invocations, state(handover))
+        for name, namespace, spec, revision, at, invocations, handover in rows
+    ]
 
 
 def _history(db: sqlite3.Connection, name: str) -> list[Revision] | None:

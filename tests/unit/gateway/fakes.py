@@ -33,7 +33,7 @@ from gpufaas_core.model import (
 from gpufaas_core.units import Bytes, GiB
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.deploy import Deployer
-from gpufaas_gateway.history import Revision, noting
+from gpufaas_gateway.history import Revision, check_seen, noting
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.ports import ArtifactWriter
@@ -51,9 +51,13 @@ class MemoryStore:
         self.known_quotas: dict[str, Quota] = {}
         self.failure: str | None = None
 
-    def put(self, record: FunctionRecord, _: object = None, __: object = None, noted: Revision | None = None) -> None:
+    def put(
+        self, record: FunctionRecord, _: object = None, __: object = None, noted: Revision | None = None,
+        seen: str | None = None,
+    ) -> None:  # fmt: skip
         self._may_write()
         earlier = self.records.get(record.full_name)
+        check_seen(record.full_name, earlier, seen)
         self.records[record.full_name] = replace(record, invocations=earlier.invocations) if earlier else record
         if noted is not None:
             self.note(record.full_name, noted)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -274,6 +275,88 @@ async def test_a_gateway_hands_over_what_another_one_deployed_and_left(gateway: 
     await eventually(serves(other, new))
     assert gateway.store.records[ECHO].function_id == new
     other.logs.close()
+
+
+def another(gateway: Gateway, root: Path) -> Gateway:
+    """Return a gateway with the same store, which has heard of what *gateway* serves."""
+    other = Gateway(root / "other")
+    other.store = other.deployer._store = other.deployer.handovers.store = gateway.store
+    other.artifacts = other.deployer._artifacts = gateway.artifacts
+    other.workers.bundle(other.bundle)
+    found = gateway.found()
+    other.deployer.adopt(found.record, found.spec, found.function)
+    other.catalogue.complete()
+    return other
+
+
+async def test_an_update_goes_on_what_another_gateway_has_deployed_before_this_one_heard_of_it(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    first = await gateway.deployed()
+    other = another(gateway, tmp_path)
+    second = await update(gateway)
+    await gateway.found().trial("")  # type: ignore[misc]  # it has answered
+
+    answer = await other.client.put("/system/functions", json=other.body(envVars={"N": "last"}))
+
+    assert answer.status_code == 200
+    last = other.found().function_id
+    assert gateway.store.records[ECHO].function_id == last
+    assert [*history(gateway)] == [revision(each) for each in (last, second, first)]
+    assert history(gateway)[revision(second)] == ("superseded", "")
+    before = other.found().record.handover.before
+    assert before is not None
+    assert before.function_id == second, "that is what serves again if this one does not load"
+    other.logs.close()
+
+
+async def test_a_hand_over_does_not_take_back_what_another_gateway_has_deployed_meanwhile(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    old = await resident(gateway)
+    new = await update(gateway)
+    other = another(gateway, tmp_path)
+    other.scheduler.functions[new] = gateway.scheduler.functions[new]
+    last = await update(other)
+
+    has(gateway, old, new)
+    await looked(gateway)
+
+    assert gateway.store.records[ECHO].function_id == last
+    record = other.found().record
+    gateway.deployer.adopt(record, other.found().spec, other.found().function)
+    await eventually(serves(gateway, last))
+    other.logs.close()
+
+
+@pytest.mark.parametrize(("method", "status"), [("put", 404), ("post", 409)])
+async def test_a_deployment_that_another_gateway_made_impossible_is_refused(
+    gateway: Gateway, tmp_path: Path, method: str, status: int
+) -> None:
+    await gateway.deployed()
+    other = another(gateway, tmp_path)
+    if method == "post":
+        other.catalogue.drop(other.found())
+    else:
+        await gateway.delete({"functionName": "echo"})
+
+    answer = await getattr(other.client, method)("/system/functions", json=other.body(envVars={"N": "2"}))
+
+    assert answer.status_code == status, answer.text
+    assert len(gateway.store.records) == (method == "post")
+    assert [*other.workers.defined] == [each.function_id for each in gateway.store.all()]
+    other.logs.close()
+
+
+async def test_a_function_that_others_change_all_the_time_cannot_be_updated(gateway: Gateway) -> None:
+    await gateway.deployed()
+    kept = gateway.store.records[ECHO]
+    gateway.workers.during_check = lambda: gateway.store.put(replace(kept, revision=token_hex(4)))
+
+    answer = await gateway.client.put("/system/functions", json=gateway.body(envVars={"N": "2"}))
+
+    assert answer.status_code == 409
+    assert "was changed through another gateway at the same moment: try again" in answer.text
 
 
 async def test_a_hand_over_that_cannot_be_stored_is_tried_again(gateway: Gateway) -> None:
