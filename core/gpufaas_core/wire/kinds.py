@@ -42,4 +42,10 @@ class Kind:
     RUNS: Final = 52
 
 
-KINDS: Final = frozenset(value for name, value in vars(Kind).items() if name.isupper())
+_NAMES: Final = {value: name for name, value in vars(Kind).items() if name.isupper()}
+KINDS: Final = frozenset(_NAMES)
+
+
+def name_of(kind: int) -> str:
+    """Return what an error calls a frame of *kind*."""
+    return f"a frame {_NAMES.get(kind, f'of kind {kind}')}"
