@@ -10,13 +10,15 @@ from gpufaas_core.bundle import Kind
 from gpufaas_core.errors import InvalidSpec
 
 _CALLED: Final[Mapping[Kind, Mapping[str, tuple[str, ...]]]] = {
-    "model": {"load": ("device",), "handle": ("model", "event", "context")},
+    "model": {
+        "load": ("device",),
+        "handle": ("model", "event", "context"),
+        "handle_batch": ("model", "events", "contexts"),
+        "warm_up": ("model",),
+    },
     "http": {"handle": ("event", "context")},
 }
-_BATCH: Final = {"handle_batch": ("model", "events", "contexts")}
-"""What a model function may define beside ``handle``, or in place of it."""
-_WARM_UP: Final = {"warm_up": ("model",)}
-"""What it may define besides."""
+"""What a template calls, and with what."""
 
 
 def check_handler(file: Path, kind: Kind, template: str) -> None:
@@ -32,14 +34,10 @@ def check_handler(file: Path, kind: Kind, template: str) -> None:
     except ValueError as exc:  # null bytes
         raise InvalidSpec(f"{file}: {exc}") from None
     bound = _bound_names(tree)
-    called = _CALLED[kind]
-    if kind == "model" and bound is not None and "handle_batch" in bound:
-        called = {name: each for name, each in called.items() if name != "handle" or name in bound} | _BATCH
-    if kind == "model" and bound is not None and "warm_up" in bound:
-        called = {**called, **_WARM_UP}
-    for name, parameters in called.items():
+    optional = {"handle_batch", "warm_up"} | ({"handle"} if bound and "handle_batch" in bound else set())
+    for name, parameters in _CALLED[kind].items():
         call = f"{name}({', '.join(parameters)})"
-        if bound is not None and name not in bound:
+        if bound is not None and name not in bound | optional:
             raise InvalidSpec(f"{file} defines no {call}, which {template} calls: add it, or choose another template")
         defined = [each for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
         defined = [each for each in defined if each.name == name]

@@ -8,6 +8,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final, NoReturn
 
+from pathspec import GitIgnoreSpec
+
 from gpufaas_cli.locks import LOCK
 from gpufaas_cli.stack import FILE_NAMES
 from gpufaas_cli.weights import WEIGHTS
@@ -63,7 +65,7 @@ class Ignored:
         self.left_out: dict[Path, str] = {}
         """What was left out so far: its kind, or the place of the pattern, as FILE:LINE."""
         self._folder, self._skip, self._by_git = folder.absolute(), skip, by_git
-        self._read: dict[str, _Patterns | None] = {}
+        self._specs: dict[str, GitIgnoreSpec | None] = {}
 
     def __call__(self, path: Path, is_folder: bool) -> bool:
         """:raises InvalidSpec: an ignore file cannot be read, or leaves out the handler"""
@@ -92,15 +94,21 @@ class Ignored:
     def _pattern(self, folder: str, name: str) -> tuple[bool, str] | None:
         """Return what the deepest ignore file with a word on it says: whether it is left out, and where it says so."""
         while self._name:
-            if folder not in self._read:
-                self._read[folder] = _patterns(os.path.join(folder, self._name))
-            patterns = self._read[folder]
-            found = patterns.find(name) if patterns else None
-            if found and found[0] and patterns and folder != str(self._folder) and self._folder.is_relative_to(folder):
-                # A pattern that leaves out the handler's whole folder says nothing of what is in it.
-                found = None if patterns.leaves_out(f"{self._folder.relative_to(folder).as_posix()}/") else found
-            if found or folder == self._top:
-                return found
+            file = os.path.join(folder, self._name)
+            if folder not in self._specs:
+                self._specs[folder] = _patterns(file)
+            spec = self._specs[folder]
+            found = spec.check_file(name) if spec else None
+            if spec and found and found.index is not None:
+                # Where a pattern may take something back in, a folder says nothing of what it holds.
+                moot = name.endswith("/") and any(each.include is False for each in spec.patterns)
+                if found.include and str(self._folder).startswith(f"{folder}/"):
+                    # Nor does a pattern that leaves out the handler's whole folder.
+                    moot |= bool(spec.check_file(f"{self._folder.relative_to(folder).as_posix()}/").include)
+                if not moot:
+                    return bool(found.include), f"{os.path.relpath(file)}:{found.index + 1}"
+            if folder == self._top:
+                return None
             folder, last = os.path.split(folder)
             name = f"{last}/{name}"
         return None
@@ -119,54 +127,24 @@ class Ignored:
         return OWN_IGNORE if own else ".gitignore" if self._by_git else ""
 
 
-class _Patterns:
-    """The patterns of one ignore file."""
-
-    def __init__(self, file: str) -> None:
-        from pathspec import GitIgnoreSpec
-
-        try:
-            lines = Path(file).read_text(errors="surrogateescape").split("\n")
-        except OSError as exc:
-            raise InvalidSpec(f"{file} cannot be read ({exc.strerror}): correct or remove it") from exc
-        meant = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
-        self._places = [f"{os.path.relpath(file)}:{number}" for number, _ in meant]
-        try:
-            self._spec = GitIgnoreSpec.from_lines(line for _, line in meant)
-        except ValueError as exc:
-            raise InvalidSpec(f"{os.path.relpath(file)}: {exc}: correct or remove that line") from exc
-        # Where a pattern may take something back in, only files are asked for: a folder says nothing of what it holds.
-        self._takes_back = any(each.include is False for each in self._spec.patterns)
-        self._known: dict[str, tuple[bool, str] | None] = {}
-
-    def find(self, path: str) -> tuple[bool, str] | None:
-        """
-        Return whether the last pattern that *path* fits leaves it out, and its place; None: it fits none.
-
-        :param path: from the folder of this file; of a folder, with a slash at its end
-        """
-        if path not in self._known:
-            found = self._spec.check_file(path)
-            fits = found.index is not None and not (self._takes_back and path.endswith("/"))
-            self._known[path] = (bool(found.include), self._places[found.index or 0]) if fits else None
-        return self._known[path]
-
-    def leaves_out(self, folder: str) -> bool:
-        """:param folder: from the folder of this file, with a slash at its end"""
-        return bool(self._spec.check_file(folder).include)
-
-
-def _patterns(file: str) -> _Patterns | None:
+def _patterns(file: str) -> GitIgnoreSpec | None:
+    """Return the patterns of an ignore file, by the index of their lines; None: there is none."""
     try:
         return _parsed(file, identity(os.stat(file)))
-    except OSError:
+    except FileNotFoundError:
         return None
+    except OSError as exc:
+        raise InvalidSpec(f"{file} cannot be read ({exc.strerror}): correct or remove it") from exc
 
 
 @lru_cache(256)
-def _parsed(file: str, _: FileIdentity) -> _Patterns:
+def _parsed(file: str, _: FileIdentity) -> GitIgnoreSpec:
     """Kept until the file is another: a watch asks ten times a second."""
-    return _Patterns(file)
+    lines = Path(file).read_text(errors="surrogateescape").split("\n")
+    try:
+        return GitIgnoreSpec.from_lines(line if line.strip() else "#" for line in lines)
+    except ValueError as exc:
+        raise InvalidSpec(f"{os.path.relpath(file)}: {exc}: correct or remove that line") from exc
 
 
 def walk(source: Path, leaves_out: LeavesOut = is_cache) -> Iterator[Path]:
