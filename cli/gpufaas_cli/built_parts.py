@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from gpufaas_cli.packing import Output, hash_file, pack
 from gpufaas_core.bundle import SITE_DIR, Part
-from gpufaas_core.files import identity
+from gpufaas_core.files import identity, remove_tree
 
 _TREE: Final = "tree"
 _TAR: Final = "part.tar"
@@ -74,7 +74,7 @@ class BuiltParts:
         folder = self._root / key
         with contextlib.suppress(OSError, msgspec.DecodeError):
             found = msgspec.json.decode((folder / _RECORD).read_bytes(), type=BuiltPart)
-            os.utime(folder / _RECORD)
+            os.utime(folder)
             if all(each.is_whole(folder) for each in found.outputs):
                 return found
         return None
@@ -109,14 +109,11 @@ class BuiltParts:
 
     def drop_unused(self, used: Collection[str]) -> None:
         """Remove what no function uses, but for the last `_KEPT`. Nothing may be built meanwhile."""
-        with contextlib.suppress(OSError):
-            unused = [each for each in self._root.iterdir() if each.name not in used]
-            for each in sorted(unused, key=_last_use)[: -_KEPT or None]:
-                shutil.rmtree(each, ignore_errors=True)
+        drop_oldest((each for each in self._root.glob("*") if each.name not in used), _KEPT)
 
 
-def _last_use(folder: Path) -> float:
-    """Return when the part in *folder* was found last; 0: its build did not end."""
-    with contextlib.suppress(OSError):
-        return (folder / _RECORD).stat().st_mtime
-    return 0.0
+def drop_oldest(folders: Iterable[Path], kept: int) -> None:
+    """Remove *folders* but for those *kept* that were used, or made, last (`os.utime`)."""
+    with contextlib.suppress(OSError):  # another command removes them, too
+        for each in sorted(folders, key=lambda folder: folder.stat().st_mtime)[:-kept]:
+            remove_tree(each)

@@ -15,6 +15,7 @@ build.py runs in this Python environment; packages are chosen for that of the no
 """
 
 import contextlib
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -35,7 +36,7 @@ from gpufaas_cli.handler_check import check_handler
 from gpufaas_cli.locks import LOCK, Lock
 from gpufaas_cli.packing import Output, hash_file, pack
 from gpufaas_cli.requirement_files import Requirements, read_requirements
-from gpufaas_cli.requirements import RESERVED, find_lock, install_missing, installed_version, settle
+from gpufaas_cli.requirements import RESERVED, find_lock, install_missing, settle
 from gpufaas_cli.script_inputs import SCRIPT, inputs_of_script
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, copy_tree, find_extra, is_cache, walk
 from gpufaas_cli.stack import FUNCTION_NAME
@@ -242,7 +243,7 @@ class _Build:
 
     def _python(self) -> object:
         """What build.py is run by."""
-        packages = [(name, installed_version(name)) for name in sorted(RESERVED)]
+        packages = [each.version for name in sorted(RESERVED) for each in importlib.metadata.distributions(name=name)]
         return platform.python_version(), platform.machine(), packages
 
     # --- making it ---

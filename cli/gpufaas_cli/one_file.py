@@ -11,7 +11,7 @@ Requirements and settings are in the file's PEP 723 block::
     # ///
 
 The file is built as any function is, from a folder in the user's cache that links to it. The folder stays, so that the
-next build has the packages of this one.
+next build has the packages of this one: those of the last `_KEPT` files do.
 """
 
 import hashlib
@@ -24,12 +24,14 @@ from typing import Final
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from gpufaas_cli.built_parts import drop_oldest
 from gpufaas_cli.files import alone, replace_file
 from gpufaas_cli.handler_check import defines
 from gpufaas_cli.stack import FUNCTION_NAME, BadStack, Stack, StackFunction
 
 _BEGIN: Final = "# /// script"
 _BLOCK: Final = re.compile(rf"(?m)^{_BEGIN}$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+_KEPT: Final = 16
 _Texts = dict[str, str | bool | int | float]
 
 
@@ -84,6 +86,8 @@ def read(file: Path, name: str) -> tuple[Stack, list[StackFunction]]:
         replace_file(handler / "requirements.txt", required)
         (handler / "handler.py").unlink(missing_ok=True)
         (handler / "handler.py").symlink_to(file.absolute())
+    os.utime(root)
+    drop_oldest(root.parent.iterdir(), _KEPT)
     settings = script.tool.gpufaas
     function = StackFunction(
         name=name,

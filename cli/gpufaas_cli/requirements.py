@@ -211,10 +211,3 @@ def find_needs(requirements: Sequence[Requirements], target: BuildTarget, site: 
                 f"{'; '.join(reasons)}: name nodes that fit (constraints), or install there what is missing"
             )
     return needs
-
-
-def installed_version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -1,5 +1,6 @@
 """A function of one file: its name, its block, and what is wrong with one."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ def test_a_block_gives_requirements_and_settings_and_load_makes_it_a_model(here:
     assert requirements.read_text().splitlines() == ["", "", "", "tiny-lib>=1", "other"], "on the lines of the file"
     assert stack.said(f"{requirements}:5: no") == f"{file}:5: no"
     assert (function.handler / "handler.py").read_text() == file.read_text()
+
+
+def test_the_builds_of_the_files_that_were_used_last_are_kept_and_no_others(here: Path) -> None:
+    roots = []
+    for number in (*range(16), 0, 16):
+        file = here / f"f{number}.py"
+        file.write_text("def handle(event, context): ...\n")
+        roots.append(one_file.read(file, "f")[0].folder)
+        os.utime(roots[-1], (len(roots), len(roots)))
+
+    assert [number for number, each in enumerate(roots) if not each.exists()] == [1]
 
 
 def test_without_a_block_or_load_it_is_a_plain_function_named_after_its_file_or_folder(here: Path) -> None:
