@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from gpufaas_cli.build_target import BuildTarget, this_python
 from gpufaas_cli.built_parts import BuiltPart, BuiltParts, Made, key_of
 from gpufaas_cli.handler_check import check_handler
-from gpufaas_cli.locks import LOCK, Lock
+from gpufaas_cli.locks import LOCK, Lock, shown
 from gpufaas_cli.packing import Output, hash_file, pack
 from gpufaas_cli.requirement_files import Requirements, read_requirements
 from gpufaas_cli.requirements import RESERVED, find_lock, install_missing, settle
@@ -271,7 +271,7 @@ class _Build:
                 WeightsFile(FUNCTION_DIR + name.removeprefix(self.function), sha256, path.stat().st_size)
                 for name, (path, sha256) in weights.items()
             ),
-            requirements=tuple(map(str, lock.missing)),
+            requirements=tuple(map(shown, lock.pins)),
             allow_pickle=self.request.allows_pickle,
             command=template.command,
             workdir=template.workdir,
@@ -312,7 +312,7 @@ class _Build:
             return Lock(), BuiltPart()
         file, part = self.handler / LOCK, BuiltPart()
         lock = find_lock(self.requirements, self.target, file, self.progress)
-        if lock.missing:
+        if lock.pins:
             part = self.parts.find(lock.key) or self.parts.build(lock.key, "site", partial(self._install, lock))
         return settle(lock, self.requirements, self.target, self._site_of(lock), file), part
 

@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from gpufaas_cli.build_target import BuildTarget
-from gpufaas_cli.locks import LOCK, Lock, MadeFor, Missing, machine_of, read_lock
+from gpufaas_cli.locks import LOCK, Lock, MadeFor, machine_of, place, read_lock, shown
 from gpufaas_cli.requirement_files import Requirements
 from gpufaas_cli.resolvers import Unresolved, install, resolve
 from gpufaas_core.bundle import Needs
@@ -61,17 +61,15 @@ def find_lock(
             f"({'; '.join(map(str, target.environments))}): name nodes that are alike (constraints), or install the "
             "packages there"
         )
-    missing = _resolve(asking, target, own, old.missing if old is not None else ())
-    if not all(each.lockable for each in missing):
-        inputs += digest
-    return Lock(missing, made_for, inputs)
+    lock = Lock(_resolve(asking, target, own, old.pins if old is not None else ()), made_for, inputs)
+    return lock if lock.is_lockable else replace(lock, inputs=inputs + digest)
 
 
 def _resolve(
-    requirements: Sequence[Requirements], target: BuildTarget, own: set[str], old: Sequence[Missing]
-) -> tuple[Missing, ...]:
+    requirements: Sequence[Requirements], target: BuildTarget, own: set[str], old: Sequence[str]
+) -> tuple[str, ...]:
     """
-    Return what is missing beside what is provided, or, where that has no solution, beside what is fixed.
+    Return pins of what is missing beside what is provided, or, where that has no solution, beside what is fixed.
 
     :param own: what is provided in versions that were not asked for
     :param old: what was locked before
@@ -90,16 +88,16 @@ def _resolve(
         raise InvalidSpec(
             f"{said} cannot be met{only} beside what {target.who} provides ({environment}): {exc}{fixed}"
         ) from None
-    for name in RESERVED & {each.name for each in found}:
+    for name in RESERVED & {shown(pin).partition("==")[0] for pin in found}:
         one = next((each for each in target.environments if name not in each.distributions), environment)
         raise InvalidSpec(
             f"{said} needs {name}, which every worker has, but not {target.who} ({one}): install it there with "
             "`pip install 'gpufaas[node]'`, or build for a platform that has it (--gateway URL)"
         )
-    hashed = {name: hashes for each in requirements for name, hashes in each.hashes.items()}
-    return tuple(
-        replace(each, hashes=hashed.get(each.name, each.hashes)) for each in sorted(found, key=lambda one: one.name)
-    )
+    for number, pin in enumerate(found):  # the author may allow some of its files only
+        if hashes := [each for of in requirements for each in of.hashes.get(shown(pin).partition("==")[0], ())]:
+            found[number] = " \\\n    ".join([pin.partition(" \\\n")[0], *(f"--hash={each}" for each in hashes)])
+    return tuple(found)
 
 
 def _look(requirements: Sequence[Requirements], target: BuildTarget) -> tuple[bool, set[str]]:
@@ -150,21 +148,18 @@ def install_missing(
 
     :raises InvalidSpec: it cannot be had, or is not what was locked; names the line of the lock
     """
-    for each in lock.missing:
-        have = {one.distributions[each.name].version for one in target.environments if each.name in one.distributions}
+    for name, _, version in (shown(pin).partition("==") for pin in lock.pins):
+        have = {one.distributions[name].version for one in target.environments if name in one.distributions}
         if have:
-            progress(f"brings its own {each.name} {each.version} (the platform has {' and '.join(sorted(have))})")
-    progress(f"installing {', '.join(map(str, lock.missing))}")
-    options, folder = [each for of in requirements for each in of.options], requirements[-1].file.parent
+            progress(f"brings its own {name} {version} (the platform has {' and '.join(sorted(have))})")
+    what, folder = ", ".join(map(shown, lock.pins)), requirements[-1].file.parent
+    progress(f"installing {what}")
     try:
-        install(lock.missing, options, target.shared, folder, site)
+        install(lock.pins, [each for of in requirements for each in of.options], target.shared, folder, site)
     except Unresolved as exc:
         file = folder / LOCK
-        line = next((lock.numbers[each.name] for each in lock.missing if lock.numbers and str(each) in str(exc)), 2)
-        where = f"{file}:{line}: `rm {file}` to resolve anew: " if lock.numbers else ""
-        raise InvalidSpec(
-            f"{where}{', '.join(map(str, lock.missing))} cannot be installed for {target.shared}: {exc}"
-        ) from None
+        where = f"{place(file, str(exc))}: `rm {file}` to resolve anew: " if lock.is_read else ""
+        raise InvalidSpec(f"{where}{what} cannot be installed for {target.shared}: {exc}") from None
 
 
 def settle(lock: Lock, requirements: Sequence[Requirements], target: BuildTarget, site: Path, file: Path) -> Lock:
@@ -173,12 +168,12 @@ def settle(lock: Lock, requirements: Sequence[Requirements], target: BuildTarget
 
     :raises InvalidSpec: a node of *target* has not all of that; says which, and why
     """
-    if lock.numbers:
+    if lock.is_read:
         return lock
     settled = replace(
         lock, made_for=msgspec.structs.replace(lock.made_for, needs=find_needs(requirements, target, site))
     )
-    if lock.missing or (any(each.asks for each in requirements) and read_lock(file)):
+    if lock.pins or (any(each.asks for each in requirements) and read_lock(file)):
         settled.write(file)
     return settled
 

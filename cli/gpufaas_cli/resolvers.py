@@ -20,7 +20,7 @@ from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 from uv import find_uv_bin
 
-from gpufaas_cli.locks import Missing, read_pins
+from gpufaas_cli.locks import PIN, shown
 from gpufaas_core.environment import Distribution, Environment, measure
 from gpufaas_core.errors import InvalidSpec
 
@@ -38,15 +38,15 @@ def resolve(
     files: Sequence[Path],
     provided: Mapping[str, Distribution],
     pinned: Collection[str],
-    kept: Sequence[Missing],
+    kept: Sequence[str],
     environment: Environment,
-) -> list[Missing]:
+) -> list[str]:
     """
-    Return what *files* of requirements need in *environment* besides *provided*.
+    Return pins of what *files* of requirements need in *environment* besides *provided*, sorted by name.
 
     :param provided: packages that are there, by name
     :param pinned: those of *provided* that must have their version; that of others is preferred
-    :param kept: versions that are preferred
+    :param kept: pins that are preferred
     :raises Unresolved: there is no way
     """
     with tempfile.TemporaryDirectory(prefix="gpufaas-build-") as scratch:
@@ -55,30 +55,28 @@ def resolve(
         # An option of a file adds to the author's folders of wheels; one of the command would be in place of them.
         links = f"--find-links {scratch}/provided\n"
         constraints.write_text(links + _pins({name: each for name, each in versions.items() if name in pinned}))
-        liked = {each.name: each.version for each in kept if each.version}
-        answer.write_text(_pins(versions | liked))  # versions that uv finds there are those that it prefers
+        liked = (shown(each).split("==") for each in kept if "==" in shown(each))
+        answer.write_text(_pins({**versions, **dict(liked)}))  # versions that uv finds there are those that it prefers
         asked = [*map(str, map(Path.absolute, files)), "-c", str(constraints), "-o", str(answer)]
         _uv(files[-1].parent, environment, "compile", "--generate-hashes", "--no-header", "--no-annotate", *asked)
-        found = [each for _, each in read_pins(answer.read_text())]
-    return [each for each in found if not each.version or versions.get(each.name) != each.version]
+        found, theirs = [pin[0] for pin in PIN.finditer(answer.read_text())], _pins(versions).splitlines()
+    return [pin for pin in found if shown(pin) not in theirs]
 
 
 def _pins(versions: Mapping[str, str]) -> str:
     return "".join(f"{name}=={version}\n" for name, version in versions.items())
 
 
-def install(
-    missing: Sequence[Missing], options: Sequence[str], environment: Environment, folder: Path, site: Path
-) -> None:
+def install(pins: Sequence[str], options: Sequence[str], environment: Environment, folder: Path, site: Path) -> None:
     """
-    Install *missing*, and no more, into the folder *site*. What would differ by machine is left out.
+    Install *pins*, and no more, into the folder *site*. What would differ by machine is left out.
 
     :param options: lines of a requirements file: where packages are
-    :param folder: relative paths in *missing* are meant from it
+    :param folder: relative paths in *pins* are meant from it
     :raises Unresolved: it cannot be had, or has other digests
     """
     with tempfile.NamedTemporaryFile("w", prefix="gpufaas-build-", suffix=".txt") as file:
-        file.write("\n".join([*options, *(each.line() for each in missing)]) + "\n")
+        file.write("\n".join([*options, *pins]) + "\n")
         file.flush()
         asked = ("--target", str(site.absolute()), "--no-deps", "-r", file.name)
         _uv(folder, environment, "install", "--link-mode", "copy", *asked)
