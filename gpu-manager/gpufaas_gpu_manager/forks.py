@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,35 +37,24 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 @dataclass(slots=True)
 class _Request:
-    """A worker that was asked for and is not forked yet. `fds` are copies, so that it can be asked for once more."""
+    """A worker that was asked for and is not forked yet. Who asked waits, and keeps `fds` open meanwhile."""
 
     message: Fork
-    fds: list[int]
+    fds: Sequence[int]
+    pid: asyncio.Future[int]
+    """Its process; cancelled: it will have none."""
     sent: int = 0
     """To so many fork servers."""
     unsent: bool = True
     """The present one has not been asked."""
 
 
-class _Requests:
+class _Requests(dict[int, _Request]):
     """What was asked for and is not forked yet, by worker."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, _Request] = {}
-
-    def add(self, message: Fork, fds: Sequence[int]) -> None:
-        """:raises OSError: this process can have no more open files"""
-        copies: list[int] = []
-        try:
-            copies.extend(map(os.dup, fds))
-        except OSError:
-            _close(copies)
-            raise
-        self._open[message.worker] = _Request(message, copies)
 
     def send(self, server: "_Server") -> None:
         """Send what *server* was not asked for yet, as far as it takes that; the rest follows when it has answered."""
-        for each in self._open.values():
+        for each in self.values():
             if each.unsent:
                 if not server.send(each.message, each.fds):
                     return
@@ -74,33 +63,16 @@ class _Requests:
 
     def begin_again(self) -> list[int]:
         """Another fork server is asked for all of them, but for workers that too many were asked for: return those."""
-        given_up = [worker for worker, each in self._open.items() if each.sent >= _ASKED_AT_MOST]
-        for worker in given_up:
-            self.forget(worker)
-        for each in self._open.values():
+        for each in self.values():
             each.unsent = True
-        return given_up
+        return self.give_up([worker for worker, each in self.items() if each.sent >= _ASKED_AT_MOST])
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def forget(self, worker: int) -> Fork | None:
-        """Return what was asked for."""
-        request = self._open.pop(worker, None)
-        if request is None:
-            return None
-        _close(request.fds)
-        return request.message
-
-    def has(self, worker: int) -> bool:
-        return worker in self._open
-
-    def close(self) -> list[int]:
-        """Forget, and return, all workers."""
-        workers = list(self._open)
-        for worker in workers:
-            self.forget(worker)
-        return workers
+    def give_up(self, workers: Collection[int]) -> list[int]:
+        """They will have no process. Return those of them that were asked for."""
+        found = [worker for worker in workers if worker in self]
+        for worker in found:
+            self.pop(worker).pid.cancel()
+        return found
 
 
 class _Server:
@@ -147,16 +119,10 @@ class Zygote:
     One fork server. When it dies its workers die with it, are reported as killed, and another one is started. When it
     is stuck it is replaced, and its workers live on. The next one is asked for what the last one did not fork.
 
-    `on_forked(worker, pid)` and `on_exited(worker, status)` are called on the event loop.
+    `on_exited(worker, status)` is called on the event loop when one has ended, or will never be forked.
     """
 
-    def __init__(
-        self,
-        on_forked: Callable[[int, int], None],
-        on_exited: Callable[[int, int], None],
-        on_said: Callable[[str], None],
-    ) -> None:
-        self.on_forked = on_forked
+    def __init__(self, on_exited: Callable[[int, int], None], on_said: Callable[[str], None]) -> None:
         self.on_exited = on_exited
         self._on_said = on_said
         self._server: _Server | None = None
@@ -222,25 +188,25 @@ class Zygote:
             self._ready = asyncio.get_running_loop().create_future()  # asked for before start()
         return await asyncio.shield(self._ready)
 
-    async def fork(self, worker: Fork, fds: Sequence[int]) -> None:
+    async def fork(self, worker: Fork, fds: Sequence[int]) -> int | None:
         """
-        Have *worker* forked with *fds* (its slots if it is a `Spawn`, then stdout and stderr; a standby's socket);
-        `on_forked` or `on_exited` will tell.
+        Have *worker* forked with *fds* (its slots if it is a `Spawn`, then stdout and stderr; a standby's socket).
 
-        :raises OSError: this process can have no more open files
+        :return: its process, of which `on_exited` may have told already; None: it will have none
         """
         await self.ready()
-        self._requests.add(worker, fds)
+        request = self._requests[worker.worker] = _Request(worker, fds, asyncio.get_running_loop().create_future())
         self._send_requests()
+        await asyncio.wait([request.pid])
+        return None if request.pid.cancelled() else request.pid.result()
 
     def adopt(self, standby: int, worker: int) -> bool:
-        """Standby number *standby* is *worker* from now on; `on_forked` is called with that. False: it has ended."""
+        """Standby number *standby* is *worker* from now on. False: it has ended."""
         pid = self._standbys.pop(standby, None)
         if pid is None:
             return False
         self._alive[worker] = pid
         self._adopted[standby] = worker
-        self.on_forked(worker, pid)
         return True
 
     def _send_requests(self) -> None:
@@ -274,14 +240,14 @@ class Zygote:
                 self._ready.set_result(said)
             self._tell_replaced()
         elif isinstance(said, Forked):
-            asked = self._requests.forget(said.worker)
-            living = self._standbys if isinstance(asked, Prepare) else self._alive
+            request = self._requests.pop(said.worker)
+            living = self._standbys if isinstance(request.message, Prepare) else self._alive
             living[said.worker] = said.pid
-            self.on_forked(said.worker, said.pid)
+            request.pid.set_result(said.pid)
         elif isinstance(said, Exited):
             if said.fault:
                 self._on_said(f"a worker could not be forked: {said.fault}")
-            self._requests.forget(said.worker)
+            self._requests.give_up([said.worker])
             self._standbys.pop(said.worker, None)
             number = self._adopted.pop(said.worker, said.worker)
             self._alive.pop(number, None)
@@ -359,7 +325,7 @@ class Zygote:
         self._closing = True
         self._detach()
         self._timers.close()
-        self._requests.close()
+        self._requests.give_up(list(self._requests))
         for replaced in self._replaced:
             replaced.close()
         if self._server is not None:
@@ -370,12 +336,6 @@ class Zygote:
                 process.kill()
                 await asyncio.to_thread(process.wait)
             await asyncio.to_thread(end_orphans, process.pid)
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-    fds.clear()
 
 
 def environment() -> dict[str, str]:

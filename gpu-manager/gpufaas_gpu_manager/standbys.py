@@ -134,12 +134,6 @@ class Standbys:
             if self._lacks(home, 0) and not self._failures:
                 self._add(home)
 
-    def on_forked(self, number: int, pid: int) -> None:
-        standby = self._pool.get(number)
-        if standby is not None and not standby.pid.done():
-            standby.pid.set_result(pid)
-            self._tell()
-
     def on_exited(self, number: int) -> None:
         """It has ended, or could not be forked; not through us, who take one out of the pool before."""
         standby = self._pool.pop(number, None)
@@ -215,12 +209,11 @@ class Standbys:
     async def _fork(self, standby: Standby, theirs: socket.socket) -> None:
         entries = standby.group.entries if standby.group is not None else ()
         prepare = Prepare(standby.number, Confine(entries, self._own_shm, walls=self._walls), dict(standby.home.env))
-        try:
-            await self._forks.fork(prepare, [theirs.fileno()])
-        except OSError:
-            self.on_exited(standby.number)
-        finally:
-            theirs.close()
+        with theirs:
+            pid = await self._forks.fork(prepare, [theirs.fileno()])
+        if pid is not None and not standby.pid.done():
+            standby.pid.set_result(pid)
+            self._tell()
 
     def _failed(self) -> None:
         self._failures = min(self._failures + 1, 16)

@@ -78,7 +78,7 @@ class Supervisor:
         self.fetch = fetch
         self.open_files = OpenFiles(on_said)
         self.parks = ParkedWorkers(recipes.host_cache, recipes.settings.park != "off")
-        self.zygote = Zygote(self.on_forked, self.on_exited, on_said)
+        self.zygote = Zygote(self.on_exited, on_said)
         self.measured: dict[tuple[str, str], Bytes] = {}
         self.standbys = Standbys(
             self.zygote, recipes.enforcement, self.settings.standby, self.next_number, self._loads,
@@ -206,13 +206,6 @@ class Supervisor:
         pids = [each.pid for each in self._workers.values() if each.spec.function == function and not each.scratch]
         living = [pid for pid in pids if pid is not None]
         return await asyncio.to_thread(usage_of, living) if living else None
-
-    def on_forked(self, number: int, pid: int) -> None:
-        worker = self._workers.get(number)
-        if worker is not None:
-            worker.on_started(pid)
-        else:
-            self.standbys.on_forked(number, pid)
 
     def on_exited(self, number: int, status: int) -> None:
         worker = self._workers.get(number)

@@ -53,7 +53,7 @@ class Layer(OwnProcess):
         self, worker: Worker, recipes: Recipes, base: Zygote, imported: Imported, on_over: Callable[["Layer"], None]
     ) -> None:
         """
-        :param base: forks it, and is told of the workers that it forks
+        :param base: forks it
         :param imported: what workers have imported; the function's own `preload` comes first
         """
         super().__init__(worker, recipes)
@@ -71,8 +71,6 @@ class Layer(OwnProcess):
         self._on_over = on_over
         self._start: WorkerStart | None = None
         self._server: LayerServer | None = None
-        self._born: dict[int, asyncio.Future[int]] = {}
-        """The process of each worker that was asked for; cancelled when there is none."""
         scratch = recipes.settings.scratch
         self._shown = scratch and scratch.absolute() / f"code-{worker.number}"
         self._views: dict[str, str] = {}
@@ -91,11 +89,11 @@ class Layer(OwnProcess):
             worker.own = replace(worker.own, read=(*worker.own.read, str(self._shown)))
         worker.limits = recipes.limits(worker)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server = LayerServer(worker, ours, self._ready, self._forked, self._exited)
+        self._server = LayerServer(worker, ours, self._ready, self._zygote.on_exited)
         imported, asked = self._imported, worker.spec.preload
         layer = forked.Layer(worker.number, start, asked, tuple(imported.modules), imported.env, worker.limits.confine)
         with theirs, worker.output.piped() as ends:
-            await self._zygote.fork(layer, [theirs.fileno(), *ends])
+            self.started(await self._zygote.fork(layer, [theirs.fileno(), *ends]))
 
     def _ready(self, said: ZygoteReady) -> None:
         self.said = said
@@ -105,9 +103,9 @@ class Layer(OwnProcess):
 
     # --- its workers ---
 
-    async def fork(self, worker: Worker, start: WorkerStart, confine: Confine, fds: Sequence[int]) -> None:
+    async def fork(self, worker: Worker, start: WorkerStart, confine: Confine, fds: Sequence[int]) -> int | None:
         """
-        Fork *worker*. :param fds: as of a `Spawn`
+        Fork *worker*, and return its process as a fork server does. :param fds: as of a `Spawn`
 
         :raises OSError: it has ended, or this process can have no more open files
         """
@@ -116,32 +114,18 @@ class Layer(OwnProcess):
         start = await asyncio.to_thread(self._within, worker, start)
         for each in fds[-2:] if confine.own.uid else ():  # so that a function can open /dev/stdout by its name
             os.fchown(each, confine.own.uid, confine.own.uid)
-        number = worker.number
+        held = Confine(cpus=confine.cpus, hard=confine.hard)
         read, write = os.pipe()
-        born = self._born[number] = asyncio.get_running_loop().create_future()
         try:
-            held = Confine(cpus=confine.cpus, hard=confine.hard)
-            await self._server.fork(Spawn(number, start, held, waits=True), [read, *fds])
-            await asyncio.wait([born])
-            if not born.cancelled():
-                moved = b""
-                with contextlib.suppress(OSError):
-                    moved = await asyncio.to_thread(_move, born.result(), confine.entries)
-                self._zygote.on_forked(number, born.result())
-                os.write(write, moved)  # with nothing, it ends
+            pid = await self._server.fork(Spawn(worker.number, start, held, waits=True), [read, *fds])
+            moved = b""
+            with contextlib.suppress(OSError):
+                moved = await asyncio.to_thread(_move, pid, confine.entries) if pid is not None else b""
+            os.write(write, moved)  # with nothing, it ends
+            return pid
         finally:
-            self._born.pop(number, None)
             os.close(read)
             os.close(write)
-
-    def _forked(self, number: int, pid: int) -> None:
-        if number in self._born:
-            self._born[number].set_result(pid)
-
-    def _exited(self, number: int, status: int) -> None:
-        if number in self._born:
-            self._born[number].cancel()
-        self._zygote.on_exited(number, status)
 
     def has(self, pid: int) -> bool:
         return self._server is not None and self._server.has(pid)
@@ -207,10 +191,10 @@ class LayerServer(Zygote):
 
     def __init__(
         self, worker: Worker, control: socket.socket, on_ready: Callable[[ZygoteReady], None],
-        on_forked: Callable[[int, int], None], on_exited: Callable[[int, int], None],
+        on_exited: Callable[[int, int], None],
     ) -> None:  # fmt: skip
         """:param worker: that it is to its own fork server"""
-        super().__init__(on_forked, on_exited, lambda _: None)
+        super().__init__(on_exited, lambda _: None)
         self._worker = worker
         self._on_ready = on_ready
         self._begin(worker, control)  # type: ignore[arg-type] # what is used of it, it has
@@ -228,10 +212,10 @@ class LayerServer(Zygote):
     def _on_message(self, said: FromZygote) -> None:
         believed = True
         if isinstance(said, Forked):
-            believed = self._requests.has(said.worker) and self.has(said.pid)
+            believed = said.worker in self._requests and self.has(said.pid)
         elif isinstance(said, Exited):
             pid = self._alive.get(said.worker, 0)
-            if not pid and not self._requests.has(said.worker):
+            if not pid and said.worker not in self._requests:
                 return  # it has no such worker
             believed = not self.has(pid) or state_of(pid) in ("Z", "X")
         if not believed:
@@ -253,7 +237,7 @@ class LayerServer(Zygote):
         self._closing = True
         self._detach()
         self._timers.close()
-        for worker in (*self._requests.close(), *self._alive):
+        for worker in (*self._requests.give_up(list(self._requests)), *self._alive):
             self.on_exited(worker, -9)
         self._alive = {}
 

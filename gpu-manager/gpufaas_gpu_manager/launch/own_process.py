@@ -18,6 +18,11 @@ class OwnProcess:
         self.worker = worker
         self._recipes = recipes
 
+    def started(self, pid: int | None) -> None:
+        """Its fork has given it process *pid*. None: none, of which the worker is told as of an end."""
+        if pid is not None and not self.worker.reaped:
+            self.worker.on_started(pid)
+
     def end(self) -> None:
         self.kill()
 

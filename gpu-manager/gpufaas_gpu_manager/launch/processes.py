@@ -109,13 +109,13 @@ class ForkedProcess(OwnProcess):
         if layer is not None:
             try:
                 self._layer = layer
-                await layer.fork(worker, start, self._limits().confine, fds)
+                self.started(await layer.fork(worker, start, self._limits().confine, fds))
             finally:
                 self._layers.release(layer)
         elif not await self._become(start, fds):
             limits = self._limits()
             spawn = Spawn(worker.number, start, limits.confine, bool(worker.spec.own_process))
-            await self._zygote.fork(spawn, fds)
+            self.started(await self._zygote.fork(spawn, fds))
 
     async def _become(self, start: WorkerStart, fds: list[int]) -> bool:
         """Have a standby become the worker; False: there is none."""
@@ -133,6 +133,7 @@ class ForkedProcess(OwnProcess):
             standbys.end(standby)
             return False
         if await standbys.become(standby, Spawn(worker.number, start, limits.confine), fds):
+            self.started(standby.pid.result())
             return True
         limits.close()
         worker.limits = None
@@ -225,7 +226,7 @@ class ServedProcess(OwnProcess):
         worker.limits = self._recipes.limits(worker)
         program = msgspec.structs.replace(program, confine=worker.limits.confine)
         with worker.output.piped() as ends:
-            await self._zygote.fork(program, ends)
+            self.started(await self._zygote.fork(program, ends))
         self._face.open(HERE, port, unix=self._unix)
 
     def end(self) -> None:

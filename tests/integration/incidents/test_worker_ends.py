@@ -159,9 +159,9 @@ async def test_the_memory_of_one_that_hangs_in_its_end_is_given_on_when_it_has_e
     gone: list[bool] = []
     begin = rig.node.host.zygote.fork
 
-    async def fork(*arguments: object) -> None:
+    async def fork(*arguments: object) -> int | None:
         gone.append(worker.reaped)
-        await begin(*arguments)  # type: ignore[arg-type]
+        return await begin(*arguments)  # type: ignore[arg-type]
 
     rig.node.host.zygote.fork = fork  # type: ignore[method-assign]
     rig.node.host.standbys.close()  # from now on workers are forked

@@ -22,20 +22,20 @@ CORES = Home("cpu-0", 0.5)
 
 
 class Forks:
-    """Keeps the standbys' ends of the sockets, and says that they were forked."""
+    """Keeps the standbys' ends of the sockets, and says that they were forked: at once, or when `born` is set."""
 
     def __init__(self) -> None:
         self.asked: list[Prepare] = []
         self.doors: dict[int, socket.socket] = {}
         self.adopted: list[tuple[int, int]] = []
-        self.on_forked = lambda _number, _pid: None
-        self.works = True
+        self.on_forked = lambda _: None
+        self.born: asyncio.Future[int] | None = None
 
-    async def fork(self, worker: Prepare, fds: Sequence[int]) -> None:
+    async def fork(self, worker: Prepare, fds: Sequence[int]) -> int:
         self.asked.append(worker)
         self.doors[worker.worker] = socket.fromfd(fds[0], socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if self.works:
-            self.on_forked(worker.worker, 1_000_000_000 + worker.worker)
+        self.on_forked(worker.worker)
+        return await self.born if self.born else 1_000_000_000 + worker.worker
 
     def adopt(self, standby: int, worker: int) -> bool:
         self.adopted.append((standby, worker))
@@ -64,7 +64,6 @@ class Rig:
     def __init__(self, size: int) -> None:
         self.forks, self.groups, self.loads, self.number = Forks(), Groups(), False, 100
         self.pool = Standbys(self.forks, self.groups, size, self._next, lambda: self.loads, Walls())
-        self.forks.on_forked = self.pool.on_forked
 
     def _next(self) -> int:
         self.number += 1
@@ -142,7 +141,7 @@ async def test_one_is_forked_for_a_worker_that_waits_for_memory(rig: Rig) -> Non
 
 
 async def test_a_start_waits_for_one_that_is_being_forked(rig: Rig) -> None:
-    rig.forks.works = False
+    rig.forks.born = asyncio.get_running_loop().create_future()
     rig.pool.begin([ANYWHERE])
     await eventually(lambda: rig.forks.doors)
     taking = asyncio.ensure_future(rig.pool.take(1, ANYWHERE))
@@ -150,7 +149,7 @@ async def test_a_start_waits_for_one_that_is_being_forked(rig: Rig) -> None:
     assert await gone is None
     assert not taking.done()
 
-    rig.pool.on_forked(101, 5)
+    rig.forks.born.set_result(5)
 
     found = await taking
     assert found is not None
@@ -158,7 +157,7 @@ async def test_a_start_waits_for_one_that_is_being_forked(rig: Rig) -> None:
 
 
 async def test_a_start_does_not_wait_for_one_that_cannot_be_forked(rig: Rig) -> None:
-    rig.forks.works = False
+    rig.forks.born = asyncio.get_running_loop().create_future()
     rig.pool.begin([ANYWHERE])
     await eventually(lambda: rig.forks.doors)
     taking = asyncio.ensure_future(rig.pool.take(1, ANYWHERE))
@@ -173,7 +172,7 @@ async def test_standbys_that_end_by_themselves_are_replaced_ever_more_slowly(rig
     loop = asyncio.get_running_loop()
     times: list[float] = []
 
-    def dies(number: int, _: int) -> None:
+    def dies(number: int) -> None:
         times.append(loop.time())
         loop.call_soon(rig.pool.on_exited, number)
 
