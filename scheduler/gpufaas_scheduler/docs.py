@@ -22,8 +22,9 @@ from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Clearing
 from gpufaas_scheduler.world.conditions import Conditions
 from gpufaas_scheduler.world.costs import Costs
+from gpufaas_scheduler.world.parts import parts_of
 from gpufaas_scheduler.world.ready import ReadyCopies
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 WAITING_KEPT: Final = 1000

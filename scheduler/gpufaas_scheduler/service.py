@@ -198,7 +198,8 @@ class SchedulerService:
         """A node says what happened."""
         if isinstance(fact, m.NodeRefused):
             call = fact.call
-            if call != self._placing and self._answer_of(call) is None and self.engine.heeds(fact):
+            here = gateway_of(call) not in self._gateways
+            if call != self._placing and here and self.engine.heeds(fact):
                 # The gateway of this process, which has the grant already, asks for the next one when it learns of the
                 # refusal: that may be after it is granted.
                 self._waiting[call] = self._refused[call] = self._loop.create_future()
@@ -259,15 +260,11 @@ class SchedulerService:
         if node is not None:  # else it left after the engine decided, and its devices with it
             node.execute(command)
 
-    def _answer_of(self, call: CallId) -> OnAnswer | None:
-        """Return where the answer to *call* goes; None: to the gateway of this process."""
-        return self._gateways.get(gateway_of(call)) if self._gateways else None
-
     def _answer(self, call: CallId, answer: m.Grant | GpufaasError) -> None:
         if call == self._placing:
             self._placed = answer
             return
-        if self._gateways and (gateway := self._answer_of(call)) is not None:
+        if self._gateways and (gateway := self._gateways.get(gateway_of(call))) is not None:
             gateway(call, answer)
             return
         future = self._waiting.pop(call, None)

@@ -262,25 +262,31 @@ def finished(world: World, event: m.Finished) -> None:
         if owner.waiting and (owner.batches or device.ahead):
             send_ahead_to(world, device)
     else:
-        end(world, call)
-        copy, waiting = call.copy, owner.flow
-        assert copy is not None
-        if waiting.calls and copy in owner.active:
-            if copy.running < owner.slots:
-                following = waiting.calls[0]
-                waiting.remove(following)
-                following.started_at = world.cluster.now
-                start(world, following, device, copy, ())
-        elif copy.running == 0 and (
-            # Others may wait for the memory of an idle copy. A next copy of *owner* does not, see `fits`.
-            world.surplus or world.homeless or world.queue.count or world.nested
-            or (world.short and len(world.short) > (owner.id in world.short))
-        ):  # fmt: skip
-            world.freed = True
-        if device.local and not copy.running:
-            next_local(world, device)  # the first of its local queue may need the share of this copy
+        _direct_ends(world, call, device)
     if owner.removed:
         forget_if_done(world, owner)
+
+
+def _direct_ends(world: World, call: Call, device: DeviceState) -> None:
+    """*call* of a direct function has ended on *device*: the next of its function begins there."""
+    end(world, call)
+    owner, copy = call.owner, call.copy
+    waiting = owner.flow
+    assert copy is not None
+    if waiting.calls and copy in owner.active:
+        if copy.running < owner.slots:
+            following = waiting.calls[0]
+            waiting.remove(following)
+            following.started_at = world.cluster.now
+            start(world, following, device, copy, ())
+    elif copy.running == 0 and (
+        # Others may wait for the memory of an idle copy. A next copy of *owner* does not, see `fits`.
+        world.surplus or world.homeless or world.queue.count or world.nested
+        or (world.short and len(world.short) > (owner.id in world.short))
+    ):  # fmt: skip
+        world.freed = True
+    if device.local and not copy.running:
+        next_local(world, device)  # the first of its local queue may need the share of this copy
 
 
 def _goes_on(device: DeviceState, grant: Grant | None) -> bool:

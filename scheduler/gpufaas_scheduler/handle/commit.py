@@ -4,9 +4,10 @@ from gpufaas_core.model import CopyId, Part, Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.handle.batches import batch_of, tell_held, with_held
-from gpufaas_scheduler.handle.grants import obtain, reserve, reserve_parts, start
+from gpufaas_scheduler.handle.grants import obtain, start
 from gpufaas_scheduler.handle.parking import order_load
 from gpufaas_scheduler.handle.parts import Place, full_part, places_for
+from gpufaas_scheduler.handle.reserve import reserve, reserve_parts
 from gpufaas_scheduler.handle.staging import try_stage
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState

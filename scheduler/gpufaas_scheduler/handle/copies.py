@@ -6,8 +6,9 @@ from collections import Counter
 from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_scheduler.handle.grants import next_local, reserve, return_all, return_local, start
+from gpufaas_scheduler.handle.grants import next_local, return_all, return_local, start
 from gpufaas_scheduler.handle.parking import evicted, order_load, park
+from gpufaas_scheduler.handle.reserve import reserve
 from gpufaas_scheduler.handle.staging import stage_beside
 from gpufaas_scheduler.world.places import room_for
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState

@@ -1,6 +1,5 @@
 """Grants: calls get a place on a worker, end there, or wait for one in the local queue of a device."""
 
-from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -11,11 +10,13 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, Seconds, copy_id, copy_of
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.batches import joining
-from gpufaas_scheduler.handle.parking import evicted, park, parked_of, reserve_beside_parked
+from gpufaas_scheduler.handle.parking import parked_of
 from gpufaas_scheduler.handle.parts import Place, hold_parts
+from gpufaas_scheduler.handle.reserve import evictions, leave_for_others, reserve, reserve_parts
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.costs import Costs
-from gpufaas_scheduler.world.state import JOINED, Call, Copy, DeviceState, FunctionState, Grant, parts_of
+from gpufaas_scheduler.world.parts import parts_of
+from gpufaas_scheduler.world.state import JOINED, Call, Copy, DeviceState, FunctionState, Grant
 from gpufaas_scheduler.world.world import World
 
 TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of it")
@@ -33,8 +34,6 @@ def start(
 ) -> None:
     """
     Grant *call* a grant: a hit on *copy*, or a miss for which *victims* are evicted. The caller has checked it.
-
-    Each call passes here, and a Python call costs more than a line: so this is one long function.
 
     :param others: calls of its function that run together with it, and were taken out of their queue like it
     :param places: of a new copy with several parts, which say the victims then
@@ -71,40 +70,58 @@ def start(
     owner.waiting -= 1
     owner.running += 1
     world.calls.waiting -= 1
-    call.grant = world.grant = number = world.grant + 1
+    call.grant = world.grant = world.grant + 1
     if owner.queued:
-        costs = owner.costs[device.kind]
-        # `Costs.estimate_s` inlined for calls without a size: each call passes here.
-        estimate_s = 0.0 if costs is None else costs.estimate_s(call.size) if call.size else costs.service_s
-        call.estimate_s = estimate_s
-        ready = copy.ready_at if copy.loading and copy.ready_at > now else now
-        if device.idle_key is not None:
-            cluster.set_busy(device)
-        device.starts += 1
-        world.starts.append((now, call, device.id, call.cold, names, local, call.why))
-        compute = owner.whole
-        if compute >= device.compute and ahead is None and not (copy.share or copy.split):
-            # Nearly each call: it has the device to itself, which spares it all that `_start_beside` does.
-            device.free_at = free_at = ready + estimate_s
-            call.granted = grant = Grant(number, (call,), copy, compute, estimate_s, free_at, True)
-            device.holding = [grant]
-            device.reserved = compute
-            device.busy_since = now
-        else:
-            _start_beside(world, call, device, copy, others, costs, ready, names, ahead is not None)
-        if device.local:
-            world.overdue.note(device)
+        _hold(world, call, device, copy, others, names, local, ahead is not None)
     else:
         device.direct[call.id] = call
         world.direct.append(call)
         if owner.ready is not None:
             owner.ready.started(copy)
+    _tell(world, call, device, copy, names, others, local, ahead or 0.0)
+
+
+def _hold(
+    world: World, call: Call, device: DeviceState, copy: Copy, others: tuple[Call, ...], names: tuple[CopyId, ...],
+    local: bool, ahead: bool,
+) -> None:  # fmt: skip
+    """Make the grant of *call*, by which it holds compute of *device* as long as it should take."""
+    cluster, owner, now = world.cluster, call.owner, world.cluster.now
+    costs = owner.costs[device.kind]
+    # `Costs.estimate_s` inlined for calls without a size: each call passes here.
+    estimate_s = 0.0 if costs is None else costs.estimate_s(call.size) if call.size else costs.service_s
+    call.estimate_s = estimate_s
+    ready = copy.ready_at if copy.loading and copy.ready_at > now else now
+    if device.idle_key is not None:
+        cluster.set_busy(device)
+    device.starts += 1
+    world.starts.append((now, call, device.id, call.cold, names, local, call.why))
+    compute = owner.whole
+    if compute >= device.compute and not (ahead or copy.share or copy.split):
+        # Nearly each call: it has the device to itself, which spares it all that `_start_beside` does.
+        device.free_at = free_at = ready + estimate_s
+        call.granted = grant = Grant(call.grant, (call,), copy, compute, estimate_s, free_at, True)
+        device.holding = [grant]
+        device.reserved = compute
+        device.busy_since = now
+    else:
+        _start_beside(world, call, device, copy, others, costs, ready, names, ahead)
+    if device.local:
+        world.overdue.note(device)
+
+
+def _tell(
+    world: World, call: Call, device: DeviceState, copy: Copy, names: tuple[CopyId, ...], others: tuple[Call, ...],
+    local: bool, ahead_s: Seconds,
+) -> None:  # fmt: skip
+    """Tell node and gateway of the grant of *call*, for which the copies *names* go."""
+    owner, now = call.owner, world.cluster.now
     said = m.Grant(
-        world.epoch, number, (call.id, *[each.id for each in others]) if others else (call.id,), owner.id,
+        world.epoch, call.grant, (call.id, *[each.id for each in others]) if others else (call.id,), owner.id,
         owner.digest, copy.parts or parts_of(copy, device), call.cold, names, local, copy.number,
-        None if call.ends is None else call.ends - now, 0.0, (), ahead or 0.0,
+        None if call.ends is None else call.ends - now, 0.0, (), ahead_s,
     )  # fmt: skip
-    if names and cluster.parked.devices:
+    if names and world.cluster.parked.devices:
         said = replace(said, parked=parked_of(world, device, names))
         for each in (call, *others):
             each.parked = said.parked
@@ -190,47 +207,6 @@ def _take_along(
     world.calls.waiting -= len(others)
 
 
-def reserve(
-    world: World, device: DeviceState, owner: FunctionState, victims: tuple[Copy, ...]
-) -> tuple[Copy, tuple[CopyId, ...]]:
-    """Evict *victims* and charge the reservation of *owner*, whose load begins now."""
-    leave_for_others(world, device, victims)
-    costs = owner.costs[device.kind]
-    assert costs is not None
-    cluster, names = world.cluster, tuple([each.id for each in victims])
-    if cluster.parked.devices:
-        copy, names = reserve_beside_parked(world, device, owner, costs.occupation, names)
-    else:
-        world.out += world.lending.take_back(device, costs.occupation)
-        copy = cluster.insert(device, owner, costs.occupation, owner.load_on(device) if owner.near else costs.load_s)
-    if cluster.parks and victims:
-        park(world, device, victims)
-    if owner.copies >= owner.target:
-        world.short.pop(owner.id, None)
-        world.held_back.pop(owner.id, None)
-    return copy, names
-
-
-def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...]) -> tuple[Copy, tuple[Copy, ...]]:
-    """As `reserve`, for a copy with several parts. Return it, and all victims."""
-    cluster, load_s, whole = world.cluster, 0.0, sum(each.part.memory for each in places)
-    victims = {victim.id: victim for each in places for victim in each.victims}
-    for device, part, leaving in places:
-        leave_for_others(world, device, leaving)
-        world.out += evicted(device, world.cluster.parked.make_room(device, part.memory))
-        world.out += world.lending.take_back(device, part.memory)
-        load_s = max(load_s, owner.load_on(device) * part.memory / whole)
-    device, part, _ = places[0]
-    copy = cluster.insert(device, owner, part.memory, load_s)
-    if part.share:
-        device.residency.limit_compute(copy, part.share)
-    cluster.insert_rest(copy, [(each.device, each.part.memory, each.part.share) for each in places[1:]])
-    if owner.copies >= owner.target:
-        world.short.pop(owner.id, None)
-        world.held_back.pop(owner.id, None)
-    return copy, tuple(victims.values())
-
-
 def let_parts_go(world: World, grant: Grant) -> None:
     """*grant* ends on the further devices of its copy."""
     for device, entry in world.cluster.parts(grant.copy):
@@ -247,23 +223,6 @@ def let_parts_go(world: World, grant: Grant) -> None:
                 if device.others:
                     _next_other(world, device)
         next_local(world, device)
-
-
-def evictions(world: World, device: DeviceState, leaving: Sequence[Copy]) -> list[m.Command]:
-    """Return the commands to evict copies of *device*; they name the first device of each."""
-    found = world.cluster.copies
-    return [m.Evict(each.owner.id, found[each.id][0].id if each.split else device.id, each.number) for each in leaving]
-
-
-def leave_for_others(world: World, device: DeviceState, victims: Iterable[Copy]) -> None:
-    for victim in victims:
-        if victim.split and victim.id not in world.cluster.copies:
-            continue  # it has left another one of the devices
-        world.cluster.evict(device, victim)
-        owner = victim.owner
-        if owner.copies < owner.target:
-            owner.eager = False
-            world.short[owner.id] = owner
 
 
 def end(world: World, call: Call) -> bool:

@@ -11,7 +11,7 @@ from gpufaas_cache_manager import residency
 from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Part, Seconds, copy_id
-from gpufaas_core.snapshot import CallDoc, DeviceDoc, DeviceSnapshot, ResidentDoc, RunningCall
+from gpufaas_core.snapshot import CallDoc, DeviceDoc, DeviceSnapshot, ResidentDoc, ResidentSnapshot, RunningCall
 from gpufaas_scheduler import docs
 from gpufaas_scheduler.handle.agenda import node_joined
 from gpufaas_scheduler.handle.copies import balance, serve_fifo
@@ -266,18 +266,7 @@ def _adopt_residents(
             over -= each.memory
             world.out.append(m.Evict(each.function, state.id, each.copy))
             continue
-        costs = owner.costs[state.kind]
-        assert costs is not None
-        charged = min(each.memory, costs.occupation if before is None else before.memory)
-        copy = residency.Copy(owner, charged, at - each.idle_s, at - each.load_age_s + owner.load_on(state), each.copy)
-        copy.limit = copy.told = each.memory
-        copy.loading, copy.tier = each.loading, each.tier
-        copy.running = running[key]
-        copy.asked = ANSWERED if copy.running and before is not None and before.asked else NOT_ASKED
-        if before is not None:
-            copy.share, copy.slots, copy.batch = before.share, before.slots, before.batch
-        if before is not None and before.loading == each.loading:
-            copy.ready_at = since + before.ready_in_s
+        copy = _copy_found(owner, state, each, running[key], at, before, since)
         if before is not None and before.parts:
             copy.split = True
             if world.older.whole[key][0].device != state.id:
@@ -296,6 +285,27 @@ def _adopt_residents(
         (copy_id(each.function, each.copy), each.limit or each.memory, each.loading, each.running)
         for each in known.values()
     ]
+
+
+def _copy_found(
+    owner: FunctionState, state: DeviceState, found: ResidentSnapshot, running: int, at: Seconds,
+    before: ResidentDoc | None, since: Seconds,
+) -> Copy:  # fmt: skip
+    """Return the copy of *owner* that a node says is on *state*, with what the scheduler *before* knew of it."""
+    costs = owner.costs[state.kind]
+    assert costs is not None
+    charged = min(found.memory, costs.occupation if before is None else before.memory)
+    loaded_at = at - found.load_age_s + owner.load_on(state)
+    copy = residency.Copy(owner, charged, at - found.idle_s, loaded_at, found.copy)
+    copy.limit = copy.told = found.memory
+    copy.loading, copy.tier = found.loading, found.tier
+    copy.running = running
+    copy.asked = ANSWERED if running and before is not None and before.asked else NOT_ASKED
+    if before is not None:
+        copy.share, copy.slots, copy.batch = before.share, before.slots, before.batch
+        if before.loading == found.loading:
+            copy.ready_at = since + before.ready_in_s
+    return copy
 
 
 def _adopt_parked(world: World, state: DeviceState, snapshot: DeviceSnapshot) -> None:

@@ -9,8 +9,9 @@ from gpufaas_core.reservations import reservation
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.handle.batches import ran_out
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, inherit, note_lack, serve_fifo, shun, trim
-from gpufaas_scheduler.handle.grants import end, estimate, evictions, leave_for_others, next_local, run_within
+from gpufaas_scheduler.handle.grants import end, estimate, next_local, run_within
 from gpufaas_scheduler.handle.parking import unparked
+from gpufaas_scheduler.handle.reserve import evictions, leave_for_others
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, refuse_failing
 from gpufaas_scheduler.world import backoff, memory
 from gpufaas_scheduler.world.calls import runs_on

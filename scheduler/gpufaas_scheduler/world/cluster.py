@@ -5,7 +5,7 @@ Devices and functions, which device holds which function, and which devices are 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import inf
 
 from gpufaas_cache_manager import residency
@@ -289,20 +289,6 @@ class Cluster:
         """Return the further devices of a copy with several parts, each with its entry there."""
         devices = self.devices
         return [(devices[name], entry) for name, entry in copy.rest if name in devices]
-
-    def insert_rest(self, copy: Copy, parts: Iterable[tuple[DeviceState, Bytes, int]]) -> None:
-        """*copy* has these further parts: the device of each, its memory there and its share."""
-        copy.split = True
-        entries = []
-        for device, memory, share in parts:
-            entry: Copy = residency.Copy(copy.owner, memory, self.now, copy.ready_at, copy.number)
-            entry.split, entry.share = True, share
-            device.residency.insert(entry)
-            device.copies[copy.owner.id] = copy.id
-            device.mark()
-            entries.append((device.id, entry))
-        copy.rest = tuple(entries)
-        self.asked = None
 
     def fits(
         self,

@@ -427,10 +427,7 @@ class DeviceState(Marked):
         """The number of silent copies of queued functions in its memory."""
         self.gone = False
         """It has left."""
-        self.served = 0
-        self.hits = 0
-        self.misses = 0
-        self.evictions = 0
+        self.served = self.hits = self.misses = self.evictions = 0
 
     @property
     def busy(self) -> bool:
@@ -493,16 +490,6 @@ class DeviceState(Marked):
 
 Copy: TypeAlias = residency.Copy[FunctionState]
 """A function's copy on a device."""
-
-
-def parts_of(copy: Copy, device: DeviceState) -> tuple[Part, ...]:
-    """Return what *copy*, whose first device is *device*, has of devices."""
-    if copy.split:
-        first = Part(device.id, copy.memory, copy.share)
-        return first, *(Part(name, each.memory, each.share) for name, each in copy.rest)
-    if not copy.parts:
-        copy.parts = (Part(device.id, copy.memory, copy.share),)
-    return copy.parts
 
 
 IdleKey: TypeAlias = "tuple[int, int, DeviceState]"

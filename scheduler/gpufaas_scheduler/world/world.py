@@ -82,12 +82,6 @@ class World:
     def __init__(
         self, cluster: Cluster, view: View, policy: SchedulingPolicy, *, epoch: int, max_queue: int, learn: bool
     ) -> None:
-        self.policy = policy
-        self.observe = policy.observe if isinstance(policy, Observing) else None
-        self.follows: Why | None = getattr(policy, "follows", None)
-        """See `contract.Following`."""
-        self.batching: Batching | None = getattr(policy, "batching", None)
-        self.prefetch: Prefetch | None = getattr(policy, "prefetch", None)
         self.epoch = epoch
         self.max_queue = max_queue
         self.refusals: deque[Refusal] = deque(maxlen=100)
@@ -99,8 +93,7 @@ class World:
         self.cluster = cluster
         self.agenda = cluster.agenda
         self.hosts = cluster.hosts
-        cluster.queue.leaving = policy.leaving if isinstance(policy, Noting) else None
-        self.agenda.watches = self.watches = policy.watches if isinstance(policy, Watching) else 0
+        self._use(policy)
         self.view = view
         """The policy's view of `cluster`."""
         self.lending = Lending(self.cluster)
@@ -143,6 +136,17 @@ class World:
         self.out: list[m.Command] = []
         self.handlers: Mapping[type[m.Event], Handler] = {}
         """What handles events now, by their kind."""
+
+    def _use(self, policy: SchedulingPolicy) -> None:
+        """Ask *policy* once for the roles that it has beside placement."""
+        self.policy = policy
+        self.observe = policy.observe if isinstance(policy, Observing) else None
+        self.follows: Why | None = getattr(policy, "follows", None)
+        """See `contract.Following`."""
+        self.batching: Batching | None = getattr(policy, "batching", None)
+        self.prefetch: Prefetch | None = getattr(policy, "prefetch", None)
+        self.cluster.queue.leaving = policy.leaving if isinstance(policy, Noting) else None
+        self.agenda.watches = self.watches = policy.watches if isinstance(policy, Watching) else 0
 
     def running(self) -> Iterator[Call]:
         """Yield all calls that run. O(devices + running calls)."""
