@@ -53,8 +53,8 @@ class Supervisor:
     """
     See module. `WorkerHost` of all of them.
 
-    The node sets `over`, called with a call that has no worker any more; `on_gone`, with a worker that is reaped; and
-    `on_loaded`, with what one that is ready runs.
+    The node sets `over`, called with a call that has no worker any more; `on_gone`, with a worker that has no process,
+    and will have none; and `on_loaded`, with what one that is ready runs.
     """
 
     over: Callable[[Exchange], None]
@@ -181,6 +181,7 @@ class Supervisor:
     def drop(self, worker: Worker) -> None:
         self._workers.pop(worker.number, None)
         self.recipes.host_cache.release(worker.number)
+        self.on_gone(worker)
 
     def loaded(self, worker: Worker) -> None:
         self.parks.woken += worker.tier == "parked"
@@ -190,7 +191,6 @@ class Supervisor:
         self.layers.learn(worker, imported)
 
     def gone(self, worker: Worker) -> None:
-        self.on_gone(worker)
         worker.device.leave(worker)
 
     def cpu_seconds(self) -> dict[FunctionId, Seconds]:

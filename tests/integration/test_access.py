@@ -42,7 +42,8 @@ def deploy(platform: Platform, name: str, source: str, **fields: object) -> str:
     built = platform.build(name, source, HTTP)
     sent = platform.http.put(f"/system/artifacts/{built.digest}", content=built.bundle_tar.read_bytes())
     assert sent.status_code == 201
-    body = {"service": name, "image": f"{name}:1", "annotations": {"gpufaas.bundle": built.digest}, **fields}
+    annotations = {"gpufaas.bundle": built.digest, **fields.pop("annotations", {})}  # type: ignore[call-overload]
+    body = {"service": name, "image": f"{name}:1", "annotations": annotations, **fields}
     answer = platform.deploy_spec(body)
     assert answer.status_code in (200, 202), answer.text
     return f"/function/{name}.{fields.get('namespace', 'openfaas-fn')}"
@@ -166,6 +167,26 @@ def test_values_are_on_disk_in_files_of_their_own_only(platform: Platform) -> No
 
     platform.http.request("DELETE", "/system/functions", json={"functionName": "searcher"})
     until(lambda: not list((platform.data / "secret-mounts").glob("searcher*")), "the mount goes with its function")
+
+
+@pytest.mark.parametrize("last", ["check", "layer"])
+def test_the_mount_of_a_removed_function_goes_with_whichever_of_its_processes_ends_last(
+    platform: Platform, last: str
+) -> None:
+    """It stayed where that was no worker of calls: the one that had checked the handler, or had its imports."""
+    platform.http.post("/system/secrets", json={"name": last, "value": "x"})
+    slow_to_end = "import atexit, time\natexit.register(time.sleep, 1)\n" if last == "check" else ""
+    preload = {"gpufaas.preload": "colorsys"} if last == "layer" else {}
+    path = deploy(platform, f"ends-{last}", slow_to_end + textwrap.dedent(READER), secrets=[last], annotations=preload)
+    if last == "layer":
+        platform.call(path)
+    mounts = platform.data / "secret-mounts"
+    assert list(mounts.glob("ends*"))
+
+    removed = platform.http.request("DELETE", "/system/functions", json={"functionName": f"ends-{last}"})
+
+    assert removed.status_code == 202
+    until(lambda: not list(mounts.glob("ends*")), "the mount goes with its function")
 
 
 def test_a_function_without_secrets_has_no_directory(platform: Platform) -> None:
