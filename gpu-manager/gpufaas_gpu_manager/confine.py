@@ -57,17 +57,23 @@ def confine(wanted: Confine) -> None:
 
     :raises OSError: it cannot join its groups
     """
-    for each in wanted.entries:
-        fd = os.open(each, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, b"0")
-        finally:
-            os.close(fd)
+    join(wanted.entries)
     bind(wanted.cpus)
     inherit_orphans()
     if wanted.own_shm and not wanted.walls.root:
         _own_shm()
     give_up(CAP_SYS_RESOURCE)
+
+
+def join(entries: tuple[str, ...], pid: int = 0) -> None:
+    """
+    Move process *pid*, or this one, to the control groups with these ``cgroup.procs``.
+
+    :raises OSError: it cannot be moved, or is gone
+    """
+    for each in entries:
+        with open(each, "wb", buffering=0) as procs:
+            procs.write(str(pid).encode())
 
 
 def bind(cpus: tuple[int, ...]) -> None:

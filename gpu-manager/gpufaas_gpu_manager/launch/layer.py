@@ -26,7 +26,7 @@ from gpufaas_core.units import MiB
 from gpufaas_core.wire.heads import Imported, ReadyHead
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager import forked
-from gpufaas_gpu_manager.confine import Confine
+from gpufaas_gpu_manager.confine import Confine, join
 from gpufaas_gpu_manager.forked import SCRATCH, Spawn
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.isolation.walls import Walls
@@ -74,6 +74,7 @@ class Layer(OwnProcess):
         scratch = recipes.settings.scratch
         self._shown = scratch and scratch.absolute() / f"code-{worker.number}"
         self._views: dict[str, str] = {}
+        self._viewing = asyncio.Lock()
 
     @property
     def idle(self) -> bool:
@@ -111,17 +112,18 @@ class Layer(OwnProcess):
         """
         if self._server is None or self.worker.reaped:
             raise OSError("the process with its imports has ended")
-        start = await asyncio.to_thread(self._within, worker, start)
+        async with self._viewing:
+            start = await asyncio.to_thread(self._within, worker, start)
         for each in fds[-2:] if confine.own.uid else ():  # so that a function can open /dev/stdout by its name
             os.fchown(each, confine.own.uid, confine.own.uid)
         held = Confine(cpus=confine.cpus, hard=confine.hard)
         read, write = os.pipe()
         try:
             pid = await self._server.fork(Spawn(worker.number, start, held, waits=True), [read, *fds])
-            moved = b""
-            with contextlib.suppress(OSError):
-                moved = await asyncio.to_thread(_move, pid, confine.entries) if pid is not None else b""
-            os.write(write, moved)  # with nothing, it ends
+            with contextlib.suppress(OSError):  # it ends when the pipe does
+                if pid is not None:
+                    await asyncio.to_thread(join, confine.entries, pid)
+                    os.write(write, b"1")
             return pid
         finally:
             os.close(read)
@@ -240,11 +242,3 @@ class LayerServer(Zygote):
         for worker in (*self._requests.give_up(list(self._requests)), *self._alive):
             self.on_exited(worker, -9)
         self._alive = {}
-
-
-def _move(pid: int, entries: tuple[str, ...]) -> bytes:
-    """Return what tells the process that it was moved."""
-    for each in entries:
-        with open(each, "wb", buffering=0) as procs:
-            procs.write(str(pid).encode())
-    return b"1"

@@ -11,7 +11,6 @@ import msgspec
 
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.model import Bytes
-from gpufaas_core.wire.heads import Imported
 from gpufaas_functions import body_file
 from gpufaas_functions.begun import AREAS_AT, UNKNOWN, no_counts, open_counts, shared_in
 from gpufaas_functions.runner import WorkerStart

@@ -236,17 +236,16 @@ def test_a_bundle_is_bounded_while_it_is_unpacked(tmp_path: Path) -> None:
 def test_a_bundle_with_too_many_files_is_refused_before_one_is_written(
     stores: Stores, packed: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 100,500 empty files 100,000 were written first, in 23 s; their headers alone take `tarfile` 2 s."""
+    """Of 100,500 empty files 100,000 were written first, in 23 s; to read their headers takes 2 s."""
     stores.bundles = BundleStore(stores.root / "bundles", stores.artifacts, BundleLimits(members=1000))
     digest = stores.put(packed(tarfile.TarInfo("function/one").tobuf() * 1001))
-    read, written = list[object](), list[object]()
-    monkeypatch.setattr(tarfile.TarInfo, "frombuf", counted(read, tarfile.TarInfo.frombuf))
+    written = list[object]()
     monkeypatch.setattr(tarfile.TarFile, "makefile", counted(written, tarfile.TarFile.makefile))
 
     with pytest.raises(InvalidSpec, match="more than 1000 files and folders"):
         stores.bundles.install(digest)
 
-    assert (len(read), written) == (1, [])
+    assert written == []
     assert list((stores.root / "bundles").iterdir()) == []
 
 
