@@ -57,6 +57,15 @@ class Calendar:
         self._orders += 1
         heappush(self.entries, (time, _LAST + self._orders, 0, Later(do, devices)))
 
+    def at(
+        self, time: Seconds, now: Seconds, order: int, devices: tuple[SimulatedDeviceState, ...], do: Callable[[], None]
+    ) -> None:
+        """Call *do* at *time*: at once if that is *now*, or later if *devices* are still busy."""
+        if time <= now:
+            do()
+        else:
+            heappush(self.entries, (time, order, 0, Later(do, devices)))
+
     def lose(self, device: SimulatedDeviceState, now: Seconds) -> Iterator[Running]:
         """The device has left: strike out what is under way on it, and yield each grant that is lost."""
         for _, _, _, work in list(self.entries):

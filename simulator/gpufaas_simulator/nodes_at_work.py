@@ -7,7 +7,7 @@ A grant or load puts its end into the calendar when it begins. `simulation` take
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from heapq import heappush
@@ -16,10 +16,10 @@ from typing import Protocol
 from gpufaas_core import messages as m
 from gpufaas_core.cost import Truth
 from gpufaas_core.model import ALL_COMPUTE, CallId, CopyId, DeviceId, FunctionId, Part, Seconds, copy_id, copy_of
-from gpufaas_simulator.calendar import Calendar, Later, Loading
+from gpufaas_simulator.calendar import Calendar, Loading
 from gpufaas_simulator.costs import mixes
 from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Revisions, Running, SimulatedDeviceState
-from gpufaas_simulator.record import FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
+from gpufaas_simulator.record import FAILED, FALSE_MISS, HIT, MISS, Record
 from gpufaas_simulator.times import TrueTimes
 from gpufaas_simulator.workload import FunctionUpdated, SimulatedFunction, Workload
 
@@ -87,7 +87,8 @@ class Nodes:
             elif isinstance(command, m.Evict):
                 self._evict(command)
             elif isinstance(command, m.Reject):
-                self._reject(command)
+                self.record.reject(int(command.call), command.code)
+                self._ended += 1
             elif isinstance(command, m.Abort):
                 self._abort(command)
             elif isinstance(command, m.Stage):
@@ -153,7 +154,7 @@ class Nodes:
         observer = self._observer
         if observer is not None:
             tell = partial(observer.started, begin, numbers(calls), function, place, not cold, victims, grant.local)
-            self._at(begin, order, devices, tell)
+            self._calendar.at(begin, self.now, order, devices, tell)
 
     def _runs_beside(self, running: Running, begin: Seconds, ready: Seconds | None) -> None:
         """A grant starts that may run beside others. Its service begins at *begin*; on a miss, when it is loaded."""
@@ -186,7 +187,8 @@ class Nodes:
         heappush(self._under_way, (ready, order + 1, 0, Loading(loaded, devices)))
         observer = self._observer
         if observer is not None:
-            self._at(begin, order, devices, partial(observer.loading, begin, function, command.device, victims))
+            tell = partial(observer.loading, begin, function, command.device, victims)
+            self._calendar.at(begin, self.now, order, devices, tell)
 
     def _begins(self, truth: Truth, devices: tuple[SimulatedDeviceState, ...], hit: CopyKey | None) -> Seconds:
         """
@@ -208,13 +210,6 @@ class Nodes:
             device.free_at = end
             if not self._mixed:
                 device.busy_s += end - begin
-
-    def _at(self, time: Seconds, order: int, devices: tuple[SimulatedDeviceState, ...], do: Callable[[], None]) -> None:
-        """Call *do* at *time*: now, or later if the devices are still busy."""
-        if time <= self.now:
-            do()
-        else:
-            heappush(self._under_way, (time, order, 0, Later(do, devices)))
 
     def _abort(self, command: m.Abort) -> None:
         running = self._calendar.running(command.call)
@@ -314,11 +309,6 @@ class Nodes:
                 self._park(device, (copy_id(command.function, command.copy),))
         if self._observer is not None:
             self._observer.evicted(self.now, command.function, command.device)
-
-    def _reject(self, command: m.Reject) -> None:
-        self.record.outcome[int(command.call)] = REJECTED
-        self.record.rejections[command.code] = self.record.rejections.get(command.code, 0) + 1
-        self._ended += 1
 
     # --- host memory --------------------------------------------------------------------------------------------------
 

@@ -76,6 +76,10 @@ class Record:
         self._hottest = None if hottest is None else FunctionId(workload.functions[hottest].name)
         self._hottest_since: Seconds = 0.0
 
+    def reject(self, call: int, code: str) -> None:
+        self.outcome[call] = REJECTED
+        self.rejections[code] = self.rejections.get(code, 0) + 1
+
     def hold(
         self, function: FunctionId, device: DeviceId, copy: int, victims: tuple[CopyId, ...], now: Seconds
     ) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from gpufaas_core.json_errors import UNREADABLE
 from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, Function, FunctionId, Profile, Seconds
 from gpufaas_scheduler.journal import Header, read
 from gpufaas_simulator.nodes import SimulatedDeviceState
-from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, PENDING, REJECTED, Record
+from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, PENDING, Record
 from gpufaas_simulator.workload import (
     DEFAULT_NAMESPACE,
     BadWorkload,
@@ -238,8 +238,7 @@ class _Outcomes:
                 record.evictions += 1
                 record.release(function, copy, now)
             case m.Reject(call, code) if call in self.number:
-                record.outcome[self.number[call]] = REJECTED
-                record.rejections[code] = record.rejections.get(code, 0) + 1
+                record.reject(self.number[call], code)
 
     def _lose(self, now: Seconds, device: DeviceId, worker: tuple[FunctionId, int] | None = None) -> None:
         """Calls that ran there have failed. A call that its node had not taken yet starts again later."""

@@ -150,28 +150,9 @@ class Containers:
     ) -> tuple[str, str, int, int]:
         """Create and start it; return its id, address, process id, and the port behind its watchdog (0: none)."""
         from docker.errors import DockerException
-        from docker.types import DeviceRequest
 
         worker = container.worker
-        spec, source = worker.spec, worker.device.source
-        env = container.recipes.container_env(worker, self._gateway)
-        memory = spec.memory_limit or worker.memory
-        more: dict[str, Any] = {}
-        if uuid := getattr(source, "uuid", ""):
-            env.pop("CUDA_VISIBLE_DEVICES", None)  # it sees that one alone, as number 0
-            more["device_requests"] = [
-                DeviceRequest(driver="nvidia", device_ids=[uuid], capabilities=[list(_GPU_PARTS)])
-            ]
-            if spec.memory_limit:
-                more.update(mem_limit=spec.memory_limit, memswap_limit=spec.memory_limit)
-        else:
-            more.update(mem_limit=memory, memswap_limit=memory)
-        if cpus := container.recipes.cpus(worker):
-            more["nano_cpus"] = int(cpus * 1e9)
-        if secrets:
-            more["volumes"] = {secrets: {"bind": SECRETS, "mode": "ro"}}
-        if spec.read_only:
-            more.update(read_only=True, tmpfs={"/tmp": ""})
+        spec = worker.spec
         hosts = dict.fromkeys(GATEWAY_NAMES, network.host)
         if (host := urlsplit(self._gateway).hostname) and host not in hosts:
             with contextlib.suppress(OSError):  # it is not known now
@@ -181,7 +162,6 @@ class Containers:
             made = self._client.containers.create(
                 spec.image,
                 name=f"{spec.name}.{spec.namespace}-{self._instance}-{worker.number}",
-                environment=env,
                 labels={**labels, INSTANCE: self._instance, _WORKER: str(worker.number)},
                 network=network.id,
                 extra_hosts=hosts,
@@ -192,7 +172,7 @@ class Containers:
                 init=True,  # SIGTERM ends a program that has no handler for it, which it would not as process 1
                 healthcheck={"test": ["NONE"]},  # we look ourselves
                 log_config={"type": "json-file", "config": {"max-size": "10m", "max-file": "1"}},
-                **more,
+                **self._given(container, secrets),
             )
             self._running[made.id] = container  # before it can end
             made.start()
@@ -211,6 +191,29 @@ class Containers:
             if "could not select device driver" in reason:
                 reason += ": give the engine NVIDIA's Container Toolkit, and restart it"
             raise GpufaasError(f"the Docker engine did not start a container of {spec.image}: {reason}") from exc
+
+    def _given(self, container: "Container", secrets: str) -> dict[str, Any]:
+        """Return what its function and device give a container: environment, device, memory, processors, files."""
+        from docker.types import DeviceRequest
+
+        worker = container.worker
+        spec = worker.spec
+        env = container.recipes.container_env(worker, self._gateway)
+        given: dict[str, Any] = {"environment": env}
+        memory = spec.memory_limit or worker.memory
+        if uuid := getattr(worker.device.source, "uuid", ""):
+            env.pop("CUDA_VISIBLE_DEVICES", None)  # it sees that one alone, as number 0
+            gpu = DeviceRequest(driver="nvidia", device_ids=[uuid], capabilities=[list(_GPU_PARTS)])
+            given["device_requests"], memory = [gpu], spec.memory_limit
+        if memory:
+            given.update(mem_limit=memory, memswap_limit=memory)
+        if cpus := container.recipes.cpus(worker):
+            given["nano_cpus"] = int(cpus * 1e9)
+        if secrets:
+            given["volumes"] = {secrets: {"bind": SECRETS, "mode": "ro"}}
+        if spec.read_only:
+            given.update(read_only=True, tmpfs={"/tmp": ""})
+        return given
 
     def _hear(self) -> None:
         """Report containers that end, as long as the platform runs. When the engine goes away, wait for it."""
