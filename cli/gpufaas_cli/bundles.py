@@ -21,7 +21,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from gpufaas_cli.script_inputs import SCRIPT, inputs_of_script
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, copy_tree, find_extra, is_cache, walk
 from gpufaas_cli.stack import FUNCTION_NAME
 from gpufaas_cli.subprocess_lines import run_shown
-from gpufaas_cli.weights import WEIGHTS, is_pickled, loads_as_tensors
+from gpufaas_cli.weights import is_pickled, is_weights, loads_as_tensors
 from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, WeightsFile
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.files import FileIdentity, identity
@@ -51,7 +51,7 @@ from gpufaas_templates import Template, find_template
 ALLOW_PICKLE: Final = "gpufaas.allow-pickle"
 BUNDLE: Final = "bundle.tar"
 _STAMP: Final = ".gpufaas-build.json"
-_FORMAT: Final = 4
+_FORMAT: Final = 5
 """Part of what a build depends on: raise it when this module makes other bundles from the same folder."""
 
 _NOT_PACKED: Final = frozenset(("template.yml", "meta.json", "Dockerfile", MANIFEST))
@@ -87,7 +87,6 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    name: str
     manifest: Manifest
     files: tuple[tuple[str, Path], ...]
     """What is uploaded, with the sha256 of each: the tar of the bundle, those of its parts, its weights."""
@@ -103,12 +102,6 @@ class Built:
     @property
     def bundle_tar(self) -> Path:
         return self.files[0][1]
-
-    @property
-    def weights(self) -> list[tuple[WeightsFile, Path]]:
-        """Each file of weights, and where it is now."""
-        weights = self.manifest.weights
-        return [(each, path) for each, (_, path) in zip(weights, self.files[-len(weights) :], strict=False)]
 
 
 class _Stamp(msgspec.Struct, frozen=True):
@@ -131,19 +124,14 @@ def build(request: BuildRequest, progress: Callable[[str], None] = lambda _: Non
     """
     began = time.perf_counter()
     making = _Build.of(request, progress)
-    inputs = making.hash_inputs()
-    before = making.earlier()
-    stamp = before if before is not None and making.is_up_to_date(before, inputs) else None
-    up_to_date = stamp is not None
-    folder = making.folder
-    if stamp is None:
-        try:
-            stamp = making.make(inputs, before)
-        except OSError as exc:
-            what = f"{exc.filename or folder}: {exc.strerror or exc}"
-            raise StorageFailed(f"cannot build in {folder}: {what}: check its disk and rights") from exc
+    inputs, before, folder = making.hash_inputs(), making.earlier(), making.folder
+    up_to_date = before is not None and making.is_up_to_date(before, inputs)
+    try:
+        stamp = before if before is not None and up_to_date else making.make(inputs, before)
+    except OSError as exc:
+        what = f"{exc.filename or folder}: {exc.strerror or exc}"
+        raise StorageFailed(f"cannot build in {folder}: {what}: check its disk and rights") from exc
     return Built(
-        name=request.name,
         manifest=stamp.manifest,
         files=tuple((each.sha256, Path(os.path.normpath(folder / each.path))) for each in stamp.outputs),
         up_to_date=up_to_date,
@@ -176,11 +164,6 @@ class _Build:
     progress: Callable[[str], None]
     template: Template
     handler: Path
-    files: dict[str, Path]
-    """What the bundle is made from, by the names that it has there."""
-    requirements: list[Requirements]
-    target: BuildTarget | None
-    """None: there are no requirements."""
 
     @classmethod
     def of(cls, request: BuildRequest, progress: Callable[[str], None]) -> "_Build":
@@ -194,20 +177,16 @@ class _Build:
         _check_folder(handler, request)
         if template.kind != "server":
             check_handler(handler / "handler.py", template.kind, template.name)
-        files = _find_files(template, handler, [find_extra(path, request.root) for path in request.copy])
-        places = (template.path, handler) if template.kind == "server" else (handler,)
-        requirements = [read_requirements(place / "requirements.txt") for place in places]
-        target = request.target() if any(each.asks for each in requirements) else None
-        return cls(request, progress, template, handler, files, requirements, target)
+        return cls(request, progress, template, handler)
 
     @property
     def folder(self) -> Path:
         return self.request.build_root / self.request.name
 
-    @property
+    @cached_property
     def function(self) -> str:
         """The folder of the handler in the bundle."""
-        return _handler_folder(self.template)
+        return self.template.handler_folder if self.template.workdir == "." else FUNCTION_DIR
 
     @cached_property
     def parts(self) -> BuiltParts:
@@ -216,8 +195,39 @@ class _Build:
     # --- what it depends on ---
 
     @cached_property
+    def files(self) -> dict[str, Path]:
+        """What the bundle is made from, by the names that it has there; of two with one name the author's."""
+        template, function = self.template, self.function
+        sources: list[tuple[str, Path, LeavesOut]] = []
+        if template.workdir == ".":
+            # A server that runs beside its template's files finds all under the names that they have in an image.
+            others = (each for each in template.path.iterdir() if each.name not in {*_NOT_PACKED, SITE_DIR, function})
+            sources += [(each.name, each, is_cache) for each in others if not is_cache(each)]
+        if template.skeleton.exists():
+            sources.append((function, template.skeleton, is_cache))
+        sources.append((function, self.handler, Ignored(self.handler, NOT_HANDLER)))
+        copies = (find_extra(path, self.request.root) for path in self.request.copy)
+        sources += [(f"{function}/{place.as_posix()}", source, Ignored(source)) for source, place in copies]
+        found = {
+            place if file == source else f"{place}/{file.relative_to(source).as_posix()}": file
+            for place, source, leaves_out in sources
+            for file in walk(source, leaves_out)
+        }
+        return dict(sorted(found.items()))
+
+    @cached_property
     def hashes(self) -> dict[str, str]:
         return {name: _hash_source(path) for name, path in self.files.items()}
+
+    @cached_property
+    def requirements(self) -> list[Requirements]:
+        places = (self.template.path, self.handler) if self.template.kind == "server" else (self.handler,)
+        return [read_requirements(place / "requirements.txt") for place in places]
+
+    @cached_property
+    def target(self) -> BuildTarget | None:
+        """None: there are no requirements."""
+        return self.request.target() if any(each.asks for each in self.requirements) else None
 
     def hash_inputs(self) -> str:
         request, template = self.request, self.template
@@ -259,7 +269,7 @@ class _Build:
         weights = {name: (path, self._hash(path, known)) for name, path in code.items() if self._is_weights(name, path)}
         tree = self.parts.tree(made_key)
         weights |= {name: (tree / name, sha256) for name, sha256 in made.weights.items()}
-        weights = {name: weights[name] for name in sorted(weights, key=_order)}
+        weights = dict(sorted(weights.items()))
         for name, (path, _) in weights.items():
             self._check_pickle(name, path)
             code.pop(name, None)
@@ -372,9 +382,7 @@ class _Build:
     # --- weights ---
 
     def _is_weights(self, name: str, path: Path) -> bool:
-        if not name.startswith(f"{self.function}/"):
-            return False
-        return name.endswith(WEIGHTS) or is_pickled(path)
+        return name.startswith(f"{self.function}/") and is_weights(path)
 
     def _check_pickle(self, name: str, path: Path) -> None:
         """:raises InvalidSpec: the weights *path* are pickled, and the author did not accept that"""
@@ -391,37 +399,6 @@ class _Build:
             return found
         self.progress(f"hashing {path.name}")
         return hash_file(path)
-
-
-def _find_files(template: Template, handler: Path, copies: Iterable[tuple[Path, Path]]) -> dict[str, Path]:
-    """Return all files by their names in a bundle; of two with one name the author's."""
-    function = _handler_folder(template)
-    sources: list[tuple[str, Path, LeavesOut]] = []
-    if template.workdir == ".":
-        # A server that runs beside its template's files finds all under the names that they have in an image.
-        others = (each for each in template.path.iterdir() if each.name not in {*_NOT_PACKED, SITE_DIR, function})
-        sources += [(each.name, each, is_cache) for each in others if not is_cache(each)]
-    if template.skeleton.exists():
-        sources.append((function, template.skeleton, is_cache))
-    sources.append((function, handler, Ignored(handler, NOT_HANDLER)))
-    sources += [(f"{function}/{place.as_posix()}", source, Ignored(source)) for source, place in copies]
-    found = {
-        place if file == source else f"{place}/{file.relative_to(source).as_posix()}": file
-        for place, source, leaves_out in sources
-        for file in walk(source, leaves_out)
-    }
-    return {name: found[name] for name in sorted(found, key=_order)}
-
-
-def _order(name: str) -> list[tuple[bool, str]]:
-    """The files of a folder come before those of the folders in it."""
-    *folders, file = name.split("/")
-    return [*((True, each) for each in folders), (False, file)]
-
-
-def _handler_folder(template: Template) -> str:
-    """Return where the handler is in a bundle."""
-    return template.handler_folder if template.workdir == "." else FUNCTION_DIR
 
 
 def _hash_source(path: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from gpufaas_cli.source_files import NOT_HANDLER, OWN_IGNORE, Ignored, walk
-from gpufaas_cli.weights import WEIGHTS, is_pickled
+from gpufaas_cli.weights import is_weights
 from gpufaas_core.units import Bytes, MiB, format_bytes
 
 _NAMED: Final = 3
@@ -47,7 +47,7 @@ def contents(handler: Path, copies: Sequence[tuple[Path, Path]], by_git: bool) -
         for file in walk(source, ignored):
             name, size = (place / file.relative_to(source)).as_posix(), file.stat().st_size
             found.files[name] = size
-            found.data += 0 if name.endswith(WEIGHTS) or is_pickled(file) else size
+            found.data += 0 if is_weights(file) else size
         for path, why in ignored.left_out.items():
             found.left_out[os.path.relpath(path) + "/" * path.is_dir()] = why
     return found

@@ -284,7 +284,7 @@ class _Pipeline:
             built = build(request, progress)
             self._contents(request, template, result)
         result |= {"digest": built.digest, "up_to_date": built.up_to_date, "seconds": round(built.seconds, 3)}
-        weights = f" and {format_bytes(built.manifest.weight_bytes)} of weights" if built.weights else ""
+        weights = f" and {format_bytes(built.manifest.weight_bytes)} of weights" if built.manifest.weights else ""
         how = "was up to date" if built.up_to_date else f"in {output.format_seconds(built.seconds)}"
         size = f"{format_bytes(built.bundle_tar.stat().st_size)}{weights}"
         self._say(f"Built: {function.name} {built.digest[:_SHORT]}, {size}, {how}.")

@@ -18,6 +18,10 @@ _LEGACY: Final = 5
 """The pickles in a file of torch before 1.6: a number, a version, a machine, the object, its storages."""
 
 
+def is_weights(path: Path) -> bool:
+    return path.name.endswith(WEIGHTS) or is_pickled(path)
+
+
 def is_pickled(path: Path) -> bool:
     """
     Return whether the file *path* is a pickle, or a zip with one, as torch writes it.

@@ -14,6 +14,7 @@ from tests.unit.cli.wire_log import WireLog
 
 from gpufaas_cli.bundles import BuildRequest, Built, build
 from gpufaas_cli.main import cli
+from gpufaas_core.bundle import WeightsFile
 from gpufaas_core.errors import InvalidSpec
 
 Run = Callable[..., Result]
@@ -50,6 +51,12 @@ class Project:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
+
+
+def weights_of(built: Built) -> list[tuple[WeightsFile, Path]]:
+    """Return each file of weights, and where it is now."""
+    paths = dict(built.files)
+    return [(each, paths[each.sha256]) for each in built.manifest.weights]
 
 
 def content_of(built: Built) -> dict[str, bytes]:

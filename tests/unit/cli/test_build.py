@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.files import MODES_HOLD
-from tests.unit.cli.conftest import HTTP, Project, Wheels, content_of
+from tests.unit.cli.conftest import HTTP, Project, Wheels, content_of, weights_of
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
@@ -76,10 +76,10 @@ def test_weights_travel_apart_from_the_code(project: Project) -> None:
 
     assert built.manifest.kind == "model"
     assert [(each.path, each.bytes) for each in built.manifest.weights] == [
-        ("function/model.onnx", 10), ("function/deep/weights.safetensors", 1000),
+        ("function/deep/weights.safetensors", 1000), ("function/model.onnx", 10),
     ]  # fmt: skip
-    assert [hashlib.sha256(path.read_bytes()).hexdigest() for _, path in built.weights] == [
-        each.sha256 for each, _ in built.weights
+    assert [hashlib.sha256(path.read_bytes()).hexdigest() for _, path in weights_of(built)] == [
+        each.sha256 for each, _ in weights_of(built)
     ]
     assert not any(name.endswith((".safetensors", ".onnx")) for name in content_of(built))
 
@@ -143,7 +143,7 @@ def test_the_same_inputs_are_up_to_date(project: Project) -> None:
     again = project.build()
 
     assert again.up_to_date
-    assert (again.digest, again.manifest, again.weights) == (first.digest, first.manifest, first.weights)
+    assert (again.digest, again.manifest, weights_of(again)) == (first.digest, first.manifest, weights_of(first))
     assert again.bundle_tar.stat() == before
     assert project.said == []
 
@@ -331,8 +331,8 @@ def test_a_template_may_name_its_handler_folder(project: Project) -> None:
     built = project.build(lang="mine")
 
     assert {"function/helper.py", "function/handler.py"} <= content_of(built).keys()
-    assert built.weights[0][0].path == "function/model.safetensors"
-    assert built.weights[0][1].read_bytes() == b"w"
+    assert weights_of(built)[0][0].path == "function/model.safetensors"
+    assert weights_of(built)[0][1].read_bytes() == b"w"
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "a_b", "-a", "a-", "a" * 64, "../x", "a/b", "a.b", "ä"])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.cli.conftest import HTTP, Project, Wheels, content_of
+from tests.unit.cli.conftest import HTTP, Project, Wheels, content_of, weights_of
 
 from gpufaas_cli.bundles import drop_unused_parts
 from gpufaas_core.bundle import Part
@@ -200,7 +200,7 @@ def test_weights_of_the_author_are_sent_from_where_they_are_and_hashed_once(proj
     project.build()
     project.write("fn/handler.py", HTTP + "# a comment\n")
 
-    ((_, path),) = project.build().weights
+    ((_, path),) = weights_of(project.build())
 
     assert path.samefile(file)
     assert project.said.count(f"hashing {name}") == 1

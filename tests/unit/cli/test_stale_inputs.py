@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.cli.conftest import Project, content_of
+from tests.unit.cli.conftest import Project, content_of, weights_of
 
 from gpufaas_cli import bundles, file_changes
 from gpufaas_cli.source_files import is_cache
@@ -61,14 +61,14 @@ def test_another_large_file_of_the_same_size_and_mtime_is_built(
     if name == "table.dat":
         assert content_of(again)[f"function/{name}"] == b"new"
     else:
-        assert again.weights[0][0].sha256 != first.weights[0][0].sha256
-        assert again.weights[0][1].read_bytes() == b"new"
+        assert weights_of(again)[0][0].sha256 != weights_of(first)[0][0].sha256
+        assert weights_of(again)[0][1].read_bytes() == b"new"
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_output_that_somebody_changed_is_built_again(project: Project, change: Callable[[Path], None]) -> None:
     project.write("fn/build.py", "open('weights.safetensors', 'wb').write(b'old')")
-    ((_, output),) = project.build().weights
+    ((_, output),) = weights_of(project.build())
 
     keep_times(output, lambda: change(output))
     again = project.build()
