@@ -64,14 +64,14 @@ def this_python() -> BuildTarget:
 class BuildTargets:
     """Finds the target of each function; safe to use from several threads."""
 
-    def __init__(self, connect: Connect | None, offline: bool, must_answer: bool) -> None:
+    def __init__(self, connect: Connect, offline: bool, must_answer: bool) -> None:
         """
-        :param connect: None: there is no gateway to ask
         :param offline: do not ask
         :param must_answer: a later step needs the gateway: it is an error that it cannot be reached
         """
-        self._connect = None if offline else connect
-        self._why = "--offline" if offline else "no gateway is asked"
+        self._connect = connect
+        self._why = "--offline" if offline else ""
+        """Why nobody is asked any more."""
         self._must_answer = must_answer
         self._said = False
         self._lock = threading.Lock()
@@ -84,31 +84,27 @@ class BuildTargets:
         :raises GatewayUnreachable, NotAuthorised: the gateway must answer, and does not
         """
         with self._lock:  # one request at a time, and one line where there is no answer
-            if self._connect is None:
-                return self._assumed()
+            found: BuildTarget | None = None
             try:
-                with self._connect() as client:
-                    found = environments(client, {key: deployment[key] for key in _ASKED if key in deployment})
-                    shown = client.shown
+                found = None if self._why else self._ask(deployment)
             except (GatewayUnreachable, NotAuthorised) as exc:
                 if self._must_answer:
                     raise
                 self._why = str(exc)
-            else:
-                if found:
-                    return BuildTarget(tuple(found), f"the platform at {shown}")
-                self._why = f"the gateway at {shown} does not say what its nodes provide" + (
-                    ", no node answers" if found is not None else ""
+            target = found or this_python()
+            if found is None and not self._said:
+                self._said = True
+                output.note(
+                    f"gpufaas: {self._why}; the nodes are assumed to have the packages of {target.who}: the deployment "
+                    "checks that"
                 )
-            self._connect = None
-            return self._assumed()
+            return target
 
-    def _assumed(self) -> BuildTarget:
-        target = this_python()
-        if not self._said:
-            self._said = True
-            output.note(
-                f"gpufaas: {self._why}; the nodes are assumed to have the packages of {target.who}: the deployment "
-                "checks that"
-            )
-        return target
+    def _ask(self, deployment: Mapping[str, Any]) -> BuildTarget | None:
+        with self._connect() as client:
+            found = environments(client, {key: deployment[key] for key in _ASKED if key in deployment})
+            if found:
+                return BuildTarget(tuple(found), f"the platform at {client.shown}")
+            self._why = f"the gateway at {client.shown} does not say what its nodes provide"
+            self._why += ", no node answers" * (found is not None)
+            return None

@@ -84,6 +84,20 @@ class BuildRequest:
     def allows_pickle(self) -> bool:
         return self.annotations.get(ALLOW_PICKLE, "").strip().lower() in ("true", "1", "yes")
 
+    @property
+    def handler_folder(self) -> Path:
+        """:raises InvalidSpec: it is no folder"""
+        folder = self.root / self.handler
+        if not folder.is_dir():
+            why = "is not a folder" if folder.exists() else "does not exist"
+            raise InvalidSpec(f"handler folder {folder} of function {self.name} {why}: correct `handler:` of it")
+        return folder
+
+    @property
+    def copies(self) -> list[tuple[Path, Path]]:
+        """What `copy` names, each with its place below the handler folder. Raises what `find_extra` does."""
+        return [find_extra(path, self.root) for path in self.copy]
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -173,7 +187,7 @@ class _Build:
             raise InvalidSpec(
                 f"template {template.name} makes container images only: use one of kind model, http or server"
             )
-        handler = request.root / request.handler
+        handler = request.handler_folder
         _check_folder(handler, request)
         if template.kind != "server":
             check_handler(handler / "handler.py", template.kind, template.name)
@@ -206,8 +220,8 @@ class _Build:
         if template.skeleton.exists():
             sources.append((function, template.skeleton, is_cache))
         sources.append((function, self.handler, Ignored(self.handler, NOT_HANDLER)))
-        copies = (find_extra(path, self.request.root) for path in self.request.copy)
-        sources += [(f"{function}/{place.as_posix()}", source, Ignored(source)) for source, place in copies]
+        for source, place in self.request.copies:
+            sources.append((f"{function}/{place.as_posix()}", source, Ignored(source)))
         found = {
             place if file == source else f"{place}/{file.relative_to(source).as_posix()}": file
             for place, source, leaves_out in sources
@@ -410,13 +424,8 @@ def _hash_source(path: Path) -> str:
 
 
 def _check_folder(handler: Path, request: BuildRequest) -> None:
-    name = request.name
-    if not handler.exists():
-        raise InvalidSpec(f"handler folder {handler} of function {name} does not exist: correct `handler:` of it")
-    if not handler.is_dir():
-        raise InvalidSpec(f"handler {handler} of function {name} is not a folder: name the one that has handler.py")
     if not (handler / "handler.py").is_file():
-        raise InvalidSpec(f"{handler} has no handler.py, which function {name} needs: see `gpufaas new --help`")
+        raise InvalidSpec(f"{handler} has no handler.py, which function {request.name} needs: see `gpufaas new --help`")
     build_root = request.build_root.resolve()
     if build_root.is_relative_to(handler.resolve()) and build_root != handler.resolve() / "build":
         raise InvalidSpec(f"{build_root} lies inside the handler folder {handler}: build elsewhere, or in its build/")

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from gpufaas_cli.bundles import BuildRequest, check_name
 from gpufaas_cli.docker_command import NoDocker, ask, check_engine, environment, has_buildkit
-from gpufaas_cli.source_files import NOT_HANDLER, Ignored, copy_tree, find_extra, walk
+from gpufaas_cli.source_files import NOT_HANDLER, Ignored, copy_tree, walk
 from gpufaas_cli.subprocess_lines import run_shown
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_templates import Template, bounded_yaml
@@ -55,14 +55,10 @@ def make_context(request: BuildRequest, template: Template | None) -> Path:
     :raises StorageFailed: the build folder cannot be written
     """
     check_name(request.name)
-    handler = request.root / request.handler
-    if not handler.is_dir():
-        raise InvalidSpec(
-            f"handler folder {handler} of function {request.name} does not exist: correct `handler:` of it"
-        )
+    handler = request.handler_folder
     if template is None and not (handler / "Dockerfile").is_file():
         raise InvalidSpec(f"{handler} has no Dockerfile, which function {request.name} with lang dockerfile needs")
-    copies = [find_extra(path, request.root) for path in request.copy]
+    copies = request.copies
     folder = request.build_root / request.name
     try:
         if folder.exists():
@@ -157,17 +153,6 @@ def tagged(image: str, mode: str, handler: Path | None, folder: Path) -> str:
             raise InvalidSpec(f"--tag {mode}: known are latest, sha, branch, describe and digest")
 
 
-def _build_arguments(template: Template | None, options: ImageOptions) -> dict[str, str]:
-    """
-    Return the build args of *options*, and ``ADDITIONAL_PACKAGE`` with the packages of its build options.
-
-    :raises InvalidSpec: a build option that the template does not have
-    """
-    args = dict(options.build_args)
-    packages = args.pop("ADDITIONAL_PACKAGE", "").split() + _packages(template, options.build_options)
-    return {**args, "ADDITIONAL_PACKAGE": " ".join(dict.fromkeys(packages))}
-
-
 def fprocess_of(template: Template | None) -> str | None:
     """Return the process that a template's ``template.yml`` names; deployments of its images send it."""
     value = _read(template).get("fprocess")
@@ -175,8 +160,10 @@ def fprocess_of(template: Template | None) -> str | None:
 
 
 def _arguments(image: str, template: Template | None, options: ImageOptions) -> list[str]:
-    args = _build_arguments(template, options)
-    args = {**{name: value for name in _PROXIES if (value := os.environ.get(name))}, **args}
+    """:raises InvalidSpec: a build option that the template does not have"""
+    args = {name: value for name in _PROXIES if (value := os.environ.get(name))} | dict(options.build_args)
+    packages = args.pop("ADDITIONAL_PACKAGE", "").split() + _packages(template, options.build_options)
+    args["ADDITIONAL_PACKAGE"] = " ".join(dict.fromkeys(packages))
     tags = (image, *(f"{image.rpartition(':')[0]}:{tag}" for tag in options.extra_tags))
     given = [("--build-arg", f"{key}={value}") for key, value in sorted(args.items())]
     given += [("--label", f"{key}={value}") for key, value in sorted(options.labels.items())]

@@ -25,7 +25,6 @@ from gpufaas_cli import images, output
 from gpufaas_cli.build_target import BuildTargets, Connect
 from gpufaas_cli.bundles import BuildRequest, Built, build, drop_unused_parts
 from gpufaas_cli.contents import contents
-from gpufaas_cli.source_files import find_extra
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_cli.templating import template_of
 from gpufaas_core.errors import GpufaasError, InvalidSpec
@@ -292,8 +291,7 @@ class _Pipeline:
 
     def _contents(self, request: BuildRequest, template: Template | None, result: dict[str, Any]) -> None:
         """Say what of the author's files is left out and, for ``--list``, what is packed."""
-        copies = [find_extra(path, request.root) for path in request.copy]
-        found = contents(request.root / request.handler, copies, by_git=template is not None)
+        found = contents(request.root / request.handler, request.copies, by_git=template is not None)
         result["left_out"] = found.left_out
         if self.building.lists:
             result |= {"files": found.files, "bytes": sum(found.files.values())}
