@@ -1,23 +1,37 @@
-"""A call, as `Calls` knows it."""
+"""One call at a gateway: what is known of it, where it stands (`call_state`), what ends it from outside (`Watch`)."""
 
 import asyncio
+import time
+from math import inf
+from typing import Any, Final
 
+from gpufaas_core.driven import Driven
+from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, Seconds
 from gpufaas_core.wire.bodies import INLINE, UPGRADE
+from gpufaas_gateway import call_state as states
+from gpufaas_gateway.call_body import SPOOL_ABOVE, BodyStream, Caller
 from gpufaas_gateway.call_headers import Header, ReadHead, asked_timeout, told_goal, told_size
-from gpufaas_gateway.call_life import CallLife
+from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.ports import CallExchange
 from gpufaas_gateway.quotas import Passage
 from gpufaas_gateway.request import Request
 
+READ_BYTES_PER_S: Final = 32 * 1024
+"""If the function has ended when the time is up, the caller may read the rest of the answer at this rate or faster."""
+_TO_WAIT: Final = "the limit to wait and load (annotation gpufaas.timeout sets one for these and the run together)"
+_OF_RUN: Final = "the limit of its run"
 
-class Call(CallLife):
-    """One call: what is known of it, and its life."""
+
+class Call:
+    """See module. A quick call costs no task, no timer and no `Watch`."""
 
     __slots__ = (
-        "asked", "asked_size", "begun", "body", "crossing", "file", "goal_s", "grant", "id", "length", "mode", "name",
-        "ours", "outer", "passage", "passed", "ran_out", "request", "size", "streams",
+        "asked", "asked_size", "began", "body", "crossing", "deployed", "ends", "error", "exchange", "exec_s", "file",
+        "future", "goal_s", "grant", "id", "last", "length", "load_s", "mode", "name", "ours", "outer", "owner",
+        "passage", "passed", "queue_s", "ran_out", "refused", "request", "run_s", "size", "state", "status", "stream",
+        "watch", "whose", "whose_last",
     )  # fmt: skip
 
     def __init__(
@@ -25,13 +39,16 @@ class Call(CallLife):
         ours: list[Header],
     ) -> None:  # fmt: skip
         """
-        :param began: on the clock of `time.perf_counter`
+        :param began: on the clock of `time.perf_counter`, as `ends`
         :param name: X-Call-Id: the caller's, or ours
         :param call_id: the scheduler's id of the call
         :param ours: headers of every answer to it
         """
-        super().__init__(request.caller, request.driven or asyncio.current_task(), began)
+        self.state = states.READING
+        """One of `call_state`, and changed only by its steps."""
         self.request = request
+        self.owner: Driven | asyncio.Task[Any] | None = request.driven or asyncio.current_task()
+        """What runs it."""
         self.name = name
         self.id = CallId(call_id)
         self.outer = outer
@@ -40,29 +57,44 @@ class Call(CallLife):
         """The headers that the function gets; Content-Length, -1: unknown; what its caller asks of the platform."""
         self.crossing = False
         """The platform's headers say which origins may read the answer; the function's are dropped."""
+        self.deployed: Deployed | None = None
         self.passage: Passage | None = None
         self.body: bytes | memoryview = b""
         self.mode = INLINE
         self.file = ""
+        self.stream: BodyStream | None = None
+        """The rest of its body, if it streams."""
         self.size: float = 0.0
         """The size of the body in bytes, or `asked_size`: what the scheduler is told."""
         self.asked_size: float | None = None
         self.goal_s: Seconds | None = None
+        self.future: asyncio.Future[Grant] | None = None
+        """The scheduler has promised a grant, which has not come."""
         self.grant: Grant | None = None
-        self.begun: CallExchange | Exception | None = None
-        """It began before its task knows of the grant, or could not."""
+        self.refused: Exception | None = None
+        """Why it could not begin in the moment in which its grant came."""
+        self.exchange: CallExchange | None = None
         self.ran_out = False
         """It ran out of memory once, and runs again."""
-        self.streams = False
-        """Its answer streams: the end of that ends the call."""
-
-    def has_begun(self) -> CallExchange:
-        """:raises GrantRefused: as `Calls._begin`"""
-        begun, self.begun = self.begun, None
-        if isinstance(begun, Exception):
-            raise begun
-        assert begun is not None
-        return begun
+        self.error: GpufaasError | None = None
+        """Why it was ended from outside."""
+        self.status = 500
+        """HTTP status that it is counted with."""
+        self.queue_s: Seconds = 0.0
+        self.load_s: Seconds = 0.0
+        self.run_s: Seconds = 0.0
+        self.began = began
+        self.ends = 0.0
+        """When its time is up: to wait and load, or to run."""
+        self.last = inf
+        """When it ends at the latest, whatever it does then."""
+        self.exec_s: Seconds = inf
+        """How long it may run."""
+        self.whose = _TO_WAIT
+        """Where `ends` comes from, for the error."""
+        self.whose_last = "its time limit (annotation gpufaas.timeout)"
+        """Where `last` comes from."""
+        self.watch: Watch | None = None
 
     def ask(self, asked: dict[bytes, bytes]) -> None:
         """
@@ -78,3 +110,178 @@ class Call(CallLife):
             self.asked_size = told_size(size)
         if timeout := asked.get(b"x-timeout"):
             self.exec_s = min(self.exec_s, asked_timeout(timeout))
+
+    # --- its end from outside ---
+
+    def fail(self, error: GpufaasError) -> None:
+        """End the call with *error*, whatever it waits for (`call_state`). Only the first error counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        if self.state in states.WITH_CALLER:
+            assert self.owner is not None
+            self.owner.cancel()
+        elif self.exchange is not None:
+            self.exchange.fail(error)
+        elif self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+
+    def was_cancelled_by_us(self) -> bool:
+        """Return whether `fail` made the cancellation that just arrived; take that back then."""
+        if self.error is None or self.owner is None or self.state not in states.WITH_CALLER:
+            return False
+        self.owner.uncancel()
+        return True
+
+    def listen(self) -> None:
+        """Listen to its caller from now on, who may hang up."""
+        if self.watch is None:
+            self.watch = Watch(self)
+        self.watch.listen()
+
+    def attend(self, *, timed: bool = True) -> None:
+        """Watch it from now on: it is not quick. *timed*: its time limit is near enough to be counted."""
+        if self.watch is None:
+            self.watch = Watch(self)
+        self.watch.attend(timed=timed)
+
+    @property
+    def attended(self) -> bool:
+        """Whether it is not quick."""
+        return self.watch is not None and self.watch.attends
+
+    def stop_watching(self) -> None:
+        """Let neither time limit nor caller end the call any more."""
+        watch, self.watch = self.watch, None  # they refer to each other
+        if watch is not None:
+            watch.stop()
+        if self.stream is not None:
+            self.stream.end()
+
+    def begin_stream(self, exchange: CallExchange) -> None:
+        """Pass the rest of its body on to *exchange* from now on, which listens to the caller, too."""
+        assert self.stream is not None
+        self.stop_watching()
+        self.attend()
+        self.stream.begin(exchange)
+
+    # --- its time ---
+
+    @property
+    def ran_s(self) -> Seconds:
+        """How long it has run until now."""
+        return time.perf_counter() - self.began - self.queue_s - self.load_s
+
+    def end_within(self, seconds: Seconds) -> None:
+        """End the call in *seconds*, when the call that made it ends, if its own limit is not earlier."""
+        ends = time.perf_counter() + seconds
+        if ends < self.last:
+            self.last, self.whose_last = ends, "which is when the call that made it ends"
+            self._end_at(self.ends, self.whose)
+            self.attend()
+
+    def run_begins(self) -> None:
+        """A worker has it: from now on the time to run counts, and not that to wait."""
+        self._end_at(time.perf_counter() + self.exec_s, _OF_RUN)
+
+    def waits(self, since: float) -> None:
+        """It waits, and may be loaded for, from *since* on."""
+        assert self.deployed is not None
+        self._end_at(since + self.deployed.timeout_s, _TO_WAIT)
+
+    def _end_at(self, ends: float, whose: str) -> None:
+        self.ends, self.whose = min(ends, self.last), whose
+        if self.attended:
+            self.attend()
+
+    def overdue(self) -> DeadlineExceeded:
+        """Return the error of a call whose time is up."""
+        deployed, exchange = self.deployed, self.exchange
+        assert deployed is not None
+        what = f"{deployed.name} did not answer" + (" a WebSocket handshake" if self.mode == UPGRADE else "")
+        if self.state == states.READING:
+            what = f"the body for {deployed.name} did not arrive"
+        limit_s, whose = self.ends - self.began, self.whose if self.ends < self.last else self.whose_last
+        if whose is _OF_RUN:
+            limit_s, asked = self.exec_s, self.exec_s < deployed.exec_s
+            whose += " (X-Timeout)" if asked else " (environment exec_timeout)"
+        if exchange is not None and (loading_s := exchange.loading_s):
+            self.load_s = loading_s
+            whose += f"; its worker was still loading, for {loading_s:.3g} s of that"
+        return DeadlineExceeded(f"{what} within {limit_s:g} s, {whose}")
+
+
+class Watch:
+    """Ends one call when its time is up or its caller hangs up."""
+
+    __slots__ = ("_call", "_listener", "_reads_on", "_timer", "_told", "attends")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.attends = False
+        """The call is not quick: its caller is listened to, and its time limit is counted when that is near."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._told = False
+        """The caller tells when he hangs up."""
+        self._listener: asyncio.Task[None] | None = None
+        """Waits at a caller who does not tell."""
+        self._reads_on = False
+        """The time is up, and the caller reads the rest of the answer."""
+
+    def attend(self, *, timed: bool) -> None:
+        """See `Call.attend`."""
+        self.attends = True
+        if timed:
+            self._expire_in(self._call.ends - time.perf_counter())
+        if self._call.state != states.READING:  # else who reads the body notices that the caller hangs up
+            self.listen()
+
+    def listen(self) -> None:
+        call, caller = self._call, self._call.request.caller
+        if self._told or self._listener is not None or caller is None:
+            return
+        if call.stream is None and caller.on_gone(self._gone):
+            self._told = True
+        elif call.stream is None or call.exchange is None:  # else `BodyStream` listens
+            self._listener = asyncio.get_running_loop().create_task(self._until_gone(caller))
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._listener is not None:
+            self._listener.cancel()
+            self._listener = None
+        if self._told:
+            assert self._call.request.caller is not None
+            self._call.request.caller.on_gone(None)
+            self._told = False
+
+    def _gone(self) -> None:
+        self._told = False
+        self._call.fail(CallCancelled("the caller went away"))
+
+    async def _until_gone(self, caller: Caller) -> None:
+        try:
+            if self._call.stream is not None:
+                await self._call.stream.hold()
+                return
+            while True:
+                await caller.receive()
+        except CallCancelled as error:
+            self._call.fail(error)
+
+    def _expire_in(self, seconds: Seconds) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._expire)
+
+    def _expire(self) -> None:
+        exchange = self._call.exchange
+        if exchange is not None and exchange.end is not None and not self._reads_on:
+            # The function has ended. A slow caller may read on, but not keep a file for hours.
+            self._reads_on = True
+            left = exchange.unread + SPOOL_ABOVE  # about so much is with the server and the kernel
+            self._expire_in(left / READ_BYTES_PER_S)
+        else:
+            self._call.fail(self._call.overdue())

@@ -1,21 +1,17 @@
 """A call between a front and `calls.Calls`: request and answer, without types of a protocol."""
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, Protocol, Self
 
 from msgspec import Struct
 
 from gpufaas_core.driven import Driven
-from gpufaas_core.errors import CallCancelled, GpufaasError
+from gpufaas_core.errors import GpufaasError
 from gpufaas_core.messages import Outer
 from gpufaas_gateway.call_body import Caller
-from gpufaas_gateway.call_headers import BODILESS, Header, ReadHead, error_headers
-from gpufaas_gateway.call_life import CallLife
+from gpufaas_gateway.call_headers import Header, ReadHead, error_headers
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.errors import status_of
-from gpufaas_gateway.ports import CallExchange
 
 SWITCHED: Final = 101
 
@@ -95,46 +91,17 @@ Run = Callable[[Request], Awaitable[Answer]]
 """`Calls.run`, as the fronts use it."""
 
 
-class AnswerStream:
+class AnswerStream(Protocol):
     """
     The body of an answer that streams. Use it as a context, and read it within that.
 
     At the end of the context the rest is given up. A `GpufaasError` within it becomes `BrokenAnswer`.
     """
 
-    def __init__(
-        self,
-        call: CallLife,
-        exchange: CallExchange,
-        first: bytes,
-        whole: bool,
-        *,
-        switched: bool,
-        on_cancel: Callable[[], None],
-        on_end: Callable[[], None],
-    ) -> None:
-        """
-        :param first: the part of the body that came with the head
-        :param whole: *first* is all of it
-        :param switched: the function has switched protocols
-        :param on_cancel: called once, when nobody wants the rest
-        :param on_end: called at the end of the context
-        """
-        self._call = call
-        self._exchange = exchange
-        self._first = first
-        self._ended = whole
-        self._switched = switched
-        self._on_cancel = on_cancel
-        self._on_end = on_end
-        self._cancelled = self._passed = False
-        self._bodiless = call.status in BODILESS
-
     @property
     def deployed(self) -> Deployed:
         """The revision that answers."""
-        assert self._call.deployed is not None
-        return self._call.deployed
+        ...
 
     async def chunk(self) -> bytes | None:
         """
@@ -142,64 +109,22 @@ class AnswerStream:
 
         :raises GpufaasError: it broke off
         """
-        call = self._call
-        if self._first:
-            piece, self._first = self._first, b""
-            return piece
-        if call.stream is not None and self._passed:
-            call.stream.answered()
-        self._passed = True
-        while not self._ended:
-            found = await self._exchange.chunk()
-            if found is None:
-                self._ended = True
-                if not self._switched:
-                    call.run_s = self._exchange.end.run_s
-                call.stop_watching()
-            elif not self._bodiless:
-                return found
-        return None
 
     def pour(self, sink: Callable[[bytes], bool]) -> None:
         """Give further pieces to *sink* as they come, as long as it takes them; `chunk` returns the others."""
-        if self._call.stream is None and not self._bodiless:  # else each piece is noted
-            self._exchange.sink = sink
 
     async def send(self, data: bytes) -> None:
         """Send *data* to a function that has switched protocols; return when there is room for more."""
-        await self._exchange.send_body(data)
 
     def fail(self, error: GpufaasError) -> None:
         """Raise *error* in the reader."""
-        self._call.fail(error)
 
     def count_as(self, status: int) -> None:
         """Count the call with *status* in place of the answer's."""
-        self._call.status = status
 
     def cancel(self) -> None:
         """Give up the rest of the answer, and the call's place."""
-        if not self._ended and not self._cancelled:
-            self._cancelled = True
-            self._call.stop_watching()
-            self._on_cancel()
 
-    def __enter__(self) -> "AnswerStream":
-        return self
+    def __enter__(self) -> Self: ...
 
-    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
-        call, error = self._call, exc if isinstance(exc, GpufaasError) else None
-        if isinstance(exc, asyncio.CancelledError):
-            if call.was_cancelled_by_us():
-                error = call.error
-            else:
-                call.status = status_of(CallCancelled())
-        if error is not None:
-            call.status = status_of(error)
-        if self._switched:
-            call.run_s = time.perf_counter() - call.began - call.queue_s - call.load_s
-        self.cancel()
-        self._on_end()
-        if error is not None:
-            # Nothing may follow half an answer: the caller must see that it is half.
-            raise BrokenAnswer(str(error)) from error
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object, /) -> None: ...

@@ -1,5 +1,5 @@
 """
-Finds the calls that are not quick, and watches them (`call_life`).
+Finds the calls that are not quick, and has them watched (`call.Watch`).
 
 A quick call costs no timer. Nor does one whose time limit is far away: a timer for each, and a look at calls more often
 than needed, wake the process behind models that have filled the caches, where a wake-up costs a part of a call.
@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 from gpufaas_core.model import Seconds
-from gpufaas_gateway.call_life import CallLife
+from gpufaas_gateway.call import Call
 
 WATCH_AFTER_S: Final[Seconds] = 0.1
 """A call that takes longer is watched, after twice this time at the latest."""
@@ -25,22 +25,22 @@ class Watching:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._young: set[CallLife] = set()
+        self._young: set[Call] = set()
         """Calls that began after the last sweep."""
-        self._older: set[CallLife] = set()
+        self._older: set[Call] = set()
         """Calls that began before it. The next sweep watches them."""
-        self._far: set[CallLife] = set()
+        self._far: set[Call] = set()
         """Calls that are watched, but for their time limits."""
         self._sweeping: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         """Looks at `_far`."""
 
-    def begin(self, call: CallLife) -> None:
+    def begin(self, call: Call) -> None:
         self._young.add(call)
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(WATCH_AFTER_S, self._sweep)
 
-    def end(self, call: CallLife) -> None:
+    def end(self, call: Call) -> None:
         """Watch *call* no more."""
         self._young.discard(call)
         self._older.discard(call)
@@ -52,13 +52,11 @@ class Watching:
         older, self._older, self._young = self._older, self._young, set()
         far_at = time.perf_counter() + FAR_S
         for call in older:
-            if call.watched:
+            if call.attended:
                 continue
+            call.attend(timed=call.ends <= far_at)
             if call.ends > far_at:
-                call.attend()
                 self._far.add(call)
-            else:
-                call.watch()
         if self._far and self._looking is None:
             self._looking = self._loop.call_later(FAR_S / 2, self._look)
         self._sweeping = self._loop.call_later(WATCH_AFTER_S, self._sweep) if self._older else None
@@ -68,5 +66,5 @@ class Watching:
         far_at = time.perf_counter() + FAR_S
         for call in [call for call in self._far if call.ends <= far_at]:
             self._far.remove(call)
-            call.watch()
+            call.attend()
         self._looking = self._loop.call_later(FAR_S / 2, self._look) if self._far else None

@@ -1,0 +1,224 @@
+"""
+What a caller is answered: the answer of a function, whole or as it comes, or why there is none. Answers of calls are
+made here only; `call_headers` has the rules of their headers, `errors` the status of each error.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gpufaas_core.answer_spool import AnswerSpool
+from gpufaas_core.errors import CallCancelled, GpufaasError
+from gpufaas_core.model import Seconds
+from gpufaas_core.units import Bytes
+from gpufaas_core.wire.heads import AnswerHead
+from gpufaas_gateway import call_state as states
+from gpufaas_gateway.call import Call
+from gpufaas_gateway.call_headers import (
+    BODILESS,
+    MAX_TEMPLATES,
+    Header,
+    answer_headers,
+    call_headers,
+    head_template,
+    keep_template,
+    placement_headers,
+    timing,
+)
+from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.errors import NoWebSocket, status_of
+from gpufaas_gateway.ports import CallExchange
+from gpufaas_gateway.request import SWITCHED, Answer, BrokenAnswer, refusal
+
+_MOST_LINES: Final = 12
+"""An answer with more headers has no template."""
+
+
+def whole(call: Call, answer: AnswerHead, body: bytes | memoryview, served_by: Header) -> Answer:
+    """Return an answer that has come whole. *served_by* is one of ours."""
+    exchange = call.exchange
+    assert exchange is not None
+    call.grant, call.load_s, call.run_s, call.status = exchange.grant, exchange.load_s, answer.run_s, answer.status
+    call.exchange = None  # it has ended, and has nothing to release
+    if call.request.send is not None and (lines := _lines(call, answer, exchange, len(body), served_by)):
+        return Answer(answer.status, [], body, lines=lines)
+    headers = _headers(call, answer, exchange)
+    if answer.status in BODILESS:
+        body = b""
+    elif call.request.method != "HEAD":
+        headers.append((b"content-length", b"%d" % len(body)))
+    elif answer.length >= 0:
+        headers.append((b"content-length", b"%d" % answer.length))
+    return Answer(answer.status, headers, body)
+
+
+def _lines(call: Call, answer: AnswerHead, exchange: CallExchange, size: Bytes, served_by: Header) -> bytes:
+    """Return the headers of an answer as lines, from a template; empty if it is not of the common kind."""
+    given, grant, deployed = answer.headers, exchange.grant, call.deployed
+    assert deployed is not None
+    if not 0 < len(given) <= _MOST_LINES or call.crossing:
+        return b""
+    if call.request.method == "HEAD" or answer.status in BODILESS:
+        return b""
+    if grant.cold or exchange.phases or grant.held_s or grant.load_s or len(grant.calls) > 1:
+        return b""
+    part = grant.parts[0]
+    alone = len(given) == 1
+    key = given[0] if alone else tuple(given), part.device, part.share
+    template = deployed.templates.get(key)
+    if template is None:
+        if not alone and len(deployed.templates) >= MAX_TEMPLATES:
+            return b""  # one of the headers is another one each time
+        template = head_template(given, served_by, placement_headers(grant))
+        keep_template(deployed.templates, key, template)
+    if not template:
+        return b""
+    run_s, ours = call.run_s, call.ours
+    times = (call.queue_s * 1e3, call.load_s * 1e3, run_s * 1e3)
+    return template % (run_s, ours[0][1], ours[1][1], *times, size)
+
+
+def _headers(call: Call, answer: AnswerHead, exchange: CallExchange) -> list[Header]:
+    headers = call_headers(answer, call.passed, call.run_s)
+    if call.crossing:
+        headers = [pair for pair in headers if pair[0] != b"access-control-allow-origin"]
+    headers += call.ours
+    headers += placement_headers(exchange.grant, exchange.tier)
+    grant = exchange.grant
+    headers.append(timing(call.queue_s, call.load_s, call.run_s, exchange.phases, grant.held_s, grant.load_s))
+    return headers
+
+
+def refused(call: Call, error: GpufaasError) -> Answer:
+    """Return the answer to a call that failed."""
+    phases: tuple[tuple[str, Seconds], ...] = ()
+    tier = "disk"
+    if call.exchange is not None:
+        phases, tier = call.exchange.phases, call.exchange.tier
+        call.load_s = call.exchange.load_s or call.load_s  # of a load that goes on, the time so far
+    more = [*call.ours, timing(call.queue_s or time.perf_counter() - call.began, call.load_s, call.run_s, phases)]
+    if call.grant is not None:
+        more += [(b"x-duration-seconds", b"%.6f" % call.ran_s), *placement_headers(call.grant, tier)]
+    return refusal(error, more)
+
+
+def streamed(call: Call, answer: AnswerHead, stream: "CallStream", spool: AnswerSpool) -> Answer:
+    """
+    Return an answer that has not come whole, or that switches protocols.
+
+    :param spool: where it may wait for a slow reader
+    :raises GpufaasError: the call was ended meanwhile, or its function does not speak WebSocket
+    """
+    exchange = call.exchange
+    assert exchange is not None
+    call.grant, call.load_s, call.status = exchange.grant, exchange.load_s, answer.status
+    if call.error is not None:
+        raise call.error
+    if call.request.upgrade:
+        if answer.status < 300 and not stream.switched:
+            assert call.deployed is not None
+            raise NoWebSocket(
+                f"{call.deployed.name} answered a WebSocket handshake with {answer.status}: it does not speak "
+                "WebSocket at this path; call it with plain HTTP"
+            )
+        headers = answer_headers(answer.headers, [*call.ours, *placement_headers(exchange.grant, exchange.tier)])
+        call.state = states.JOIN[call.state]
+        return Answer(answer.status, headers, stream=stream)
+    call.listen()
+    call.run_s = call.ran_s
+    headers = _headers(call, answer, exchange)
+    if answer.length >= 0 and answer.status not in BODILESS:
+        headers.append((b"content-length", b"%d" % answer.length))
+    call.state = states.ANSWER[call.state]
+    exchange.keep_for(spool)
+    return Answer(answer.status, headers, stream=stream)
+
+
+class CallStream:
+    """`request.AnswerStream` of a call."""
+
+    def __init__(
+        self, call: Call, status: int, first: bytes, whole: bool, cancel: Callable[[Call], None],
+        end: Callable[[Call], None],
+    ) -> None:  # fmt: skip
+        """
+        :param status: of the function's answer
+        :param first: the part of the body that came with the head
+        :param whole: *first* is all of it
+        :param cancel: called once, when nobody wants the rest
+        :param end: called at the end of the context
+        """
+        assert call.exchange is not None
+        self.switched = bool(call.request.upgrade) and status == SWITCHED
+        self._call = call
+        self._exchange = call.exchange
+        self._first = first
+        self._ended = whole
+        self._cancel = cancel
+        self._end = end
+        self._cancelled = self._passed = False
+        self._bodiless = status in BODILESS
+
+    @property
+    def deployed(self) -> Deployed:
+        assert self._call.deployed is not None
+        return self._call.deployed
+
+    async def chunk(self) -> bytes | None:
+        call = self._call
+        if self._first:
+            piece, self._first = self._first, b""
+            return piece
+        if call.stream is not None and self._passed:
+            call.stream.answered()
+        self._passed = True
+        while not self._ended:
+            found = await self._exchange.chunk()
+            if found is None:
+                self._ended = True
+                if not self.switched:
+                    call.run_s = self._exchange.end.run_s
+                call.stop_watching()
+            elif not self._bodiless:
+                return found
+        return None
+
+    def pour(self, sink: Callable[[bytes], bool]) -> None:
+        if self._call.stream is None and not self._bodiless:  # else each piece is noted
+            self._exchange.sink = sink
+
+    async def send(self, data: bytes) -> None:
+        await self._exchange.send_body(data)
+
+    def fail(self, error: GpufaasError) -> None:
+        self._call.fail(error)
+
+    def count_as(self, status: int) -> None:
+        self._call.status = status
+
+    def cancel(self) -> None:
+        if not self._ended and not self._cancelled:
+            self._cancelled = True
+            self._call.stop_watching()
+            self._cancel(self._call)
+
+    def __enter__(self) -> "CallStream":
+        return self
+
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
+        call, error = self._call, exc if isinstance(exc, GpufaasError) else None
+        if isinstance(exc, asyncio.CancelledError):
+            if call.was_cancelled_by_us():
+                error = call.error
+            else:
+                call.status = status_of(CallCancelled())
+        if error is not None:
+            call.status = status_of(error)
+        if self.switched:
+            call.run_s = call.ran_s
+        self.cancel()
+        self._end(call)
+        if error is not None:
+            # Nothing may follow half an answer: the caller must see that it is half.
+            raise BrokenAnswer(str(error)) from error
