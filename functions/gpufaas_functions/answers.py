@@ -1,4 +1,4 @@
-"""What the two ways to serve calls share, in threads (`slot_server`) and on an event loop (`async_server`)."""
+"""The answers of calls that fail, and of handlers that stream, in threads (`call_runner`) and on an event loop."""
 
 import contextlib
 import errno
@@ -10,27 +10,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import msgspec
-
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.wire.heads import AnswerHead, CallHead, LaidHead, MeasuredHead
-from gpufaas_core.wire.kinds import Kind
-from gpufaas_core.wire.prefix import encode_frame
-from gpufaas_functions.areas import Area
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
-from gpufaas_functions.body_file import BodyFile
 from gpufaas_functions.emulated import EmulatedMemory
 from gpufaas_functions.memory import CpuMemory, CudaMemory, is_out_of_memory
 
-_encode: Final = msgspec.msgpack.Encoder().encode
 SAID: Final = 2000
 """Characters of an exception's text that the caller gets. The text may hold a whole array."""
 KEPT: Final = 64 * 1024
 LINES: Final = 2000
 """As much of a traceback. What is longer would go through the pipe to the log a second for each, and its call waits."""
 _SERVERS: Final = (
-    "runner", "answers", "slot_server", "slot_threads", "batch_server", "batches", "async_server", "coroutines",
-    "author_modules",
+    "runner", "answers", "call_runner", "slot_threads", "batches", "async_server", "coroutines", "author_modules"
 )  # fmt: skip
 _OURS: Final = frozenset(
     (
@@ -46,53 +37,6 @@ ports_limited = False
 Memory: TypeAlias = CpuMemory | CudaMemory | EmulatedMemory
 Handle: TypeAlias = Callable[[Event, Context], Any]
 """The author's ``handle``, with the model."""
-
-
-def event_of(head: CallHead, body: "bytes | Area | BodyFile") -> Event:
-    """Return the event of a call whose body is there."""
-    if isinstance(body, bytes):
-        return Event(head.method, head.path, head.query, head.headers, body)
-    return Event(head.method, head.path, head.query, head.headers, None, laid=body)
-
-
-def whole_head(
-    answer: HandlerAnswer, method: str, run_s: float, peak: int, out_of_memory: bool, failed: bool
-) -> AnswerHead:
-    """Return the head of a small answer."""
-    length, body = -1, answer.body
-    assert body is not None
-    if method == "HEAD":
-        # The body is left out: its length is what the handler declares, or that of the body it returned.
-        declared = declared_length(answer.headers)
-        length = declared if declared >= 0 else len(body) or -1
-    return AnswerHead(answer.status, answer.headers, run_s, peak, out_of_memory, failed, length)
-
-
-def whole_frame(
-    answer: HandlerAnswer, method: str, run_s: float, peak: int, out_of_memory: bool, failed: bool, slot: int
-) -> bytes:
-    """Return the frame of a small answer."""
-    assert answer.body is not None
-    head = whole_head(answer, method, run_s, peak, out_of_memory, failed)
-    return encode_frame(Kind.ANSWER, head, answer.body, slot)
-
-
-def laid_frame(answer: HandlerAnswer, area: Area, run_s: float, failed: bool, slot: int) -> bytes:
-    """Put the body of *answer* into *area*, and return the frame that says so."""
-    assert answer.body is not None
-    area.lay(answer.body)
-    head = AnswerHead(answer.status, answer.headers, run_s, failed=failed)
-    return encode_frame(Kind.LAID, LaidHead(len(answer.body), msgspec.Raw(_encode(head))), lane=slot)
-
-
-def growth_frame(memory: Memory) -> bytes:
-    """
-    Measure *memory*, and return the frame that says its new peak; empty: it did not grow.
-
-    Send it after the answer: to measure a large worker takes longer than many a call.
-    """
-    peak = memory.grown()
-    return encode_frame(Kind.MEASURED, MeasuredHead(peak, memory.held())) if peak else b""
 
 
 def failure(exc: BaseException, memory: Memory) -> HandlerAnswer:
@@ -112,7 +56,8 @@ def failure(exc: BaseException, memory: Memory) -> HandlerAnswer:
 def answer_of(exc: BaseException) -> HandlerAnswer:
     """Return the answer of a call that failed with *exc*."""
     status, text = (exc.status, str(exc)) if isinstance(exc, BadBody) else (500, in_one_line(exc))
-    return HandlerAnswer(status, [(b"content-type", b"text/plain; charset=utf-8")], text.encode(), None)
+    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    return HandlerAnswer(status, headers, text.encode(), None, failed=True, out_of_memory=is_out_of_memory(exc))
 
 
 def declared_length(headers: list[tuple[bytes, bytes]]) -> int:

@@ -298,6 +298,9 @@ class HandlerAnswer(msgspec.Struct, eq=False):
     headers: list[tuple[bytes, bytes]]
     body: bytes | None
     chunks: Iterator[bytes] | None
+    failed: bool = False
+    """The handler raised, and the answer shows its exception."""
+    out_of_memory: bool = False
 
 
 _BODIES: Final = (str, bytes, dict, type(None), Iterator, AsyncIterator)  # a number with a number is rather data

@@ -43,6 +43,12 @@ class Counts(NamedTuple):
     taken: MutableSequence[int]
     """The number of the call or batch that it must not begin, as `taken` writes it; 0: none."""
 
+    def begin(self, slot: int, number: int) -> bool:
+        """Count *number* as begun, at the worker. Return whether it is to be run: False if it was taken back."""
+        self.begun[slot] = number
+        mark = self.taken[slot]
+        return not mark or not is_taken(number, mark)
+
 
 def taken(number: int, calls: int) -> int:
     """Return what is written of so many *calls*, one or two, that are taken back from *number* on."""

@@ -1,6 +1,5 @@
 """A worker's end of the connection to its node: frames in, for one thread at a time, and frames out, of all threads."""
 
-import ctypes
 import select
 import socket
 import threading
@@ -9,10 +8,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from gpufaas_core.model import Bytes, Seconds
-from gpufaas_core.wire.heads import AreaHead, CallHead
 from gpufaas_core.wire.prefix import PREFIX
-from gpufaas_functions.areas import Area
-from gpufaas_functions.body_file import BodyFile, take
 
 _BUFFER: Final = 64 * 1024
 HELD_S: Final[Seconds] = 0.0003
@@ -36,7 +32,6 @@ class Absent:
 
 
 Body: TypeAlias = bytes | Absent
-CallBody: TypeAlias = Body | Area | BodyFile
 Frame: TypeAlias = tuple[int, bytes, Body]
 """Kind and slot, as in `prefix.PREFIX`; header; body."""
 
@@ -44,17 +39,13 @@ Frame: TypeAlias = tuple[int, bytes, Body]
 class Connection:
     """See module."""
 
-    def __init__(self, sock: socket.socket, shared: "ctypes.Array[ctypes.c_char] | None" = None) -> None:
-        """:param shared: the memory that its node lends areas of; None: it lends none"""
+    def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.files: socket.socket
-        """Over which the open files of bodies come."""
         waits = select.poll()
         waits.register(sock, select.POLLIN)
         self._await_more: Callable[[], object] = waits.poll
         """Waits until something has come. A thread that waits in ``recv`` on a unix socket is also woken when the other
         end has read what was sent on it."""
-        self._shared = shared
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
         self._at = 0
@@ -72,18 +63,6 @@ class Connection:
         self._await_more = list  # a thread of the parent may wait there
         self._at = self._filled = 0
         self._sending = threading.Lock()  # another thread may have had it
-
-    def area(self, head: AreaHead) -> Area:
-        """Return what the node lends to a call."""
-        assert self._shared is not None
-        return Area(self._shared, head)
-
-    def file(self, head: CallHead) -> BodyFile:
-        """Return the file with the body of the call that has come. :raises Closed: no more files can come"""
-        try:
-            return take(self.files, head)
-        except OSError:
-            raise Closed from None
 
     # --- frames out ---
 

@@ -25,17 +25,17 @@ from gpufaas_functions import answers, author_modules, batches, exit_hooks, stag
 from gpufaas_functions.answers import SAID, Handle, Memory, from_the_author, in_one_line, traceback_of, utf8
 from gpufaas_functions.areas import keep_bodies, leave_areas
 from gpufaas_functions.author import Context, Event
-from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import BatchHandler
 from gpufaas_functions.begun import Counts
+from gpufaas_functions.call_runner import Served
 from gpufaas_functions.connection import Connection
 from gpufaas_functions.coroutines import is_async
 from gpufaas_functions.emulated import Emulated, EmulatedHandler, EmulatedMemory
 from gpufaas_functions.imports import Imports
+from gpufaas_functions.inbox import Shared
 from gpufaas_functions.loading import spent
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
 from gpufaas_functions.parking import Parking
-from gpufaas_functions.slot_server import SlotServer
 from gpufaas_functions.slot_threads import OneSlot, SlotThreads
 
 WARM_UP: Final = "warm_up"
@@ -131,6 +131,7 @@ def run(
         _say_failed(control, exc)
         return 1  # every error of a load ends this worker
     os.register_at_fork(before=keep_bodies, after_in_child=leave_areas)
+    served = Served(start.function, start.device, handle, memory, together if start.batch > 1 else None, parking)
     is_loop = is_async(getattr(handler, "handle", None))
     head = ReadyHead(
         memory.loaded(), phases, fork_point().data, is_loop or start.slots > 1, memory.held(), staged.used(),
@@ -140,18 +141,16 @@ def run(
     if is_loop:
         from gpufaas_functions.async_server import AsyncServer  # only where it is needed
 
-        server = AsyncServer(start.function, start.device, handle, memory, counts, start.slots)
-        server.parking, server.shared, server.files = parking, shared, files
+        server = AsyncServer(served, Shared(counts, shared, files))
         os.register_at_fork(after_in_child=server.leave)
         flush_at_exit(server.flush)
         server.serve(control, ready)
         return 0
     control.sendall(ready)
-    connection = Connection(control, shared)
-    connection.files = files
+    connection = Connection(control)
     os.register_at_fork(after_in_child=connection.leave)
     flush_at_exit(connection.flush_at_exit)
-    _slots(start, connection, handle, together, memory, counts, parking).serve()
+    (OneSlot if start.slots == 1 else SlotThreads)(served, connection, Shared(counts, shared, files)).serve()
     return 0
 
 
@@ -192,20 +191,6 @@ def _warm_up(handler: Any, model: Any, memory: Memory) -> list[tuple[str, float]
         sys.stderr.write(f"{text}gpufaas: {WARM_UP}() failed, and the model serves without it\n")
         memory.release()
     return [(WARM, time.perf_counter() - began)]
-
-
-def _slots(
-    start: WorkerStart, connection: Connection, handle: Handle, together: BatchHandler | None, memory: Memory,
-    counts: Counts, parking: Parking | None,
-) -> OneSlot | SlotThreads:  # fmt: skip
-    servers = [
-        SlotServer(index, connection, handle, start.function, start.device, memory, alone=start.slots == 1)
-        for index in range(start.slots)
-    ]
-    if together is not None and start.batch > 1:
-        for each in servers:
-            each.serve_batch = BatchServer(each, together).serve
-    return OneSlot(servers[0], counts, parking) if start.slots == 1 else SlotThreads(servers, counts, parking)
 
 
 def _memory_of(start: WorkerStart) -> Memory:

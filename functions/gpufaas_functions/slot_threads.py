@@ -18,25 +18,16 @@ import os
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Final
 
-import msgspec
-
 from gpufaas_core.model import Seconds
-from gpufaas_core.wire.bodies import FILE
-from gpufaas_core.wire.heads import AreaHead, BatchHead, CallHead, CancelHead, DroppedHead, LimitHead
-from gpufaas_core.wire.kinds import Kind
-from gpufaas_core.wire.prefix import KIND, LANE, encode_frame
-from gpufaas_functions.areas import Area
-from gpufaas_functions.begun import Counts, is_taken
-from gpufaas_functions.connection import Absent, Body, CallBody, Closed, Connection
+from gpufaas_functions.call_runner import CallRunner, Served, Turns
+from gpufaas_functions.connection import Closed, Connection
 from gpufaas_functions.exit_hooks import end_process
+from gpufaas_functions.inbox import Inbox, Shared, Slot, Work
 from gpufaas_functions.pace import QUICK_S, Pace
-from gpufaas_functions.parking import Parking
-from gpufaas_functions.slot_server import SlotServer, Work
+from gpufaas_functions.reply import Reply, growth_frame
 from gpufaas_functions.thread_state import ThreadState
 
 BROKEN: Final = 70
@@ -47,125 +38,31 @@ _LOOKS: Final = 5
 """The watch sleeps after so many looks at which no call ran."""
 _LOOKS_S: Final[Seconds] = 0.02
 """An answer that streams from the only thread looks so often whether its caller has left."""
-_decode_area: Final = msgspec.msgpack.Decoder(AreaHead).decode
-_decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
-_decode_batch: Final = msgspec.msgpack.Decoder(BatchHead).decode
-_decode_limit: Final = msgspec.msgpack.Decoder(LimitHead).decode
-_decode_cancel: Final = msgspec.msgpack.Decoder(CancelHead).decode
 
 
-class _Lane:
-    """The work of one slot: what its node sends before the slot is free, waits."""
+class Slots(Turns):
+    """The slots of a worker, and its connection, which is for one thread at a time."""
 
-    __slots__ = ("area", "busy", "last", "lock", "server", "waiting")
+    def __init__(self, served: Served, connection: Connection, shared: Shared) -> None:
+        self.connection = connection
+        self._news = [threading.Event() for _ in shared.counts.begun]
+        self.slots = [
+            Slot(index, Reply(index, connection, served.memory), shared.counts, news)
+            for index, news in enumerate(self._news)
+        ]
+        self._inbox = Inbox(self.slots, connection, served.memory, shared, served.parking)
+        self._runner = CallRunner(served, self, alone=len(self.slots) == 1)
+        self._memory = served.memory
 
-    def __init__(self, server: SlotServer) -> None:
-        self.server = server
-        self.lock = threading.Lock()
-        self.area: Area | None = None
-        """Of the call that comes next."""
-        self.last = Work()
-        """What has come last, and may not be complete; BODY and CANCEL are for this."""
-        self.last.left = 0
-        self.waiting: deque[Work] = deque()
-        self.busy = False
-
-    def use_area(self, work: Work, body: Body) -> CallBody:
-        """The call that has come, of *work*, has the area: return its body."""
-        area, self.area = self.area, None
-        assert area is not None
-        work.areas += (area,)
-        try:
-            return body if (laid := area.body) is None else laid
-        except MemoryError:
-            return Absent(len(area))
-
-    def begin(self, work: Work) -> bool:
-        """Return whether *work* can run now. If so the lane is busy."""
-        if self.busy:
-            with self.lock:
-                if self.busy:
-                    self.waiting.append(work)
-                    return False
-        self.busy = True
-        return True
-
-    def end(self) -> Work | None:
-        """Its work has ended. Return what runs next; None: it is free."""
-        with self.lock:
-            if self.waiting:
-                return self.waiting.popleft()
-            self.busy = False
-            return None
-
-
-class Slots:
-    """The frames of a worker's connection, for one thread at a time, and its slots."""
-
-    def __init__(self, servers: Sequence[SlotServer], counts: Counts, parking: Parking | None = None) -> None:
-        """:param counts: of what each slot begins (`begun`)"""
-        self.connection: Connection = servers[0].out
-        self._lanes = [_Lane(each) for each in servers]
-        self._begun, self._taken = counts
-        self._parking = parking
-        self._memory = servers[0].memory
-
-    def next_work(self) -> tuple[_Lane, Work] | None:
+    def next_work(self) -> Work | None:
         """Read a frame. Return what can run now that it has come. :raises Closed: the connection is closed"""
-        kind, header, body = frame = self.connection.next()
-        lane = self._lanes[kind >> LANE]
-        kind &= KIND
-        if kind == Kind.CALL:
-            work = lane.last
-            if not work.left:
-                lane.last = work = Work()
-            head = _decode_call(header)
-            there: CallBody = body if lane.area is None else lane.use_area(work, body)
-            if head.body_mode == FILE:
-                there = self.connection.file(head)
-            work.calls.append((head, there))
-            work.left -= 1
-            return None if work.left or not lane.begin(work) else (lane, work)
-        if kind == Kind.BATCH:
-            lane.last = Work(_decode_batch(header).calls)
-        elif kind == Kind.ROOM:
-            lane.server.on_room(frame)
-        elif kind == Kind.AREA:
-            lane.area = self.connection.area(_decode_area(header))
-        elif kind == Kind.LIMIT:
-            self._memory.limit(_decode_limit(header).memory)
-        elif kind == Kind.PING:
-            self.connection.send(encode_frame(Kind.PONG))
-        elif self._parking is None or (answer := self._parking.answer(kind, header)) is None:
-            self._give(lane, kind, header, body)
-        else:
-            self.connection.send(answer)
-        return None
+        return self._inbox.on_frame(*self.connection.next())
 
-    def _give(self, lane: _Lane, kind: int, header: bytes, body: Body) -> None:
-        """A frame of the call came that came last; that may have ended."""
-        lane.last.frames.put((kind, header, body))
-
-    def run(self, lane: _Lane, work: Work) -> None:
-        """Run *work*, and what came for the slot meanwhile. :raises Closed: the connection is closed"""
-        server = lane.server
-        following: Work | None = work
-        while following is not None:
-            if self._begin(server, following):
-                server.run(following)
-            following = lane.end()
-
-    def _begin(self, server: SlotServer, work: Work) -> bool:
-        """Count what begins. False: it was taken back, and is dropped."""
-        slot = server.index
-        self._begun[slot] = number = self._begun[slot] + 1
-        mark = self._taken[slot]
-        if not mark or not is_taken(number, mark):
-            return True
-        self.connection.send(encode_frame(Kind.DROPPED, DroppedHead(number), lane=slot))
-        work.calls.clear()
-        server.took = -1.0
-        return False
+    def say(self) -> None:
+        """Send the answers that wait. Then measure memory, and say a new peak. :raises Closed: as `next_work`"""
+        self.connection.flush()
+        if frame := growth_frame(self._memory):
+            self.connection.send(frame)
 
 
 class OneSlot(Slots):
@@ -174,51 +71,28 @@ class OneSlot(Slots):
     of the one that it runs, and its node may take that back (`begun`).
     """
 
-    def __init__(self, server: SlotServer, counts: Counts, parking: Parking | None = None) -> None:
-        super().__init__((server,), counts, parking)
-        server.turns = self
-        self._server = server
+    def __init__(self, served: Served, connection: Connection, shared: Shared) -> None:
+        super().__init__(served, connection, shared)
         self._look_at = 0.0
 
     def serve(self) -> None:
         """Answer calls until the manager closes the connection."""
         with contextlib.suppress(Closed):
             while True:
-                if found := self.next_work():
-                    self.run(*found)
+                work = self.next_work()
+                while work is not None:
+                    if work.slot.begin(work):
+                        self._runner.run(work)
+                        self.say()  # what runs next does not hold up the answer; the node takes one figure for each
+                    work = work.slot.end()
 
-    def run(self, lane: _Lane, work: Work) -> None:
-        """
-        As `Slots.run`, but for what was taken back. What runs next does not hold up the answer before it. Memory is
-        measured after what has run: the node takes one figure for each.
-        """
-        server = self._server
-        following: Work | None = work
-        while following is not None:
-            if self._begin(server, following):
-                server.run(following)
-                self.connection.flush()
-                server.say_growth()
-            following = lane.end()
-
-    def _give(self, lane: _Lane, kind: int, header: bytes, body: Body) -> None:
-        """A body that comes in pieces is of the call that came last: nothing comes behind it before it is whole."""
-        frames = lane.last.frames
-        if kind == Kind.CANCEL:
-            behind = _decode_cancel(header).number - self._begun[0]
-            if not 0 <= behind <= len(lane.waiting):
-                return  # it has ended
-            frames = lane.waiting[behind - 1].frames if behind else self._server.frames
-        frames.put((kind, header, body))
-
-    def long(self, slot: SlotServer) -> None:
+    def long(self, work: Work) -> None:
         """Nobody else waits for this thread."""
 
-    def await_frame(self, slot: SlotServer) -> None:
-        while slot.frames.empty():
-            self.next_work()  # what comes early waits in its lane
+    def wait(self, work: Work) -> None:  # noqa: ARG002 - what comes for others waits in the slot
+        self.next_work()
 
-    def look(self, slot: SlotServer) -> None:  # noqa: ARG002 - there is one
+    def look(self) -> None:
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + _LOOKS_S
@@ -229,11 +103,9 @@ class OneSlot(Slots):
 class SlotThreads(Slots):
     """See module."""
 
-    def __init__(self, servers: Sequence[SlotServer], counts: Counts, parking: Parking | None = None) -> None:
+    def __init__(self, served: Served, connection: Connection, shared: Shared) -> None:
         """Make it in the thread that has loaded."""
-        super().__init__(servers, counts, parking)
-        for each in servers:
-            each.turns = self
+        super().__init__(served, connection, shared)
         self._state = ThreadState()
         self._ended = False
         self._pace = Pace()
@@ -273,13 +145,11 @@ class SlotThreads(Slots):
         """Lead, until another thread does. :raises Closed: the connection is closed"""
         next_work = self.next_work
         while True:
-            if (found := next_work()) and not self._run_one(*found):
+            if (work := next_work()) and not self._run_one(work):
                 return
 
-    def _run_one(self, lane: _Lane, work: Work) -> bool:
-        """Run *work*. Return whether this thread leads yet."""
-        server = lane.server
-        server.token = work
+    def _run_one(self, work: Work) -> bool:
+        """Run *work*, and what came for its slot meanwhile. Return whether this thread leads yet."""
         self._running.append(work)
         if self._pace.quick:
             self._turns += 1
@@ -288,25 +158,28 @@ class SlotThreads(Slots):
                 self._woken.put(None)
         else:
             self._step_aside(work)
-        self.run(lane, work)
-        if server.took >= 0.0:
-            self._pace.took(server.took if server.took <= QUICK_S else server.took - _delayed())
+        took = self.run(work)
+        while (following := work.slot.end()) is not None:  # another thread leads, and has read it
+            took = self.run(following)
+        if took >= 0.0:
+            self._pace.took(took if took <= QUICK_S else took - _delayed())
             if self._pace.quick and not self._watches:
                 self._begin_watch()
         try:
             self._running.remove(work)
         except ValueError:
-            self.connection.flush()
-            server.say_growth()
+            self.say()
             return False
         if not self.connection.unread:
-            self.connection.flush()
-            server.say_growth()
+            self.say()
         return True
 
-    def long(self, slot: SlotServer) -> None:
-        if slot.token is not None:
-            self._step_aside(slot.token)
+    def run(self, work: Work) -> Seconds:
+        """Run *work*, unless it was taken back. See `CallRunner.run`."""
+        return self._runner.run(work) if work.slot.begin(work) else -1.0
+
+    def long(self, work: Work) -> None:
+        self._step_aside(work)
 
     def _step_aside(self, work: Work) -> None:
         """*work* takes long, or may: if it runs in the leader, another thread leads from now on."""
@@ -319,7 +192,7 @@ class SlotThreads(Slots):
                 self._idle -= 1
                 self._lead.put(None)
                 return
-            if self._threads > len(self._lanes):
+            if self._threads > len(self.slots):
                 self._vacant = True  # one of them has just ended a call, and follows
                 return
             self._threads += 1
@@ -331,14 +204,17 @@ class SlotThreads(Slots):
                 self._threads -= 1
                 self._vacant = self._lacks = True
 
-    def await_frame(self, slot: SlotServer) -> None:
+    def wait(self, work: Work) -> None:
         """:raises MemoryError: nobody would read the frame: there was no room for a thread beside this one"""
-        self.long(slot)
+        self._step_aside(work)
         if self._lacks:
             raise MemoryError("for a thread beside that of the call")
+        news = self._news[work.slot.index]
+        news.wait()
+        news.clear()  # who waits looks again after that
 
-    def look(self, slot: SlotServer) -> None:
-        """The leader gives it what comes."""
+    def look(self) -> None:
+        """The leader gives calls what comes."""
 
     # --- the others ---
 
