@@ -12,14 +12,14 @@ from gpufaas_core.wire.bodies import CHUNK_BYTES
 from gpufaas_core.wire.heads import AnswerHead, AnswersHead, BatchHead, CallHead, RoomHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import MAX_SAID, FrameReader, encode_frame
-from gpufaas_functions import batch_server
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
-from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import BadBatch, BatchHandler, check
 from gpufaas_functions.begun import no_counts
+from gpufaas_functions.call_runner import Served
 from gpufaas_functions.connection import Connection
+from gpufaas_functions.inbox import Shared
 from gpufaas_functions.memory import CpuMemory
-from gpufaas_functions.slot_server import SlotServer
+from gpufaas_functions.reply import together
 from gpufaas_functions.slot_threads import OneSlot
 
 
@@ -257,19 +257,20 @@ def batch_of(*bodies: bytes) -> bytes:
 
 def test_a_batch_that_came_early_waits_until_large_answers_of_the_one_before_are_sent() -> None:
     ours, theirs = socket.socketpair()
-    server = SlotServer(0, Connection(theirs), lambda *_: None, "f.ns", "cpu", CpuMemory(), alone=True)
-    server.serve_batch = BatchServer(server, BatchHandler(lambda events, _: [each.body * 3 for each in events])).serve
-    counts = no_counts(1)
-    serving = threading.Thread(target=OneSlot(server, counts).serve, daemon=True)
+    handler = BatchHandler(lambda events, _: [each.body * 3 for each in events])
+    served, counts = Served("f.ns", "cpu", lambda *_: None, CpuMemory(), handler), no_counts(1)
+    serving = threading.Thread(target=OneSlot(served, Connection(theirs), Shared(counts)).serve, daemon=True)
     large, small = b"\xff" * CHUNK_BYTES, b"\xff"  # the first runs by itself, before the second
-    room = encode_frame(Kind.ROOM, RoomHead(3 * CHUNK_BYTES))
-    sending = threading.Thread(target=ours.sendall, args=(batch_of(large, small) + batch_of(b"c") + room,))
+    sending = threading.Thread(target=ours.sendall, args=(batch_of(large, small) + batch_of(b"c"),))
     serving.start()
     sending.start()
     reader, said = FrameReader(), []
     while len([kind for kind, _ in said if kind == Kind.ANSWERS]) < 2:
-        said += [(kind, body) for kind, _, body in reader.feed(ours.recv(1 << 20))]
-    sending.join()
+        came = [(kind, body) for kind, _, body in reader.feed(ours.recv(1 << 20))]
+        if room := sum(len(body) for kind, body in came if kind == Kind.CHUNK):
+            sending.join()
+            ours.sendall(encode_frame(Kind.ROOM, RoomHead(room)))
+        said += came
     ours.close()
     serving.join(10)
 
@@ -284,7 +285,7 @@ def test_a_batch_that_came_early_waits_until_large_answers_of_the_one_before_are
 
 def test_answers_with_many_short_headers_go_in_frames_that_a_node_takes() -> None:
     head = AnswerHead(200, [(b"a", b"b")] * 1000)
-    frames = list(batch_server._frames([(place, head, b"c") for place in range(400)], 0))
+    frames = [encode_frame(Kind.ANSWERS, *each) for each in together((place, head, b"c") for place in range(400))]
 
     heads = [msgspec.msgpack.decode(header, type=AnswersHead) for _, header, _ in FrameReader(
         CHUNK_BYTES, 1, MAX_SAID

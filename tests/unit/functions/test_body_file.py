@@ -14,17 +14,17 @@ from tests.waiting import LIMIT_S, until
 
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.wire.bodies import FILE
-from gpufaas_core.wire.heads import CallHead
+from gpufaas_core.wire.heads import BatchHead, CallHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import FrameReader, encode_frame
 from gpufaas_functions.author import Context, Event
-from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import BatchHandler
 from gpufaas_functions.begun import no_counts, taken
 from gpufaas_functions.body_file import BodyFile, connected, give, opened, take
+from gpufaas_functions.call_runner import Served
 from gpufaas_functions.connection import Connection
+from gpufaas_functions.inbox import Shared
 from gpufaas_functions.memory import CpuMemory
-from gpufaas_functions.slot_server import SlotServer
 from gpufaas_functions.slot_threads import OneSlot
 
 MOST = 2 * 240
@@ -129,16 +129,26 @@ def test_the_body_of_a_call_that_failed_is_closed_without_a_collection(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path, read: Callable[[Event], object]
 ) -> None:
     handler = BatchHandler(lambda events, _: [read(each) for each in events])
-    slot = SlotServer(0, Connection(ends[1]), lambda *_: None, "f.ns", "cpu", CpuMemory(), alone=True)
+    node, theirs = socket.socketpair()
+    served = Served("f.ns", "cpu", lambda *_: None, CpuMemory(), handler)
+    slots = OneSlot(served, Connection(theirs), Shared(no_counts(1), files=ends[1]))
+    node.sendall(encode_frame(Kind.BATCH, BatchHead(3)))
+    for name in "abc":
+        head = call(tmp_path / name)
+        node.sendall(encode_frame(Kind.CALL, give(ends[0], opened(head), head)))
+    node.shutdown(socket.SHUT_WR)
     gc.disable()
     try:
-        BatchServer(slot, handler).serve([(head, opened(head)) for head in (call(tmp_path / name) for name in "abc")])
+        slots.serve()
+        assert Kind.ANSWERS in [kind for kind, _, _ in FrameReader().feed(node.recv(1 << 16))]
         with pytest.raises(ValueError, match="body"):
             handler.one(Event("POST", "/", b"", [], None, laid=opened(call(tmp_path / "d"))), Context("c", "f", "cpu"))
 
         assert not open_below(tmp_path)
     finally:
         gc.enable()
+        node.close()
+        theirs.close()
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
@@ -146,10 +156,10 @@ def test_a_worker_that_rests_has_no_body_open(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path, is_dropped: bool
 ) -> None:
     node, theirs = socket.socketpair()
-    connection, counts = Connection(theirs), no_counts(1)
-    connection.files = ends[1]
-    slot = SlotServer(0, connection, lambda event, _: event.body, "f.ns", "cpu", CpuMemory(), alone=True)
-    serving = threading.Thread(target=OneSlot(slot, counts).serve, daemon=True)
+    counts = no_counts(1)
+    served = Served("f.ns", "cpu", lambda event, _: event.body, CpuMemory())
+    slots = OneSlot(served, Connection(theirs), Shared(counts, files=ends[1]))
+    serving = threading.Thread(target=slots.serve, daemon=True)
     serving.start()
     if is_dropped:
         counts.taken[0] = taken(1, 1)

@@ -21,10 +21,11 @@ from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import KIND, LANE, FrameReader, encode_frame
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.begun import open_counts, shared_in, taken
+from gpufaas_functions.call_runner import Served
 from gpufaas_functions.connection import Connection
+from gpufaas_functions.inbox import Shared, Work
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.pace import AGAIN
-from gpufaas_functions.slot_server import SlotServer, Work
 from gpufaas_functions.slot_threads import SlotThreads
 
 SLOTS = 6
@@ -84,11 +85,8 @@ class Worker:
         self.slots = [Slot(index, self.node) for index in range(SLOTS)]
         counts = open_counts(SLOTS)
         self.begun, self.taken = shared_in(counts, SLOTS)[0]
-        connection, memory = Connection(theirs), CpuMemory(SLOTS)
-        servers = [
-            SlotServer(index, connection, self.handle, "f", "cpu", memory, alone=False) for index in range(SLOTS)
-        ]
-        self.threads = SlotThreads(servers, shared_in(counts, SLOTS)[0])
+        served = Served("f", "cpu", self.handle, CpuMemory(SLOTS))
+        self.threads = SlotThreads(served, Connection(theirs), Shared(shared_in(counts, SLOTS)[0]))
         os.close(counts)
         self.main = threading.Thread(target=self.threads.serve, name="main", daemon=True)
         self.main.start()
@@ -239,7 +237,7 @@ def test_a_reader_who_reads_nothing_stops_his_own_answer_and_no_other(worker: Wo
     assert slow.frames.empty(), "there is no room for more of it"
     slow.send(Kind.ROOM, RoomHead(sent))
     slow.next(Kind.CHUNK)
-    slow.send(Kind.CANCEL, CancelHead(0))
+    slow.send(Kind.CANCEL, CancelHead(0, 1))
     assert slow.end() == "cancelled"
     assert slow.call("/"), "the slot takes the next call"
 
@@ -251,7 +249,7 @@ def test_of_many_answers_that_stream_one_is_cancelled(worker: Worker) -> None:
         each.next(Kind.HEAD)
         assert each.next(Kind.CHUNK)[1] == b"first"
 
-    first.send(Kind.CANCEL, CancelHead(0))
+    first.send(Kind.CANCEL, CancelHead(0, 1))
     beside.call("/")  # what was sent before is read
     worker.gate.set()
 
@@ -264,7 +262,7 @@ def test_of_many_answers_that_stream_one_is_cancelled(worker: Worker) -> None:
 def test_a_cancel_that_comes_late_is_not_for_the_next_call(worker: Worker) -> None:
     slot = worker.slots[1]
     slot.call("/")
-    slot.send(Kind.CANCEL, CancelHead(0))
+    slot.send(Kind.CANCEL, CancelHead(0, 1))
     slot.begin("/body", b"", STREAM)
     slot.send(Kind.BODY, None, b"next")
     slot.send(Kind.BODY_END)
@@ -288,15 +286,18 @@ def test_a_thread_that_does_not_lead_any_more_leaves_the_lead_to_the_next_call_o
     threads = worker.threads
     worker.settle()
     until(lambda: not threads._running, "the leader has seen that the last call, which is answered, has ended")
-    mine, following = Work(), Work()
+    slot = threads.slots[0]
+    mine, following = Work(slot, 1), Work(slot, 2)
+    slot._works.append(mine)
 
-    def run(*_: object) -> None:
+    def run(_: Work) -> float:
         threads._running.remove(mine)  # as the watch does
         threads._running.append(following)
+        return -1.0
 
     with monkeypatch.context() as patched:
         patched.setattr(threads, "run", run)
-        leads = threads._run_one(threads._lanes[0], mine)
+        leads = threads._run_one(mine)
 
     assert not leads
     assert threads._running == [following]

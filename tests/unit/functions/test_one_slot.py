@@ -26,12 +26,12 @@ from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import FrameReader, encode_frame
 from gpufaas_functions import connection
 from gpufaas_functions.author import Context, Event
-from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import BatchHandler
 from gpufaas_functions.begun import Counts, is_taken, no_counts, taken
+from gpufaas_functions.call_runner import Served
 from gpufaas_functions.connection import Connection
+from gpufaas_functions.inbox import Shared
 from gpufaas_functions.memory import CpuMemory
-from gpufaas_functions.slot_server import SlotServer
 from gpufaas_functions.slot_threads import OneSlot
 
 LARGE = b"x" * 200_000
@@ -72,6 +72,15 @@ class Node:
         while not self._frames:
             self._frames = list(self._reader.feed(self.sock.recv(1 << 20)))
         return self._frames.pop(0)
+
+    def end(self) -> EndHead:
+        """Read an answer to its end, and give room for what comes."""
+        while True:
+            kind, header, body = self._next()
+            if kind == Kind.END:
+                return msgspec.msgpack.decode(header, type=EndHead)
+            if kind == Kind.CHUNK:
+                self.send(encode_frame(Kind.ROOM, RoomHead(len(body) + PIECE_COST)))
 
     def answer(self) -> tuple[AnswerHead, bytes]:
         header, body = self.frame(Kind.ANSWER)
@@ -117,11 +126,10 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
             OURS.set("a batch")
         return [b"x" * (4 * WINDOW) if each.path == "/large" else each.body for each in events]
 
-    server = SlotServer(0, Connection(theirs), handle, "f", "cpu", CpuMemory(1), alone=True)
-    server.serve_batch = BatchServer(server, BatchHandler(handle_batch)).serve
+    served = Served("f", "cpu", handle, CpuMemory(1), BatchHandler(handle_batch))
     monkeypatch.setattr(connection, "bytearray", array, raising=False)
     counts = no_counts(1)
-    thread = threading.Thread(target=OneSlot(server, counts).serve)
+    thread = threading.Thread(target=OneSlot(served, Connection(theirs), Shared(counts)).serve)
     thread.start()
     yield Node(ours, counts, entered, gate)
     gate.set()
@@ -167,11 +175,8 @@ def test_who_leaves_in_the_middle_of_an_answer_of_a_batch_cuts_no_other_answer_o
 
     node.send(encode_frame(Kind.CANCEL, CancelHead(0, 1)))
 
-    header, _ = node.frame(Kind.END)
-    assert msgspec.msgpack.decode(header, type=EndHead).error == "cancelled"
-    node.send(encode_frame(Kind.ROOM, RoomHead(8 * WINDOW)))
-    header, _ = node.frame(Kind.END)
-    assert msgspec.msgpack.decode(header, type=EndHead).error == ""
+    assert node.end().error == "cancelled"
+    assert node.end().error == ""
 
 
 def test_an_answer_without_an_end_stops_when_its_caller_leaves(node: Node) -> None:
@@ -315,8 +320,7 @@ def test_cancel_stops_the_call_that_runs_or_the_one_behind_it_as_it_says(node: N
     node.frame(Kind.CHUNK)
     node.send(call("b", path="/endless"), encode_frame(Kind.CANCEL, CancelHead(0, 2)))
     for _ in range(50):
-        node.frame(Kind.CHUNK)
-        node.send(encode_frame(Kind.ROOM, RoomHead(10_000)))
+        node.send(encode_frame(Kind.ROOM, RoomHead(len(node.frame(Kind.CHUNK)[1]) + PIECE_COST)))
     assert node.counts.begun == [1], "the first goes on"
 
     node.send(encode_frame(Kind.CANCEL, CancelHead(0, 1)), call("c", b"c"))
@@ -331,8 +335,7 @@ def test_a_cancel_that_comes_late_stops_no_other_call(node: Node) -> None:
     node.frame(Kind.CHUNK)
     node.send(encode_frame(Kind.CANCEL, CancelHead(0, 1)), call("c", b"c"))
     for _ in range(50):
-        node.frame(Kind.CHUNK)
-        node.send(encode_frame(Kind.ROOM, RoomHead(10_000)))
+        node.send(encode_frame(Kind.ROOM, RoomHead(len(node.frame(Kind.CHUNK)[1]) + PIECE_COST)))
 
     node.send(encode_frame(Kind.CANCEL, CancelHead(0, 2)))
     node.frame(Kind.END)
