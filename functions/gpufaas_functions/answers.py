@@ -48,9 +48,10 @@ def failure(exc: BaseException, memory: Memory) -> HandlerAnswer:
     """
     if not isinstance(exc, BadBody):
         print(traceback_of(from_the_author(exc)), end="", file=sys.stderr)
-        if is_out_of_memory(exc):
-            memory.release()
-    return answer_of(exc)
+    answer = answer_of(exc)
+    if answer.out_of_memory:
+        memory.release()
+    return answer
 
 
 def answer_of(exc: BaseException) -> HandlerAnswer:

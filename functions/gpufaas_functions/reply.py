@@ -15,7 +15,6 @@ from gpufaas_core.wire.prefix import encode_frame, encode_prefix
 from gpufaas_functions.answers import Memory, declared_length, failure, in_one_line
 from gpufaas_functions.areas import Area
 from gpufaas_functions.author import HandlerAnswer
-from gpufaas_functions.memory import is_out_of_memory
 
 _JOINED: Final = 16 * 1024
 """A piece of at most so many bytes goes with its prefix, at once: to copy it costs less than to send twice."""
@@ -108,8 +107,8 @@ class Reply:
 
     def failure(self, exc: BaseException) -> tuple[str, bool]:
         """Log why an answer breaks off in its middle. Return what `end` says of that."""
-        failure(exc, self._memory)
-        return in_one_line(exc), is_out_of_memory(exc)
+        answer = failure(exc, self._memory)
+        return in_one_line(exc), answer.out_of_memory
 
     def end(self, began: Seconds, error: str = "", out_of_memory: bool = False) -> None:
         """The answer is over. :param error: why it broke off; empty: it is whole"""
