@@ -29,7 +29,7 @@ _LOCKABLE: Final = re.compile(r"[\w.-]+(\[.*\])?(==| @ https?://)\S+(\s*\\\n\s+-
 
 def shown(pin: str) -> str:
     """Return ``NAME==VERSION`` of *pin*; of one without a version its name, or else its place."""
-    return pin.removeprefix("-e ").split()[0]
+    return pin.split()[0]
 
 
 class MadeFor(msgspec.Struct, frozen=True):

@@ -59,7 +59,9 @@ def resolve(
         answer.write_text(_pins({**versions, **dict(liked)}))  # versions that uv finds there are those that it prefers
         asked = [*map(str, map(Path.absolute, files)), "-c", str(constraints), "-o", str(answer)]
         _uv(files[-1].parent, environment, "compile", "--generate-hashes", "--no-header", "--no-annotate", *asked)
-        found, theirs = [pin[0] for pin in PIN.finditer(answer.read_text())], _pins(versions).splitlines()
+        # What is installed is a copy: a link to the author's folder leads nowhere on a node.
+        found = [pin[0].removeprefix("-e ") for pin in PIN.finditer(answer.read_text())]
+        theirs = _pins(versions).splitlines()
     return [pin for pin in found if shown(pin) not in theirs]
 
 
@@ -78,7 +80,8 @@ def install(pins: Sequence[str], options: Sequence[str], environment: Environmen
     with tempfile.NamedTemporaryFile("w", prefix="gpufaas-build-", suffix=".txt") as file:
         file.write("\n".join([*options, *pins]) + "\n")
         file.flush()
-        asked = ("--target", str(site.absolute()), "--no-deps", "-r", file.name)
+        asked = ["--target", str(site.absolute()), "--no-deps", "-r", file.name]
+        asked += [] if all("--hash=" in each for each in pins) else ["--refresh"]  # uv sees no edits in a folder
         _uv(folder, environment, "install", "--link-mode", "copy", *asked)
     shutil.rmtree(site / "bin", ignore_errors=True)  # scripts name this machine's interpreter
     for each in (*site.glob(".lock"), *site.glob("*.dist-info/*")):

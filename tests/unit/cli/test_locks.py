@@ -4,7 +4,10 @@ import hashlib
 import re
 import shutil
 from dataclasses import replace as changed
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from msgspec.structs import replace
@@ -18,6 +21,25 @@ from gpufaas_core.bundle import Needs
 from gpufaas_core.environment import Distribution, measure
 
 PLATFORM = {"pyd": "2.14", "torch": "2.13.0+cpu", "core": "1"}
+BUILDS_ITSELF = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+"""
+BACKEND = """
+import zipfile
+
+def build_wheel(folder, *_):
+    with zipfile.ZipFile(f"{folder}/lib-1-py3-none-any.whl", "w") as wheel:
+        wheel.write("lib.py")
+        wheel.writestr("lib-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: lib\\nVersion: 1\\n")
+        wheel.writestr("lib-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("lib-1.dist-info/RECORD", "")
+    return "lib-1-py3-none-any.whl"
+
+build_editable = build_wheel
+"""
 
 
 def lock_of(project: Project) -> Path:
@@ -208,6 +230,39 @@ def test_what_comes_from_a_folder_has_no_lock_and_is_part_of_the_key(project: Pr
 
     assert content_of(built)["site/a/__init__.py"] == b"VERSION = '1.0'\n"
     assert not lock_of(project).exists()
+
+
+@pytest.mark.usefixtures("wheels")
+@pytest.mark.parametrize("line", ["./lib", "-e ./lib", "lib @ file://{root}/fn/lib"])
+def test_a_folder_that_is_required_is_copied_as_it_is_now(project: Project, line: str) -> None:
+    project.write("fn/lib/pyproject.toml", BUILDS_ITSELF)
+    project.write("fn/lib/backend.py", BACKEND)
+    project.write("fn/requirements.txt", line.format(root=project.root))
+    for text in (b"1", b"2"):
+        project.write("fn/lib/lib.py", text)
+
+        assert content_of(project.build(target=target(with_packages({}))))["site/lib.py"] == text
+
+
+def test_what_comes_from_a_url_is_locked_with_its_digest(
+    project: Project, wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels("a")
+    folder = partial(SimpleHTTPRequestHandler, directory=str(project.root / "wheels"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), folder) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/a-1.0-py3-none-any.whl"
+        project.write("fn/requirements.txt", f"a @ {url}\n")
+        built = project.build(target=target(with_packages({})))
+        project.write("fn/handler.py", "def handle(event, context):\n    return 'edited'\n")
+        monkeypatch.setattr(requirements, "resolve", None)
+        again = project.build(target=target(with_packages({})))
+        server.shutdown()
+
+    digest = hashlib.sha256((project.root / "wheels/a-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    assert f"a @ {url} \\\n    --hash=sha256:{digest}\n" in lock_of(project).read_text()
+    assert content_of(built)["site/a/__init__.py"] == b"VERSION = '1.0'\n"
+    assert (again.manifest.requirements, again.up_to_date) == (("a",), False)
 
 
 def test_what_is_no_longer_asked_for_leaves_no_lock(project: Project, wheels: Wheels) -> None:
