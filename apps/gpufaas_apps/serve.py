@@ -270,8 +270,8 @@ async def _collected(
         used = {each.digest for each in past if each.status == "pending" or each.revision in tried}
         used |= {each.spec.digest for each in functions if not each.spec.image}
         newest_first = [each.digest for each in sorted(past, key=lambda noted: -noted.at)]
-        more = kept(stores.artifacts, stores.bundles, used, newest_first, options.history_size)
-        return collect(stores.artifacts, stores.bundles, used | more, until, dry=dry)
+        more, lacking = kept(stores.artifacts, stores.bundles, used, newest_first, options.history_size)
+        return collect(stores.artifacts, stores.bundles, used | more, until, lacking=lacking, dry=dry)
 
     return await asyncio.to_thread(work)
 

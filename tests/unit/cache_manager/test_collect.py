@@ -150,7 +150,7 @@ def test_the_newest_earlier_revisions_that_fit_are_kept_and_what_they_share_coun
     size = stores.artifacts.size(newest_first[0])
 
     def fit(most: int) -> set[str]:
-        return kept(stores.artifacts, stores.bundles, set(), newest_first, most)
+        return kept(stores.artifacts, stores.bundles, set(), newest_first, most)[0]
 
     assert fit(3 * size + len(WEIGHTS)) == set(newest_first)
     assert fit(3 * size + len(WEIGHTS) - 1) == set(newest_first[:2]), "the oldest goes first"
@@ -162,15 +162,15 @@ def test_what_is_used_stays_and_does_not_count(stores: Stores) -> None:
     serves, before = versions(stores, 2)
     size = stores.artifacts.size(before)
 
-    assert kept(stores.artifacts, stores.bundles, {serves}, [serves, before], size) == {serves, before}
-    assert kept(stores.artifacts, stores.bundles, {serves}, [serves, before], size - 1) == {serves}
+    assert kept(stores.artifacts, stores.bundles, {serves}, [serves, before], size)[0] == {serves, before}
+    assert kept(stores.artifacts, stores.bundles, {serves}, [serves, before], size - 1)[0] == {serves}
 
 
 def test_a_revision_that_is_too_large_does_not_cost_the_smaller_ones_before_it(stores: Stores) -> None:
     [small] = versions(stores, 1)
     [large] = versions(stores, 1, b"more" + 1000 * WEIGHTS)
 
-    assert kept(stores.artifacts, stores.bundles, set(), [large, small], 100 * len(WEIGHTS) + 20_000) == {small}
+    assert kept(stores.artifacts, stores.bundles, set(), [large, small], 100 * len(WEIGHTS) + 20_000)[0] == {small}
 
 
 def test_a_revision_that_lacks_a_file_is_not_kept(stores: Stores) -> None:
@@ -178,4 +178,24 @@ def test_a_revision_that_lacks_a_file_is_not_kept(stores: Stores) -> None:
     [whole] = versions(stores, 1, b"others")
     stores.artifacts.remove(sha256(WEIGHTS))
 
-    assert kept(stores.artifacts, stores.bundles, set(), [lacking, "f" * 64, whole], 1 << 30) == {whole}
+    assert kept(stores.artifacts, stores.bundles, set(), [lacking, "f" * 64, whole], 1 << 30) == (
+        {whole},
+        {lacking, "f" * 64},
+    )
+
+
+def test_an_earlier_revision_without_its_weights_goes_though_it_was_asked_for_since(stores: Stores) -> None:
+    """Who looks at a history asks for its bundles: they were said to be there, and could not be rolled back to."""
+    [lacks], [whole] = versions(stores, 1), versions(stores, 1, b"others")
+    stores.artifacts.remove(sha256(WEIGHTS))
+
+    def sweep() -> None:
+        _, lacking = kept(stores.artifacts, stores.bundles, set(), [lacks, whole], 0)
+        collect(stores.artifacts, stores.bundles, set(), time.time() - DAY_S, lacking=lacking)
+
+    sweep()
+    assert stores.artifacts.has(lacks), "what it lacks may be on its way"
+    age(stores, lacks, whole, days=0.1)
+    sweep()
+    assert not stores.artifacts.has(lacks)
+    assert stores.artifacts.has(whole)
