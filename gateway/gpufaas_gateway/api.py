@@ -20,7 +20,7 @@ from gpufaas_gateway.alerts import alert_routes
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.environments import environment_routes
 from gpufaas_gateway.errors import METHODS, BadQuery, headers_of, status_of
-from gpufaas_gateway.function_api import UsageOf, function_routes, log_routes
+from gpufaas_gateway.function_api import UsageOf, deployment_routes, function_routes, log_routes
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.platform_api import artifact_routes, health_routes, page_routes, status_routes
 from gpufaas_gateway.ports import Artifacts, LogReader, Scheduler, SecretStore
@@ -62,7 +62,8 @@ def management_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     for routes in (
-        function_routes(deployer, scheduler, logs, usage_of),
+        function_routes(deployer, scheduler, usage_of),
+        deployment_routes(deployer, logs),
         alert_routes(deployer, scheduler),
         namespace_routes(deployer),
         quota_routes(deployer),

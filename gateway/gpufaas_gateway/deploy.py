@@ -32,7 +32,7 @@ from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import Overtaken, Unavailable
 from gpufaas_gateway.handover import Handovers
-from gpufaas_gateway.history import Revision, meant
+from gpufaas_gateway.history import Revision, RolledBack, meant
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.namespaces import Namespaces
 from gpufaas_gateway.placement import check_needs
@@ -198,19 +198,20 @@ class Deployer:
         await self._read_again(full_name)
         return await self.deploy(spec, update, by, tries - 1)
 
-    def is_unchanged(self, spec: FunctionSpec) -> bool:
+    def unchanged(self, spec: FunctionSpec) -> str | None:
         """
-        Return whether *spec* is the last deployment of its function, which serves or is about to.
+        Return the last revision of its function, which serves or is about to, if that was deployed by the same *spec*.
 
-        False where a new one may be another all the same: the name of an image may have come to mean another image,
+        None where a new one may be another all the same: the name of an image may have come to mean another image,
         and a function may have read a secret before its value was changed.
         """
         old = self.catalogue.get(f"{spec.service}.{spec.namespace or DEFAULT_NAMESPACE}")
         if old is None or old.unavailable is not None or not old.options.bundle or spec.secrets:
-            return False
+            return None
         pending, failed = old.record.handover.pending, old.record.handover.failed
         last = old.record if pending is None else pending.record
-        return last.spec == spec and failed is None and old.function_id not in self._scheduler.status().failing
+        same = last.spec == spec and failed is None and old.function_id not in self._scheduler.status().failing
+        return last.revision if same else None
 
     async def history(self, function: Deployed) -> list[Revision]:
         """Return the last revisions of *function*, newest first."""
@@ -221,15 +222,18 @@ class Deployer:
 
         return await asyncio.to_thread(read)
 
-    async def rollback(self, function: Deployed, to: str | None, by: str = "") -> Revision:
+    async def rollback(self, function: Deployed, to: str | None, by: str = "") -> RolledBack:
         """
-        Deploy anew what `history.meant` finds, and return that.
+        Deploy anew what `history.meant` finds; if that serves, and another revision is pending, only withdraw that one.
 
         :raises GpufaasError: as of `history.meant` and `deploy`
         """
         found = meant(function.name, await self.history(function), to)
-        await self.deploy(found.spec, update=True, by=by)
-        return found
+        async with self._lock(function.full_name):
+            if await self.handovers.withdraw(found.revision, self.catalogue.get(function.full_name)):
+                return RolledBack(found.revision, found.revision)
+        new = await self.deploy(found.spec, update=True, by=by)
+        return RolledBack(new.record.revision, found.revision)
 
     async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool, by: str) -> Deployed:
         """Deploy while the caller holds the function's lock and its namespace."""

@@ -23,7 +23,7 @@ from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.errors import BadQuery, CannotRollBack, Overtaken, QuotaExceeded
 from gpufaas_gateway.function_state import copies_of, status_of
-from gpufaas_gateway.history import Revision
+from gpufaas_gateway.history import Revision, RolledBack
 from gpufaas_gateway.ports import LogReader, Scheduler
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionSpec
 from gpufaas_gateway.typed_routes import encode, lines_of, refuses, router
@@ -45,15 +45,17 @@ from gpufaas_gateway.wire import (
 UsageOf = Callable[[FunctionId], Awaitable[tuple[float, Bytes] | None]]
 """Returns the millicores and bytes that all workers of a function use now; None if it has no worker."""
 
+REVISION: Final = "X-Gpufaas-Revision"
+"""Of an answer to a deployment: the revision that takes the calls now, or once it is loaded."""
 _FUNCTIONS: Final = "/system/functions"
 _UNCHANGED: Final = {"description": "It is deployed so: there is no new revision."}
 _NDJSON: Final = "application/x-ndjson"
 
 
-def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, usage_of: UsageOf | None) -> APIRouter:
+def function_routes(deployer: Deployer, scheduler: Scheduler, usage_of: UsageOf | None) -> APIRouter:
+    """Return the routes that say what is deployed."""
     catalogue = deployer.catalogue
     routes = router(catalogue)
-    refused = refuses(QuotaExceeded, LoadFailed, StorageFailed)
 
     @routes.get(_FUNCTIONS)
     async def list_functions(namespace: InNamespace = None) -> list[FunctionStatus]:
@@ -80,9 +82,26 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, u
             status.usage = Usage(cpu=round(used[0], 3), total_memory_bytes=used[1])
         return status
 
+    @routes.get("/system/function/{name}/revisions", responses=refuses(UnknownFunction, StorageFailed))
+    async def list_revisions(name: InPath, namespace: InNamespace = None) -> list[Revision]:
+        """The last deployments of a function, newest first."""
+        return await deployer.history(find(catalogue, name, namespace))
+
+    return routes
+
+
+def deployment_routes(deployer: Deployer, logs: LogReader) -> APIRouter:
+    """Return the routes that change what is deployed."""
+    catalogue = deployer.catalogue
+    routes = router(catalogue)
+    refused = refuses(QuotaExceeded, LoadFailed, StorageFailed)
+
     @routes.post(_FUNCTIONS, status_code=202, responses={**refused, **refuses(FunctionExists)})
-    async def deploy_function(asked: FunctionDeployment, by: By, namespace: InNamespace = None) -> None:
-        await deployer.deploy(spec_of(asked, namespace), update=False, by=by)
+    async def deploy_function(
+        asked: FunctionDeployment, by: By, answer: Response, namespace: InNamespace = None
+    ) -> None:
+        new = await deployer.deploy(_spec_of(asked, namespace), update=False, by=by)
+        answer.headers[REVISION] = new.record.revision
 
     # 200 makes faas-cli say that a rolling update was attempted, and that is what an update is.
     @routes.put(
@@ -91,14 +110,12 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, u
     async def update_function(
         asked: FunctionDeployment, by: By, answer: Response, namespace: InNamespace = None
     ) -> None:
-        if deployer.is_unchanged(spec := spec_of(asked, namespace)):
+        spec = _spec_of(asked, namespace)
+        if revision := deployer.unchanged(spec):
             answer.status_code = 202
         else:
-            await deployer.deploy(spec, update=True, by=by)
-
-    def spec_of(asked: FunctionDeployment, namespace: str | None) -> FunctionSpec:
-        spec = asked.to(FunctionSpec)
-        return msgspec.structs.replace(spec, namespace=namespace) if spec.namespace is None and namespace else spec
+            revision = (await deployer.deploy(spec, update=True, by=by)).record.revision
+        answer.headers[REVISION] = revision
 
     @routes.delete(_FUNCTIONS, status_code=202, responses=refuses(UnknownFunction, StorageFailed))
     async def remove_function(asked: DeleteFunctionRequest, namespace: InNamespace = None) -> None:
@@ -106,18 +123,16 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, u
         await deployer.remove(found.name, found.namespace)
         await asyncio.to_thread(logs.drop, found.name, found.namespace)
 
-    @routes.get("/system/function/{name}/revisions", responses=refuses(UnknownFunction, StorageFailed))
-    async def list_revisions(name: InPath, namespace: InNamespace = None) -> list[Revision]:
-        """The last deployments of a function, newest first."""
-        return await deployer.history(find(catalogue, name, namespace))
-
-    rollback_refused = {**refused, **refuses(UnknownFunction, UnknownName), **refuses(CannotRollBack, Overtaken)}
+    rollback_refused = {**refused, **refuses(UnknownFunction, UnknownName, CannotRollBack, Overtaken)}
 
     @routes.post("/system/function/{name}/rollback", responses=rollback_refused)
     async def roll_back_function(
         name: InPath, by: By, asked: RollbackRequest | None = None, namespace: InNamespace = None
-    ) -> Revision:
-        """Deploy an earlier revision anew, that of the body or the last that served before, and answer that one."""
+    ) -> RolledBack:
+        """
+        Deploy an earlier revision anew: that of the body, else the last that served before; while one is pending, go
+        back to the one that serves.
+        """
         to = asked.revision if asked is not None else None
         return await deployer.rollback(find(catalogue, name, namespace), to, by)
 
@@ -164,6 +179,11 @@ def log_routes(catalogue: Catalogue, logs: LogReader) -> APIRouter:
         return Response(await asyncio.to_thread(lambda: _lines(logs.query(asked))), media_type=_NDJSON)
 
     return routes
+
+
+def _spec_of(asked: FunctionDeployment, namespace: str | None) -> FunctionSpec:
+    spec = asked.to(FunctionSpec)
+    return msgspec.structs.replace(spec, namespace=namespace) if spec.namespace is None and namespace else spec
 
 
 def find(catalogue: Catalogue, name: str, namespace: str | None) -> Deployed:

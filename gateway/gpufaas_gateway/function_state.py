@@ -74,7 +74,8 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
     ``unavailable``: its bundle is damaged or gone. ``failed``: its last load failed, and no copy serves. ``resident``:
     a copy takes calls. ``loading``: the first copy loads. ``idle``: the next call loads it.
     """
-    pending, failed = deployed.record.handover.pending, deployed.record.handover.failed
+    handover = deployed.record.handover
+    pending, before, failed = handover.pending, handover.before, handover.failed
     detail = FunctionDetail(
         state="resident" if copies.ready else "loading" if copies.loading else "idle",
         age=round(status.age_s, 3) or None,
@@ -82,6 +83,7 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
         loading=copies.loading,
         revision=deployed.record.revision,
         pending=None if pending is None else pending.record.revision,
+        before=None if before is None else before.revision,
         failed=None if failed is None else FailedShown(failed.revision, failed.reason),
         bundle=deployed.spec.digest,
         devices=list(copies.by_device),

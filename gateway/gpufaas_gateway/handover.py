@@ -104,6 +104,14 @@ class Handovers:
             if (replaced := await self._noted(gone.record, reason)) is not None:
                 await asyncio.to_thread(self.store.note, gone.record.full_name, replaced)
 
+    async def withdraw(self, serving: str, deployed: Deployed | None) -> bool:
+        """Give up what is pending, if revision *serving* of *deployed* serves. Return whether there was something."""
+        pending = None if deployed is None else deployed.record.handover.pending
+        if deployed is None or pending is None or deployed.record.revision != serving:
+            return False
+        await self._fail(deployed, pending, f"a rollback went back to {serving} before it was loaded")
+        return True
+
     async def end(self, deployed: Deployed) -> None:
         """*deployed* was removed, and what is pending with it."""
         if (pending := deployed.record.handover.pending) is not None:
@@ -144,8 +152,7 @@ class Handovers:
         function = pending.record.function_id
         said, why = outlook(self.scheduler.status(), function)
         if said == "failed":
-            await self._store_it(deployed, _failed(pending.record, why))
-            await self._drop(pending)
+            await self._fail(deployed, pending, why)
         elif said in ("ready", "full"):
             new = self._pending.get(function) or await self.define(pending.record)
             await self._serve(new, deployed, Handover(before=_bare(deployed) if said == "full" else None))
@@ -174,6 +181,11 @@ class Handovers:
             return
         log.warning("function.not_loaded id=%s reason=%s", deployed.function_id, why)
         await self._serve(await self.define(before), deployed, _failed(deployed.record, why))
+
+    async def _fail(self, deployed: Deployed, pending: PendingRevision, why: str) -> None:
+        """*deployed* goes on serving."""
+        await self._store_it(deployed, _failed(pending.record, why))
+        await self._drop(pending)
 
     async def _serve(
         self, new: Deployed, old: Deployed | None, handover: Handover, noted: Revision | None = None

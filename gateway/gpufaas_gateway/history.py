@@ -36,6 +36,15 @@ class Revision(Struct, frozen=True, omit_defaults=True):
     """Its bundle was removed. Not kept: found out when it is asked for."""
 
 
+class RolledBack(Struct, frozen=True):
+    """What a rollback did."""
+
+    revision: str
+    """Takes the calls now, or once it is loaded."""
+    to: str
+    """The earlier revision that it repeats."""
+
+
 def noting(kept: Sequence[Revision], noted: Revision) -> list[Revision]:
     """
     Return the history *kept*, newest first, with *noted* in place of what it had of that revision, else as the newest.
@@ -62,15 +71,15 @@ def check_seen(name: str, kept: FunctionRecord | None, seen: str | None) -> None
 
 def meant(name: str, history: Sequence[Revision], to: str | None) -> Revision:
     """
-    Return the revision of function *name* that a rollback repeats: *to*, else the last that served before this one.
+    Return the revision of function *name* that a rollback repeats: *to*, else the last that served before this one,
+    which is the one that serves while another is pending.
 
     :raises UnknownName: *to* is not in the history
     :raises CannotRollBack: there is no earlier one, or its bundle is gone
     """
     there = ", ".join(each.revision for each in history if not each.gone) or "none"
-    found = next(
-        (each for each in history if (each.status == "superseded" if to is None else each.revision == to)), None
-    )
+    before = "serving" if history[0].status == "pending" else "superseded"
+    found = next((each for each in history if (each.status == before if to is None else each.revision == to)), None)
     if found is None and to is not None:
         raise UnknownName(f"function {name} has no revision {to[:80]!r} among its last {KEPT}: there are {there}")
     if found is None:

@@ -269,6 +269,7 @@ class FunctionDetail(_Answer, kw_only=True):
     loading: _Count
     revision: Annotated[str, Meta(description="of the deployment that takes the calls")]
     pending: Annotated[str | None, Meta(description="the revision that takes the calls once it is loaded")] = None
+    before: Annotated[str | None, Meta(description="takes the calls again if this one cannot be loaded")] = None
     failed: Annotated[FailedShown | None, Meta(description="the last deployment, if that did not load")] = None
     bundle: str
     devices: list[str]

@@ -111,6 +111,25 @@ async def test_the_new_revision_is_shown_once_its_copies_are_loaded_and_the_old_
     assert history(gateway) == {revision(new): ("serving", ""), revision(old): ("superseded", "")}
 
 
+@pytest.mark.parametrize("names", [False, True])
+async def test_a_rollback_while_a_revision_is_pending_withdraws_it_and_loads_nothing(
+    gateway: Gateway, names: bool
+) -> None:
+    old = await resident(gateway)
+    new = await update(gateway)
+    known = set(gateway.scheduler.functions)
+
+    body = {"revision": revision(old)} if names else None
+    answer = await gateway.client.post("/system/function/echo/rollback", json=body)
+
+    assert answer.json() == {"revision": revision(old), "to": revision(old)}
+    assert gateway.scheduler.removed == [(new, False)]
+    assert gateway.scheduler.functions.keys() <= known
+    reason = f"a rollback went back to {revision(old)} before it was loaded"
+    assert history(gateway) == {revision(new): ("failed", reason), revision(old): ("serving", "")}
+    assert serves(gateway, old)()
+
+
 async def test_an_update_right_after_a_hand_over_waits_for_its_own_copies_only(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,11 +191,13 @@ async def test_without_room_for_both_the_new_one_takes_the_calls_and_the_old_one
     before = gateway.found().record.handover.before
     assert before is not None
     assert before.function_id == old
+    assert (await shown(gateway))["before"] == revision(old)
     has(gateway, new)
 
     await eventually(lambda: gateway.found().record.handover.before is None)
     assert gateway.found().trial is None
     assert gateway.store.records[ECHO].handover.before is None
+    assert "before" not in await shown(gateway)
 
 
 async def test_without_room_the_old_one_serves_again_if_the_new_one_does_not_load(gateway: Gateway) -> None:

@@ -26,6 +26,14 @@ async def updated(gateway: Gateway, **env: str) -> str:
     return gateway.found().record.revision
 
 
+async def test_a_deployment_answers_its_revision(gateway: Gateway) -> None:
+    for method in ("POST", "PUT"):
+        body = gateway.body(envVars={"by": method})
+        answer = await gateway.client.request(method, FUNCTIONS, json=body)
+
+        assert answer.headers["X-Gpufaas-Revision"] == gateway.found().record.revision
+
+
 async def rolled_back(gateway: Gateway, **body: str) -> httpx.Response:
     return await gateway.client.post(f"{ECHO}/rollback", json=body or None)
 
@@ -52,11 +60,11 @@ async def test_a_rollback_deploys_the_one_before_anew_and_a_second_one_goes_fort
 
     answer = await rolled_back(gateway)
 
-    assert (answer.status_code, answer.json()["revision"]) == (200, first)
-    assert gateway.found().record.spec.env_vars == {"n": "1"}
     third = gateway.found().record.revision
+    assert (answer.status_code, answer.json()) == (200, {"revision": third, "to": first})
+    assert gateway.found().record.spec.env_vars == {"n": "1"}
     assert [each["revision"] for each in await history(gateway)] == [third, second, first]
-    assert (await rolled_back(gateway)).json()["revision"] == second
+    assert (await rolled_back(gateway)).json()["to"] == second
 
 
 async def test_a_rollback_goes_to_the_revision_that_it_names(gateway: Gateway) -> None:
@@ -100,6 +108,7 @@ async def test_an_update_that_changes_nothing_makes_no_revision(gateway: Gateway
     answer = await gateway.client.put(FUNCTIONS, json=gateway.body(envVars={"n": "1"}))
 
     assert (answer.status_code, answer.text) == (202, "")
+    assert answer.headers["X-Gpufaas-Revision"] == before.partition("@")[2]
     assert gateway.found().function_id == before
     assert gateway.scheduler.removed == []
     assert len(await history(gateway)) == 1
@@ -135,4 +144,4 @@ async def test_a_function_of_a_release_without_histories_can_be_rolled_back_to(g
 
     await updated(gateway, n="2")
 
-    assert (await rolled_back(gateway)).json()["revision"] == first
+    assert (await rolled_back(gateway)).json()["to"] == first
