@@ -9,7 +9,6 @@ uploaded to the gateway; from any other, or a Dockerfile, a container image, whi
 """
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -25,6 +24,7 @@ from gpufaas_cli import images, output
 from gpufaas_cli.build_target import BuildTargets, Connect
 from gpufaas_cli.bundles import BuildRequest, Built, build, drop_unused_parts
 from gpufaas_cli.contents import contents
+from gpufaas_cli.following import follow
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_cli.templating import template_of
 from gpufaas_core.errors import GpufaasError, InvalidSpec
@@ -33,8 +33,6 @@ from gpufaas_templates import Template
 
 BUNDLE_ANNOTATION: Final = "gpufaas.bundle"
 _SHORT: Final = 12
-_FOLLOW_S: Final = 1200.0
-"""The longest that `up` waits for a load: large weights from a slow disk take minutes."""
 _Progress = Callable[[str], None]
 
 
@@ -400,15 +398,16 @@ class _Pipeline:
         body = deployment(function, self.flags, digest, image, fprocess)
         replace = self.flags.replace
         with output.waiting(f"Deploying {function.name}"):
-            status, reason = client.deploy(body, update=self.flags.update and not replace, replace=replace)
+            outcome = client.deploy(body, update=self.flags.update and not replace, replace=replace)
         namespace = self.flags.namespace or function.namespace
-        if self.steps.follow:
-            with output.waiting(f"Loading {function.name}; what was deployed before serves meanwhile"):
-                _follow(client, function.name, namespace)
-        result |= {"status": status, "url": client.shown + function_path(function.name, namespace)}
+        note = follow(client, function.name, namespace, outcome.revision) if self.steps.follow else ""
+        result |= {**outcome._asdict(), "url": client.shown + function_path(function.name, namespace)}
+        del result["reason"]
         if not (self.as_json or self.quiet):
-            reserves = "" if digest is None else _reserves(client, function.name, namespace)
-            output.show(f"\nDeployed. {status} {reason}.\nURL: {result['url']}\n{reserves}")
+            lines = [note] if note else []
+            lines += [] if digest is None else _reserves(client, function.name, namespace)
+            said = f"\nDeployed. {outcome.status} {outcome.reason}.\nURL: {result['url']}\n"
+            output.show(said + "".join(f"{each}\n" for each in lines))
 
 
 def _check_python(function: StackFunction, request: BuildRequest) -> None:
@@ -433,48 +432,20 @@ def _lines_of(name: str) -> Iterator[_Progress]:
     yield lambda text: output.note(f"  {name}: {text}")
 
 
-def _follow(client: Client, name: str, namespace: str | None) -> None:
-    """
-    Wait while a revision that was deployed is pending, for `_FOLLOW_S` at most.
-
-    :raises GpufaasError: it does not load, or has not loaded by then
-    """
-    revision, pause_s, end = None, 0.05, time.monotonic() + _FOLLOW_S
-    while time.monotonic() < end:
-        try:
-            ours = client.function(name, namespace, usage=False).get("gpufaas") or {}
-        except GpufaasError:
-            return  # it is deployed all the same
-        if (pending := ours.get("pending")) is None or revision not in (None, pending):
-            break
-        revision = pending
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.5)
-    else:
-        raise GpufaasError(
-            f"revision {revision} has not loaded after {_FOLLOW_S / 60:g} minutes, and {ours['revision']} goes on "
-            f"serving: `gpufaas describe {name}` says how it stands"
-        )
-    failed = ours.get("failed") or {}
-    if revision is not None and failed.get("revision") == revision:
-        raise GpufaasError(
-            f"revision {revision} does not load, and {ours['revision']} goes on serving: {failed.get('reason')}"
-        )
-
-
-def _reserves(client: Client, name: str, namespace: str | None) -> str:
+def _reserves(client: Client, name: str, namespace: str | None) -> list[str]:
     """Return lines about the memory that the function reserves, room for it, and what of its share is not enforced."""
     try:
         ours = client.function(name, namespace, usage=False).get("gpufaas") or {}
     except GpufaasError:
-        return ""  # it is deployed all the same
-    lines = []
-    if ours.get("memory") and ours.get("memoryReason"):
-        lines.append(f"Reserves {format_bytes(int(ours['memory']))}: {ours['memoryReason']}.\n")
-    if ours.get("memoryAdvice"):
-        lines.append(f"{ours['memoryAdvice']}\n")
-    if ours.get("keptOut"):
-        lines.append(f"Note: its calls are refused for now: {ours['keptOut']}.\n")
-    if ours.get("notEnforced"):
-        lines.append(f"Note: {ours['notEnforced']}.\n")
-    return "".join(lines)
+        return []  # it is deployed all the same
+    reserves = f"Reserves {format_bytes(int(ours.get('memory') or 0))}: {ours.get('memoryReason')}."
+    return [
+        text
+        for text, key in (
+            (reserves, "memoryReason"),
+            (f"{ours.get('memoryAdvice')}", "memoryAdvice"),
+            (f"Note: its calls are refused for now: {ours.get('keptOut')}.", "keptOut"),
+            (f"Note: {ours.get('notEnforced')}.", "notEnforced"),
+        )
+        if ours.get(key)
+    ]

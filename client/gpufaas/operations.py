@@ -102,7 +102,8 @@ def history(at: Gateway, name: str, namespace: str | None = None) -> Steps[list[
 
 def rollback(at: Gateway, name: str, to: str | None = None, namespace: str | None = None) -> Steps[dict[str, Any]]:
     """
-    Deploy the revision *to* anew, else the last that has served before; return that revision.
+    Deploy the revision *to* anew, else the last that has served before; return it as ``to``, and as ``revision`` the
+    one that takes the calls now, or once it is loaded.
 
     :raises Refused: there is no such revision (404), or its files were removed, or there is no earlier one (409)
     """
@@ -476,7 +477,7 @@ def _answered(at: Gateway, request: Request) -> Steps[httpx.Response]:
 
 
 def _outcome(answer: httpx.Response) -> Outcome:
-    return Outcome(answer.status_code, answer.reason_phrase)
+    return Outcome(answer.status_code, answer.reason_phrase, answer.headers.get("X-Gpufaas-Revision", ""))
 
 
 def _quoted(name: str) -> str:

@@ -11,6 +11,8 @@ class Outcome(NamedTuple):
 
     status: int
     reason: str
+    revision: str = ""
+    """Of a deployment: what takes the calls now, or once it is loaded. Empty: the gateway does not say."""
 
 
 class Deployment(TypedDict):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from gpufaas_cli import build_flags, declare, flags, one_file, pipeline
+from gpufaas_cli import build_flags, declare, flags, following, one_file, pipeline
 from gpufaas_cli.commands.up import watch
 from gpufaas_cli.stack import FILE_NAMES, FUNCTION_NAME, Stack, StackFunction, choose_gateway
 
@@ -15,12 +15,13 @@ from gpufaas_cli.stack import FILE_NAMES, FUNCTION_NAME, Stack, StackFunction, c
 @click.option("--image", metavar="IMAGE", help="Deploy this image, without a stack file; with --name.")
 @click.option("--name", metavar="NAME", help="With --image or a file: the function's name.")
 @click.option("--watch", "watches", is_flag=True, help="Do it again whenever a file changes, until Ctrl-C.")
+@following.option
 @build_flags.building
 @build_flags.deploying
 @flags.gateway
 @declare.as_json
 def command(
-    selection: flags.Selection, image: str | None, name: str | None, watches: bool,
+    selection: flags.Selection, image: str | None, name: str | None, watches: bool, wait: bool,
     building: pipeline.Building, overrides: pipeline.Overrides, gateway: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """
@@ -50,7 +51,7 @@ def command(
         read = partial(_by_image, image, name, selection.names)
     stack, functions = read()
     url = flags.gateway_url(gateway, selection.yaml_file) if file or image else choose_gateway(gateway, stack.gateway)
-    steps = pipeline.Steps(build=False, push=True, push_images=False, deploy=True)
+    steps = pipeline.Steps(build=False, push=True, push_images=False, deploy=True, follow=wait)
     connect = flags.connector(url)
 
     def act(stack: Stack, functions: list[StackFunction]) -> None:

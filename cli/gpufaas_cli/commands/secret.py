@@ -201,5 +201,5 @@ def list_command(namespace: str | None, client: Client) -> list[Any]:
 
 
 def _put(client: Client, name: str, namespace: str | None, value: _Value, update: bool) -> None:
-    status, reason = client.put_secret(name, value.text, namespace, update=update, raw=value.raw)
-    output.show(f"{'Updated' if update else 'Created'}: {status} {reason}")
+    outcome = client.put_secret(name, value.text, namespace, update=update, raw=value.raw)
+    output.show(f"{'Updated' if update else 'Created'}: {outcome.status} {outcome.reason}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from gpufaas_cli import build_flags, declare, flags, output, pipeline, removed
+from gpufaas_cli import build_flags, declare, flags, following, output, pipeline, removed
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, is_cache
 from gpufaas_cli.stack import Stack, StackFunction, choose_gateway
 from gpufaas_core.errors import GpufaasError
@@ -20,7 +20,7 @@ _Act = Callable[[Stack, list[StackFunction]], None]
 @click.option("--publish", "buildx", is_flag=True, help="Images: build for several platforms and push, with buildx.")
 @click.option("--platforms", metavar="LIST", help="With --publish, as in linux/amd64,linux/arm64.")
 @click.option("--watch", "watches", is_flag=True, help="Do it again whenever a file changes, until Ctrl-C.")
-@click.option("--wait/--no-wait", default=True, help="Wait until each function takes calls.", show_default=True)
+@following.option
 @build_flags.building
 @build_flags.deploying
 @flags.gateway

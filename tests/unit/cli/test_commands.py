@@ -432,7 +432,9 @@ def test_a_second_up_updates_and_sends_nothing_again(gateway: Gateway) -> None:
         ("GET", "/system/info"),
         ("HEAD", f"/system/artifacts/{digest}"),
         ("PUT", "/system/functions"),
+        ("GET", "/system/function/a"),
     ]
+    assert result[0]["revision"] == json.loads(run("history", "a", "--json").stdout)[0]["revision"]
 
 
 def test_weights_are_uploaded_by_their_own_digest(gateway: Gateway, here: Path) -> None:
@@ -1155,7 +1157,9 @@ def test_a_history_is_shown_newest_first_and_a_rollback_goes_back() -> None:
 
     result = run("rollback", "a")
 
-    assert result.stdout == f"Deployed: a as in revision {oldest['revision']}.\n"
+    first = oldest["revision"]
+    tries = f"Its first call loads it; if that fails, revision {first} serves again."
+    assert result.stdout == f"Deployed: a as in revision {first}. {tries}\n"
     shown = run("history", "a").stdout.splitlines()
     assert [line.split()[0] for line in shown[2:]] == [newest["revision"], oldest["revision"]]
     assert shown[1].endswith("serving")

@@ -63,15 +63,15 @@ def test_readiness_is_asked_once_and_nobody_there_is_not_ready() -> None:
 
 def test_a_function_that_is_not_there_is_created_and_one_that_is_updated() -> None:
     body = {"service": "a", "image": "a:latest"}
-    there = played(operations.deploy(AT, body), [httpx.Response(200)])
+    there = played(operations.deploy(AT, body), [httpx.Response(200, headers={"X-Gpufaas-Revision": "r1"})])
     absent = played(operations.deploy(AT, body), [httpx.Response(404), httpx.Response(202)])
     anew = played(operations.deploy(AT, body, replace=True), [httpx.Response(404), httpx.Response(202)])
     only_new = played(operations.deploy(AT, body, update=False), [httpx.Response(409, text="there is one")])
 
     assert [each.method for each in there[0]] == ["PUT"]
-    assert there[1] == (200, "OK")
+    assert there[1] == (200, "OK", "r1")
     assert [each.method for each in absent[0]] == ["PUT", "POST"]
-    assert absent[1] == (202, "Accepted")
+    assert absent[1] == (202, "Accepted", "")
     assert [each.method for each in anew[0]] == ["DELETE", "POST"]
     assert [each.method for each in only_new[0]] == ["POST"]
     assert isinstance(only_new[1], gpufaas.Refused)
