@@ -44,7 +44,8 @@ from gpufaas_core.files import remove_tree
 from gpufaas_core.units import MiB, format_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
-HOME = ROOT / ".demo"
+HOME = Path(os.environ.get("DEMO_HOME") or ROOT / ".demo")
+"""The folder of everything that it writes; emptied when it begins, removed when it ends."""
 DEVICES = {"cpu:0": 1050 * MiB, "cpu:1": 1050 * MiB}
 CNNS = ("squeezenet", "densenet121", "resnet18", "resnet50", "alexnet", "vgg11", "vgg16")
 FUNCTIONS = ("echo", "digits", "embed", *CNNS)

@@ -23,6 +23,7 @@ from gpufaas_gpu_manager import mps
 from gpufaas_gpu_manager.devices import described
 from gpufaas_gpu_manager.isolation.levels import tried
 
+_APPARMOR: Final = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 _MENDS: Final = {
     "own root": "sudo sysctl -w kernel.unprivileged_userns_clone=1",
     "uid of each function": "sudo gpufaas serve",
@@ -55,8 +56,10 @@ def examined(data: Path, port: int | None) -> Iterator[Check]:
     served = shutil.which(mps.PROGRAM)
     told = served or f"no {mps.PROGRAM}{': functions share a GPU by turns' * gpu}"
     yield Check("MPS", bool(served) or None, told, "sudo apt install nvidia-cuda-mps" * gpu)
+    by_apparmor = _APPARMOR.exists() and _APPARMOR.read_text().strip() == "1"  # as on Ubuntu
+    mends = _MENDS | ({"own root": f"sudo sysctl -w kernel.{_APPARMOR.name}=0"} if by_apparmor else {})
     for mechanism in tried()[1]:
-        yield Check(mechanism.name, mechanism.works or None, mechanism.why, _MENDS.get(mechanism.name, ""))
+        yield Check(mechanism.name, mechanism.works or None, mechanism.why, mends.get(mechanism.name, ""))
     yield _of("Docker", None, "answers", lambda: asyncio.run(_docker()), "sudo systemctl start docker")
     if port is not None:
         other = f"gpufaas serve --port {port + 1}"

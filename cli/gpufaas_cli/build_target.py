@@ -7,8 +7,7 @@ that: the manifest of a bundle says what it needs.
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,8 +18,6 @@ from gpufaas import Client, GatewayUnreachable, NotAuthorised
 from gpufaas_cli import output
 from gpufaas_core.environment import Environment, measure
 
-Connect = Callable[[], AbstractContextManager[Client]]
-"""Gives a client of the gateway."""
 _ASKED: Final = ("service", "image", "namespace", "constraints", "limits", "requests", "labels", "annotations")
 """The keys of a deployment that say where it may run. Others, such as environment variables, are not sent."""
 
@@ -64,12 +61,12 @@ def this_python() -> BuildTarget:
 class BuildTargets:
     """Finds the target of each function; safe to use from several threads."""
 
-    def __init__(self, connect: Connect, offline: bool, must_answer: bool) -> None:
+    def __init__(self, client: Client, offline: bool, must_answer: bool) -> None:
         """
         :param offline: do not ask
         :param must_answer: a later step needs the gateway: it is an error that it cannot be reached
         """
-        self._connect = connect
+        self._client = client
         self._why = "--offline" if offline else ""
         """Why nobody is asked any more."""
         self._must_answer = must_answer
@@ -101,10 +98,9 @@ class BuildTargets:
             return target
 
     def _ask(self, deployment: Mapping[str, Any]) -> BuildTarget | None:
-        with self._connect() as client:
-            found = environments(client, {key: deployment[key] for key in _ASKED if key in deployment})
-            if found:
-                return BuildTarget(tuple(found), f"the platform at {client.shown}")
-            self._why = f"the gateway at {client.shown} does not say what its nodes provide"
-            self._why += ", no node answers" * (found is not None)
-            return None
+        found = environments(self._client, {key: deployment[key] for key in _ASKED if key in deployment})
+        if found:
+            return BuildTarget(tuple(found), f"the platform at {self._client.shown}")
+        self._why = f"the gateway at {self._client.shown} does not say what its nodes provide"
+        self._why += ", no node answers" * (found is not None)
+        return None

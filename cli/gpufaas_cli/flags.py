@@ -87,6 +87,13 @@ class Selection:
         stack = read_stack(self.yaml_file, envsubst=self.envsubst)
         return stack, stack.select(self.names, self.glob, self.regex)
 
+    @contextlib.contextmanager
+    def opened(self, gateway: str | None) -> Iterator[tuple[Stack, list[StackFunction], Client]]:
+        """Give what `read` returns, and a client of *gateway*, else of the one that the stack file names."""
+        stack, functions = self.read()
+        with connect(choose_gateway(gateway, stack.gateway)) as client:
+            yield stack, functions, client
+
 
 stack = declare.gathered(
     "selection", Selection,
@@ -146,24 +153,14 @@ def connect(url: str) -> Client:
 
     A user and password in the URL go before both.
     """
-    return connector(url)()
-
-
-def connector(url: str) -> Callable[[], Client]:
-    """Return what connects to *url* as `connect` does, from any thread."""
     meta = click.get_current_context().meta
-    token, verify = meta.get(_TOKEN), not meta.get(_NO_VERIFY)
+    token, in_url = meta.get(_TOKEN), "@" in urlsplit(url).netloc
+    login = None if token or in_url else find_login(url)
+    authorization = f"Bearer {token}" if token else login.header if login else None
+    if authorization or in_url:
+        warn_of_plain_http(url)
     more = {"deploy_s": meta[_DEPLOY_S]} if meta.get(_DEPLOY_S) else {}
-
-    def connect() -> Client:
-        in_url = "@" in urlsplit(url).netloc
-        login = None if token or in_url else find_login(url)
-        authorization = f"Bearer {token}" if token else login.header if login else None
-        if authorization or in_url:
-            warn_of_plain_http(url)
-        return client_of(url, authorization, verify=verify, **more)
-
-    return connect
+    return client_of(url, authorization, verify=not meta.get(_NO_VERIFY), **more)
 
 
 def client_of(url: str, authorization: str | None = None, **more: Any) -> Client:

@@ -11,7 +11,7 @@ uploaded to the gateway; from any other, or a Dockerfile, a container image, whi
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 
 from gpufaas import Client, GatewayUnreachable, NotAuthorised, function_path
 from gpufaas_cli import images, output
-from gpufaas_cli.build_target import BuildTargets, Connect
+from gpufaas_cli.build_target import BuildTargets
 from gpufaas_cli.bundles import BuildRequest, Built, build, drop_unused_parts
 from gpufaas_cli.contents import contents
 from gpufaas_cli.following import follow
@@ -169,7 +169,7 @@ def run(
     stack: Stack,
     functions: Sequence[StackFunction],
     steps: Steps,
-    connect: Connect,
+    client: Client,
     building: Building = Building(),
     overrides: Overrides = Overrides(),
     as_json: bool = False,
@@ -178,20 +178,16 @@ def run(
     """
     Do *steps* with each of *functions*. Ends the process with 1 when one of them failed.
 
-    :param connect: gives the gateway that bundles are sent to, and functions deployed at; where *steps* need none, it
-        is asked what its nodes provide, if it answers
+    :param client: of the gateway that bundles are sent to, and functions deployed at; where *steps* need none, it is
+        asked what its nodes provide, if it answers
     :param quiet: print nothing but errors
     :raises GatewayUnreachable, NotAuthorised: at once
     """
-    pipeline = _Pipeline(stack, steps, building, overrides, as_json, quiet)
-    if steps.deploy or (steps.push and not building.shrinkwrap and makes_bundles(stack, functions)):
-        with connect() as client:
-            client.info()  # a build may take minutes: say first that the gateway is not there
-            pipeline.run(
-                functions, BuildTargets(lambda: nullcontext(client), building.offline, must_answer=True), client
-            )
-    else:
-        pipeline.run(functions, BuildTargets(connect, building.offline, must_answer=False), None)
+    needed = steps.deploy or (steps.push and not building.shrinkwrap and makes_bundles(stack, functions))
+    if needed:
+        client.info()  # a build may take minutes: say first that the gateway is not there
+    targets = BuildTargets(client, building.offline, must_answer=needed)
+    _Pipeline(stack, steps, building, overrides, client, as_json, quiet).run(functions, targets)
 
 
 @dataclass(frozen=True)
@@ -200,17 +196,18 @@ class _Pipeline:
     steps: Steps
     building: Building
     flags: Overrides
+    client: Client
     as_json: bool
     quiet: bool = False
 
-    def run(self, functions: Sequence[StackFunction], targets: BuildTargets, client: Client | None) -> None:
+    def run(self, functions: Sequence[StackFunction], targets: BuildTargets) -> None:
         results: list[dict[str, Any]] = [{"name": each.name} for each in functions]
         with self._making(functions, targets, results) as making:
             for function, make, result in zip(functions, making, results, strict=True):
                 try:
                     made = make()
                     if not (self.building.shrinkwrap or self.building.lists):
-                        self._deliver(client, function, made, result)
+                        self._deliver(function, made, result)
                 except (GatewayUnreachable, NotAuthorised):
                     raise
                 except GpufaasError as exc:
@@ -354,28 +351,26 @@ class _Pipeline:
 
     # --- pushing and deploying ---
 
-    def _deliver(self, client: Client | None, function: StackFunction, made: _Made, result: dict[str, Any]) -> None:
+    def _deliver(self, function: StackFunction, made: _Made, result: dict[str, Any]) -> None:
         if self.steps.push and isinstance(made, Built):
-            assert client is not None
-            self._upload(client, function, made, result)
+            self._upload(function, made, result)
         if self.steps.push and self.steps.push_images and not self.steps.buildx and isinstance(made, _Image):
             self._push_image(function, made.name)
         if self.steps.deploy:
-            assert client is not None
-            self._deploy(client, function, made, result)
+            self._deploy(function, made, result)
         elif made is None:
             self._say(
                 f"Skipping: {function.name} is deployed by its image {function.image}, there is nothing to build."
             )
 
-    def _upload(self, client: Client, function: StackFunction, built: Built, result: dict[str, Any]) -> None:
+    def _upload(self, function: StackFunction, built: Built, result: dict[str, Any]) -> None:
         """Send bundle, parts and weights, but for what the gateway has."""
         sent = 0
         for digest, path in built.files:
-            if not client.has_artifact(digest):
+            if not self.client.has_artifact(digest):
                 size = path.stat().st_size
                 with output.upload_bar(f"{function.name}: {path.name}", size) as progress:
-                    client.put_artifact(digest, path, progress)
+                    self.client.put_artifact(digest, path, progress)
                 sent += size
         result["uploaded_bytes"] = sent
         if sent:
@@ -389,7 +384,7 @@ class _Pipeline:
         with output.waiting(f"Pushing {function.name}") as progress:
             images.push_image(name, _unheard if self.building.quiet else progress)
 
-    def _deploy(self, client: Client, function: StackFunction, made: _Made, result: dict[str, Any]) -> None:
+    def _deploy(self, function: StackFunction, made: _Made, result: dict[str, Any]) -> None:
         digest = made.digest if isinstance(made, Built) else None
         template = made.template if isinstance(made, _Image) else None
         fprocess = images.fprocess_of(template) if self.flags.read_template else None
@@ -398,14 +393,14 @@ class _Pipeline:
         body = deployment(function, self.flags, digest, image, fprocess)
         replace = self.flags.replace
         with output.waiting(f"Deploying {function.name}"):
-            outcome = client.deploy(body, update=self.flags.update and not replace, replace=replace)
+            outcome = self.client.deploy(body, update=self.flags.update and not replace, replace=replace)
         namespace = self.flags.namespace or function.namespace
-        note = follow(client, function.name, namespace, outcome.revision) if self.steps.follow else ""
-        result |= {**outcome._asdict(), "url": client.shown + function_path(function.name, namespace)}
+        note = follow(self.client, function.name, namespace, outcome.revision) if self.steps.follow else ""
+        result |= {**outcome._asdict(), "url": self.client.shown + function_path(function.name, namespace)}
         del result["reason"]
         if not (self.as_json or self.quiet):
             lines = [note] if note else []
-            lines += [] if digest is None else _reserves(client, function.name, namespace)
+            lines += [] if digest is None else _reserves(self.client, function.name, namespace)
             said = f"\nDeployed. {outcome.status} {outcome.reason}.\nURL: {result['url']}\n"
             output.show(said + "".join(f"{each}\n" for each in lines))
 

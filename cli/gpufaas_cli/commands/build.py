@@ -1,7 +1,6 @@
 """``gpufaas build``: bundles on this disk, or images in the local engine."""
 
 from gpufaas_cli import build_flags, declare, flags, pipeline
-from gpufaas_cli.stack import choose_gateway
 
 
 @declare.command("build")
@@ -27,6 +26,5 @@ def command(selection: flags.Selection, building: pipeline.Building, gateway: st
       gpufaas build --list                       what would be packed, with sizes, and what is left out and why
       gpufaas build resize --shrinkwrap          only write build/resize/, for another builder
     """
-    stack, functions = selection.read()
-    connect = flags.connector(choose_gateway(gateway, stack.gateway))
-    pipeline.run(stack, functions, pipeline.Steps(), connect, building, as_json=as_json)
+    with selection.opened(gateway) as (stack, functions, client):
+        pipeline.run(stack, functions, pipeline.Steps(), client, building, as_json=as_json)

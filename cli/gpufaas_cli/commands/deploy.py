@@ -52,12 +52,12 @@ def command(
     stack, functions = read()
     url = flags.gateway_url(gateway, selection.yaml_file) if file or image else choose_gateway(gateway, stack.gateway)
     steps = pipeline.Steps(build=False, push=True, push_images=False, deploy=True, follow=wait)
-    connect = flags.connector(url)
+    with flags.connect(url) as client:
 
-    def act(stack: Stack, functions: list[StackFunction]) -> None:
-        pipeline.run(stack, functions, steps, connect, building, overrides, as_json=as_json)
+        def act(stack: Stack, functions: list[StackFunction]) -> None:
+            pipeline.run(stack, functions, steps, client, building, overrides, as_json=as_json)
 
-    watch(read, act) if watches else act(stack, functions)
+        watch(read, act) if watches else act(stack, functions)
 
 
 def _by_image(image: str | None, name: str | None, names: tuple[str, ...]) -> tuple[Stack, list[StackFunction]]:

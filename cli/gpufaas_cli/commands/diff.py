@@ -8,7 +8,6 @@ import click
 from gpufaas import DEFAULT_NAMESPACE
 from gpufaas_cli import declare, flags, output
 from gpufaas_cli.pipeline import BUNDLE_ANNOTATION, Overrides, deployment, image_of
-from gpufaas_cli.stack import choose_gateway
 
 _FIELDS: Final = ("image", "envProcess", "readOnlyRootFilesystem")
 _MAPS: Final = ("envVars", "labels", "annotations", "limits", "requests")
@@ -39,9 +38,8 @@ def command(
       gpufaas diff digits --env all
       gpufaas diff --json || gpufaas up
     """
-    stack, functions = selection.read()
     found: dict[str, list[tuple[str, str, str]]] = {}
-    with flags.connect(choose_gateway(gateway, stack.gateway)) as client:
+    with selection.opened(gateway) as (stack, functions, client):
         spaces = dict.fromkeys(namespace or each.namespace for each in functions)
         deployed = {space: {each.get("name"): each for each in client.functions(space)} for space in spaces}
     for each in functions:

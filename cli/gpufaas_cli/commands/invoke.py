@@ -19,6 +19,8 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Seconds
 
 _ACCEPTED = 202
+FAILS: Final = 300
+"""From this status on, the command ends with 1."""
 _CHUNK = 1 << 16
 _WHOLE = 1 << 20  # bytes; a piped body up to this size is sent with its length, which old functions need
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
@@ -78,7 +80,7 @@ def command(
     """
     if bool(sign) != bool(key) or sign == "" or key == "":
         raise click.UsageError("--sign HEADER and --key KEY go together")
-    content, size = (data.encode(), None) if data is not None else _stdin()
+    content, size = body_of(data)
     if content is not None and not any(key.lower() == "content-type" for key, _ in headers):
         headers.append(("Content-Type", content_type))
     if size is not None:
@@ -107,7 +109,7 @@ def command(
         call = f", call {answer.call_id}" if answer.call_id else ""
         output.note(f"gpufaas: the answer of {name} broke off after it had begun{call}: {logs!r} says why")
         raise click.exceptions.Exit(1)
-    if answer.status >= 300:
+    if answer.status >= FAILS:
         hint = ""
         if answer.headers.get("X-OpenFaaS-Internal") and answer.status == 404:
             hint = ": 'gpufaas list' shows what is deployed"
@@ -164,8 +166,13 @@ def _phase(name: str, seconds: Seconds, parts: Mapping[str, Seconds]) -> str:
     return f"{name} {output.format_seconds(seconds)}" + (f" ({', '.join(shown)})" if shown else "")
 
 
-def _stdin() -> tuple[bytes | Iterator[bytes] | None, int | None]:
-    """Return the body and, where it is a large regular file, its size; None: stdin is a terminal, closed or empty."""
+def body_of(data: str | None) -> tuple[bytes | Iterator[bytes] | None, int | None]:
+    """
+    Return *data*, else stdin, as the body; and its size where it is a large regular file. The body is None where stdin
+    is a terminal, closed or empty.
+    """
+    if data is not None:
+        return data.encode(), None
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return None, None
     stream = sys.stdin.buffer
@@ -201,6 +208,6 @@ def _write(answer: Stream, began: Seconds) -> Seconds | None:
             out.flush()
     except BrokeOff:
         return None
-    if answer.status >= 300 and sys.stdout.isatty():
+    if answer.status >= FAILS and sys.stdout.isatty():
         click.echo()
     return first_s if first_s is not None else time.perf_counter() - began

@@ -73,18 +73,19 @@ def command(
             return
         check_engine(f"running {function.name}, which is a container,")
         if builds and function.is_built:
-            pipeline.run(stack, [function], pipeline.Steps(), flags.connector(""), building)
+            with flags.connect(flags.gateway_url(None, yaml_file)) as client:
+                pipeline.run(stack, [function], pipeline.Steps(), client, building)
         _run_container(function, command)
         return
     if function.constraints:
         output.note(f"Ignored in a local run: constraints {', '.join(function.constraints)}")
-    with _platform(port, devices) as (url, process):
+    with _platform(port, devices) as (url, process), flags.client_of(url) as client:
         overrides, steps = pipeline.Overrides(env=env), pipeline.Steps(push=True, deploy=True)
 
         def act(stack: Stack, functions: list[StackFunction]) -> None:
             # Constraints name machines and devices of where it will run.
             here = [dataclasses.replace(each, constraints=()) for each in functions]
-            pipeline.run(stack, here, steps, lambda: flags.client_of(url), building, overrides)
+            pipeline.run(stack, here, steps, client, building, overrides)
 
         # A daemon: it ends with the platform, or with this process, and leaves nothing behind.
         threading.Thread(target=_show_logs, args=(url, function.name), daemon=True).start()

@@ -3,7 +3,6 @@
 import click
 
 from gpufaas_cli import build_flags, declare, flags, pipeline, removed
-from gpufaas_cli.stack import choose_gateway
 
 
 @declare.command("publish")
@@ -24,7 +23,5 @@ def command(selection: flags.Selection, building: pipeline.Building, gateway: st
       gpufaas publish resize --platforms linux/amd64,linux/arm64 --extra-tag stable
     """
     removed.check_environment()
-    stack, functions = selection.read()
-    connect = flags.connector(choose_gateway(gateway, stack.gateway))
-    steps = pipeline.Steps(push=True, buildx=True)
-    pipeline.run(stack, functions, steps, connect, building, as_json=as_json)
+    with selection.opened(gateway) as (stack, functions, client):
+        pipeline.run(stack, functions, pipeline.Steps(push=True, buildx=True), client, building, as_json=as_json)

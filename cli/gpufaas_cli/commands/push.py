@@ -1,7 +1,6 @@
 """``gpufaas push``."""
 
 from gpufaas_cli import build_flags, declare, flags, pipeline
-from gpufaas_cli.stack import choose_gateway
 
 
 @declare.command("push")
@@ -17,7 +16,5 @@ def command(selection: flags.Selection, building: pipeline.Building, gateway: st
       gpufaas push
       gpufaas push resize --tag sha
     """
-    stack, functions = selection.read()
-    connect = flags.connector(choose_gateway(gateway, stack.gateway))
-    steps = pipeline.Steps(build=False, push=True)
-    pipeline.run(stack, functions, steps, connect, building, as_json=as_json)
+    with selection.opened(gateway) as (stack, functions, client):
+        pipeline.run(stack, functions, pipeline.Steps(build=False, push=True), client, building, as_json=as_json)

@@ -7,7 +7,7 @@ import click
 
 from gpufaas_cli import build_flags, declare, flags, following, output, pipeline, removed
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, is_cache
-from gpufaas_cli.stack import Stack, StackFunction, choose_gateway
+from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_core.errors import GpufaasError
 
 _Act = Callable[[Stack, list[StackFunction]], None]
@@ -48,13 +48,12 @@ def command(
         push_images=not skip_push,
         follow=wait,
     )
-    stack, functions = selection.read()
-    connect = flags.connector(choose_gateway(gateway, stack.gateway))
+    with selection.opened(gateway) as (stack, functions, client):
 
-    def act(stack: Stack, functions: list[StackFunction]) -> None:
-        pipeline.run(stack, functions, steps, connect, building, overrides, as_json)
+        def act(stack: Stack, functions: list[StackFunction]) -> None:
+            pipeline.run(stack, functions, steps, client, building, overrides, as_json)
 
-    watch(selection.read, act) if watches else act(stack, functions)
+        watch(selection.read, act) if watches else act(stack, functions)
 
 
 def watch(read: Callable[[], tuple[Stack, list[StackFunction]]], act: _Act) -> None:

@@ -10,6 +10,9 @@ import pytest
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.wire_log import Reply, WireLog
 
+from gpufaas_apps import doctor
+from gpufaas_gpu_manager.isolation.levels import Mechanism
+
 
 def found(run: Run, *given: str) -> tuple[dict[str, Any], int]:
     result = run("doctor", "--json", *given)
@@ -53,6 +56,22 @@ def test_what_is_needed_and_fails_is_exit_code_1_with_the_command_that_mends_it(
     assert result.exit_code == 1
     assert "✗ torch                not installed  → pip install --force-reinstall torch\n" in result.stdout
     assert f"✗ gateway              {wire.url}: no device has joined yet  → gpufaas top\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("says", "mend"), [("1\n", "apparmor_restrict_unprivileged_userns=0"), ("0\n", "unprivileged_userns_clone=1")]
+)
+def test_where_apparmor_holds_user_namespaces_its_setting_is_what_mends_a_workers_own_root(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, says: str, mend: str
+) -> None:
+    setting = here / "apparmor_restrict_unprivileged_userns"
+    setting.write_text(says)
+    monkeypatch.setattr(doctor, "_APPARMOR", setting)
+    monkeypatch.setattr(doctor, "tried", lambda: ((), [Mechanism("own root", False, "not permitted")]))
+
+    parts, _ = found(run)
+
+    assert parts["own root"]["mend"] == f"sudo sysctl -w kernel.{mend}"
 
 
 def test_before_the_platform_was_started_its_port_must_be_free_and_its_gateway_need_not_answer(
