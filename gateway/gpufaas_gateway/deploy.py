@@ -10,7 +10,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from secrets import token_hex
 from typing import Final
 from weakref import WeakValueDictionary
@@ -229,9 +229,10 @@ class Deployer:
         :raises GpufaasError: as of `history.meant` and `deploy`
         """
         found = meant(function.name, await self.history(function), to)
-        async with self._lock(function.full_name):
-            if await self.handovers.withdraw(found.revision, self.catalogue.get(function.full_name)):
-                return RolledBack(found.revision, found.revision)
+        with suppress(Overtaken):  # then there is another one to go back from
+            async with self._change(function.full_name):
+                if await self.handovers.withdraw(found.revision, self.catalogue.get(function.full_name)):
+                    return RolledBack(found.revision, found.revision)
         new = await self.deploy(found.spec, update=True, by=by)
         return RolledBack(new.record.revision, found.revision)
 
