@@ -1,33 +1,25 @@
 """
 A node's end of the call protocol: gateways connect here with calls of functions, and with queries about them.
 
-A gateway has one link here, which says that both are alive, and connections for its calls: one that small ones share,
-and one for each other call at a time (`call_frames.py`). When a connection breaks, the callers of its calls are gone;
-when the link is silent, all callers of its gateway are.
+A gateway has one link here, which says that both are alive, and connections for its calls (`lane_connection`). When a
+connection breaks, the callers of its calls are gone; when the link is silent, all callers of its gateway are.
 """
 
 import asyncio
 import contextlib
 import logging
 from pathlib import Path
-from typing import Final
 
 from gpufaas_cluster import control
-from gpufaas_cluster.call_frames import LANES
 from gpufaas_cluster.connection import Identity, Link, listen
-from gpufaas_cluster.frame_connection import FrameConnection
 from gpufaas_cluster.node_queries import NodeQueries
-from gpufaas_cluster.served_lane import ServedLane
+from gpufaas_cluster.served_connection import ServedConnection
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import Seconds
-from gpufaas_core.wire.prefix import KIND, LANE
 from gpufaas_gpu_manager.node import Node
 
 log = logging.getLogger("calls")
-
-_UNSENT: Final = 512 * 1024
-"""Bytes of an answer that wait for a gateway beyond the socket; more stay with the exchange, which holds the worker."""
 
 _GatewayRun = tuple[str, str]
 """A gateway's id and boot."""
@@ -46,7 +38,7 @@ class CallServer:
         self._ended = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._links: dict[_GatewayRun, Link] = {}
-        self._connections: dict[_GatewayRun, set[ServedConnection]] = {}
+        self._connections: dict[ServedConnection, _GatewayRun] = {}
 
     async def open(self, address: str) -> None:
         """
@@ -73,12 +65,11 @@ class CallServer:
         self.closing = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while any(each.busy for of in self._connections.values() for each in of):
+                while any(each.busy for each in self._connections):
                     self._ended.clear()
                     await self._ended.wait()
 
     def call_ended(self) -> None:
-        """A lane has no call any more, or has sent the rest of an answer."""
         self._ended.set()
 
     async def close(self) -> None:
@@ -87,15 +78,14 @@ class CallServer:
             self._server.close()
         for link in list(self._links.values()):
             link.close("the node stops")
-        for connection in [each for of in self._connections.values() for each in of]:
+        for connection in list(self._connections):
             connection.close()
 
     def _accept(self, link: Link, hello: control.ClientHello) -> int:
         gateway = hello.id, hello.boot
-        if hello.calls:
-            link.lanes = min(hello.lanes, LANES) if hello.lanes > 1 else 0
-            connection = ServedConnection(self, gateway, link.lanes or 1)
-            self._connections.setdefault(gateway, set()).add(connection)
+        if hello.lanes:
+            connection = ServedConnection(self, hello.id, hello.lanes, self._forget)
+            self._connections[connection] = gateway
             link.successor = connection
             return 0
         before = self._links.get(gateway)
@@ -115,64 +105,9 @@ class CallServer:
             self._hang_up(gateway)
 
     def _hang_up(self, gateway: _GatewayRun) -> None:
-        for connection in list(self._connections.get(gateway, ())):
-            connection.abort()
+        for connection in [each for each, of in self._connections.items() if of == gateway]:
+            connection.abort("its gateway is gone")
 
-    def forget(self, gateway: _GatewayRun, connection: "ServedConnection") -> None:
-        """The connection is closed."""
-        of_gateway = self._connections.get(gateway)
-        if of_gateway is not None:
-            of_gateway.discard(connection)
-            if not of_gateway:
-                del self._connections[gateway]
-
-
-class ServedConnection(FrameConnection):
-    """A node's end of a connection."""
-
-    def __init__(self, server: CallServer, gateway: _GatewayRun, lanes: int) -> None:
-        super().__init__(lanes)
-        self.shared = lanes > 1
-        self._server = server
-        self._gateway = gateway
-        self._lanes: dict[int, ServedLane] = {}
-        """Those that were used."""
-
-    @property
-    def busy(self) -> bool:
-        return any(lane.busy for lane in self._lanes.values())
-
-    def abort(self) -> None:
-        """End it at once."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            super().close()
-
-    def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
-        number = kind >> LANE
-        lane = self._lanes.get(number)
-        if lane is None:
-            lane = self._lanes[number] = ServedLane(self._server, self, number, self.shared)
-        lane.on_frame(kind & KIND, header, body)
-
-    def broken(self, error: Exception) -> None:
-        log.warning("gateway %s sent what is no frame, or none that comes now: %s", self._gateway[0], error)
-        self.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._transport.set_write_buffer_limits(high=_UNSENT)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        for lane in self._lanes.values():
-            lane.calls.pump()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        for lane in self._lanes.values():
-            lane.give_up()
-        self._server.forget(self._gateway, self)
+    def _forget(self, connection: ServedConnection) -> None:
+        del self._connections[connection]
+        self._ended.set()

@@ -82,8 +82,6 @@ class Link(asyncio.Protocol):
         self.epoch = 0
         """The epoch of the scheduler that we connected to."""
         self.peer_id = ""
-        self.lanes = 0
-        """The connection will carry so many calls at once; 0: one, or none. Set by `Accept`, or the peer's welcome."""
         self.successor: asyncio.Protocol | None = None
         """The protocol that gets the connection after the welcome; set by `Accept`."""
         self.early: list[Any] = []
@@ -214,13 +212,12 @@ async def connect(
     """
     Return a link to *address*. The caller sets its listeners with `Link.attend`.
 
-    :param successor: the connection will carry calls, and is handed over to this protocol
-    :param lanes: so many at once, if the node takes that: see `Link.lanes`
+    :param successor: the connection will carry calls, *lanes* at once, and is handed over to this protocol
     :raises NotReached: nothing listens there, or it does not answer
     :raises TurnedAway: it refused us, or did not prove that it has the token
     """
     # Made here: the other end may speak before `create_connection` returns.
-    link = _Connecting(address, me, successor is not None, lanes)
+    link = _Connecting(address, me, lanes)
     host, port = split_address(address)
     try:
         async with asyncio.timeout(timeout_s):
@@ -249,17 +246,16 @@ class _Connecting(Link):
     """
     The end that connects. It answers the challenge; what comes after the other end's `answer` waits for `attend`.
 
-    :param calls: this connection will carry calls, *lanes* at once
+    :param lanes: see `control.ClientHello`
     """
 
-    def __init__(self, address: str, me: Identity, calls: bool, lanes: int) -> None:
+    def __init__(self, address: str, me: Identity, lanes: int) -> None:
         super().__init__(self._on_handshake, self._on_end)
         self.answer: asyncio.Future[Any] = self._loop.create_future()
         """The answer to our hello."""
         self._address = address
         self._me = me
-        self._calls = calls
-        self._wanted = lanes
+        self._lanes = lanes
         self._nonce = os.urandom(16)
 
     def check_welcome(self, said: Any) -> None:
@@ -276,7 +272,7 @@ class _Connecting(Link):
         ):
             self.close()
             raise TurnedAway("token", f"{self._address} cannot show that it has our token: it is of another cluster")
-        self.epoch, self.peer_id, self.lanes = said.epoch, said.id, said.lanes
+        self.epoch, self.peer_id = said.epoch, said.id
 
     def _on_handshake(self, message: Any) -> None:
         if isinstance(message, control.Challenge):
@@ -300,7 +296,7 @@ class _Connecting(Link):
         shown = control.proof(me.token, challenge.nonce, me.role, me.id)
         self.send(
             control.ClientHello(
-                control.PROTOCOL, me.role, me.id, me.boot, self._nonce, shown, me.version, self._calls, self._wanted
+                control.PROTOCOL, me.role, me.id, me.boot, self._nonce, shown, me.version, self._lanes
             )
         )  # fmt: skip
 
@@ -312,7 +308,7 @@ class _Connecting(Link):
 Accept = Callable[[Link, control.ClientHello], int | control.Turned]
 """
 Called with each link whose peer has the token: sets its `on_message` and `on_lost` and returns our epoch, or why the
-peer is turned away. It may send messages, which follow the welcome, or set the link's `successor` and `lanes`.
+peer is turned away. It may send messages, which follow the welcome, or set the link's `successor`.
 """
 
 
@@ -383,7 +379,7 @@ class _Taken(Link):
         # The welcome goes first, before what `accept` has sent.
         said, self._out = self._out, []
         proof = control.proof(self._me.token, hello.nonce, "server", self._me.id)
-        self.send(control.Welcome(decided, proof, self._me.id, self.lanes))
+        self.send(control.Welcome(decided, proof, self._me.id))
         self._out += said
         if self.successor is not None:
             self.hand_over(self.successor)

@@ -7,7 +7,7 @@ skipped; anything else is a new `PROTOCOL`.
 
 A connection begins with a handshake (`Challenge`, `ClientHello`, `Welcome` or `Turned`): both ends prove that they have
 the cluster's token without sending it. After that a gateway or node talks to the scheduler that leads. Calls themselves
-go from gateway to node (`call_frames.py`), and never through here.
+go from gateway to node (`core/wire`), and never through here.
 """
 
 import hashlib
@@ -26,6 +26,8 @@ from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId, NodeI
 
 PROTOCOL: Final = 4
 """Both ends must have the same number. A release that changes what messages mean increments it."""
+LANES: Final = 256
+"""So many calls at once has a connection at most."""
 MAX_MESSAGE: Final[Bytes] = 64 * 1024 * 1024
 BEAT_S: Final[Seconds] = 0.5
 """An end that sends nothing else sends a heartbeat so often."""
@@ -42,8 +44,7 @@ Name = Annotated[str, Meta(pattern=r"\A[-.a-zA-Z0-9]{1,64}\Z")]
 
 class Message(Struct, frozen=True, array_like=True, tag=0):
     """
-    Base of all. Numbers below 16 are the handshake's, those of gateways begin at 32, those of nodes at 64. 37 and 38
-    are taken: older gateways send them to deploy and remove functions, which etcd tells us.
+    Base of all. Numbers below 16 are the handshake's, those of gateways begin at 32, those of nodes at 64.
     """
 
 
@@ -70,10 +71,8 @@ class ClientHello(Message, frozen=True, array_like=True, tag=2):
     proof: bytes
     version: Annotated[str, Meta(max_length=64)] = ""
     """The version of the release, for people."""
-    calls: bool = False
-    """After the welcome, this connection carries calls (`call_frames.py`) instead of messages."""
-    lanes: int = 0
-    """So many at once, if the node takes that (`Welcome.lanes`); else one."""
+    lanes: Annotated[int, Meta(ge=0, le=LANES)] = 0
+    """After the welcome, this connection carries so many calls at once in place of messages; 0: messages."""
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=3):
@@ -81,8 +80,6 @@ class Welcome(Message, frozen=True, array_like=True, tag=3):
     """The epoch of the engine; 0: a node, which has none."""
     proof: bytes
     id: str = ""
-    lanes: int = 0
-    """The connection carries so many calls at once; 0: one."""
 
 
 class Turned(Message, frozen=True, array_like=True, tag=4):

@@ -7,15 +7,17 @@ from typing import Final
 import msgspec
 
 from gpufaas_cluster.call_connection import CallLane, LaneBuffer
-from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead
+from gpufaas_cluster.call_heads import BODY_WINDOW, ErrorHead, NodeAnswerHead, NodeCallHead
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_cluster.kept_grants import KeptGrant
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.messages import Grant
 from gpufaas_core.units import Bytes
-from gpufaas_core.wire.bodies import CHUNK_BYTES, FILE, INLINE
+from gpufaas_core.wire.bodies import CHUNK_BYTES, FILE, INLINE, pieces_of
+from gpufaas_core.wire.credit import Credit
 from gpufaas_core.wire.heads import CallHead, EndHead, RoomHead
-from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.kinds import Kind, name_of
+from gpufaas_core.wire.prefix import BrokenFrame
 
 _decode_answer: Final = msgspec.msgpack.Decoder(NodeAnswerHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
@@ -33,7 +35,7 @@ class RemoteExchange(LaneBuffer):
     """`CallExchange`."""
 
     __slots__ = (
-        "_body", "_cancelled", "_head", "_kept", "_on_unreachable", "_over", "_room", "_roomy", "_sender", "grant",
+        "_body", "_cancelled", "_credit", "_head", "_kept", "_on_unreachable", "_over", "_roomy", "_sender", "grant",
     )  # fmt: skip
 
     def __init__(
@@ -55,8 +57,8 @@ class RemoteExchange(LaneBuffer):
         self._over = False
         """The node has sent the last frame, or is gone."""
         self._cancelled = False
-        self._room = 0
-        """So many bytes of a streamed body may be sent now."""
+        self._credit: Credit | None = None
+        """Of a body that goes in pieces, once its call was sent."""
         self._roomy: asyncio.Future[None] | None = None
         """The sender of the body waits for room."""
         self._sender: asyncio.Task[None] | None = None
@@ -69,11 +71,10 @@ class RemoteExchange(LaneBuffer):
 
         :raises GrantRefused: nothing was taken; send this piece again under the next grant
         """
-        for at in range(0, len(piece), CHUNK_BYTES):
-            if not await self._may_send():
+        for part in pieces_of(piece):
+            if (credit := await self._may_send()) is None:
                 return
-            part = piece if len(piece) <= CHUNK_BYTES else piece[at : at + CHUNK_BYTES]
-            self._room -= len(part)
+            credit.spend(len(part))
             assert self._lane is not None
             self._lane.send(Kind.BODY, None, part)
 
@@ -84,7 +85,7 @@ class RemoteExchange(LaneBuffer):
 
     async def end_body(self) -> None:
         """:raises GrantRefused: as `send_body`"""
-        if await self._may_send():
+        if await self._may_send() is not None:
             assert self._lane is not None
             self._lane.send(Kind.BODY_END)
 
@@ -101,14 +102,16 @@ class RemoteExchange(LaneBuffer):
                 self._resume()
         self._wake()
 
-    async def _may_send(self) -> bool:
-        """Wait for room; False: the call is over."""
-        while self._room <= 0 and self._error is None and not self._over:
+    async def _may_send(self) -> Credit | None:
+        """Wait until more of the body may be sent; None: the call is over. :raises GrantRefused: as `send_body`"""
+        while self._error is None and not self._over:
+            if self._credit is not None and self._credit.is_left:
+                return self._credit
             self._roomy = self._loop.create_future()
             await self._roomy
-        if self._room <= 0 and isinstance(self._error, GrantRefused):
+        if isinstance(self._error, GrantRefused) and not (self._credit is not None and self._credit.is_left):
             raise self._error
-        return self._error is None and not self._over
+        return None
 
     def _wake(self) -> None:
         self._wake_reader()
@@ -127,16 +130,19 @@ class RemoteExchange(LaneBuffer):
 
     def sent_on(self, lane: CallLane) -> None:
         self._lane = lane
-        head, body = self._head, self._body
-        self._body = b""
-        call = NodeCallHead(self.grant, head)
-        if self._kept is not None:
-            known = lane.kept is self._kept and self._kept.calls > 1  # so its node is of a release that keeps
-            call = NodeCallHead(None if known else self.grant, head, self._kept.calls)
-        lane.kept = self._kept
+        head, kept = self._head, self._kept
+        if kept is None:
+            call = NodeCallHead(self.grant, head)
+        else:
+            call = NodeCallHead(None if lane.kept is kept else self.grant, head, kept.calls)
+        lane.kept = kept
+        body, self._body = self._body, b""
         lane.send(Kind.CALL, call, body)
+        if head.body_mode != INLINE:
+            lane.body_follows()
+            self._credit = Credit(BODY_WINDOW, 0)
         if head.body_mode == FILE:
-            self._sender = self._loop.create_task(self._send_file(head.body_path, lane))
+            self._sender = self._loop.create_task(self._send_file(head.body_path))
 
     def not_sent(self, reason: str) -> None:
         self._over = True
@@ -146,11 +152,11 @@ class RemoteExchange(LaneBuffer):
 
     def on_lost(self, reason: str) -> None:
         assert self._lane is not None
-        name = self._lane.node.id
+        name = self._lane.connection.node.id
         self._finish()
         self._fail_with(WorkerCrashed(f"node {name} was lost during the call, which may have run there: {reason}"))
 
-    def on_frame(self, kind: int, header: bytes, body: bytes) -> bool:
+    def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         if kind == Kind.ANSWER or kind == Kind.HEAD:
             answer = _decode_answer(header)
             whole = kind == Kind.ANSWER
@@ -164,31 +170,28 @@ class RemoteExchange(LaneBuffer):
             if whole:
                 self._finish()
             self._wake()
-            return whole
-        if kind == Kind.CHUNK:
+        elif kind == Kind.CHUNK:
             if not self._cancelled:
                 self._pass_or_keep(body)
-            return False
-        if kind == Kind.RUNS and self.on_run is not None:
-            self.on_run()
-        if kind == Kind.ROOM:
-            self._room += _decode_room(header).room
+        elif kind == Kind.RUNS:
+            if self.on_run is not None:
+                self.on_run()
+        elif kind == Kind.ROOM and self._credit is not None:
+            self._credit.add(_decode_room(header).room)
             self._wake()
-            return False
-        if kind == Kind.END:
+        elif kind == Kind.END:
             self.end = end = _decode_end(header)
             self._finish()
             if end.error and not self._cancelled:
                 self._fail_with(GpufaasError(f"the function's answer broke off: {end.error}"))
             self._wake()
-            return True
-        if kind == Kind.REFUSED or kind == Kind.ERROR:
+        elif kind == Kind.REFUSED or kind == Kind.ERROR:
             failure = _decode_failure(header)
             self.load_s, self.phases, self.tier = failure.load_s, failure.phases, failure.tier
             self._finish()
             self._fail_with(make_error(failure.name, failure.message, failure.retry_after_s))
-            return True
-        return False
+        else:
+            raise BrokenFrame(f"{name_of(kind)} in answer to a call")
 
     def _finish(self) -> None:
         self._resume()
@@ -206,16 +209,13 @@ class RemoteExchange(LaneBuffer):
             self._sender.cancel()
             self._sender = None
 
-    async def _send_file(self, path: str, lane: CallLane) -> None:
+    async def _send_file(self, path: str) -> None:
         try:
             with open(path, "rb", buffering=0) as file:  # noqa: ASYNC230 - in the page cache: just written
                 while piece := file.read(CHUNK_BYTES):
-                    lane.send(Kind.BODY, None, piece)
-                    await lane.connection.drain()
+                    await self.send_body(piece)
                     await asyncio.sleep(0)  # other calls come between the pieces
+            await self.end_body()
         except OSError as exc:
             self._sender = None
             self.fail(StorageFailed(f"the body could not be read from {path} ({exc.strerror}): call again"))
-        else:
-            self._sender = None
-            lane.send(Kind.BODY_END)

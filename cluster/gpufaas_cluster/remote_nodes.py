@@ -1,5 +1,5 @@
 """
-Calls to nodes elsewhere: straight from gateway to node, over connections that are kept (`call_frames.py`).
+Calls to nodes elsewhere: straight from gateway to node, over connections that are kept (`lane_connection`).
 
 Each node has one link, whose heartbeats say that both ends are alive. When it is lost, every call there fails, and the
 gateway dials the node again for as long as the scheduler sees it. Beside it is a connection that all small calls share:
@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, Final
 
 from gpufaas_cluster.call_connection import CallConnection, CallLane, LaneUser
-from gpufaas_cluster.call_frames import LANES
 from gpufaas_cluster.connection import Identity, Link, connect
+from gpufaas_cluster.control import LANES
 from gpufaas_cluster.kept_grants import KeptGrants
 from gpufaas_cluster.remote_exchange import OnUnreachable, RemoteExchange
 from gpufaas_cluster.remote_query import RemoteQuery
@@ -51,7 +51,7 @@ class RemoteNodes:
     ) -> None:
         """
         :param kept: the grants that this gateway may keep
-        :param lanes: so many small calls at once share a connection to each node; 0: none do
+        :param lanes: so many small calls at once share a connection to each node
         """
         self.me = me
         self.lanes = lanes
@@ -138,7 +138,7 @@ class NodeClient:
         self.tasks: set[asyncio.Task[None]] = set()
         self._nodes = nodes
         self._shared: CallConnection | None = None
-        """The connection that small calls share; None: it is not there yet, or the node's release has none."""
+        """The connection that small calls share; None: it is not there yet."""
         self._free: list[CallLane] = []
         """Its lanes that carry no call; the last one is taken first, since it may know our grant."""
         self._idle: list[CallLane] = []
@@ -209,7 +209,7 @@ class NodeClient:
 
     async def ask(self, what: str, value: Any) -> bytes:
         """
-        Return what the node answers to a query (`call_frames.QueryHead`).
+        Return what the node answers to a query (`call_heads.QueryHead`).
 
         :raises NotReached: it is not there, or was lost
         :raises GpufaasError: its error
@@ -283,7 +283,7 @@ class NodeClient:
         try:
             while self._waiting:
                 connection = CallConnection(self)
-                await connect(self.address, self._nodes.me, DIAL_S, connection)
+                await connect(self.address, self._nodes.me, DIAL_S, connection, 1)
                 self._all.add(connection)
                 self.release(connection.lanes[0])
         except GpufaasError as exc:
@@ -292,24 +292,24 @@ class NodeClient:
             self._dials -= 1
 
     async def _share(self, after_s: Seconds = 0.0) -> None:
-        """Make the connection that small calls share, if its node takes one. Until it is there they have others."""
+        """Make the connection that small calls share. Until it is there they have others."""
         lanes = self._nodes.lanes
-        while lanes and self._is_to_share:
+        while self._is_to_share:
             await asyncio.sleep(after_s)
             after_s = min(_LONGEST_RETRY_S, 2 * max(after_s, _FIRST_RETRY_S))
             connection = CallConnection(self, lanes)
             try:
-                lanes = (await connect(self.address, self._nodes.me, DIAL_S, connection, lanes)).lanes
+                await connect(self.address, self._nodes.me, DIAL_S, connection, lanes)
             except GpufaasError:
                 continue
             if connection.lost:
                 continue
-            if lanes < 2 or not self._is_to_share:
+            if not self._is_to_share:
                 connection.close()
                 return
             self._shared = connection
             self._all.add(connection)
-            self._free = connection.lanes[:lanes][::-1]
+            self._free = connection.lanes[::-1]
 
     @property
     def _is_to_share(self) -> bool:

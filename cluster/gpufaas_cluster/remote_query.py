@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from gpufaas_cluster.call_connection import CallLane, LaneBuffer
-from gpufaas_cluster.call_frames import ErrorHead, QueryHead
+from gpufaas_cluster.call_heads import ErrorHead, QueryHead
 from gpufaas_cluster.connection import NotReached
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_core.errors import GpufaasError
@@ -68,7 +68,7 @@ class RemoteQuery(LaneBuffer):
     def on_lost(self, reason: str) -> None:
         self._end(NotReached(f"the node was lost: {reason}"))
 
-    def on_frame(self, kind: int, header: bytes, body: bytes) -> bool:
+    def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         if kind in (Kind.CHUNK, Kind.REPLY) and not self.gone:
             self._keep(body)
             self._wake_reader()
@@ -77,6 +77,3 @@ class RemoteQuery(LaneBuffer):
             self._end(make_error(head.name, head.message, head.retry_after_s))
         elif kind in (Kind.REPLY, Kind.END):
             self._end(None)
-        else:
-            return False
-        return True

@@ -9,21 +9,22 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, cast
 
 import msgspec
 
-from gpufaas_cluster.call_frames import WINDOW, ErrorHead, NodeAnswerHead, NodeCallHead
+from gpufaas_cluster.call_heads import BODY_WINDOW, ErrorHead, NodeAnswerHead, NodeCallHead
 from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.error_codes import error_name
 from gpufaas_cluster.node_queries import NodeQueries
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed
 from gpufaas_core.messages import Grant
+from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import format_bytes
 from gpufaas_core.wire.bodies import CHUNK_BYTES, FILE, INLINE
+from gpufaas_core.wire.credit import Window
 from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead, RoomHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import BrokenFrame
@@ -42,13 +43,17 @@ class Server(Protocol):
     spool: Path
     closing: bool
 
-    def call_ended(self) -> None: ...
+    def call_ended(self) -> None:
+        """A lane has no call any more."""
 
 
 class Lane(Protocol):
     @property
     def full(self) -> bool:
-        """The other end does not take more for now."""
+        """The gateway takes no more of an answer for now."""
+
+    def body_follows(self) -> None:
+        """The body of the call that has come follows in pieces."""
 
     def send(self, kind: int, head: msgspec.Struct | None = None, body: bytes | memoryview = b"") -> None:
         """Send a frame."""
@@ -68,15 +73,16 @@ class ServedCalls:
         self._exchange: Exchange | None = None
         self._body: _SpooledBody | _StreamedBody | None = None
         """The body of a call that does not come with the call itself."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is a call."""
-        return self._exchange is not None or self._body is not None
+        self._rest = memoryview(b"")
+        """Of an answer that is whole here, what the gateway has not taken. Its exchange is over."""
+        self._run_s: Seconds = 0.0
+        """How long its call ran."""
 
     def begin(self, header: bytes, body: bytes) -> None:
         """A call comes. :raises BrokenFrame: by a grant that did not come"""
         call = _decode_call(header)
+        if call.head.body_mode != INLINE:
+            self._lane.body_follows()
         grant = call.grant or self._known
         if grant is None:
             raise BrokenFrame("a call by the grant of the last one, which was not kept")
@@ -109,6 +115,7 @@ class ServedCalls:
         """Pass on what there is of the answer, as far as the gateway takes it."""
         exchange, lane = self._exchange, self._lane
         if exchange is None:
+            self._send_rest()
             return
         while not lane.full:
             piece = exchange.take()
@@ -125,7 +132,10 @@ class ServedCalls:
             answer = NodeAnswerHead(head, exchange.load_s, exchange.phases, grant, exchange.tier, kept)
             if whole:
                 self._end()
-                self._write_whole(answer, body)
+                if len(body) <= CHUNK_BYTES:
+                    lane.send(Kind.ANSWER, answer, body)
+                else:
+                    self._send_large(answer, body)
                 return
             lane.send(Kind.HEAD, answer, body)
         else:
@@ -138,22 +148,25 @@ class ServedCalls:
             self._end()
             lane.send(Kind.END, exchange.end)
 
-    def _write_whole(self, answer: NodeAnswerHead, body: bytes | memoryview) -> None:
-        """Write an answer that does not stream; one that is too large for a frame in pieces."""
-        lane, size, run_s = self._lane, len(body), answer.head.run_s
-        if size <= CHUNK_BYTES:
-            lane.send(Kind.ANSWER, answer, body)
-            return
-        head = msgspec.structs.replace(answer.head, length=size)
-        lane.send(Kind.HEAD, msgspec.structs.replace(answer, head=head))
-        view = memoryview(body)
-        for at in range(0, size, CHUNK_BYTES):
-            lane.send(Kind.CHUNK, None, view[at : at + CHUNK_BYTES])
-        lane.send(Kind.END, EndHead(run_s))
+    def _send_large(self, answer: NodeAnswerHead, body: bytes | memoryview) -> None:
+        """Send an answer that is whole, and too large for a frame, in pieces."""
+        head = msgspec.structs.replace(answer.head, length=len(body))
+        self._lane.send(Kind.HEAD, msgspec.structs.replace(answer, head=head))
+        self._rest, self._run_s = memoryview(body), answer.head.run_s
+        self._send_rest()
+
+    def _send_rest(self) -> None:
+        lane = self._lane
+        while self._rest and not lane.full:
+            piece, self._rest = self._rest[:CHUNK_BYTES], self._rest[CHUNK_BYTES:]
+            lane.send(Kind.CHUNK, None, piece)
+            if not self._rest:
+                lane.send(Kind.END, EndHead(self._run_s))
 
     def give_up(self) -> None:
         """The caller is gone: stop the call, if there is one."""
         exchange, grant = self._exchange, self._grant
+        self._rest = self._rest[:0]
         self._end()
         if grant is not None and (exchange is None or not exchange.finished):
             self._server.node.grants.abort(grant.call, grant.device)
@@ -181,7 +194,6 @@ class ServedCalls:
             exchange.when_runs(partial(self._lane.send, Kind.RUNS))
         if head.body_mode not in (INLINE, FILE):
             self._body = _StreamedBody(exchange, self._lane)
-            self._lane.send(Kind.ROOM, RoomHead(WINDOW))
         self.pump()
 
     def _spool(self, grant: Grant, head: CallHead) -> None:
@@ -190,7 +202,7 @@ class ServedCalls:
             self.fail(GrantRefused(f"{grant.device} refused call {grant.call}"))
             return
         try:
-            self._body = _SpooledBody(self._server.spool, grant, head)
+            self._body = _SpooledBody(self._server.spool, grant, head, self._lane)
         except OSError as exc:
             self._storage_failed(exc)
 
@@ -207,43 +219,51 @@ class ServedCalls:
     def _end(self) -> None:
         """The call has ended as far as this lane goes."""
         if self._exchange is not None:
-            self._exchange.watcher = None
+            self._exchange.watcher = self._exchange.on_run = None
             self._exchange = None
         self._grant = None
         if self._body is not None:
             self._body.close()
             self._body = None
-        if self._server.closing:
-            self._server.call_ended()
+
+
+class _Taken:
+    """What of a body is taken as it comes: its sender may send more."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._window = Window(BODY_WINDOW)
+        lane.send(Kind.ROOM, RoomHead(BODY_WINDOW))
+
+    def add(self, size: Bytes) -> None:
+        self._window.came(size)
+        if room := self._window.room():
+            self._lane.send(Kind.ROOM, RoomHead(room))
 
 
 class _SpooledBody:
     """A body that is kept in a file, for its worker to read."""
 
-    def __init__(self, directory: Path, grant: Grant, head: CallHead) -> None:
+    def __init__(self, directory: Path, grant: Grant, head: CallHead, lane: Lane) -> None:
         """:raises OSError: the file cannot be made"""
         self.grant = grant
         fd, self.path = tempfile.mkstemp(prefix="body-", dir=directory)
         self._file = os.fdopen(fd, "wb", buffering=0)
+        self._taken = _Taken(lane)
         self.head = msgspec.structs.replace(head, body_path=self.path)
         self.size = 0
 
     def add(self, piece: bytes) -> None:
         """:raises OSError: the disk is full"""
-        self._check_open()
         self.size += len(piece)
         view = memoryview(piece)
         while view:
             view = view[self._file.write(view) :]
+        self._taken.add(len(piece))
 
     def end(self) -> None:
         """All of it is there."""
-        self._check_open()
         self._file.close()
-
-    def _check_open(self) -> None:
-        if self._file.closed:
-            raise BrokenFrame("more of a body after its end")
 
     def close(self) -> None:
         """Remove the file."""
@@ -259,34 +279,22 @@ class _StreamedBody:
 
     def __init__(self, exchange: Exchange, lane: Lane) -> None:
         self._exchange = exchange
-        self._lane = lane
-        self._pieces: deque[bytes | None] = deque()
+        self._taken = _Taken(lane)
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         """The pieces that the worker does not have yet; None: the end."""
-        self._more = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._feed())
 
     def add(self, piece: bytes | None) -> None:
-        self._pieces.append(piece)
-        self._more.set()
+        self._pieces.put_nowait(piece)
 
     def close(self) -> None:
         self._task.cancel()
 
     async def _feed(self) -> None:
-        taken = 0
-        while True:
-            while self._pieces:
-                piece = self._pieces.popleft()
-                if piece is None:
-                    await self._exchange.end_body()
-                    continue
-                await self._exchange.send_body(piece)
-                taken += len(piece)
-                if taken >= WINDOW // 4:
-                    self._lane.send(Kind.ROOM, RoomHead(taken))
-                    taken = 0
-            self._more.clear()
-            await self._more.wait()
+        while (piece := await self._pieces.get()) is not None:
+            await self._exchange.send_body(piece)
+            self._taken.add(len(piece))
+        await self._exchange.end_body()
 
 
 def error_head(error: GpufaasError) -> ErrorHead:

@@ -11,7 +11,7 @@ from tests.waiting import eventually
 
 from gpufaas_cluster import kept_grants
 from gpufaas_cluster.call_connection import CallLane
-from gpufaas_cluster.call_frames import NodeCallHead
+from gpufaas_cluster.call_heads import NodeCallHead
 from gpufaas_cluster.kept_grants import KeptGrant, KeptGrants
 from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.remote_nodes import RemoteNodes

@@ -11,7 +11,6 @@ from tests.integration.test_call_server import ECHO, GATED, Rig, connections, wh
 from tests.waiting import eventually
 
 from gpufaas_cluster import remote_nodes
-from gpufaas_cluster.call_frames import LANE_WINDOW
 from gpufaas_cluster.connection import Link, NotReached, connect
 from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_core.errors import CallCancelled, GrantRefused, WorkerCrashed
@@ -32,7 +31,7 @@ async def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 async def stopped(exchange: RemoteExchange) -> None:
     """Return when its node may send no more of the answer, or has sent all: so much waits here that is not read."""
     lane = exchange._lane
-    await eventually(lambda: exchange.end is not None or (lane is not None and lane._owed >= LANE_WINDOW))
+    await eventually(lambda: exchange.end is not None or (lane is not None and lane._window._left <= 0))
 
 
 def free(rig: Rig) -> int:
@@ -179,27 +178,3 @@ async def test_a_connection_that_cannot_be_had_is_tried_again(tmp_path: Path, mo
     assert len(tried) == 3
     await rig.nodes.close()
     await rig.processes[0].kill()
-
-
-async def test_at_a_node_of_a_release_that_shares_none_each_call_has_a_connection_to_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def connected(*given: Any) -> Link:
-        link = await connect(*given)
-        link.lanes = 0  # such a welcome does not say it
-        tried.append(given)
-        return link
-
-    tried: list[Any] = []
-    monkeypatch.setattr(remote_nodes, "connect", connected)
-    rig = Rig(tmp_path, monkeypatch)
-    await rig.node()
-    try:
-        await eventually(lambda: [each for each in tried if rig.nodes.lanes in each])
-        function = await rig.function("echo", ECHO)
-        assert [await rig.call(function, b"%d" % at, cold=not at) for at in range(5)] == [b"%d" % at for at in range(5)]
-        assert free(rig) == 0
-        await eventually(lambda: connections(rig.processes[0]) == 2)
-    finally:
-        await rig.nodes.close()
-        await rig.processes[0].kill()

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufaas_cluster import control
-from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, QueryHead
+from gpufaas_cluster.call_heads import ErrorHead, NodeAnswerHead, NodeCallHead, QueryHead
 from gpufaas_cluster.error_codes import error_name, make_error
 from gpufaas_core.errors import GrantRefused, Overloaded
 from gpufaas_core.logs import LogQuery
@@ -61,10 +60,3 @@ def test_an_error_arrives_as_it_was_raised(error: GrantRefused | Overloaded) -> 
 
     assert (type(arrived), str(arrived)) == (type(error), str(error))
     assert getattr(arrived, "retry_after_s", 0) == getattr(error, "retry_after_s", 0)
-
-
-def test_who_does_not_say_so_brings_no_calls() -> None:
-    """A `Hello` of a release that did not know the field."""
-    said = msgspec.msgpack.encode([2, 1, "gateway", "g", "boot", b"nonce", b"proof", "0.1.0"])
-
-    assert msgspec.msgpack.decode(said, type=control.ClientHello).calls is False
