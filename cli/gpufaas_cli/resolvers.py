@@ -24,7 +24,6 @@ from gpufaas_cli.locks import PIN, shown
 from gpufaas_core.environment import Distribution, Environment, measure
 from gpufaas_core.errors import InvalidSpec
 
-_EXTRA: Final = re.compile(r"extra\s*==\s*['\"]([-._a-zA-Z0-9]+)['\"]")
 _GLIBC: Final = re.compile(r"manylinux_2_(\d+)_(\w+)")
 _KNOWN_GLIBC: Final = (17, 28, *range(31, 41))
 """The minor versions for which uv has a name of a platform."""
@@ -84,9 +83,7 @@ def install(pins: Sequence[str], options: Sequence[str], environment: Environmen
         asked += [] if all("--hash=" in each for each in pins) else ["--refresh"]  # uv sees no edits in a folder
         _uv(folder, environment, "install", "--link-mode", "copy", *asked)
     shutil.rmtree(site / "bin", ignore_errors=True)  # scripts name this machine's interpreter
-    for each in (*site.glob(".lock"), *site.glob("*.dist-info/*")):
-        if each.name in (".lock", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"):
-            each.unlink()
+    (site / ".lock").unlink(missing_ok=True)
     for record in site.glob("*.dist-info/RECORD"):
         lines = record.read_text("utf-8").splitlines(keepends=True)
         there = [each for each in lines if (site / each.rsplit(",", 2)[0].strip('"')).exists()]
@@ -106,10 +103,7 @@ def _write_stubs(provided: Mapping[str, Distribution], environment: Environment,
         except (InvalidName, InvalidVersion):
             continue  # resolvers know no such packages
         lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-        requires = [" ".join(text.split()) for text in each.requires]
-        lines += [f"Requires-Dist: {text}" for text in requires]
-        extras = {canonicalize_name(extra) for text in requires for extra in _EXTRA.findall(text)}
-        lines += [f"Provides-Extra: {extra}" for extra in sorted(extras)]
+        lines += [f"Requires-Dist: {' '.join(text.split())}" for text in each.requires]
         stem = f"{name.replace('-', '_')}-{version}"
         with zipfile.ZipFile(folder / f"{stem}-9-{tag}.whl", "w") as wheel:
             wheel.writestr(f"{stem}.dist-info/METADATA", "\n".join(lines) + "\n")
@@ -130,7 +124,7 @@ def _uv(folder: Path, environment: Environment, command: str, *arguments: str) -
         options += ["--only-binary", ":all:", "--python-platform", f"{machine}-manylinux_2_{minor}"]
     done = subprocess.run(
         [find_uv_bin(), "pip", command, *options, *arguments],
-        cwd=folder, env={**os.environ, "COLUMNS": "9999"},  # else it breaks its lines where a terminal would
+        cwd=folder, env={**os.environ, "UV_NO_INSTALLER_METADATA": "1", "COLUMNS": "9999"},  # else it breaks its lines
         check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     if done.returncode != 0:
