@@ -8,7 +8,6 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,8 +17,8 @@ from starlette.types import ASGIApp
 from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.metrics_view import MetricsOfAll
 from gpufaas_apps.options import FrontOptions
-from gpufaas_apps.routes import Routes
 from gpufaas_apps.server import GRACE_S, GatewayServer, configured
+from gpufaas_async_calls.api import PREFIX as ASYNC_PREFIX
 from gpufaas_async_calls.api import AsyncInvocations, async_routes
 from gpufaas_async_calls.callbacks import HttpCallbacks
 from gpufaas_async_calls.calls import AsyncCalls
@@ -32,12 +31,14 @@ from gpufaas_gateway.api import management_app
 from gpufaas_gateway.auth import CleanPaths, Credentials, Guard, WithoutWorkers
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.deploy import Deployer
+from gpufaas_gateway.fronts import openfaas
+from gpufaas_gateway.fronts.table import Fronts
+from gpufaas_gateway.fronts.websocket import WebSocketCalls
 from gpufaas_gateway.function_api import UsageOf
-from gpufaas_gateway.invoke import FunctionFront
+from gpufaas_gateway.http.connection import HttpFront
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.node_api import ClusterNodes, node_routes
-from gpufaas_gateway.origins import FromWorkers
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.platform_api import prune_routes
 from gpufaas_gateway.ports import (
@@ -51,7 +52,6 @@ from gpufaas_gateway.ports import (
     Workers,
 )
 from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
-from gpufaas_gateway.websocket_calls import WebSocketCalls
 
 
 class PlacingScheduler(Scheduler, PlacementPort, Protocol):
@@ -132,10 +132,15 @@ class Front:
         if parts.metrics_of_all:
             management = MetricsOfAll(management, parts.metrics_of_all, self.metrics.render)
         management = WithoutWorkers(management)
-        app = FromWorkers(Routes(async_invocations, websocket_calls, management), parts.origins)
-        front = partial(FunctionFront, calls.run, parts.origins)
-        self.server = GatewayServer(configured(app, front()), listener.open, self._stopping)
-        listener.serve(app, self.server, lambda app, admits: configured(app, front(admits)))
+        fronts = Fronts(
+            parts.origins,
+            calls={openfaas.PREFIX: openfaas.OpenFaasFront(calls.run)},
+            websockets={openfaas.PREFIX: websocket_calls},
+            posted={ASYNC_PREFIX: async_invocations},
+            rest=management,
+        )
+        self.server = GatewayServer(configured(fronts, HttpFront(fronts.target)), listener.open, self._stopping)
+        listener.serve(fronts, self.server, lambda app, admits: configured(app, HttpFront(fronts.target, admits)))
 
     def _async_calls(self, calls: Calls) -> AsyncCalls:
         options = self._options

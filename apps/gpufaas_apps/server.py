@@ -12,10 +12,9 @@ from typing import Any, Final, cast
 import uvicorn
 
 from gpufaas_apps.process import settle
-from gpufaas_gateway.function_http import FunctionHttp
-from gpufaas_gateway.invoke import FunctionFront
-from gpufaas_gateway.protocol import BoundedWebSocket
-from gpufaas_gateway.websocket_calls import MAX_MESSAGE
+from gpufaas_gateway.fronts.websocket import MAX_MESSAGE
+from gpufaas_gateway.http.bounds import BoundedWebSocket
+from gpufaas_gateway.http.connection import HttpConnection, HttpFront
 
 GRACE_S: Final = 10
 """How long open calls may take to end when the process is asked to stop."""
@@ -91,12 +90,12 @@ class GatewayServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def configured(app: Any, front: FunctionFront) -> uvicorn.Config:
+def configured(app: Any, front: HttpFront) -> uvicorn.Config:
     """Return the settings of a server of calls, and of *app* for all that is no call."""
     return uvicorn.Config(
         app,
         interface="asgi3",
-        http=cast(Any, partial(FunctionHttp, front=front)),
+        http=cast(Any, partial(HttpConnection, front=front)),
         ws=BoundedWebSocket,
         ws_max_size=MAX_MESSAGE,
         ws_per_message_deflate=False,  # costs memory for each connection; functions may compress their messages

@@ -16,9 +16,9 @@ from typing import Final, Protocol
 from gpufaas_core.errors import BodyTooLarge, CallCancelled, GpufaasError, GrantRefused, StorageFailed
 from gpufaas_core.units import Bytes, format_bytes
 from gpufaas_core.wire.bodies import FILE, INLINE, STREAM
+from gpufaas_gateway.body_memory import LEAST, MOST, QUICK_S, BodyMemory, Filler
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.errors import BodyTooSlow
-from gpufaas_gateway.large_body import LEAST, MOST, QUICK_S, BodyMemory, Filler
 from gpufaas_gateway.ports import CallExchange
 
 SPOOL_ABOVE: Final[Bytes] = 1024 * 1024

@@ -22,13 +22,13 @@ from gpufaas_core.wire.bodies import STREAM, UPGRADE
 from gpufaas_gateway import answering
 from gpufaas_gateway import call_state as states
 from gpufaas_gateway.answering import CallStream
+from gpufaas_gateway.body_memory import BodyMemory
 from gpufaas_gateway.call import Call
 from gpufaas_gateway.call_body import BodyStream, read_rest, remove, too_large
 from gpufaas_gateway.call_headers import new_call_id, read_head
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.cors import preflight
 from gpufaas_gateway.errors import status_of
-from gpufaas_gateway.large_body import BodyMemory
 from gpufaas_gateway.placing import AGAIN, Placing
 from gpufaas_gateway.ports import NodePort, PlacementPort
 from gpufaas_gateway.request import Answer, Request, let_go

@@ -19,14 +19,15 @@ from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import Device, DeviceId, FunctionId
 from gpufaas_core.origin import Origins
 from gpufaas_core.units import GiB
-from gpufaas_gateway import lingering
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.deploy import Deployer
-from gpufaas_gateway.function_http import FunctionHttp
-from gpufaas_gateway.invoke import FunctionFront
+from gpufaas_gateway.fronts.openfaas import PREFIX, OpenFaasFront
+from gpufaas_gateway.fronts.table import Fronts
+from gpufaas_gateway.http import lingering
+from gpufaas_gateway.http.connection import HttpConnection, HttpFront
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.request import Run
@@ -144,10 +145,17 @@ async def listening(http: Any, app: Any = nothing_else, ws: Any = "none", **of_p
                 await asyncio.sleep(0)
 
 
+def front_of(run: Run, origins: Origins | None = None) -> HttpFront:
+    """Return what connections need to serve calls of functions as a gateway does."""
+    calls = {PREFIX: OpenFaasFront(run)}
+    fronts = Fronts(origins or Origins(), calls, websockets={}, posted={}, rest=nothing_else)
+    return HttpFront(fronts.target)
+
+
 @asynccontextmanager
 async def serving(run: Run, app: Any = nothing_else, origins: Origins | None = None) -> AsyncIterator[int]:
     """Serve calls of functions as a gateway does, and *app* for all else; give the port."""
-    async with listening(FunctionHttp, app, front=FunctionFront(run, origins or Origins())) as port:
+    async with listening(HttpConnection, app, front=front_of(run, origins)) as port:
         yield port
 
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import pytest
 import uvicorn
-from tests.unit.gateway.conftest import DEVICE, Gateway, config_of, listening, nothing_else, serving
+from tests.unit.gateway.conftest import DEVICE, Gateway, config_of, front_of, listening, nothing_else, serving
 from tests.unit.gateway.test_calls import Endless, Streaming, Waiting
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 from tests.waiting import eventually
@@ -26,9 +26,9 @@ from gpufaas_core.origin import Origins
 from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
 from gpufaas_gateway.asgi import AsgiCaller
 from gpufaas_gateway.call_headers import MAX_TEMPLATES
-from gpufaas_gateway.function_http import FunctionHttp
-from gpufaas_gateway.invoke import PREFIX, FunctionFront
-from gpufaas_gateway.protocol import MAX_PIPELINED, BoundedHttp, BoundedWebSocket
+from gpufaas_gateway.fronts.openfaas import PREFIX
+from gpufaas_gateway.http.bounds import MAX_PIPELINED, BoundedHttp, BoundedWebSocket
+from gpufaas_gateway.http.connection import HttpConnection
 from gpufaas_gateway.request import Answer, Request, Run
 from gpufaas_gateway.usage import FunctionStats
 from gpufaas_gpu_manager.exchange import Exchange as NodeExchange
@@ -100,10 +100,10 @@ async def compared(run: Run, *sent: bytes) -> bytes:
     return answer
 
 
-def connected(run: Run) -> tuple[FunctionHttp, "Wire", uvicorn.server.ServerState]:
+def connected(run: Run) -> tuple[HttpConnection, "Wire", uvicorn.server.ServerState]:
     """Return a connection without a socket, and where it writes to."""
-    config, state, wire = config_of(FunctionHttp, nothing_else), uvicorn.server.ServerState(), Wire()
-    connection = FunctionHttp(config=config, server_state=state, app_state={}, front=FunctionFront(run, Origins()))
+    config, state, wire = config_of(HttpConnection, nothing_else), uvicorn.server.ServerState(), Wire()
+    connection = HttpConnection(config=config, server_state=state, app_state={}, front=front_of(run))
     connection.connection_made(wire)
     return connection, wire, state
 
@@ -307,13 +307,13 @@ async def test_whatever_a_connection_repeats_is_read_as_by_a_parser(gateway: Gat
         functions.called.clear()
         return seen
 
-    front, reference = FunctionFront(calls.run, Origins()), through_asgi(calls.run)
+    front, reference = front_of(calls.run), through_asgi(calls.run)
     sequences = [rng.choices(rng.sample(REPEATED, 4), k=rng.randrange(2, 9)) for _ in range(60)]
     if not seed:
         sequences = [[one, one, two, one] for one in REPEATED for two in REPEATED[:6]]
 
     for received in sequences:
-        ours = await fed(FunctionHttp, nothing_else, *received, front=front)
+        ours = await fed(HttpConnection, nothing_else, *received, front=front)
         given = called()
         assert ours == await fed(BoundedHttp, reference, *received), received
         assert given == called()
@@ -324,10 +324,10 @@ async def test_a_head_that_is_repeated_is_parsed_once(gateway: Gateway, monkeypa
     calls = await gateway.calls(functions)
     parse = BoundedHttp.data_received
     monkeypatch.setattr(BoundedHttp, "data_received", lambda self, data: parsed.append(data) or parse(self, data))
-    front = FunctionFront(calls.run, Origins())
+    front = front_of(calls.run)
 
     answer = await fed(
-        FunctionHttp,
+        HttpConnection,
         nothing_else,
         *(POST + b"Content-Length: %d\r\n\r\n" % len(each) + each for each in BODIES),
         front=front,
@@ -343,11 +343,11 @@ async def test_a_head_that_is_repeated_is_parsed_once(gateway: Gateway, monkeypa
 async def test_a_header_that_is_another_one_each_time_is_kept_for_few(gateway: Gateway) -> None:
     functions = Functions(AnswerHead(200, [(b"content-type", b"a"), (b"x-number", b"")]))
     calls = await gateway.calls(functions)
-    front = FunctionFront(calls.run, Origins())
+    front = front_of(calls.run)
 
     for number in range(2 * MAX_TEMPLATES):
         functions.answer.headers[1] = (b"x-number", b"%d" % number)
-        answer = await fed(FunctionHttp, nothing_else, GET + b"\r\n", front=front)
+        answer = await fed(HttpConnection, nothing_else, GET + b"\r\n", front=front)
         assert b"\r\nx-number: %d\r\n" % number in answer
 
     deployed = gateway.catalogue.find("echo")
@@ -558,11 +558,11 @@ async def test_a_websocket_behind_a_call_that_runs_is_refused(
     gateway: Gateway, holding: Holding, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = await gateway.calls(holding)
-    config = config_of(FunctionHttp, nothing_else)
+    config = config_of(HttpConnection, nothing_else)
     config.ws_protocol_class = BoundedWebSocket
-    front, state = FunctionFront(calls.run, Origins()), uvicorn.server.ServerState()
+    front, state = front_of(calls.run), uvicorn.server.ServerState()
     server = await asyncio.get_running_loop().create_server(
-        lambda: FunctionHttp(config=config, server_state=state, app_state={}, front=front), "127.0.0.1", 0
+        lambda: HttpConnection(config=config, server_state=state, app_state={}, front=front), "127.0.0.1", 0
     )
     async with server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -584,7 +584,7 @@ async def test_a_websocket_behind_a_call_that_runs_is_refused(
 @pytest.mark.parametrize("request_of", [GET, OTHER])
 async def test_a_caller_who_sends_on_and_on_has_few_requests_read(request_of: bytes) -> None:
     """Each request that runs resumes reading, to notice its caller's end. What is read at once is parsed at once."""
-    made: list[FunctionHttp] = []
+    made: list[HttpConnection] = []
     most = answered = 0
 
     async def waited(caller: Any) -> None:
@@ -605,8 +605,8 @@ async def test_a_caller_who_sends_on_and_on_has_few_requests_read(request_of: by
         listens.cancel()
         await nothing_else(scope, receive, send)
 
-    def http(**kwargs: Any) -> FunctionHttp:
-        made.append(FunctionHttp(front=FunctionFront(run, Origins()), **kwargs))
+    def http(**kwargs: Any) -> HttpConnection:
+        made.append(HttpConnection(front=front_of(run), **kwargs))
         return made[-1]
 
     async with listening(http, app) as port:
@@ -623,8 +623,8 @@ async def test_a_server_that_stops_ends_calls_after_its_grace(gateway: Gateway, 
     calls = await gateway.calls(holding)
     made: list[Any] = []
 
-    def http(**kwargs: Any) -> FunctionHttp:
-        made.append(FunctionHttp(front=FunctionFront(calls.run, Origins()), **kwargs))
+    def http(**kwargs: Any) -> HttpConnection:
+        made.append(HttpConnection(front=front_of(calls.run), **kwargs))
         return made[-1]
 
     async with listening(http) as port:

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.gateway.conftest import OnLoop, serving
 from tests.waiting import LIMIT_S, eventually
 
-from gpufaas_gateway.half_closed import _watches
+from gpufaas_gateway.http.half_closed import _watches
 from gpufaas_gateway.request import Answer, Request
 
 CALL, OTHER = b"GET /function/echo HTTP/1.%d\r\nHost: x\r\n\r\n", b"GET /other HTTP/1.%d\r\nHost: x\r\n\r\n"

@@ -19,10 +19,10 @@ from tests.waiting import eventually
 from gpufaas_core.errors import CallCancelled
 from gpufaas_core.units import MiB
 from gpufaas_core.wire.bodies import FILE, INLINE, STREAM
-from gpufaas_gateway import call_body, large_body
+from gpufaas_gateway import body_memory, call_body
+from gpufaas_gateway.body_memory import LEAST, BodyMemory
 from gpufaas_gateway.call_body import read_rest
 from gpufaas_gateway.call_headers import read_head
-from gpufaas_gateway.large_body import LEAST, BodyMemory
 from gpufaas_gateway.request import Answer, Request
 
 BODY = bytes(range(256)) * 8192
@@ -125,7 +125,7 @@ def test_what_comes_in_any_pieces_is_the_body_and_the_next_request_comes_behind(
                 sent = sent[size:]
                 await asyncio.sleep(0)
             for body in bodies:
-                how = b"whole" if len(body) > large_body.LEAST else b"small"
+                how = b"whole" if len(body) > body_memory.LEAST else b"small"
                 said = await answer_of(reader)
                 # What is there with its head, or comes behind a call that runs, need not go past the parser.
                 assert said in (said_of(body, how), said_of(body, b"small"))
@@ -268,6 +268,6 @@ async def test_memory_that_is_not_used_goes_back_and_a_larger_body_takes_the_pla
     del lent
     assert memory.take(1) is None, "a part of it is in use"
     del part
-    monkeypatch.setattr(large_body, "_IDLE_S", -1.0)
+    monkeypatch.setattr(body_memory, "_IDLE_S", -1.0)
     memory._sweep()
     assert memory.held == 0

@@ -13,15 +13,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.unit.gateway.conftest import OnLoop, listening
+from tests.unit.gateway.conftest import OnLoop, front_of, listening
 from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.errors import BodyTooLarge, CallCancelled
-from gpufaas_core.origin import Origins
-from gpufaas_gateway import lingering, protocol
-from gpufaas_gateway.function_http import FunctionHttp
-from gpufaas_gateway.invoke import FunctionFront
-from gpufaas_gateway.protocol import BoundedWebSocket
+from gpufaas_gateway.http import bounds, lingering
+from gpufaas_gateway.http.bounds import BoundedWebSocket
+from gpufaas_gateway.http.connection import HttpConnection
 from gpufaas_gateway.request import Answer, Request, refusal
 
 MUCH = b"x" * (24 * 1024 * 1024)
@@ -70,9 +68,9 @@ class Gateway:
 
 
 @asynccontextmanager
-async def opened(run: Any = too_large, http: Any = FunctionHttp, app: Any = app) -> AsyncIterator[Gateway]:
+async def opened(run: Any = too_large, http: Any = HttpConnection, app: Any = app) -> AsyncIterator[Gateway]:
     gateway = Gateway()
-    async with listening(http, app, BoundedWebSocket, front=FunctionFront(run, Origins())) as gateway.port:
+    async with listening(http, app, BoundedWebSocket, front=front_of(run)) as gateway.port:
         yield gateway
 
 
@@ -138,7 +136,7 @@ def is_closed(sock: socket.socket) -> bool:
 
 
 def test_a_connection_too_many_is_told_when_to_try_again(on_loop: OnLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "callers_share", lambda: 0)
+    monkeypatch.setattr(bounds, "callers_share", lambda: 0)
 
     async def test() -> None:
         async with opened() as gateway:
@@ -153,7 +151,7 @@ def test_callers_who_do_not_close_hold_a_bounded_number_of_connections(
     on_loop: OnLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has sent nothing for the longest time is the first to go: hardly anything comes that would reset it."""
-    monkeypatch.setattr(protocol, "callers_share", lambda: 0)
+    monkeypatch.setattr(bounds, "callers_share", lambda: 0)
     monkeypatch.setattr(lingering, "lingering_share", lambda: 3)
 
     async def test() -> None:
@@ -174,8 +172,8 @@ def test_callers_who_do_not_close_hold_a_bounded_number_of_connections(
 
 
 def test_no_caller_is_waited_for_without_end(on_loop: OnLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "callers_share", lambda: 0)
-    monkeypatch.setattr(protocol, "REST_S", 0.2)
+    monkeypatch.setattr(bounds, "callers_share", lambda: 0)
+    monkeypatch.setattr(bounds, "REST_S", 0.2)
 
     async def test() -> None:
         async with opened() as gateway:
@@ -212,9 +210,9 @@ def test_a_call_whose_body_breaks_off_is_over_while_its_caller_is_waited_for(on_
 
 @pytest.mark.parametrize("what", ["no HTTP", "function"])
 def test_a_connection_that_was_waited_for_leaves_nothing_for_the_garbage_collector(on_loop: OnLoop, what: str) -> None:
-    made: list[weakref.ref[FunctionHttp]] = []
+    made: list[weakref.ref[HttpConnection]] = []
 
-    class Seen(FunctionHttp):
+    class Seen(HttpConnection):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             made.append(weakref.ref(self))

@@ -29,11 +29,12 @@ from gpufaas_gateway.call_body import Caller
 from gpufaas_gateway.call_headers import Header
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.errors import headers_of, status_of
-from gpufaas_gateway.invoke import PREFIX
-from gpufaas_gateway.origins import SCOPE_KEY
-from gpufaas_gateway.protocol import TURN_BYTES
+from gpufaas_gateway.fronts.openfaas import PREFIX
+from gpufaas_gateway.http.bounds import TURN_BYTES
 from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, Run, refusal
 
+OUTER: Final = "gpufaas.outer"
+"""Key in an ASGI scope: the worker that makes the call (`messages.Outer`)."""
 MAX_MESSAGE: Final[Bytes] = 16 * MiB
 """In both directions. A message is held whole, and twice for a moment."""
 _CLOSE_S: Final[Seconds] = 5.0
@@ -70,7 +71,7 @@ class WebSocketCalls:
         connection = _Connection(receive, send)
         request = Request(
             name.decode("latin-1"), "GET", "/" + path.decode("latin-1"), scope["query_string"], _passed(scope),
-            caller=connection, client=scope.get("client"), outer=scope.get(SCOPE_KEY),
+            caller=connection, client=scope.get("client"), outer=scope.get(OUTER),
             upgrade=[(b"upgrade", b"websocket"), (b"sec-websocket-version", b"13"), (b"sec-websocket-key", key)],
         )  # fmt: skip
         try:

@@ -21,7 +21,7 @@ from gpufaas_core.descriptors import callers_share
 from gpufaas_core.loopback import count_unsent, unpace
 from gpufaas_core.units import Bytes, MiB, Seconds
 from gpufaas_gateway.errors import RETRY_AFTER_REFUSED_S
-from gpufaas_gateway.lingering import linger
+from gpufaas_gateway.http.lingering import linger
 
 log = logging.getLogger(__name__)
 

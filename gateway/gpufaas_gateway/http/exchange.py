@@ -1,36 +1,30 @@
 """
-The HTTP front of calls: ``/function/NAME[/path]``. `calls` runs them, and `function_http` has the connections.
+One HTTP exchange: a plain call of a function, from the head of its request to the end of its answer.
 
-A request for a function never becomes ASGI: no scope, no message, no task. A quick call is a `FunctionCall`, the
-coroutine that runs it, and one write.
+It never becomes ASGI: no scope, no message, no task. A quick call is an `HttpExchange`, the coroutine that runs it, and
+one write.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 from math import inf
-from typing import Any, Final, Protocol
-from urllib.parse import unquote
+from typing import Final
 
-from msgspec import Struct
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from gpufaas_core.driven import Driven
 from gpufaas_core.errors import CallCancelled
-from gpufaas_core.messages import Outer
-from gpufaas_core.origin import PREFIX as OUTER_PREFIX
-from gpufaas_core.origin import Origins, without_origin
 from gpufaas_core.units import Bytes, KiB, Seconds
 from gpufaas_gateway.call_headers import BODILESS, Header, ReadHead
-from gpufaas_gateway.large_body import BodyReceiver
-from gpufaas_gateway.large_body import Connection as BodyConnection
-from gpufaas_gateway.request import Answer, AnswerStream, BrokenAnswer, Request, Run, let_go
+from gpufaas_gateway.fronts.target import Target
+from gpufaas_gateway.http.body_receiver import BodyReceiver
+from gpufaas_gateway.http.bounds import BoundedHttp
+from gpufaas_gateway.http.cycle import Cycle
+from gpufaas_gateway.request import Answer, AnswerStream, BrokenAnswer, Request, let_go
 
 log = logging.getLogger("gateway")
 
-PREFIX: Final = b"/function/"
-_OUTER_PREFIX: Final = OUTER_PREFIX.encode()
 _COPIED: Final[Bytes] = 64 * KiB
 """A larger piece is written by itself: to join it to what frames it would copy it."""
 _FAILED: Final = (
@@ -38,46 +32,17 @@ _FAILED: Final = (
 )
 
 
-class Target(Struct, frozen=True):
-    """What the URL of a request for a function says."""
+class Starts:
+    """The first lines of answers, which are the same for a second. A server has one."""
 
-    name: str
-    path: str
-    query: bytes
-    outer: Outer | None
-    """The worker that makes the call, by the token in its address."""
-
-
-class FunctionFront:
-    """What connections need to serve requests for functions. A server has one."""
-
-    def __init__(self, run: Run, origins: Origins, admits: Callable[[str], bool] = lambda _: True) -> None:
-        """:param admits: whether calls from this address are served here; all others are left to the application"""
-        self.run = run
-        self.admits = admits
-        self._origins = origins
+    def __init__(self) -> None:
         self._starts: dict[int, bytes] = {}
-        self._starts_with: list[Header] = []
+        self._headers: list[Header] = []
 
-    def target(self, raw_path: bytes, query: bytes) -> Target | None:
-        """Return what a URL means; None: it is for the application, which also refuses tokens that are not ours."""
-        outer = None
-        if raw_path.startswith(_OUTER_PREFIX):
-            token, _ = without_origin(unquote(raw_path.decode()))
-            raw_path = b"/" + raw_path[len(_OUTER_PREFIX) :].partition(b"/")[2]
-            if raw_path.startswith(PREFIX):
-                outer = self._origins.read(token)
-            if outer is None:
-                return None
-        elif not raw_path.startswith(PREFIX):
-            return None
-        name, _, path = raw_path[len(PREFIX) :].partition(b"/")
-        return Target(name.decode("latin-1"), "/" + path.decode("latin-1"), query, outer)
-
-    def start_of(self, status: int, headers: list[Header]) -> bytes:
-        """Return the first lines of an answer. *headers*: those of the server, a new list whenever they change."""
-        if headers is not self._starts_with:
-            self._starts, self._starts_with = {}, headers
+    def of(self, status: int, headers: list[Header]) -> bytes:
+        """Return those of an answer. *headers*: those of the server, a new list whenever they change."""
+        if headers is not self._headers:
+            self._starts, self._headers = {}, headers
         found = self._starts.get(status)
         if found is None:
             lines = (b"%b: %b\r\n" % pair for pair in headers)
@@ -85,79 +50,46 @@ class FunctionFront:
         return found
 
 
-class Connection(BodyConnection, Protocol):
-    """The connection that a call came on."""
-
-    client: tuple[str, int] | None
-    loop: asyncio.AbstractEventLoop
-    tasks: Any
-    server_state: Any
-
-    def on_response_complete(self) -> None:
-        """The answer was sent."""
-
-
-class FunctionCall(Driven):
-    """
-    A request for a function, from its head to the end of its answer. The server knows it as the cycle of a request, and
-    as a task, which it cancels if that takes too long. It is the `Caller` of its call, and drives it.
-    """
+class HttpExchange(Cycle):
+    """See module. It is the `Caller` of its call, and drives it."""
 
     __slots__ = (
-        "_connection", "_front", "_left", "_news", "_sent_at", "_tell", "_waiter", "body", "chunked_encoding",
-        "disconnected", "headers", "keep_alive", "method", "more_body", "read", "response_complete",
-        "response_started", "target", "waiting_for_100_continue",
+        "_connection", "_left", "_news", "_sent_at", "_starts", "_tell", "_waiter", "headers", "method", "read",
+        "target",
     )  # fmt: skip
 
     def __init__(
-        self, connection: Connection, target: Target, method: str, headers: list[Header], read: ReadHead, *,
-        expects: bool = False, keep_alive: bool = True,
+        self, connection: BoundedHttp, starts: Starts, target: Target, method: str, headers: list[Header],
+        read: ReadHead, *, expects: bool = False, keep_alive: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(connection.loop)
+        super().__init__(connection.loop, connection.tasks, keep_alive, expects)
         self._connection = connection
+        self._starts = starts
         self.target = target
         self.method = method
         self.headers = headers
         self.read = read
         self._left: float = inf
         """Bytes that are left of the declared length of an answer that streams, if one was declared."""
-        self.chunked_encoding = False
         self._sent_at = -1.0
         """The turn of the loop in which a piece of the answer was sent."""
-        self.response_started = False
-        """Some of the answer was sent."""
         self._news = False
         """Of the body something came, or its end, which was not received yet."""
         self._tell: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.body: bytes | bytearray = b""
-        self.more_body = True
-        self.disconnected = False
-        self.response_complete = False
-        self.keep_alive = keep_alive
-        self.waiting_for_100_continue = expects
 
-    def begin(self, front: FunctionFront) -> None:
+    def begin(self) -> None:
         """Run the call, with the body if all of it has come."""
-        connection, target = self._connection, self.target
-        self._front = front
-        body: bytes | None = None
+        target, body = self.target, None
         if not (self.more_body or self.disconnected or self.waiting_for_100_continue):
             body, self.body = bytes(self.body), b""
             self._news = False
-        connection.tasks.add(self)
-        self.drive(
-            self._serve(
-                front,
-                Request(
-                    target.name, self.method, target.path, target.query, self.headers, body, self,
-                    connection.client, target.outer, read=self.read, driven=self, send=self._send_early,
-                ),
-            )
+        self._tasks.add(self)
+        request = Request(
+            target.name, self.method, target.path, target.query, self.headers, body, self, self._connection.client,
+            target.outer, read=self.read, driven=self, send=self._send_early,
         )  # fmt: skip
-
-    def ended(self) -> None:
-        self._connection.tasks.discard(self)
+        self.drive(self._serve(request))
 
     # --- the connection's side ---
 
@@ -187,11 +119,6 @@ class FunctionCall(Driven):
         if tell is not None:
             tell()
 
-    @property
-    def message_event(self) -> "FunctionCall":
-        """The server sets it when the connection is lost."""
-        return self
-
     def set(self) -> None:
         """Wake who receives."""
         self._news = True
@@ -217,7 +144,7 @@ class FunctionCall(Driven):
         return piece, self.more_body
 
     async def fill(self, into: memoryview, first: bytes, within_s: Seconds | None) -> Bytes:
-        """See `large_body.Filler`."""
+        """See `body_memory.Filler`."""
         connection, at = self._connection, len(first)
         if not self.keep_alive or not self.more_body or self.disconnected or connection.transport.is_closing():
             return 0
@@ -249,39 +176,42 @@ class FunctionCall(Driven):
 
     # --- the answer ---
 
-    async def _serve(self, front: FunctionFront, request: Request) -> None:
-        flow = self._connection.flow
+    async def _serve(self, request: Request) -> None:
         try:
-            answer = await front.run(request)
-            if answer.stream is None:
-                if not self.response_started:
-                    if flow.write_paused and not self.disconnected:
-                        await flow.drain()
-                    self._send(front, answer)
-            else:
+            answer = await self.target.run(request)
+            if answer.stream is not None:
                 with answer.stream as stream:
-                    await self._pass_on(front, answer, stream)
+                    await self._pass_on(answer, stream)
+            elif not self.response_started:
+                await self._drained()
+                self._send(answer)
             if not self.disconnected:
                 self._complete()
         except (CallCancelled, BrokenAnswer, asyncio.CancelledError) as exc:
             let_go(exc)  # the caller is gone; or the connection is closed, which is the message
         except Exception:
-            log.exception("a request failed in the platform itself: %s%s", PREFIX.decode(), self.target.name)
+            log.exception("a request failed in the platform itself: /function/%s", self.target.name)
         finally:
             if not self.response_complete:
-                self._break_off(front)
+                self._break_off()
+
+    async def _drained(self) -> None:
+        """Return when there is room for more of the answer, or the caller is gone."""
+        flow = self._connection.flow
+        if flow.write_paused and not self.disconnected:
+            await flow.drain()
 
     def _send_early(self, answer: Answer) -> None:
         if not self._connection.flow.write_paused:
-            self._send(self._front, answer)
+            self._send(answer)
 
-    def _send(self, front: FunctionFront, answer: Answer) -> None:
+    def _send(self, answer: Answer) -> None:
         """Send an answer that does not stream."""
         if self.disconnected:
             return
         body = b"" if self.method == "HEAD" else answer.body
-        head, chunked = self._head(front, answer)
-        if chunked:
+        head = self._head(answer)
+        if self.chunked_encoding:
             body = (b"%x\r\n%b\r\n" % (len(body), bytes(body)) if body else b"") + b"0\r\n\r\n"
         self.response_started = True
         transport = self._connection.transport
@@ -290,12 +220,10 @@ class FunctionCall(Driven):
         else:
             transport.writelines((head, body))
 
-    async def _pass_on(self, front: FunctionFront, answer: Answer, stream: AnswerStream) -> None:
+    async def _pass_on(self, answer: Answer, stream: AnswerStream) -> None:
         """Send an answer piece by piece, each in one write."""
-        flow = self._connection.flow
-        if flow.write_paused and not self.disconnected:
-            await flow.drain()
-        head, self.chunked_encoding = self._head(front, answer)
+        await self._drained()
+        head = self._head(answer)
         if not self.disconnected:
             self.response_started = True
             self._connection.transport.write(head)
@@ -304,8 +232,7 @@ class FunctionCall(Driven):
             return
         stream.pour(self._send_next)
         while (piece := await stream.chunk()) is not None:
-            if flow.write_paused and not self.disconnected:
-                await flow.drain()
+            await self._drained()
             if not self.disconnected and piece:
                 self._send_piece(piece)
         if not self.disconnected:
@@ -319,59 +246,54 @@ class FunctionCall(Driven):
         Send a piece as it comes, without a turn of the loop. False: it has to wait, or was not the first one that came
         in this turn: those of one turn are sent together, unless they are large.
         """
-        now, size, connection = self._loop.time(), len(piece), self._connection
-        if not self._paused or connection.flow.write_paused or self._left < size:
+        now, size = self._loop.time(), len(piece)
+        if not self._paused or self._connection.flow.write_paused or self._left < size:
             return False
         if now == self._sent_at and size <= _COPIED:
             return False
         self._sent_at = now
         if not self.disconnected:
-            if self.chunked_encoding and size <= _COPIED:
-                connection.transport.write(b"%x\r\n%b\r\n" % (size, piece))
-            else:
-                self._send_piece(piece)
+            self._send_piece(piece)
         return True
 
     def _send_piece(self, piece: bytes) -> None:
         """:raises RuntimeError: it is more than the answer's declared length"""
-        self._left -= len(piece)
-        if self._left < 0:
-            raise RuntimeError("an answer is longer than its Content-Length")
         transport = self._connection.transport
         if not self.chunked_encoding:
+            self._left -= len(piece)
+            if self._left < 0:
+                raise RuntimeError("an answer is longer than its Content-Length")
             transport.write(piece)
         elif len(piece) <= _COPIED:
             transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         else:
             transport.writelines((b"%x\r\n" % len(piece), piece, b"\r\n"))
 
-    def _head(self, front: FunctionFront, answer: Answer) -> tuple[bytes, bool]:
+    def _head(self, answer: Answer) -> bytes:
         """
-        Return the head of *answer*, and whether its body is chunked.
+        Return the head of *answer*. It settles how long the body is, or that it goes in chunks.
 
         :raises RuntimeError: a header has a line break
         """
+        start = self._starts.of(answer.status, self._connection.server_state.default_headers)
         if answer.lines:
-            start = front.start_of(answer.status, self._connection.server_state.default_headers)
-            return start + answer.lines + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"), False
-        chunked = self.method != "HEAD" and answer.status not in BODILESS
-        lines = [front.start_of(answer.status, self._connection.server_state.default_headers)]
+            return start + answer.lines + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        chunked, lines = self.method != "HEAD" and answer.status not in BODILESS, [start]
         for name, value in answer.headers:
-            lines += (name, b": ", value, b"\r\n")
+            lines.append(b"%b: %b\r\n" % (name, value))
             if name == b"content-length":
                 chunked, self._left = False, int(value)
-        ends = lines[0].count(b"\n") + len(answer.headers) + 1
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
-            ends += 1
         if chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
-            ends += 1
+        self.chunked_encoding = chunked
+        ends = start.count(b"\n") + len(lines)
         lines.append(b"\r\n")
         head = b"".join(lines)
         if head.count(b"\n") != ends or head.count(b"\r") != ends:
             raise RuntimeError("a header of an answer has a line break")
-        return head, chunked
+        return head
 
     def _complete(self) -> None:
         self.response_complete = True
@@ -381,13 +303,12 @@ class FunctionCall(Driven):
             self._connection.transport.close()
         self._connection.on_response_complete()
 
-    def _break_off(self, front: FunctionFront) -> None:
+    def _break_off(self) -> None:
         """There is no answer, or only a part of one. The caller must not take it for whole."""
         if self.disconnected:
             return
         connection = self._connection
         if not self.response_started:
-            start = front.start_of(500, connection.server_state.default_headers)
-            connection.transport.write(start + _FAILED)
+            connection.transport.write(self._starts.of(500, connection.server_state.default_headers) + _FAILED)
             self.response_complete = True
         connection.transport.close()

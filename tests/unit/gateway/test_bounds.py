@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.unit.gateway.conftest import listening
 
-from gpufaas_gateway import protocol
-from gpufaas_gateway.protocol import MAX_HEAD, BoundedHttp
+from gpufaas_gateway.http import bounds
+from gpufaas_gateway.http.bounds import MAX_HEAD, BoundedHttp
 
 LARGE = 32 * 1024 * 1024
 """More than the kernel's buffers between two sockets take."""
@@ -91,7 +91,7 @@ async def test_many_small_headers_are_a_large_head(served: Served) -> None:
 
 
 async def test_a_head_that_does_not_end_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_S", 0.2)
+    monkeypatch.setattr(bounds, "HEAD_S", 0.2)
     whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
     first = await served.exchange(b"GET / HTTP/1.1\r\nHost")
@@ -107,7 +107,7 @@ async def test_the_rest_of_a_body_that_was_answered_is_not_waited_for(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a client that sends a byte a minute holds the connection for ever, without a password."""
-    monkeypatch.setattr(protocol, "REST_S", 0.05)
+    monkeypatch.setattr(bounds, "REST_S", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\na")
 
@@ -177,14 +177,14 @@ async def read_large(served: Served, pause_s: float) -> int:
 
 async def test_a_reader_who_does_not_read_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is complete and its call over: nothing else ends the connection."""
-    monkeypatch.setattr(protocol, "READER_S", 0.2)
+    monkeypatch.setattr(bounds, "READER_S", 0.2)
 
     assert await read_large(served, pause_s=1.0) < LARGE
 
 
 @pytest.mark.slow
 async def test_a_reader_who_reads_slowly_is_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "READER_S", 2.0)
+    monkeypatch.setattr(bounds, "READER_S", 2.0)
 
     assert await read_large(served, pause_s=0.02) >= LARGE
 

@@ -1,0 +1,20 @@
+"""Calls as OpenFaaS has them: ``/function/NAME[/path]``, with any method."""
+
+from typing import Final
+
+from gpufaas_core.messages import Outer
+from gpufaas_gateway.fronts.target import Target
+from gpufaas_gateway.request import Run
+
+PREFIX: Final = b"/function/"
+
+
+class OpenFaasFront:
+    """Reads what the URL of a call says (`target.ReadTarget`)."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __call__(self, below: bytes, query: bytes, outer: Outer | None) -> Target:
+        name, _, path = below.partition(b"/")
+        return Target(self._run, name.decode("latin-1"), "/" + path.decode("latin-1"), query, outer)

@@ -1,0 +1,102 @@
+"""
+Which front serves a request, by the prefix of its path.
+
+A plain call goes straight from its connection to its front, past ASGI (`gpufaas_gateway.http`). WebSockets and
+asynchronous calls have ASGI applications of their own, which are public. All else is management.
+
+A call that a worker makes has a token before its path, which says who makes it (`gpufaas_core.origin`).
+"""
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import unquote
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gpufaas_core.messages import Outer
+from gpufaas_core.origin import PREFIX, Origins, without_origin
+from gpufaas_gateway.asgi import log_failure
+from gpufaas_gateway.errors import headers_of
+from gpufaas_gateway.fronts.target import ReadTarget, Target
+from gpufaas_gateway.fronts.websocket import OUTER, refuse_elsewhere
+from gpufaas_gateway.request import BrokenAnswer
+
+_FROM_WORKER: Final = PREFIX.encode()
+_FORGED: Final = (
+    b"the address has a token that is of no worker of this platform: functions call OPENFAAS_URL as it stands in their "
+    b"environment, everybody else the gateway's own address\n"
+)
+
+
+class Fronts:
+    """The table, and the ASGI application of all that is no plain call. A forged token is answered 403."""
+
+    def __init__(
+        self,
+        origins: Origins,
+        calls: Mapping[bytes, ReadTarget],
+        websockets: Mapping[bytes, ASGIApp],
+        posted: Mapping[bytes, ASGIApp],
+        rest: ASGIApp,
+    ) -> None:
+        """
+        :param calls: what reads the URLs of plain calls, by the prefix of their paths
+        :param websockets: what serves WebSockets; on other paths they are refused
+        :param posted: what serves POST requests
+        :param rest: what serves all other requests
+        """
+        self._origins = origins
+        self._calls = calls
+        self._websockets = websockets
+        self._posted = posted
+        self._rest = rest
+
+    def target(self, path: bytes, query: bytes) -> Target | None:
+        """Return what the URL of a plain call says; None: it is of none, and for the application."""
+        outer = None
+        if path.startswith(_FROM_WORKER):
+            path, outer = self._caller(path)
+            if outer is None:
+                return None
+        for prefix, read in self._calls.items():
+            if path.startswith(prefix):
+                return read(path[len(prefix) :], query, outer)
+        return None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if scope["raw_path"].startswith(_FROM_WORKER):
+                path, outer = self._caller(scope["raw_path"])
+                if outer is None:
+                    await _refuse_forged(scope, receive, send)
+                    return
+                scope = {**scope, "path": without_origin(scope["path"])[1], "raw_path": path, OUTER: outer}
+            await self._app_of(scope)(scope, receive, send)
+        except BrokenAnswer:
+            raise  # the server closes the connection, which is the message
+        except Exception:
+            log_failure(scope)
+            raise
+
+    def _caller(self, path: bytes) -> tuple[bytes, Outer | None]:
+        """Return the path that is meant by one with a token, and the worker that the token is of, if it is ours."""
+        token, _, meant = path[len(_FROM_WORKER) :].partition(b"/")
+        return b"/" + meant, self._origins.read(unquote(token.decode("latin-1")))
+
+    def _app_of(self, scope: Scope) -> ASGIApp:
+        if scope["type"] == "websocket":
+            return _found(self._websockets, scope["raw_path"]) or refuse_elsewhere
+        posted = _found(self._posted, scope["raw_path"]) if scope["method"] == "POST" else None
+        return posted or self._rest
+
+
+def _found(table: Mapping[bytes, ASGIApp], path: bytes) -> ASGIApp | None:
+    return next((app for prefix, app in table.items() if path.startswith(prefix)), None)
+
+
+async def _refuse_forged(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": "of no worker of this platform"})
+    else:
+        await Response(_FORGED, 403, headers_of())(scope, receive, send)
