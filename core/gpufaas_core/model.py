@@ -454,6 +454,8 @@ class EngineStatus(Struct, frozen=True):
     """Functions with fewer copies than they should have, for which no device has room; and why."""
     kept_out: dict[FunctionId, str] = field(default_factory=dict)
     """Functions whose calls are refused since copies that are never evicted hold what they need; and why."""
+    rolling: tuple[FunctionId, ...] = ()
+    """Revisions whose next copy waits until a draining copy of the one that they succeed has made room."""
     held: tuple[FunctionId, ...] = ()
     """Those of `desired` whose number was set so lately that the autoscaler takes no copies away."""
     age_s: Seconds = 0.0

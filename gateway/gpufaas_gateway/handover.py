@@ -41,7 +41,7 @@ Outlook = Literal["wait", "ready", "failed", "full", "idle"]
 def outlook(status: EngineStatus, function: FunctionId) -> tuple[Outlook, str]:
     """Return how the copies of *function* come along that are loaded without a call, and why they failed."""
     copies = copies_of(status).get(function) or Copies()
-    if status.age_s or copies.loading:
+    if status.age_s or copies.loading or function in status.rolling:
         return "wait", ""
     if copies.ready:
         return "ready", ""

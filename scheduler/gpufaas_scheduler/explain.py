@@ -194,6 +194,7 @@ def status(world: World, now: Seconds) -> EngineStatus:
             if not each.loading and each.backoff is None and not (each.before is not None and each.staging)
         },
         kept_out=_kept_out(world),
+        rolling=tuple(each.after.id for each in world.functions.values() if each.after is not None and each.draining),
         held=tuple(each.id for each in world.functions.values() if each.desired is not None and each.held_until > now),
     )
 

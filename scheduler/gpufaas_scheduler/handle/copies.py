@@ -6,10 +6,12 @@ from collections import Counter
 from typing import Final
 
 from gpufaas_core import messages as m
+from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.handle.grants import next_local, return_all, return_local, start
 from gpufaas_scheduler.handle.parking import evicted, order_load, park
 from gpufaas_scheduler.handle.reserve import reserve
 from gpufaas_scheduler.handle.staging import stage_beside
+from gpufaas_scheduler.world.calls import runs_on
 from gpufaas_scheduler.world.places import room_for
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
@@ -22,7 +24,7 @@ container takes a second to start, mostly waiting; more at a time would take the
 def note_lack(world: World, owner: FunctionState) -> None:
     world.short.pop(owner.id, None)
     world.held_back.pop(owner.id, None)
-    if owner.copies < owner.target and not owner.removed:
+    if owner.copies < owner.target and not owner.removed and owner.after is None:
         (world.held_back if is_held_back(world, owner) else world.short)[owner.id] = owner
 
 
@@ -172,6 +174,8 @@ def trim(world: World, owner: FunctionState) -> None:
     for copy, device in list(owner.draining.items()):
         if not (copy.pinned or copy.silent):
             evict(world, device, copy)
+            if owner.after is not None:
+                load_copies(world, owner.after)  # before a call takes the room
     surplus = owner.surplus
     if surplus:
         for copy in _dispensable(owner)[:surplus]:
@@ -191,7 +195,7 @@ def trim(world: World, owner: FunctionState) -> None:
 
 def load_copies(world: World, owner: FunctionState) -> None:
     """Load copies that the function lacks: only where they fit, and a few at a time."""
-    if is_held_back(world, owner):
+    if is_held_back(world, owner) or owner.after is not None:
         note_lack(world, owner)
         return
     _revive(world, owner, owner.target)
@@ -208,6 +212,9 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
     if owner.queued and owner.copies >= len(world.devices):
         return False
     room = room_for(world.cluster, owner)
+    if room is None and owner.before is not None:
+        _roll(world, owner, owner.before)
+        room = room_for(world.cluster, owner)
     if room is None:
         stage_beside(world, owner)
         return False
@@ -219,6 +226,22 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
     if not owner.queued:
         serve_fifo(world, owner)  # its slots are free from now on, see `_free_copy`
     return True
+
+
+def _roll(world: World, owner: FunctionState, before: FunctionState) -> None:
+    """
+    *owner* fits nowhere beside *before*, which it succeeds: evict one copy of that where it fits instead, or let one
+    drain. One after the other, until *before* has no more copies than *owner*: it has all calls until then.
+    """
+    if before.removed or before.draining or before.copies <= owner.copies + 1 or not owner.queued or owner.shared_hold:
+        return
+    for copy in _dispensable(before):
+        device, ends = before.active[copy], not any(call.endless for call in runs_on(copy, before.active[copy]))
+        need = owner.need(device)
+        if ends and not copy.split and not isinstance(need, Reason) and need <= device.residency.free + copy.memory:
+            before.after = owner
+            send_off(world, device, copy)
+            return
 
 
 def _free_copy(owner: FunctionState) -> Copy | None:

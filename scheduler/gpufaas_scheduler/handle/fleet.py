@@ -110,6 +110,9 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
         return
     owner.remove()
     note_lack(world, owner)
+    if owner.before is not None and owner.before.after is owner:
+        owner.before.after = None
+        balance(world, owner.before)
     for each in world.functions.values():
         if each.before is owner:
             inherit(world, each)

@@ -189,9 +189,9 @@ class FunctionState(Deployed):
     """A deployed revision with its copies and its calls."""
 
     __slots__ = (
-        "active", "ahead_after", "before", "called", "called_at", "copies", "draining", "eager", "excess", "flow",
-        "held", "holders", "idle_holders", "keeps_share_until", "loading", "nests", "number", "ready", "running",
-        "waiting",
+        "active", "after", "ahead_after", "before", "called", "called_at", "copies", "draining", "eager", "excess",
+        "flow", "held", "holders", "idle_holders", "keeps_share_until", "loading", "nests", "number", "ready",
+        "running", "waiting",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -218,6 +218,8 @@ class FunctionState(Deployed):
         """Calls in the global queue, FIFO and local queues."""
         self.before: FunctionState | None = None
         """The revision that it succeeds, until that one is removed and a copy of this one is loaded."""
+        self.after: FunctionState | None = None
+        """The revision that succeeds it, and to which it gives room, copy by copy: it gets none without a call."""
         self.running = 0
         self.called = 0.0
         """Its arrivals, each weighted by e^-(age / `demand.DEMAND_S`), as of `called_at`."""

@@ -35,7 +35,7 @@ def has(gateway: Gateway, *functions: FunctionId, loading: FunctionId | None = N
         ResidentStatus(each, 1, 0, loading=each == loading, pinned=False, last_used=0.0)
         for each in (*functions, *of_loading)
     )
-    fields = {"failing": {}, "lacking": {}, "age_s": 0.0, **fields}
+    fields = {"failing": {}, "lacking": {}, "rolling": (), "age_s": 0.0, **fields}
     gateway.scheduler.now = replace(gateway.scheduler.now, devices=(replace(idle(DEVICE), resident=copies),), **fields)
 
 
@@ -213,6 +213,19 @@ async def test_without_room_the_old_one_serves_again_if_the_new_one_does_not_loa
     assert old in gateway.scheduler.functions
     assert gateway.store.records[ECHO].function_id == old
     assert (await shown(gateway))["failed"]["revision"] == revision(new)
+
+
+async def test_while_copies_of_the_old_one_make_room_one_by_one_it_has_all_calls(gateway: Gateway) -> None:
+    old = await resident(gateway)
+    new = await update(gateway)
+
+    has(gateway, old, new, lacking={new: "there is no room"}, rolling=(new,))
+    await looked(gateway)
+    assert serves(gateway, old)()
+    has(gateway, old, new, lacking={new: "there is no room"})
+
+    await eventually(serves(gateway, new))
+    assert gateway.found().record.handover.before is None, "a copy of it is loaded"
 
 
 async def test_a_status_that_is_old_decides_nothing(gateway: Gateway) -> None:

@@ -4,7 +4,7 @@ import pytest
 from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import Device, DeviceId, FunctionId, NodeId
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId
 
 OLD, NEW = FunctionId("f@1"), FunctionId("f@2")
 
@@ -128,3 +128,93 @@ def test_a_revision_that_is_to_succeed_one_that_is_gone_is_loaded_by_its_calls()
 
     assert world.copies == {}
     assert world.status.desired == {}
+
+
+# --- where each device has room for one copy only ---
+
+
+def full(devices: str, **declared: object) -> World:
+    """Each device holds an idle copy of f@1, and has no room for another one; f@2 is to succeed it."""
+    world = World().set_up("f@1", devices, memory=15, **declared)
+    world.scale("f@1", len(devices.split()))
+    for device in devices.split():
+        world.loaded("f@1", device)
+    return world
+
+
+def test_it_takes_the_device_of_one_copy_and_calls_go_to_the_others() -> None:
+    world = full("a b")
+
+    world.deploy("f@2", 10, succeeds="f@1")
+
+    [(_, device, _)] = world.loading()
+    assert world.copies == {OLD: 1, NEW: 1}
+    world.call("old", "f@1")
+    assert not world.running["old"].cold
+    world.loaded("f@2", device)
+    removed(world, "f@1")
+    world.call("new", "f@2")
+    assert not world.running["new"].cold
+
+
+def test_it_takes_one_device_after_the_other_until_the_old_one_has_as_many() -> None:
+    world = full("a b c d e")
+
+    world.deploy("f@2", 10, succeeds="f@1")
+    seen = []
+    while world.loading():
+        seen.append((world.copies[OLD], world.copies[NEW]))
+        world.loaded("f@2", world.loading()[0][1])
+
+    assert seen == [(4, 1), (3, 2)]
+    assert NEW in world.status.lacking, "the rest has no room while the old one serves"
+
+
+def test_where_all_copies_run_calls_one_drains_and_calls_that_wait_do_not_take_its_device() -> None:
+    world = full("a b")
+    world.calls(8, "f@1")
+
+    world.deploy("f@2", 10, succeeds="f@1")
+
+    assert world.status.rolling == (NEW,)
+    [drained] = {each for each in "ab" if world.model("f@1", each).draining}
+    while not world.loading():
+        [call] = [call for call, grant in world.running.items() if grant.device == drained]
+        world.finish(call)
+    assert [each[:2] for each in world.loading()] == [("f@2", drained)]
+    assert world.status.rolling == ()
+    while world.running:
+        call, grant = next(iter(world.running.items()))
+        assert (grant.device, grant.cold) == ({"a": "b", "b": "a"}[drained], False)
+        world.finish(call)
+    assert len(world.ended) == 8
+
+
+def test_a_minimum_of_copies_is_not_loaded_again_until_the_new_one_is_given_up() -> None:
+    world = full("a b", min_copies=2)
+
+    world.deploy("f@2", 10, min_copies=2, succeeds="f@1")
+    assert world.copies == {OLD: 1, NEW: 1}
+    removed(world, "f@2", drain=False)
+
+    assert world.copies == {OLD: 2}
+    assert [each[0] for each in world.loading()] == [OLD]
+
+
+def test_a_copy_that_is_needed_for_a_call_without_an_end_does_not_drain() -> None:
+    world = full("a b")
+    for name in ("c0", "c1"):
+        world.tell(m.Arrived(CallId(name), OLD, endless=True))
+
+    world.deploy("f@2", 10, succeeds="f@1")
+
+    assert world.status.rolling == ()
+    assert NEW in world.status.lacking
+
+
+def test_no_copy_goes_where_the_new_one_would_not_fit_either() -> None:
+    world = full("a b")
+
+    world.deploy("f@2", 20, succeeds="f@1")
+
+    assert world.copies == {OLD: 2}

@@ -63,6 +63,7 @@ class World:
         self.log: list[m.Command] = []
         self.functions: dict[FunctionId, Function] = {}
         self.removed: set[FunctionId] = set()
+        self.succeeds: dict[FunctionId, FunctionId] = {}
         self.running: dict[str, m.Grant] = {}
         self.waiting: dict[str, FunctionId] = {}
         self.arrived: set[str] = set()
@@ -195,7 +196,8 @@ class World:
             self._check_choice(self.running[event.call])
         if isinstance(event, m.Arrived | m.Finished | m.CallerLeft | m.Loaded | m.Measured | m.Woken | m.Scaled):
             present = self.copies
-            for function in self.functions.keys() - self.removed:  # a worker whose function is gone must be evicted
+            giving = {old for new, old in self.succeeds.items() if new not in self.removed}  # room to that one
+            for function in self.functions.keys() - self.removed - giving:  # of one that is gone, all are evicted
                 least = min(self.functions[function].min_copies, copies.get(function, 0))
                 assert present.get(function, 0) >= least, f"{function} has fewer than its minimum"
         return self.out
@@ -247,6 +249,8 @@ class World:
                     function = replace(function, need=known.need)  # the engine keeps it
                 self.functions[function.id] = function
                 self.removed.discard(function.id)
+                if event.succeeds is not None:
+                    self.succeeds[function.id] = event.succeeds
             case m.FunctionRemoved(function):
                 self.removed.add(function)
         for command in self.out:
