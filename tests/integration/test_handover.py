@@ -80,6 +80,36 @@ def test_no_call_fails_while_a_resident_model_is_updated(served: Platform) -> No
     until(lambda: served.residents() == ["model"], "the old revision has drained")
 
 
+@pytest.mark.long
+def test_of_two_devices_with_room_for_one_copy_each_one_loads_the_new_revision_while_the_other_serves(
+    tmp_path: Path, open_path: Path
+) -> None:
+    gate = open_path / "gate"
+    source = MODEL.replace(
+        "return byte", f"import os\n        while not os.path.exists({str(gate)!r}): time.sleep(0.01)\n        return byte"
+    )
+    platform = Platform(tmp_path, "--device", f"cpu:0={ONE}", "--device", f"cpu:1={ONE}")
+    try:
+        platform.start()
+        deploy(platform, MODEL.format(said="old"))
+        platform.http.post("/system/scale-function/model", json={"serviceName": "model", "replicas": 2})
+        until(lambda: platform.detail("model")["ready"] == 2, "each device has a copy")
+
+        deploy(platform, source.format(said="new"))
+        answers = calls(platform, 10)
+        assert [each.result().text for each in answers] == ["old"] * 10, "one copy is left"
+        assert "pending" in platform.detail("model")
+        answers = calls(platform, 5)
+        gate.touch()
+        answers += calls(platform, 20)
+
+        assert {each.result().status_code for each in answers} == {200}
+        until(lambda: platform.call("/function/model").text == "new", "it is loaded, and has the calls")
+        until(lambda: "pending" not in platform.detail("model"), "the hand-over is done")
+    finally:
+        platform.close()
+
+
 @pytest.mark.parametrize("served", [TWO, ONE], indirect=True, ids=["room for two", "room for one"])
 def test_a_revision_that_does_not_load_leaves_the_old_one_serving_and_says_why(served: Platform) -> None:
     deploy(served, MODEL.format(said="old"))
