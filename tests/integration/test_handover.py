@@ -86,7 +86,8 @@ def test_of_two_devices_with_room_for_one_copy_each_one_loads_the_new_revision_w
 ) -> None:
     gate = open_path / "gate"
     source = MODEL.replace(
-        "return byte", f"import os\n        while not os.path.exists({str(gate)!r}): time.sleep(0.01)\n        return byte"
+        "return byte",
+        f"import os\n        while not os.path.exists({str(gate)!r}): time.sleep(0.01)\n        return byte",
     )
     platform = Platform(tmp_path, "--device", f"cpu:0={ONE}", "--device", f"cpu:1={ONE}")
     try:
