@@ -17,14 +17,12 @@ from gpufaas_core.wire.bodies import CHUNK_BYTES, pieces_of
 from gpufaas_core.wire.prefix import FrameReader
 from gpufaas_functions import call_lines
 from gpufaas_functions.answers import answer_of, declared_length, failure
-from gpufaas_functions.areas import Area
 from gpufaas_functions.author import Context, HandlerAnswer
-from gpufaas_functions.body_file import BodyFile
 from gpufaas_functions.call_runner import Served
 from gpufaas_functions.connection import HELD_S
 from gpufaas_functions.coroutines import Pieces, aopened, called, closed
 from gpufaas_functions.exit_hooks import end_process, limit
-from gpufaas_functions.inbox import BodyStream, Call, Inbox, Shared, Slot, Work, event_of
+from gpufaas_functions.inbox import BodyStream, Call, CallBody, Inbox, Shared, Slot, Work, event_of
 from gpufaas_functions.reply import Reply, growth_frame
 from gpufaas_functions.thread_state import ThreadState
 
@@ -144,7 +142,6 @@ class AsyncServer(asyncio.Protocol):
         call_lines.begin(name, self._alone)
         try:
             if slot.begin(work):
-                assert isinstance(body, (bytes, Area, BodyFile))  # where there is no memory, this process has ended
                 await self._answer(slot, call, body)
         finally:
             call_lines.end(name, self._alone)
@@ -154,15 +151,15 @@ class AsyncServer(asyncio.Protocol):
             if (following := slot.end()) is not None:
                 self._begin(following)
 
-    async def _answer(self, slot: "AsyncSlot", call: Call, body: bytes | Area | BodyFile) -> None:
+    async def _answer(self, slot: "AsyncSlot", call: Call, body: CallBody) -> None:
         served, head = self._served, call.head
-        event, context = event_of(head, body), Context(head.call, served.function, served.device)
         pieces: Pieces | None = None
         began = time.perf_counter()
         try:
             if call.cancelled:
                 raise asyncio.CancelledError
-            answer, pieces = await called(served.handle, event, context)
+            context = Context(head.call, served.function, served.device)
+            answer, pieces = await called(served.handle, event_of(head, body), context)
             if pieces is not None:
                 length = -1 if head.method == "HEAD" else declared_length(answer.headers)
                 pieces = await aopened(answer, pieces, length, rests=False)

@@ -12,10 +12,10 @@ from gpufaas_core.model import Seconds
 from gpufaas_core.wire.bodies import CHUNK_BYTES, pieces_of
 from gpufaas_functions import call_lines
 from gpufaas_functions.answers import Handle, Memory, answer_of, declared_length, failure, opened
-from gpufaas_functions.author import Context, Event, HandlerAnswer, to_answer
+from gpufaas_functions.author import Context, HandlerAnswer, to_answer
 from gpufaas_functions.batches import BatchHandler, Result
 from gpufaas_functions.connection import Absent, Body, Closed
-from gpufaas_functions.inbox import BodyStream, Call, Work, event_of
+from gpufaas_functions.inbox import BodyStream, Call, Work, event_of, no_room
 from gpufaas_functions.parking import Parking
 from gpufaas_functions.reply import Small
 
@@ -80,17 +80,13 @@ class CallRunner:
 
     def _call(self, work: Work, call: Call) -> Seconds:
         head, body, reply = call.head, call.take_body(), work.slot.reply
-        stream: BodyStream | None = None
+        stream, pieces = None, None
         if isinstance(body, BodyStream):
-            stream = body
+            stream, pieces = body, partial(self._pieces, work, body)
             self._turns.long(work)
-            event = Event(head.method, head.path, head.query, head.headers, None, partial(self._pieces, work, stream))
-        else:
-            event = event_of(head, b"" if isinstance(body, Absent) else body)
         began = time.perf_counter()
         try:
-            if isinstance(body, Absent):
-                raise no_room()
+            event = event_of(head, body, pieces)
             answer = to_answer(self._handle(event, Context(head.call, self._function, self._device)))
             if answer.chunks is not None:
                 answer = opened(answer, -1 if head.method == "HEAD" else declared_length(answer.headers))
@@ -193,12 +189,11 @@ class CallRunner:
     def _run_batch(self, work: Work, began: Seconds) -> dict[int, HandlerAnswer]:
         """Run a batch, and send its small answers. Return the others by the place of their calls."""
         assert self._together is not None
-        bodies = [each.take_body() for each in work.calls]
-        with_heads = zip((each.head for each in work.calls), bodies, strict=True)
-        events = [event_of(head, body) for head, body in with_heads if not isinstance(body, (Absent, BodyStream))]
-        bodies.clear()
-        if len(events) < len(work.calls):
-            events.clear()
+        try:
+            events = [event_of(each.head, each.take_body()) for each in work.calls]
+        except MemoryError:
+            for each in work.calls:
+                each.take_body()
             return self._answer_batch(work, dict.fromkeys(range(len(work.calls)), no_room()), began)
         contexts = [Context(each.head.call, self._function, self._device) for each in work.calls]
         large: dict[int, HandlerAnswer] = {}
@@ -234,8 +229,3 @@ class CallRunner:
             return answer_of(exc)
         finally:
             call_lines.end(call, alone=False)
-
-
-def no_room() -> MemoryError:
-    """Return what a call fails with whose body has no room in memory."""
-    return MemoryError("for the body of the call")

@@ -178,28 +178,20 @@ class Connection:
 
     def _take(self, size: int) -> Body:
         """Receive the next *size* bytes, also if there is no memory for them."""
-        ready = self._filled - self._at
-        if size <= ready:
-            begin = self._at
-            self._at += size
-            try:
-                return bytes(self._view[begin : self._at])
-            except MemoryError:
-                return Absent(size)
+        ready = min(size, self._filled - self._at)
         try:
             whole = bytearray(size)
+            view = memoryview(whole)
+            view[:ready] = self._view[self._at : self._at + ready]  # the bytearray itself would take as much again
         except MemoryError:
+            whole = None
+        self._at += ready
+        if ready < size:
             self._at = self._filled = 0
-            while ready < size:
-                ready += self._receive(self._view[: size - ready])
-            return Absent(size)
-        view = memoryview(whole)
-        view[:ready] = self._view[self._at : self._filled]  # to assign to the bytearray itself would take as much again
-        self._at = self._filled = 0
         while ready < size:
-            ready += self._receive(view[ready:])
+            ready += self._receive(self._view[: size - ready] if whole is None else view[ready:])
         try:
-            return bytes(whole)
+            return Absent(size) if whole is None else bytes(whole)
         except MemoryError:
             return Absent(size)
 

@@ -8,7 +8,7 @@ import ctypes
 import socket
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -147,7 +147,7 @@ class Slot:
         """A batch whose calls come."""
         self._stream: BodyStream | None = None
         """The body that comes in pieces: nothing comes behind it before it is whole."""
-        self._area: Area | None = None
+        self.area: Area | None = None
         """It is for the call that comes next."""
 
     # --- what comes ---
@@ -156,14 +156,11 @@ class Slot:
         self._came += 1
         self._gathers = Work(self, self._came, calls)
 
-    def on_area(self, area: Area) -> None:
-        self._area = area
-
     def on_call(self, head: CallHead, body: CallBody) -> Work | None:
         """Return what can run now that the call has come: it, or its batch; else None, and it waits."""
-        area = self._area
+        area = self.area
         if area is not None:
-            self._area = None
+            self.area = None
             body = _laid(area, body)
         if head.body_mode == STREAM:
             assert isinstance(body, (bytes, Absent))
@@ -255,7 +252,7 @@ class Inbox:
             slot.on_batch(_decode_batch(header).calls)
         elif kind == Kind.AREA:
             assert self._shared.areas is not None
-            slot.on_area(Area(self._shared.areas, _decode_area(header)))
+            slot.area = Area(self._shared.areas, _decode_area(header))
         elif kind == Kind.ROOM:
             slot.on_room(_decode_room(header).room)
         elif kind == Kind.CANCEL:
@@ -291,8 +288,22 @@ def _laid(area: Area, body: CallBody) -> CallBody:
         return Absent(len(area))
 
 
-def event_of(head: CallHead, body: bytes | Area | BodyFile) -> Event:
-    """Return the event of a call whose body is there."""
+def event_of(head: CallHead, body: CallBody, stream: Callable[[], Iterator[bytes]] | None = None) -> Event:
+    """
+    Return the event of a call.
+
+    :param stream: yields what comes of a `BodyStream`
+    :raises MemoryError: there was no room for the body
+    """
     if isinstance(body, bytes):
         return Event(head.method, head.path, head.query, head.headers, body)
+    if isinstance(body, Absent):
+        raise no_room()
+    if isinstance(body, BodyStream):
+        return Event(head.method, head.path, head.query, head.headers, None, stream)
     return Event(head.method, head.path, head.query, head.headers, None, laid=body)
+
+
+def no_room() -> MemoryError:
+    """Return what a call fails with whose body has no room in memory."""
+    return MemoryError("for the body of the call")
