@@ -121,10 +121,11 @@ def test_a_repository_that_cannot_be_fetched_is_named_with_gits_words(project: P
     project.refuse(r"git\+https://127.0.0.1:9/a\.git`; Git operation failed; fatal: unable to access")
 
 
-def test_options_that_nobody_knows_are_named(project: Project) -> None:
-    project.write("fn/requirements.txt", "--frobnicate\nnumpy\n")
+@pytest.mark.parametrize("option", ["--frobnicate", "--pre", "--trusted-host example.org"])
+def test_an_option_that_uv_does_not_read_is_refused_with_its_line(project: Project, option: str) -> None:
+    project.write("fn/requirements.txt", f"numpy\n{option}\n")
 
-    project.refuse("frobnicate")
+    project.refuse(rf"requirements\.txt:2: '{option}' is no option that uv reads in such a file: take it out")
 
 
 def test_read_requirements_raises_what_a_build_refuses(tmp_path: Path) -> None:
