@@ -90,11 +90,14 @@ class Layer(OwnProcess):
             worker.own = replace(worker.own, read=(*worker.own.read, str(self._shown)))
         worker.limits = recipes.limits(worker)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server = LayerServer(worker, ours, self._ready, self._zygote.on_exited)
         imported, asked = self._imported, worker.spec.preload
         layer = forked.Layer(worker.number, start, asked, tuple(imported.modules), imported.env, worker.limits.confine)
         with theirs, worker.output.piped() as ends:
             self.started(await self._zygote.fork(layer, [theirs.fileno(), *ends]))
+        if worker.pid is None:
+            ours.close()
+        else:  # not before: what it says is held against its process
+            self._server = LayerServer(worker, ours, self._ready, self._zygote.on_exited)
 
     def _ready(self, said: ZygoteReady) -> None:
         self.said = said
