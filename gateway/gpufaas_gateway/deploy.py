@@ -267,10 +267,10 @@ class Deployer:
             self._claim(full_name, namespace, new.reserved)
             check_fits(new, self._workers.devices())
             await self._workers.check(new.spec)
-            if old is not None and not await asyncio.to_thread(self._store.history, full_name):
-                # A release without histories deployed it.
-                await asyncio.to_thread(self._store.note, full_name, _noted(old, old.record.created_at))
-            await self.handovers.begin(new, old, _noted(new, self._clock(), by))
+            noted = [_noted(new, self._clock(), by)]
+            if old is not None:  # perhaps a release without histories deployed it
+                noted.insert(0, _noted(old, old.record.created_at))
+            await self.handovers.begin(new, old, noted)
         except BaseException as exc:
             if not self.handovers.has(record.function_id):
                 await self._workers.forget(record.function_id)

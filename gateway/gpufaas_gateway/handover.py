@@ -12,7 +12,7 @@ by what is there, and may be done twice.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,7 @@ from gpufaas_core.errors import GpufaasError
 from gpufaas_core.model import EngineStatus, FunctionId, Seconds
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.function_state import Copies, copies_of
-from gpufaas_gateway.history import Revision, RevisionStatus
+from gpufaas_gateway.history import Revision
 from gpufaas_gateway.ports import Scheduler, Store, Workers
 from gpufaas_gateway.spec import FailedRevision, FunctionRecord, Handover, PendingRevision
 
@@ -76,11 +76,11 @@ class Handovers:
         """Whether the revision serves, or will."""
         return function in self._pending or self.catalogue.by_id(function) is not None
 
-    async def begin(self, new: Deployed, old: Deployed | None, noted: Revision | None = None) -> None:
+    async def begin(self, new: Deployed, old: Deployed | None, noted: Sequence[Revision] = ()) -> None:
         """
         Let *new*, which was checked, take the calls of *old*, now or once it is loaded.
 
-        :param noted: for the history; None: it is there
+        :param noted: for the history, if it lacks them
         :raises StorageFailed: it could not be stored; nothing has changed
         :raises Overtaken: another gateway has changed the function; nothing has changed here
         """
@@ -92,7 +92,6 @@ class Handovers:
             await self._serve(new, old, Handover(before=old.record.handover.before or _bare(old)), noted)
         else:
             handover = Handover(pending=PendingRevision(new.record, new.spec, new.function))
-            noted = None if noted is None else replace(noted, status="pending")
             await self._store_it(old, handover, noted, new, succeeds=old.function_id)
             self._pending[new.function_id] = new
             if (asleep := self._looking.pop(old.full_name, None)) is not None:
@@ -100,9 +99,6 @@ class Handovers:
             self.watch(old)
         if gone is not None and gone.record.revision != new.record.revision:
             await self._drop(gone)
-            reason = f"revision {new.record.revision} came before it was loaded"
-            if (replaced := await self._noted(gone.record, reason)) is not None:
-                await asyncio.to_thread(self.store.note, gone.record.full_name, replaced)
 
     async def withdraw(self, serving: str, deployed: Deployed | None) -> bool:
         """Give up what is pending, if revision *serving* of *deployed* serves. Return whether there was something."""
@@ -188,7 +184,7 @@ class Handovers:
         await self._drop(pending)
 
     async def _serve(
-        self, new: Deployed, old: Deployed | None, handover: Handover, noted: Revision | None = None
+        self, new: Deployed, old: Deployed | None, handover: Handover, noted: Sequence[Revision] = ()
     ) -> None:
         """Let calls find *new* instead of *old*, which drains; if it has failed, its calls are told so at once."""
         await self._store_it(new, handover, noted, None if new.function_id in self._pending else new)
@@ -202,17 +198,13 @@ class Handovers:
         self,
         shown: Deployed,
         handover: Handover,
-        noted: Revision | None = None,
+        noted: Sequence[Revision] = (),
         new: Deployed | None = None,
         succeeds: FunctionId | None = None,
     ) -> None:
         """Store *shown* with *handover*, and tell the scheduler of *new*; both or none."""
         record, there = replace(shown.record, handover=handover), self.catalogue.get(shown.full_name)
         seen = "" if there is None else there.record.state
-        if noted is None:
-            failed = handover.failed
-            its = record if failed is None else replace(record, revision=failed.revision)
-            noted = await self._noted(its, "" if failed is None else failed.reason)
         if new is not None:
             self.scheduler.deploy(new.function, new.spec, succeeds)
         try:
@@ -222,13 +214,6 @@ class Handovers:
                 self.scheduler.remove(new.function_id, drain=False)
             raise
         shown.record = record
-
-    async def _noted(self, record: FunctionRecord, why: str = "") -> Revision | None:
-        """Return what the history has of a revision, as one that has failed if there is a reason."""
-        status: RevisionStatus = "failed" if why else "superseded"
-        history = await asyncio.to_thread(self.store.history, record.full_name)
-        found = [each for each in history if each.revision == record.revision]
-        return replace(found[0], status=status, reason=why) if found else None
 
     async def _retire(self, old: Deployed, drain: bool) -> None:
         """End a revision that the catalogue no longer shows. The scheduler does not know one that was unavailable."""

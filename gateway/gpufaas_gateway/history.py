@@ -45,22 +45,33 @@ class RolledBack(Struct, frozen=True):
     """The earlier revision that it repeats."""
 
 
-def noting(kept: Sequence[Revision], noted: Revision) -> list[Revision]:
+def noting(kept: Sequence[Revision], record: FunctionRecord, noted: Sequence[Revision]) -> list[Revision]:
     """
-    Return the history *kept*, newest first, with *noted* in place of what it had of that revision, else as the newest.
+    Return the history *kept*, newest first, as it is with *record*, and with those of *noted* that it lacks as newest.
 
-    Of more than `KEPT`, the oldest that has never served goes, else the oldest. The newest of those that served serves.
+    Of more than `KEPT`, the oldest that has never served goes, else the oldest.
     """
-    found = {each.revision: each for each in reversed(kept)} | {noted.revision: noted}
-    oldest_first = list(found.values())
-    if len(oldest_first) > KEPT:
+    there = {each.revision for each in kept}
+    oldest_first = [*reversed(kept), *(each for each in noted if each.revision not in there)]
+    while len(oldest_first) > KEPT:
         unserved = (each for each in oldest_first[:-1] if each.status in ("pending", "failed"))
         oldest_first.remove(next(unserved, oldest_first[0]))
-    served = [each for each in oldest_first if each.status in ("serving", "superseded")]
-    return [
-        replace(each, status="serving" if each is served[-1] else "superseded") if each in served else each
-        for each in reversed(oldest_first)
-    ]
+    pending, failed = record.handover.pending, record.handover.failed
+    history = []
+    for each in reversed(oldest_first):
+        status, reason = each.status, each.reason
+        if each.revision == record.revision:
+            status, reason = "serving", ""
+        elif pending is not None and each.revision == pending.record.revision:
+            status = "pending"
+        elif failed is not None and each.revision == failed.revision:
+            status, reason = "failed", failed.reason
+        elif status == "pending":
+            status, reason = "failed", f"revision {oldest_first[-1].revision} came before it was loaded"
+        elif status == "serving":
+            status = "superseded"
+        history.append(replace(each, status=status, reason=reason))
+    return history
 
 
 def check_seen(name: str, kept: FunctionRecord | None, seen: str | None) -> None:

@@ -30,21 +30,17 @@ class FunctionStore(Protocol):
         record: FunctionRecord,
         worker: WorkerSpec | None = None,
         function: Function | None = None,
-        noted: Revision | None = None,
+        noted: Sequence[Revision] = (),
         seen: str | None = None,
     ) -> None:
         """
-        Store *record*, replacing an earlier one of the function; the number of calls of that one is kept.
+        Store *record*, replacing an earlier one of the function, whose number of calls is kept; in the same step its
+        history becomes `history.noting` of *noted*.
 
-        *worker* and *function* are for stores from which nodes and the scheduler read; *noted* is as of `note`, in the
-        same step; *seen* is the state of the record that is replaced, empty if there is none. None: whatever is there.
-
+        :param worker: like *function*, for stores from which nodes and the scheduler read
+        :param seen: the state of the record that is replaced, empty: there is none; None: whatever is there
         :raises Overtaken: the record there has another state than *seen*
         """
-        ...
-
-    def note(self, name: str, noted: Revision) -> None:
-        """Keep `history.noting` of *noted* as the history of ``NAME.NAMESPACE``, if there is such a function."""
         ...
 
     def history(self, name: str) -> list[Revision]:

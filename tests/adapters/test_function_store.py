@@ -37,7 +37,15 @@ from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.model import Function, Profile, SizesDoc, TimesDoc
 from gpufaas_gateway.errors import Overtaken
 from gpufaas_gateway.history import KEPT, Revision
-from gpufaas_gateway.spec import FailedRevision, FunctionRecord, FunctionSpec, Handover, Namespace, Quota
+from gpufaas_gateway.spec import (
+    FailedRevision,
+    FunctionRecord,
+    FunctionSpec,
+    Handover,
+    Namespace,
+    PendingRevision,
+    Quota,
+)
 
 Store: TypeAlias = MemoryStore | SqliteStore | EtcdFunctionStore
 FULL_SPEC = FunctionSpec(
@@ -119,7 +127,7 @@ def test_a_record_replaces_only_what_its_writer_has_seen(store: Store) -> None:
 
     for seen in ("", first.state, "r9"):
         with pytest.raises(Overtaken, match=r"function echo\.openfaas-fn was changed through another gateway"):
-            store.put(record(revision="r3"), noted=noted("r3"), seen=seen)
+            store.put(record(revision="r3"), noted=[noted("r3")], seen=seen)
 
     assert store.all() == [second]
     assert store.history("echo.openfaas-fn") == []
@@ -191,7 +199,20 @@ def noted(revision: str, **fields: Any) -> Revision:
 
 def deployed(store: Store, *revisions: str, name: str = "echo") -> None:
     for each in revisions:
-        store.put(record(name, revision=each), noted=noted(each))
+        store.put(record(name, revision=each), noted=[noted(each)])
+
+
+def attempted(store: Store, serving: str, revision: str, *, failed: str = "") -> None:
+    """*revision* is pending beside *serving*, or has failed for the reason that is given."""
+    kept = record(revision=serving)
+    if failed:
+        handover = Handover(failed=FailedRevision(revision, failed))
+    else:
+        now = entry(revision=revision)
+        assert now.worker is not None
+        assert now.function is not None
+        handover = Handover(pending=PendingRevision(now.record, now.worker, now.function))
+    store.put(replace(kept, handover=handover), noted=[noted(revision)])
 
 
 def old(revision: str) -> Revision:
@@ -208,22 +229,39 @@ def test_a_history_has_the_revisions_newest_first_and_says_which_one_serves(stor
 
 def test_a_revision_that_loads_or_has_failed_is_noted_beside_the_one_that_serves(store: Store) -> None:
     deployed(store, "r1")
-    store.note("echo.openfaas-fn", noted("r2", status="pending"))
-    store.note("echo.openfaas-fn", noted("r3", status="pending"))
+    attempted(store, "r1", "r2")
+    attempted(store, "r1", "r3", failed="it has no weights")
+    attempted(store, "r1", "r4")
 
-    failed = noted("r2", status="failed", reason="no room")
-    store.note("echo.openfaas-fn", failed)
-
-    assert store.history("echo.openfaas-fn") == [noted("r3", status="pending"), failed, noted("r1")]
+    replaced = noted("r2", status="failed", reason="revision r3 came before it was loaded")
+    failed = noted("r3", status="failed", reason="it has no weights")
+    assert store.history("echo.openfaas-fn") == [noted("r4", status="pending"), failed, replaced, noted("r1")]
     assert [each.revision for each in store.all()] == ["r1"]
-    deployed(store, "r3")
-    assert store.history("echo.openfaas-fn") == [noted("r3"), failed, old("r1")]
+    deployed(store, "r4")
+    assert store.history("echo.openfaas-fn") == [noted("r4"), failed, replaced, old("r1")]
+
+
+def test_a_revision_that_takes_its_calls_again_serves_in_the_history_too(store: Store) -> None:
+    deployed(store, "r1", "r2")
+
+    attempted(store, "r1", "r2", failed="no such weights")
+
+    assert store.history("echo.openfaas-fn") == [noted("r2", status="failed", reason="no such weights"), noted("r1")]
+
+
+def test_what_a_release_without_histories_has_deployed_is_noted_with_the_next_revision(store: Store) -> None:
+    store.put(record(revision="r1"))
+
+    for revision in ("r2", "r3"):
+        store.put(record(revision=revision), noted=[noted("r1"), noted(revision)])
+
+    assert store.history("echo.openfaas-fn") == [noted("r3"), old("r2"), old("r1")]
 
 
 def test_a_history_keeps_the_last_revisions_and_first_drops_those_that_failed(store: Store) -> None:
     deployed(store, "r0", "r1")
     for number in range(KEPT + 2):
-        store.note("echo.openfaas-fn", noted(f"f{number:02}", status="failed"))
+        attempted(store, "r1", f"f{number:02}", failed="no room")
     attempts = [each.revision for each in store.history("echo.openfaas-fn")]
 
     deployed(store, *(f"s{number:02}" for number in range(KEPT - 1)))
@@ -239,18 +277,18 @@ def test_revisions_that_many_note_at_once_are_all_there(store: Store) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         for number in range(KEPT - 1):
-            threads.submit(store.note, "echo.openfaas-fn", noted(f"f{number}", status="failed"))
+            threads.submit(attempted, store, "r1", f"f{number}", failed="no room")
 
     found = [each.revision for each in store.history("echo.openfaas-fn")]
     assert sorted(found) == [*(f"f{number}" for number in range(KEPT - 1)), "r1"]
 
 
-def test_a_removed_function_has_no_history_and_gets_none(store: Store) -> None:
+def test_a_removed_function_has_no_history(store: Store) -> None:
     deployed(store, "r1", "r2")
     deployed(store, "x1", name="echo-2")
     store.remove("echo.openfaas-fn")
 
-    store.note("echo.openfaas-fn", noted("r3", status="failed"))
+    assert store.history("echo.openfaas-fn") == []
     deployed(store, "r4")
 
     assert [each.revision for each in store.history("echo.openfaas-fn")] == ["r4"]

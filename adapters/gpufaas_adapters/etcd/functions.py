@@ -10,7 +10,7 @@
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -25,6 +25,7 @@ from gpufaas_adapters.etcd.client import (
     DoPut,
     Etcd,
     EtcdUnreachable,
+    Item,
     unchanged,
 )
 from gpufaas_adapters.etcd.deployed import FUNCTIONS, QUOTAS, DeployedFunctions, FunctionEntry
@@ -57,37 +58,30 @@ class EtcdFunctionStore:
         record: FunctionRecord,
         worker: WorkerSpec | None = None,
         function: Function | None = None,
-        noted: Revision | None = None,
+        noted: Sequence[Revision] = (),
         seen: str | None = None,
     ) -> None:
+        self._blocking(self._put(record, FunctionEntry(record, worker, function).encoded(), noted, seen))
+
+    async def _put(self, record: FunctionRecord, entry: bytes, noted: Sequence[Revision], seen: str | None) -> None:
         path = _path(record.full_name)
-        put = DoPut(f"{FUNCTIONS}{path}", FunctionEntry(record, worker, function).encoded())
-        self._blocking(
-            self._write(record.full_name, noted, put, DoPut(f"{COUNTS}{path}", b"%d" % record.invocations), seen=seen)
-        )
-
-    def note(self, name: str, noted: Revision) -> None:
-        self._blocking(self._write(name, noted))
-
-    def history(self, name: str) -> list[Revision]:
-        item = self._blocking(self._etcd.get(f"{HISTORY}{_path(name)}"))
-        return (decoded(item, list[Revision]) if item is not None else None) or []
-
-    async def _write(self, name: str, noted: Revision | None, *puts: DoPut, seen: str | None = None) -> None:
-        """Do *puts*, the last of them only for a new function, and note *noted*, in one transaction, over *seen*."""
-        keys = [f"{FUNCTIONS}{_path(name)}", f"{HISTORY}{_path(name)}"]
+        keys = [f"{FUNCTIONS}{path}", f"{HISTORY}{path}"]
         while True:  # until no other gateway has written in between
             function, history = (await self._etcd.txn((), [DoGet(key) for key in keys])).found
-            entry = decoded(function[0], FunctionEntry) if function else None
-            check_seen(name, entry.record if entry else None, seen)
-            operations = list(puts[:-1] if function else puts)
-            if noted is not None and (function or puts):
-                kept = (decoded(history[0], list[Revision]) if history else None) or []
-                operations.append(DoPut(keys[1], msgspec.json.encode(noting(kept, noted))))
+            there = decoded(function[0], FunctionEntry) if function else None
+            check_seen(record.full_name, there.record if there else None, seen)
+            history_now = noting(_revisions(history), record, noted)
+            operations = [DoPut(keys[0], entry), DoPut(keys[1], msgspec.json.encode(history_now))]
+            if not function:
+                operations.append(DoPut(f"{COUNTS}{path}", b"%d" % record.invocations))
             read = zip(keys, (function, history), strict=True)
             same = [unchanged(key, items[0].mod_revision if items else 0) for key, items in read]
             if (await self._etcd.txn(same, operations)).succeeded:
                 return
+
+    def history(self, name: str) -> list[Revision]:
+        item = self._blocking(self._etcd.get(f"{HISTORY}{_path(name)}"))
+        return _revisions([item] if item else [])
 
     def remove(self, name: str) -> None:
         self._blocking(self._etcd.txn((), [DoDelete(f"{each}{_path(name)}") for each in (FUNCTIONS, COUNTS, HISTORY)]))
@@ -148,6 +142,10 @@ class EtcdFunctionStore:
 
     def quotas(self) -> dict[str, Quota]:
         return self._blocking(read_all(self._etcd, QUOTAS, Quota))
+
+
+def _revisions(found: Sequence[Item]) -> list[Revision]:
+    return (decoded(found[0], list[Revision]) if found else None) or []
 
 
 def _number(value: bytes | None) -> int:

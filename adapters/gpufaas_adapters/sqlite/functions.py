@@ -5,7 +5,7 @@
 
 import logging
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -60,15 +60,16 @@ class SqliteStore:
         record: FunctionRecord,
         worker: WorkerSpec | None = None,  # noqa: ARG002 - derived from the record when it is read
         function: Function | None = None,  # noqa: ARG002
-        noted: Revision | None = None,
+        noted: Sequence[Revision] = (),
         seen: str | None = None,
     ) -> None:
         with self._file.transaction() as db:
             check_seen(record.full_name, next(iter(_records(db, record.full_name)), None), seen)
             db.execute(
-                "INSERT INTO functions (full_name, namespace, name, spec, revision, created_at, invocations, handover)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (full_name) DO UPDATE SET spec = excluded.spec,"
-                " revision = excluded.revision, created_at = excluded.created_at, handover = excluded.handover",
+                "INSERT INTO functions (full_name, namespace, name, spec, revision, created_at, invocations, handover,"
+                " history) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (full_name) DO UPDATE SET"
+                " spec = excluded.spec, revision = excluded.revision, created_at = excluded.created_at,"
+                " handover = excluded.handover, history = excluded.history",
                 (
                     record.full_name,
                     record.namespace,
@@ -78,19 +79,14 @@ class SqliteStore:
                     record.created_at,
                     record.invocations,
                     msgspec.json.encode(record.handover),
+                    msgspec.json.encode(noting(_history(db, record.full_name), record, noted)),
                 ),
             )
-            if noted is not None:
-                _note(db, record.full_name, noted)
         self._file.checkpoint()
-
-    def note(self, name: str, noted: Revision) -> None:
-        with self._file.transaction() as db:
-            _note(db, name, noted)
 
     def history(self, name: str) -> list[Revision]:
         with self._file.reading() as db:
-            return _history(db, name) or []
+            return _history(db, name)
 
     def remove(self, name: str) -> None:
         with self._file.transaction() as db:
@@ -179,12 +175,6 @@ def _records(db: sqlite3.Connection, only: str = "") -> list[FunctionRecord]:
     ]
 
 
-def _history(db: sqlite3.Connection, name: str) -> list[Revision] | None:
+def _history(db: sqlite3.Connection, name: str) -> list[Revision]:
     found = db.execute("SELECT history FROM functions WHERE full_name = ?", (name,)).fetchone()
-    return msgspec.json.decode(found[0], type=list[Revision]) if found else None
-
-
-def _note(db: sqlite3.Connection, name: str, noted: Revision) -> None:
-    if (kept := _history(db, name)) is not None:
-        history = msgspec.json.encode(noting(kept, noted))
-        db.execute("UPDATE functions SET history = ? WHERE full_name = ?", (history, name))
+    return msgspec.json.decode(found[0], type=list[Revision]) if found else []

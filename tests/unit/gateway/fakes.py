@@ -52,20 +52,14 @@ class MemoryStore:
         self.failure: str | None = None
 
     def put(
-        self, record: FunctionRecord, _: object = None, __: object = None, noted: Revision | None = None,
+        self, record: FunctionRecord, _: object = None, __: object = None, noted: Sequence[Revision] = (),
         seen: str | None = None,
     ) -> None:  # fmt: skip
         self._may_write()
         earlier = self.records.get(record.full_name)
         check_seen(record.full_name, earlier, seen)
         self.records[record.full_name] = replace(record, invocations=earlier.invocations) if earlier else record
-        if noted is not None:
-            self.note(record.full_name, noted)
-
-    def note(self, name: str, noted: Revision) -> None:
-        self._may_write()
-        if name in self.records:
-            self.histories[name] = noting(self.history(name), noted)
+        self.histories[record.full_name] = noting(self.history(record.full_name), record, noted)
 
     def history(self, name: str) -> list[Revision]:
         return self.histories.get(name, [])
