@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeAlias, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, overload
 from urllib.parse import urlsplit
 
 import httpx
@@ -23,6 +23,7 @@ from gpufaas_core._types import Seconds
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_R = TypeVar("_R", covariant=True)
 _Operation: TypeAlias = Callable[Concatenate[Gateway, _P], Steps[_T]]
 _Soon: TypeAlias = Coroutine[Any, Any, _T]
 
@@ -34,8 +35,60 @@ _ANSWER_S: Final[Seconds] = 60.0
 _DEPLOY_S: Final[Seconds] = 600.0  # a deploy checks the import of the handler, and digests weights of many GB
 
 
+class _Method(Protocol[_P, _R]):
+    """An operation as a method: what it returns, `AsyncClient` returns as a coroutine."""
+
+    @overload
+    def __get__(self, client: "Client", kind: Any) -> Callable[_P, _R]: ...
+    @overload
+    def __get__(self, client: "AsyncClient", kind: Any) -> Callable[_P, _Soon[_R]]: ...
+
+
+def _method(operation: _Operation[_P, _T]) -> _Method[_P, _T]:
+    @functools.wraps(operation)
+    def method(self: "_Client", /, *args: _P.args, **kwargs: _P.kwargs) -> Any:
+        return self._run(operation(self._at, *args, **kwargs))
+
+    return cast(_Method[_P, _T], method)
+
+
 class _Client:
-    """The settings of both clients, and the arguments of their requests."""
+    """The settings of both clients, their operations, and the arguments of their requests."""
+
+    functions = _method(operations.functions)
+    function = _method(operations.function)
+    deploy = _method(operations.deploy)
+    remove = _method(operations.remove)
+    scale = _method(operations.scale)
+    history = _method(operations.history)
+    rollback = _method(operations.rollback)
+    environments = _method(operations.environments)
+    invoke = _method(operations.invoke)
+    call = _method(operations.call)
+    wait_for_call = _method(operations.wait_for_call)
+    cancel_call = _method(operations.cancel_call)
+    dead_calls = _method(operations.dead_calls)
+    retry_call = _method(operations.retry_call)
+    explain = _method(operations.explain)
+    info = _method(operations.info)
+    status = _method(operations.status)
+    is_ready = _method(operations.is_ready)
+    prune = _method(operations.prune)
+    nodes = _method(operations.nodes)
+    node = _method(operations.node)
+    drain_node = _method(operations.drain_node)
+    secrets = _method(operations.secrets)
+    put_secret = _method(operations.put_secret)
+    remove_secret = _method(operations.remove_secret)
+    namespaces = _method(operations.namespaces)
+    namespace = _method(operations.namespace)
+    put_namespace = _method(operations.put_namespace)
+    remove_namespace = _method(operations.remove_namespace)
+    quota = _method(operations.quota)
+    put_quota = _method(operations.put_quota)
+    remove_quota = _method(operations.remove_quota)
+    has_artifact = _method(operations.has_artifact)
+    put_artifact = _method(operations.put_artifact)
 
     def __init__(
         self,
@@ -90,6 +143,10 @@ class _Client:
         """Make httpx's client with *options*."""
         raise NotImplementedError
 
+    def _run(self, steps: Steps[_T]) -> Any:
+        """Send the requests of *steps*; return what they return, or a coroutine for it."""
+        raise NotImplementedError
+
     def _arguments(self, request: Request) -> dict[str, Any]:
         """Return the arguments of httpx's ``build_request``, without the content."""
         headers = list(request.headers)
@@ -120,14 +177,6 @@ def _header(auth: tuple[str, str] | str | None) -> str | None:
 # --- blocking ---
 
 
-def _blocking(operation: _Operation[_P, _T]) -> Callable[Concatenate["Client", _P], _T]:
-    @functools.wraps(operation)
-    def method(self: "Client", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return self._run(operation(self._at, *args, **kwargs))
-
-    return method
-
-
 def _calling(operation: _Operation[_P, str]) -> Callable[Concatenate["Client", _P], "Call"]:
     @functools.wraps(operation)
     def method(self: "Client", /, *args: _P.args, **kwargs: _P.kwargs) -> "Call":
@@ -155,7 +204,7 @@ def _lines(at: Gateway, answer: httpx.Response) -> Iterator[LogLine]:
     with at.translated():
         for line in answer.iter_lines():
             if line.strip():
-                yield operations.log_line(at, line)
+                yield at.log_line(line)
 
 
 class Client(_Client):
@@ -166,43 +215,9 @@ class Client(_Client):
     `GatewayUnreachable`, `NotAuthorised` or `Refused`.
     """
 
-    functions = _blocking(operations.functions)
-    function = _blocking(operations.function)
-    deploy = _blocking(operations.deploy)
-    remove = _blocking(operations.remove)
-    scale = _blocking(operations.scale)
-    history = _blocking(operations.history)
-    rollback = _blocking(operations.rollback)
-    environments = _blocking(operations.environments)
     logs = _opening(operations.logs, _lines)
-    invoke = _blocking(operations.invoke)
     stream = _opening(operations.stream, lambda _, answer: Stream(answer))
     invoke_async = _calling(operations.invoke_later)
-    call = _blocking(operations.call)
-    wait_for_call = _blocking(operations.wait_for_call)
-    cancel_call = _blocking(operations.cancel_call)
-    dead_calls = _blocking(operations.dead_calls)
-    retry_call = _blocking(operations.retry_call)
-    explain = _blocking(operations.explain)
-    info = _blocking(operations.info)
-    status = _blocking(operations.status)
-    is_ready = _blocking(operations.is_ready)
-    prune = _blocking(operations.prune)
-    nodes = _blocking(operations.nodes)
-    node = _blocking(operations.node)
-    drain_node = _blocking(operations.drain_node)
-    secrets = _blocking(operations.secrets)
-    put_secret = _blocking(operations.put_secret)
-    remove_secret = _blocking(operations.remove_secret)
-    namespaces = _blocking(operations.namespaces)
-    namespace = _blocking(operations.namespace)
-    put_namespace = _blocking(operations.put_namespace)
-    remove_namespace = _blocking(operations.remove_namespace)
-    quota = _blocking(operations.quota)
-    put_quota = _blocking(operations.put_quota)
-    remove_quota = _blocking(operations.remove_quota)
-    has_artifact = _blocking(operations.has_artifact)
-    put_artifact = _blocking(operations.put_artifact)
 
     def _use(self, **options: Any) -> None:
         self._http = httpx.Client(**options)
@@ -265,14 +280,6 @@ class Call:
 # --- asynchronous ---
 
 
-def _awaited(operation: _Operation[_P, _T]) -> Callable[Concatenate["AsyncClient", _P], _Soon[_T]]:
-    @functools.wraps(operation)
-    async def method(self: "AsyncClient", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return await self._run(operation(self._at, *args, **kwargs))
-
-    return method
-
-
 def _calling_async(operation: _Operation[_P, str]) -> Callable[Concatenate["AsyncClient", _P], _Soon["AsyncCall"]]:
     @functools.wraps(operation)
     async def method(self: "AsyncClient", /, *args: _P.args, **kwargs: _P.kwargs) -> "AsyncCall":
@@ -300,49 +307,15 @@ async def _lines_async(at: Gateway, answer: httpx.Response) -> AsyncIterator[Log
     with at.translated():
         async for line in answer.aiter_lines():
             if line.strip():
-                yield operations.log_line(at, line)
+                yield at.log_line(line)
 
 
 class AsyncClient(_Client):
     """`Client`, for asyncio: the same methods, awaited."""
 
-    functions = _awaited(operations.functions)
-    function = _awaited(operations.function)
-    deploy = _awaited(operations.deploy)
-    remove = _awaited(operations.remove)
-    scale = _awaited(operations.scale)
-    history = _awaited(operations.history)
-    rollback = _awaited(operations.rollback)
-    environments = _awaited(operations.environments)
     logs = _opening_async(operations.logs, _lines_async)
-    invoke = _awaited(operations.invoke)
     stream = _opening_async(operations.stream, lambda _, answer: AsyncStream(answer))
     invoke_async = _calling_async(operations.invoke_later)
-    call = _awaited(operations.call)
-    wait_for_call = _awaited(operations.wait_for_call)
-    cancel_call = _awaited(operations.cancel_call)
-    dead_calls = _awaited(operations.dead_calls)
-    retry_call = _awaited(operations.retry_call)
-    explain = _awaited(operations.explain)
-    info = _awaited(operations.info)
-    status = _awaited(operations.status)
-    is_ready = _awaited(operations.is_ready)
-    prune = _awaited(operations.prune)
-    nodes = _awaited(operations.nodes)
-    node = _awaited(operations.node)
-    drain_node = _awaited(operations.drain_node)
-    secrets = _awaited(operations.secrets)
-    put_secret = _awaited(operations.put_secret)
-    remove_secret = _awaited(operations.remove_secret)
-    namespaces = _awaited(operations.namespaces)
-    namespace = _awaited(operations.namespace)
-    put_namespace = _awaited(operations.put_namespace)
-    remove_namespace = _awaited(operations.remove_namespace)
-    quota = _awaited(operations.quota)
-    put_quota = _awaited(operations.put_quota)
-    remove_quota = _awaited(operations.remove_quota)
-    has_artifact = _awaited(operations.has_artifact)
-    put_artifact = _awaited(operations.put_artifact)
 
     def _use(self, **options: Any) -> None:
         self._http = httpx.AsyncClient(**options)

@@ -6,6 +6,7 @@ the result; `Client` and `AsyncClient` send. Operations of several requests, suc
 are therefore written once, and tested without a socket. httpx's auth flows are written in this way.
 """
 
+import json
 import math
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -112,6 +113,16 @@ class Gateway:
             raise self.is_none(request.path) from exc
 
     # --- what answers and failures mean ---
+
+    def log_line(self, line: str) -> Any:
+        """:raises GatewayUnreachable: *line* is no line of a log"""
+        try:
+            entry = json.loads(line)
+            if isinstance(entry["timestamp"], str) and isinstance(entry["text"], str):
+                return entry
+        except (ValueError, TypeError, KeyError):
+            pass
+        raise GatewayUnreachable(f"{self.shown} sends logs that are none: {line[:80]!r}")
 
     def is_refusal(self, answer: httpx.Response, of_function: bool) -> bool:
         """Return whether the gateway refuses, and not a function."""

@@ -4,7 +4,6 @@ methods of the same names, without the first parameter. All raise the errors of 
 """
 
 import base64
-import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +14,7 @@ import httpx
 
 from gpufaas.answer import Answer
 from gpufaas.call_request import Pairs, as_pairs, call_request, function_path
-from gpufaas.errors import GatewayUnreachable, GpufaasError, NotEnded, Refused, UnknownCall, UnknownFunction
+from gpufaas.errors import GpufaasError, NotEnded, Refused, UnknownCall, UnknownFunction
 from gpufaas.gateway import ENDLESS, Gateway, Request, Steps, given
 from gpufaas.resources import (
     CallStatus,
@@ -493,14 +492,3 @@ def _chunks(path: Path, progress: Callable[[int], object]) -> Iterator[bytes]:
         while chunk := file.read(_CHUNK):
             yield chunk
             progress(len(chunk))
-
-
-def log_line(at: Gateway, line: str) -> Any:
-    """:raises GatewayUnreachable: *line* is no line of a log"""
-    try:
-        entry = json.loads(line)
-        if isinstance(entry["timestamp"], str) and isinstance(entry["text"], str):
-            return entry
-    except (ValueError, TypeError, KeyError):
-        pass
-    raise GatewayUnreachable(f"{at.shown} sends logs that are none: {line[:80]!r}")
