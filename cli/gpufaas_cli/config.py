@@ -63,30 +63,28 @@ def find_login(gateway: str, file: Path | None = None) -> Login | None:
     return None
 
 
-def save_login(login: Login, file: Path | None = None) -> Path:
+def save_login(login: Login, file: Path | None = None) -> None:
     """
-    Keep *login*, instead of an older one for the same gateway; return the file, which only its owner can read.
+    Keep *login*, instead of an older one for the same gateway, in a file that only its owner can read.
 
     :raises GpufaasError: the file cannot be read or written
     """
-    file = file or config_file()
-    with alone(file):
-        content = _read(file)
-        kept = [each for each in content["auths"] if not _is_of(each, login.gateway)]
-        replace_file(file, yaml.safe_dump({**content, "auths": [*kept, asdict(login)]}, sort_keys=False))
-    return file
+    _replace(login.gateway, [asdict(login)], file or config_file())
 
 
 def remove_login(gateway: str, file: Path | None = None) -> bool:
     """Return False when there was none."""
     file = file or config_file()
-    if find_login(gateway, file) is None:
-        return False
+    if found := find_login(gateway, file):
+        _replace(gateway, [], file)
+    return found is not None
+
+
+def _replace(gateway: str, by: list[dict[str, Any]], file: Path) -> None:
     with alone(file):
         content = _read(file)
         kept = [each for each in content["auths"] if not _is_of(each, gateway)]
-        replace_file(file, yaml.safe_dump({**content, "auths": kept}, sort_keys=False))
-    return True
+        replace_file(file, yaml.safe_dump({**content, "auths": [*kept, *by]}, sort_keys=False))
 
 
 def _is_of(entry: Mapping[str, Any], gateway: str) -> bool:

@@ -47,8 +47,10 @@ def extended(path: Path, name: str, entry: Entry) -> str:
                 raise BadStack(
                     f"{path}:{each.start_mark.line + 1}: there is a function {name} already: choose another name"
                 )
-        indent = functions.value[0][0].start_mark.column
-        step = _step(functions, indent)
+        (first, inner), *_ = functions.value
+        indent = first.start_mark.column
+        if isinstance(inner, MappingNode) and inner.value and not inner.flow_style:
+            step = max(1, inner.start_mark.column - indent)
         at, block = _line_after(functions, lines), []
     elif _is_empty(functions):
         # `functions:`, `functions: {}` or `functions: null`: what stands after the colon goes.
@@ -81,32 +83,12 @@ def _is_empty(node: Node) -> bool:
     return isinstance(node, ScalarNode) and node.tag == "tag:yaml.org,2002:null"
 
 
-def _step(functions: MappingNode, indent: int) -> int:
-    for _, value in functions.value:
-        if isinstance(value, MappingNode) and value.value and not value.flow_style:
-            return max(1, int(value.value[0][0].start_mark.column) - indent)
-    return 2
-
-
 def _line_after(node: Node, lines: list[str]) -> int:
-    """
-    Return the line after the last token of *node*: where a block's own end mark is, comments that belong to what comes
-    next have been passed already.
-    """
-    mark = _end(node)
-    line: int = mark.line if mark.column == 0 and mark.line > node.start_mark.line else mark.line + 1
-    return min(line, len(lines))
-
-
-def _end(node: Node) -> yaml.Mark:
-    if isinstance(node, ScalarNode) or getattr(node, "flow_style", False) or not node.value:
-        return node.end_mark
-    if isinstance(node, MappingNode):
-        key, value = node.value[-1]
-        # An alias is the node that it stands for, which is elsewhere in the text.
-        return _end(value) if value.start_mark.index >= key.end_mark.index else key.end_mark
-    last = node.value[-1]
-    return _end(last) if last.start_mark.index >= node.start_mark.index else node.start_mark
+    """Return the line after the last one of *node*: its own end mark is after the comments of what comes next."""
+    line: int = node.end_mark.line + bool(node.end_mark.column)
+    while not lines[line - 1].partition("#")[0].strip():
+        line -= 1
+    return line
 
 
 def _only_added(before: str, after: str, name: str, entry: Entry) -> bool:

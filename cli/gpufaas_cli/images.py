@@ -15,10 +15,9 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpufaas_cli.bundles import BuildRequest, check_name
 from gpufaas_cli.docker_command import NoDocker, ask, check_engine, environment, has_buildkit
@@ -27,24 +26,11 @@ from gpufaas_cli.subprocess_lines import run_shown
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_templates import Template, bounded_yaml
 
+if TYPE_CHECKING:
+    from gpufaas_cli.pipeline import Building
+
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy")
 _OUR_PACKAGES: Final = "gpufaas"
-
-
-@dataclass(frozen=True, slots=True)
-class ImageOptions:
-    """What the flags say of a build, in docker's words."""
-
-    build_args: Mapping[str, str] = field(default_factory=dict)
-    build_options: Sequence[str] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    no_cache: bool = False
-    squash: bool = False
-    pull: bool = False
-    platforms: str | None = None
-    """Comma-separated; `publish_image` builds for all of them, and pushes."""
-    extra_tags: Sequence[str] = ()
 
 
 def make_context(request: BuildRequest, template: Template | None) -> Path:
@@ -89,7 +75,7 @@ def _package_folder(name: str) -> Path:
 
 
 def build_image(
-    image: str, context: Path, template: Template | None, options: ImageOptions, progress: Callable[[str], None]
+    image: str, context: Path, template: Template | None, options: "Building", progress: Callable[[str], None]
 ) -> None:
     """
     Run ``docker build`` in *context*; *progress* gets each line of its output.
@@ -99,13 +85,13 @@ def build_image(
     """
     check_engine(f"building the image {image}")
     arguments = ["build", *_arguments(image, template, options), "."]
-    if options.secrets and not has_buildkit():
+    if options.build_secrets and not has_buildkit():
         raise NoDocker(f"build_secrets of {image} need docker's BuildKit: install docker-buildx, or leave them out")
     _docker(arguments, context, f"docker build of {image}", progress)
 
 
 def publish_image(
-    image: str, context: Path, template: Template | None, options: ImageOptions, progress: Callable[[str], None]
+    image: str, context: Path, template: Template | None, options: "Building", progress: Callable[[str], None]
 ) -> None:
     """Build with buildx, for all of the platforms at once, and push. Raises as `build_image` does."""
     check_engine(f"publishing the image {image}")
@@ -159,15 +145,17 @@ def fprocess_of(template: Template | None) -> str | None:
     return str(value) if value else None
 
 
-def _arguments(image: str, template: Template | None, options: ImageOptions) -> list[str]:
+def _arguments(image: str, template: Template | None, options: "Building") -> list[str]:
     """:raises InvalidSpec: a build option that the template does not have"""
     args = {name: value for name in _PROXIES if (value := os.environ.get(name))} | dict(options.build_args)
     packages = args.pop("ADDITIONAL_PACKAGE", "").split() + _packages(template, options.build_options)
     args["ADDITIONAL_PACKAGE"] = " ".join(dict.fromkeys(packages))
     tags = (image, *(f"{image.rpartition(':')[0]}:{tag}" for tag in options.extra_tags))
     given = [("--build-arg", f"{key}={value}") for key, value in sorted(args.items())]
-    given += [("--label", f"{key}={value}") for key, value in sorted(options.labels.items())]
-    given += [("--secret", f"id={key},src={Path(path).absolute()}") for key, path in sorted(options.secrets.items())]
+    given += [("--label", f"{key}={value}") for key, value in sorted(options.build_labels.items())]
+    given += [
+        ("--secret", f"id={key},src={Path(path).absolute()}") for key, path in sorted(options.build_secrets.items())
+    ]
     given += [("--tag", each) for each in tags]
     found = [*(["--no-cache"] * options.no_cache), *(["--squash"] * options.squash), *(["--pull"] * options.pull)]
     return found + [word for pair in given for word in pair]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,11 +62,12 @@ class Overrides:
 
 @dataclass(frozen=True, slots=True)
 class Building:
-    """How to build, from the flags."""
+    """How to build, from the flags; for an image also from its function."""
 
     build_args: Mapping[str, str] = field(default_factory=dict)
     build_options: Sequence[str] = ()
     build_labels: Mapping[str, str] = field(default_factory=dict)
+    build_secrets: Mapping[str, str] = field(default_factory=dict)
     copy_extra: Sequence[Path] = ()
     tag: str = "latest"
     parallel: int = 1
@@ -81,6 +82,7 @@ class Building:
     """Only say what would be packed."""
     disable_stack_pull: bool = False
     platforms: str | None = None
+    """Comma-separated: `images.publish_image` builds for all of them."""
     extra_tags: Sequence[str] = ()
     offline: bool = False
     """Do not ask the gateway what its nodes provide."""
@@ -327,16 +329,12 @@ class _Pipeline:
         name = result["image"] = image_of(self.stack, function, given.tag)
         if not self.steps.build:
             return _Image(name, template)
-        options = images.ImageOptions(
+        options = replace(
+            given,
             build_args=request.build_args,
             build_options=tuple(dict.fromkeys((*function.build_options, *given.build_options))),
-            labels=given.build_labels,
-            secrets=function.build_secrets,
-            no_cache=given.no_cache,
-            squash=given.squash,
-            pull=given.pull,
+            build_secrets=function.build_secrets,
             platforms=given.platforms or function.platforms,
-            extra_tags=given.extra_tags,
         )
         context = images.make_context(request, template)
         self._say(f"Building: {name} with {function.lang} template. Please wait..")

@@ -1,6 +1,7 @@
 """``gpufaas history``: the last deployments of a function."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
@@ -8,23 +9,7 @@ from gpufaas import Client
 from gpufaas_cli import declare, flags, output
 
 
-@declare.command("history")
-@click.argument("name")
-@flags.namespace
-@declare.as_json
-@flags.client
-def command(name: str, namespace: str | None, as_json: bool, client: Client) -> None:
-    """
-    Show the last deployments of a function, newest first. Those that are gone cannot be rolled back to.
-
-    Examples:
-      gpufaas history digits
-      gpufaas history digits --json
-    """
-    found = [{"status": "serving", **each} for each in client.history(name, namespace)]
-    if as_json:
-        output.show_json(found)
-        return
+def _show(found: list[dict[str, Any]]) -> None:
     rows = []
     for each in found:
         status = "gone" if each.get("gone") else each["status"]
@@ -33,3 +18,19 @@ def command(name: str, namespace: str | None, as_json: bool, client: Client) -> 
         what = each.get("digest", "")[:12] or each["spec"]["image"]
         rows.append((each["revision"], when, each.get("by", ""), what, status))
     output.table(("Revision", "Deployed", "By", "Bundle", "Status"), rows)
+
+
+@declare.command("history")
+@click.argument("name")
+@flags.namespace
+@declare.shows(_show)
+@flags.client
+def command(name: str, namespace: str | None, client: Client) -> list[dict[str, Any]]:
+    """
+    Show the last deployments of a function, newest first. Those that are gone cannot be rolled back to.
+
+    Examples:
+      gpufaas history digits
+      gpufaas history digits --json
+    """
+    return [{"status": "serving", **each} for each in client.history(name, namespace)]
