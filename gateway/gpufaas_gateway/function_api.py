@@ -61,12 +61,10 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, usage_of: UsageOf 
     async def list_functions(namespace: InNamespace = None) -> list[FunctionStatus]:
         status = scheduler.status()
         copies = copies_of(status)
-        listed = []
-        for each in catalogue.all(namespace or DEFAULT_NAMESPACE):
-            shown = status_of(each, status, copies)
-            shown.invocation_count = each.invocations
-            listed.append(shown)
-        return listed
+        return [
+            msgspec.structs.replace(status_of(each, status, copies), invocation_count=each.invocations)
+            for each in catalogue.all(namespace or DEFAULT_NAMESPACE)
+        ]
 
     @routes.get("/system/function/{name}", responses=refuses(UnknownFunction, BadQuery))
     async def describe_function(

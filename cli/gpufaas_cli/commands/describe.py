@@ -94,46 +94,37 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
         case _:
             nowhere = f"no device: the next call {'wakes or ' if parked else ''}loads it"
             pairs = [("Resident on", (devices or nowhere) + output.format_age(ours.get("age")))]
-    if parked:
-        pairs.append(("Parked on", parked))
-    if ours.get("keptOut"):
-        pairs.append(("Calls refused", ours["keptOut"]))
-    if ours.get("lacks"):
-        pairs.append(("Copies", f"fewer than it should have: {ours['lacks']}"))
-    if placement := ours.get("placement"):
-        allowed = ", ".join(placement.get("devices") or []) or "no device that is there now"
-        pairs.append(("May run on", f"{allowed}: {', '.join(placement.get('asked') or [])}"))
-    if "hits" in ours:
-        pairs.append(("Starts", f"hits {ours['hits']}, misses {ours.get('misses', 0)}"))
-    if ours.get("kind"):
-        slots = int(ours.get("slots") or 1)
-        pairs.append(("Kind", f"{ours['kind']}, {slots} {'call' if slots == 1 else 'calls'} at once"))
-    if ours.get("sharing"):
-        pairs.append(("Compute", f"{ours['compute']} per cent of a device, {ours['sharing']}"))
-    if ours.get("batchMax"):
-        pairs.append(("Batches", _batches(ours)))
-    if ours.get("latencyGoal"):
-        pairs.append(("Latency goal", output.format_seconds(float(ours["latencyGoal"]))))
-    if ours.get("memory"):
-        why = f" ({ours['memoryReason']})" if ours.get("memoryReason") else ""
-        pairs.append(("First reservation", f"{format_bytes(int(ours['memory']))}{why}"))
-    if ours.get("memoryAdvice"):
-        pairs.append(("Right memory", ours["memoryAdvice"]))
-    if enforcement := ours.get("memoryEnforcement"):
-        pairs.append(("Memory enforced", "; ".join(ENFORCED_BY.get(each, each) for each in enforcement)))
-    if ours.get("isolation"):
-        pairs.append(("Isolation", "; ".join(ours["isolation"])))
-    if enforcement := ours.get("computeEnforcement"):
-        ways = "; ".join(CAPPED_BY.get(each, each) for each in enforcement)
-        pairs.append(("Share enforced", f"as the device does: {ways}" if len(enforcement) > 1 else ways))
-    if ours.get("notEnforced"):
-        pairs.append(("Note", ours["notEnforced"]))
-    if ours.get("timeout"):
-        run = f"; of the run {float(ours['runTimeout']):g} s" if ours.get("runTimeout") else ""
-        pairs.append(("Timeout", f"{float(ours['timeout']):g} s{run}"))
-    return pairs + [
-        (key.capitalize(), str(ours[key])) for key in ("bundle", "revision", "unavailable") if ours.get(key)
-    ]
+    placement, capped_by = ours.get("placement") or {}, ours.get("computeEnforcement") or []
+    allowed = ", ".join(placement.get("devices") or []) or "no device that is there now"
+    failed = ours.get("failed") or {}
+    slots, why = int(ours.get("slots") or 1), f" ({ours['memoryReason']})" if ours.get("memoryReason") else ""
+    run = f"; of the run {float(ours['runTimeout']):g} s" if ours.get("runTimeout") else ""
+    more: dict[str, Any] = {
+        "Parked on": parked,
+        "Calls refused": ours.get("keptOut"),
+        "Copies": ours.get("lacks") and f"fewer than it should have: {ours['lacks']}",
+        "May run on": placement and f"{allowed}: {', '.join(placement.get('asked') or [])}",
+        "Starts": "hits" in ours and f"hits {ours['hits']}, misses {ours.get('misses', 0)}",
+        "Kind": ours.get("kind") and f"{ours['kind']}, {slots} {'call' if slots == 1 else 'calls'} at once",
+        "Compute": ours.get("sharing") and f"{ours['compute']} per cent of a device, {ours['sharing']}",
+        "Batches": ours.get("batchMax") and _batches(ours),
+        "Latency goal": ours.get("latencyGoal") and output.format_seconds(float(ours["latencyGoal"])),
+        "First reservation": ours.get("memory") and f"{format_bytes(int(ours['memory']))}{why}",
+        "Right memory": ours.get("memoryAdvice"),
+        "Memory enforced": "; ".join(ENFORCED_BY.get(each, each) for each in ours.get("memoryEnforcement") or []),
+        "Isolation": "; ".join(ours.get("isolation") or []),
+        "Share enforced": "as the device does: " * (len(capped_by) > 1)
+        + "; ".join(CAPPED_BY.get(each, each) for each in capped_by),
+        "Note": ours.get("notEnforced"),
+        "Timeout": ours.get("timeout") and f"{float(ours['timeout']):g} s{run}",
+        "Bundle": ours.get("bundle"),
+        "Revision": ours.get("revision"),
+        "On trial": ours.get("before") and f"if it does not load, revision {ours['before']} serves again",
+        "Pending": ours.get("pending") and f"revision {ours['pending']}, which is loaded before it takes calls",
+        "Last update": failed and f"revision {failed['revision']} has failed: {' '.join(failed['reason'].split())}",
+        "Unavailable": ours.get("unavailable"),
+    }
+    return pairs + [(title, str(text)) for title, text in more.items() if text]
 
 
 def _standbys(status: Mapping[str, Any]) -> list[tuple[str, str]]:

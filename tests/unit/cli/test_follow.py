@@ -95,3 +95,15 @@ def test_a_rollback_waits_unless_it_is_told_not_to(run: Run, wire: WireLog, wait
 
     assert (result.exit_code, "no such weights" in result.stderr) == (int(waits), waits)
     assert result.stdout == ("" if waits else "Deployed: f as in revision older.\n")
+
+
+def test_describe_says_how_an_update_stands(run: Run, wire: WireLog) -> None:
+    failed = {"revision": "r3", "reason": "no such\nweights"}
+    ours = {"state": "resident", "revision": "r1", "pending": "r2", "before": "r0", "failed": failed}
+    wire.answer("GET", "/system/function/f", {"name": "f", "gpufaas": ours})
+
+    shown = [" ".join(line.split()) for line in run("describe", "f").stdout.splitlines()]
+
+    assert "Pending: revision r2, which is loaded before it takes calls" in shown
+    assert "On trial: if it does not load, revision r0 serves again" in shown
+    assert "Last update: revision r3 has failed: no such weights" in shown
