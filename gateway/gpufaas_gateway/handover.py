@@ -12,8 +12,8 @@ by what is there, and may be done twice.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal
@@ -92,7 +92,7 @@ class Handovers:
             await self._serve(new, old, Handover(before=old.record.handover.before or _bare(old)), noted)
         else:
             handover = Handover(pending=PendingRevision(new.record, new.spec, new.function))
-            await self._store_it(old, handover, noted, new, succeeds=old.function_id)
+            await self._store_it(old, handover, noted, new)
             self._pending[new.function_id] = new
             if (asleep := self._looking.pop(old.full_name, None)) is not None:
                 asleep.cancel()  # it may sleep for `OTHERS_S`, after a trial; nobody else does a step within `change`
@@ -126,14 +126,20 @@ class Handovers:
         every_s = LOOK_S
         while True:
             await asyncio.sleep(every_s)
-            async with self.change(name):
-                try:
-                    if await self._step(self.catalogue.get(name)):
-                        del self._looking[name]
-                        return
-                except GpufaasError as exc:
-                    log.warning("handover.again function=%s reason=%s", name, exc)
-                every_s = LOOK_S if any(each.full_name == name for each in self._pending.values()) else OTHERS_S
+            async with self._trying(name):
+                if await self._step(self.catalogue.get(name)):
+                    del self._looking[name]
+                    return
+            every_s = LOOK_S if any(each.full_name == name for each in self._pending.values()) else OTHERS_S
+
+    @asynccontextmanager
+    async def _trying(self, name: str) -> AsyncIterator[None]:
+        """Do a step within `change`. If it cannot be done, it is tried again with the next look."""
+        async with self.change(name):
+            try:
+                yield
+            except GpufaasError as exc:
+                log.warning("handover.again function=%s reason=%s", name, exc)
 
     async def _step(self, deployed: Deployed | None) -> bool:
         """Do what can be done. Return whether there is nothing to wait for."""
@@ -158,12 +164,9 @@ class Handovers:
         """*deployed* was on trial, and has answered; or did not load: *why*. Done when the right revision serves."""
 
         async def end() -> None:
-            async with self.change(deployed.full_name):
+            async with self._trying(deployed.full_name):
                 if self.catalogue.get(deployed.full_name) is deployed and deployed.trial is not None:
-                    try:
-                        await self._end_trial(deployed, why)
-                    except GpufaasError as exc:
-                        log.warning("handover.again function=%s reason=%s", deployed.full_name, exc)
+                    await self._end_trial(deployed, why)
 
         self._ending.add(ending := asyncio.ensure_future(end()))
         ending.add_done_callback(self._ending.discard)
@@ -195,18 +198,13 @@ class Handovers:
             await self._retire(old, drain=handover.failed is None)
 
     async def _store_it(
-        self,
-        shown: Deployed,
-        handover: Handover,
-        noted: Sequence[Revision] = (),
-        new: Deployed | None = None,
-        succeeds: FunctionId | None = None,
+        self, shown: Deployed, handover: Handover, noted: Sequence[Revision] = (), new: Deployed | None = None
     ) -> None:
-        """Store *shown* with *handover*, and tell the scheduler of *new*; both or none."""
+        """Store *shown* with *handover*, and tell the scheduler of *new*, which may succeed it; both or none."""
         record, there = replace(shown.record, handover=handover), self.catalogue.get(shown.full_name)
         seen = "" if there is None else there.record.state
         if new is not None:
-            self.scheduler.deploy(new.function, new.spec, succeeds)
+            self.scheduler.deploy(new.function, new.spec, None if new is shown else shown.function_id)
         try:
             await asyncio.to_thread(self.store.put, record, shown.spec, shown.function, noted, seen)
         except BaseException:
