@@ -1,8 +1,11 @@
 """``gpufaas invoke``: the answer on stdout as it comes, everything about it on stderr."""
 
 import codecs
+import contextlib
+import dataclasses
 import hashlib
 import hmac
+import json
 import os
 import re
 import stat
@@ -19,8 +22,6 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Seconds
 
 _ACCEPTED = 202
-FAILS: Final = 300
-"""From this status on, the command ends with 1."""
 _CHUNK = 1 << 16
 _WHOLE = 1 << 20  # bytes; a piped body up to this size is sent with its length, which old functions need
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
@@ -58,15 +59,18 @@ def _query(given: tuple[str, ...]) -> list[tuple[str, str]]:
 @click.option("--sign", metavar="HEADER", help="Sign the body with --key, by HMAC-SHA256, in this header.")
 @click.option("--key", metavar="KEY", help="The key for --sign.")
 @click.option("--auth", "sends_login", is_flag=True, help="Send the login or token to the function too.")
+@declare.as_json
 @flags.namespace
 @flags.client
 def command(
     name: str, data: str | None, method: str, content_type: str, headers: list[tuple[str, str]],
     query: list[tuple[str, str]], timing: bool, asynchronous: bool, sign: str | None, key: str | None,
-    sends_login: bool, namespace: str | None, client: Client,
+    sends_login: bool, as_json: bool, namespace: str | None, client: Client,
 ) -> None:  # fmt: skip
     """
     Call a function and write its answer to stdout as it comes. The body is stdin, unless that is a terminal.
+
+    With --json, the answer is in an object with its status, device and times, which are in seconds.
 
     An answer of status 300 or more is written too; then the status goes to stderr, and the exit code is 1.
 
@@ -80,7 +84,7 @@ def command(
     """
     if bool(sign) != bool(key) or sign == "" or key == "":
         raise click.UsageError("--sign HEADER and --key KEY go together")
-    content, size = body_of(data)
+    content, size = (data.encode(), None) if data is not None else _stdin()
     if content is not None and not any(key.lower() == "content-type" for key, _ in headers):
         headers.append(("Content-Type", content_type))
     if size is not None:
@@ -95,9 +99,9 @@ def command(
         name, content, namespace=namespace, method=method.upper(), query=query, headers=headers, later=asynchronous,
         check=False,
     ) as answer:  # fmt: skip
-        first_s = _write(answer, began)
+        first_s = (_write_json if as_json else _write)(answer, began)
     total_s = time.perf_counter() - began
-    if asynchronous and answer.status == _ACCEPTED:
+    if asynchronous and not as_json and answer.status == _ACCEPTED:
         output.note("Function submitted asynchronously.")
         if answer.call_id:
             output.note(f"Call id: {answer.call_id}")
@@ -109,7 +113,7 @@ def command(
         call = f", call {answer.call_id}" if answer.call_id else ""
         output.note(f"gpufaas: the answer of {name} broke off after it had begun{call}: {logs!r} says why")
         raise click.exceptions.Exit(1)
-    if answer.status >= FAILS:
+    if answer.status >= 300:
         hint = ""
         if answer.headers.get("X-OpenFaaS-Internal") and answer.status == 404:
             hint = ": 'gpufaas list' shows what is deployed"
@@ -166,13 +170,8 @@ def _phase(name: str, seconds: Seconds, parts: Mapping[str, Seconds]) -> str:
     return f"{name} {output.format_seconds(seconds)}" + (f" ({', '.join(shown)})" if shown else "")
 
 
-def body_of(data: str | None) -> tuple[bytes | Iterator[bytes] | None, int | None]:
-    """
-    Return *data*, else stdin, as the body; and its size where it is a large regular file. The body is None where stdin
-    is a terminal, closed or empty.
-    """
-    if data is not None:
-        return data.encode(), None
+def _stdin() -> tuple[bytes | Iterator[bytes] | None, int | None]:
+    """Return the body and, where it is a large regular file, its size; None: stdin is a terminal, closed or empty."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return None, None
     stream = sys.stdin.buffer
@@ -195,6 +194,19 @@ def body_of(data: str | None) -> tuple[bytes | Iterator[bytes] | None, int | Non
     return whole(), size
 
 
+def _write_json(answer: Stream, began: Seconds) -> Seconds | None:
+    """As `_write`, with the body as JSON, if it is, else as text."""
+    try:
+        text = b"".join(answer).decode(errors="replace")
+    except BrokeOff:
+        return None
+    found = {"status": answer.status, "call": answer.call_id, **dataclasses.asdict(answer.timing)}
+    with contextlib.suppress(ValueError):
+        text = json.loads(text)
+    output.show_json({**found, "answer": text})
+    return time.perf_counter() - began
+
+
 def _write(answer: Stream, began: Seconds) -> Seconds | None:
     """Write the body as it comes; return when its first byte came, in seconds. None: it broke off."""
     first_s: Seconds | None = None
@@ -208,6 +220,6 @@ def _write(answer: Stream, began: Seconds) -> Seconds | None:
             out.flush()
     except BrokeOff:
         return None
-    if answer.status >= FAILS and sys.stdout.isatty():
+    if answer.status >= 300 and sys.stdout.isatty():
         click.echo()
     return first_s if first_s is not None else time.perf_counter() - began

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import hmac
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,22 @@ def test_flags_go_before_the_stack_file_and_secrets_are_joined(run: Run, wire: W
 
 
 # --- invoke ---
+
+
+@pytest.mark.parametrize(("body", "answer"), [(b'{"n": 1}', {"n": 1}), (b"plain", "plain")])
+@pytest.mark.parametrize("status", [200, 500])
+def test_invoke_with_json_shows_the_answer_in_an_object(
+    run: Run, wire: WireLog, status: int, body: bytes, answer: object
+) -> None:
+    headers = {"X-Call-Id": "c1", "Server-Timing": "queue;dur=1, run;dur=250", "X-Gpufaas-Start": "hit"}
+    wire.answer("POST", "/function/f", Reply(status, body, headers))
+
+    result = run("invoke", "f", "--json")
+
+    found = json.loads(result.stdout)
+    assert result.exit_code == int(status == 500)
+    assert (found["status"], found["answer"], found["call"]) == (status, answer, "c1")
+    assert (found["start"], found["phases"]) == ("hit", {"queue": 0.001, "run": 0.25})
 
 
 def test_an_invocation_carries_no_login_unless_it_is_asked_to(run: Run, wire: WireLog) -> None:
