@@ -14,6 +14,7 @@ import pytest
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.wire_log import Reply, WireLog
 
+from gpufaas_cli import flags
 from gpufaas_cli.commands.up import concerned
 from gpufaas_cli.file_changes import changes
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, is_cache
@@ -35,6 +36,24 @@ functions:
     readonly_root_filesystem: true
   b: {image: me/b, namespace: dev}
 """
+
+
+# --- watching with one client ---
+
+
+@pytest.mark.parametrize("command", ["up", "deploy"])
+def test_a_watch_keeps_its_client_from_one_build_to_the_next(
+    run: Run, wire: WireLog, here: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (here / "stack.yaml").write_text("provider: {name: openfaas}\nfunctions: {a: {image: me/a:1}}\n")
+    made, client_of = [], flags.client_of
+    monkeypatch.setattr(flags, "client_of", lambda *args, **more: made.append(args) or client_of(*args, **more))
+    twice = lambda read, act: [act(*read()) for _ in range(2)]  # noqa: E731
+    monkeypatch.setattr(f"gpufaas_cli.commands.{command}.watch", twice)
+
+    assert run(command, "--watch").exit_code == 0
+
+    assert (len(made), wire.requests().count(("PUT", "/system/functions"))) == (1, 2)
 
 
 # --- diff ---
