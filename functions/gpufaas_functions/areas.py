@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from gpufaas_core.model import Bytes
 from gpufaas_core.wire.heads import AreaHead
 from gpufaas_functions.begun import AREAS_AT
+from gpufaas_functions.connection import Absent, Body
 
 MIN: Final[Bytes] = 64 * 1024
 """Smaller bodies and answers are sent in their frames."""
@@ -62,11 +63,14 @@ class Area:
         used.add(head.at, head.size)
 
     @property
-    def body(self) -> "bytes | Area | None":
+    def body(self) -> "Body | Area | None":
         """The body of the call; itself, if that is read where it lies. None: it is in its frame."""
-        if not self._body:
-            return None
-        return self.read(0, self._body) if self._body <= _EAGER else self
+        if not self._body or self._body > _EAGER:
+            return self if self._body else None
+        try:
+            return self.read(0, self._body)
+        except MemoryError:
+            return Absent(self._body)
 
     def __len__(self) -> Bytes:
         return self._body

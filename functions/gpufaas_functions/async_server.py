@@ -212,8 +212,8 @@ class AsyncSlot(Slot):
     """One slot, and the task that runs its call."""
 
     def __init__(self, index: int, reply: Reply, shared: Shared) -> None:
-        self._came_news = asyncio.Event()
-        super().__init__(index, reply, shared.counts, self._came_news)
+        self._news = asyncio.Event()
+        super().__init__(index, reply, shared.counts, self._news.set)
         self.task: asyncio.Task[None] | None = None
         self.begun = False
         """The author's code runs in the task: before that, a cancellation would not reach it."""
@@ -227,8 +227,8 @@ class AsyncSlot(Slot):
 
     async def wait(self) -> None:
         """Wait until something may have come."""
-        await self._came_news.wait()
-        self._came_news.clear()
+        await self._news.wait()
+        self._news.clear()
 
 
 async def _gathered(slot: AsyncSlot, call: Call, body: BodyStream) -> bytes:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextvars import copy_context
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from gpufaas_core.model import Seconds
 from gpufaas_core.wire.bodies import CHUNK_BYTES, pieces_of
@@ -51,12 +51,8 @@ class CallRunner:
 
     def __init__(self, served: Served, turns: Turns, *, alone: bool) -> None:
         """:param alone: the worker has one slot"""
-        self._handle = served.handle
-        self._function = served.function
-        self._device = served.device
-        self._memory = served.memory
-        self._together = served.together
-        self._turns: Final = turns
+        self._served = served
+        self._turns = turns
         self._alone = alone
 
     def run(self, work: Work) -> Seconds:
@@ -79,7 +75,7 @@ class CallRunner:
                 call.area.end()
 
     def _call(self, work: Work, call: Call) -> Seconds:
-        head, body, reply = call.head, call.take_body(), work.slot.reply
+        head, body, reply, served = call.head, call.take_body(), work.slot.reply, self._served
         stream, pieces = None, None
         if isinstance(body, BodyStream):
             stream, pieces = body, partial(self._pieces, work, body)
@@ -87,13 +83,13 @@ class CallRunner:
         began = time.perf_counter()
         try:
             event = event_of(head, body, pieces)
-            answer = to_answer(self._handle(event, Context(head.call, self._function, self._device)))
+            answer = to_answer(served.handle(event, Context(head.call, served.function, served.device)))
             if answer.chunks is not None:
                 answer = opened(answer, -1 if head.method == "HEAD" else declared_length(answer.headers))
         except BaseException as exc:
             if isinstance(exc, (Closed, KeyboardInterrupt)):
                 raise
-            answer = failure(exc, self._memory)
+            answer = failure(exc, self._served.memory)
         if stream is not None and answer.body is not None:
             self._drain(work, stream)
         run_s = reply.whole(answer, head.method, call.area, began)
@@ -188,16 +184,17 @@ class CallRunner:
 
     def _run_batch(self, work: Work, began: Seconds) -> dict[int, HandlerAnswer]:
         """Run a batch, and send its small answers. Return the others by the place of their calls."""
-        assert self._together is not None
+        served = self._served
+        assert served.together is not None
         try:
             events = [event_of(each.head, each.take_body()) for each in work.calls]
         except MemoryError:
             for each in work.calls:
                 each.take_body()
             return self._answer_batch(work, dict.fromkeys(range(len(work.calls)), no_room()), began)
-        contexts = [Context(each.head.call, self._function, self._device) for each in work.calls]
+        contexts = [Context(each.head.call, served.function, served.device) for each in work.calls]
         large: dict[int, HandlerAnswer] = {}
-        for results in self._together.run(events, contexts):
+        for results in served.together.run(events, contexts):
             large |= self._answer_batch(work, results, began)
         return large
 
@@ -224,7 +221,7 @@ class CallRunner:
         try:
             first = shown.setdefault(id(exc), call)
             if first == call:
-                return failure(exc, self._memory)
+                return failure(exc, self._served.memory)
             print(f"{type(exc).__name__} in one batch with call {first}, which has the traceback", file=sys.stderr)
             return answer_of(exc)
         finally:

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -87,18 +87,15 @@ class BodyStream:
 CallBody: TypeAlias = Body | BodyStream | Area | BodyFile
 
 
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One call of a slot."""
 
-    __slots__ = ("area", "body", "cancelled", "head")
-
-    def __init__(self, head: CallHead, body: CallBody, area: Area | None) -> None:
-        """:param area: what it has of the memory shared with the node; None: nothing"""
-        self.head = head
-        self.body = body
-        self.area = area
-        self.cancelled = False
-        """Its caller is gone."""
+    head: CallHead
+    body: CallBody
+    area: Area | None = None
+    """What it has of the memory shared with the node."""
+    cancelled: bool = False
+    """Its caller is gone."""
 
     def take_body(self) -> CallBody:
         """Return its body, and do not keep it: it is freed as soon as the handler has ended."""
@@ -106,37 +103,26 @@ class Call:
         return body
 
 
-class Work:
+class Work(msgspec.Struct, eq=False):
     """What a slot runs at once: a call, or the calls of a batch."""
 
-    __slots__ = ("batch", "calls", "number", "slot")
-
-    def __init__(self, slot: "Slot", number: int, batch: int = 0) -> None:
-        """
-        :param number: of the calls and batches of its slot, from 1
-        :param batch: how many calls the batch has; 0: it is one call
-        """
-        self.slot = slot
-        self.number = number
-        self.batch = batch
-        self.calls: list[Call] = []
-        """Those that have come, by their place."""
-
-
-class News(Protocol):
-    """How a slot tells who runs its call that something has come: an event of threads, or of asyncio."""
-
-    def set(self) -> None: ...
+    slot: "Slot"
+    number: int
+    """Of the calls and batches of its slot, from 1."""
+    batch: int = 0
+    """How many calls the batch has; 0: it is one call."""
+    calls: list[Call] = []
+    """Those that have come, by their place. Each work has a list of its own."""
 
 
 class Slot:
     """What has come for one slot, and has not ended."""
 
-    def __init__(self, index: int, reply: Reply, counts: Counts, news: News) -> None:
-        """:param news: is set when a piece of a body, room or a cancellation has come"""
+    def __init__(self, index: int, reply: Reply, counts: Counts, tell: Callable[[], None]) -> None:
+        """:param tell: is called when a piece of a body, room or a cancellation has come"""
         self.index = index
         self.reply = reply
-        self.news = news
+        self._tell = tell
         self._counts = counts
         self._lock = threading.Lock()
         self._works: deque[Work] = deque()
@@ -161,7 +147,7 @@ class Slot:
         area = self.area
         if area is not None:
             self.area = None
-            body = _laid(area, body)
+            body = body if (laid := area.body) is None else laid
         if head.body_mode == STREAM:
             assert isinstance(body, (bytes, Absent))
             body = self._stream = BodyStream(body)
@@ -181,13 +167,13 @@ class Slot:
         """A piece of the body has come; None: its end. The call may have ended."""
         if self._stream is not None:
             self._stream.put(piece)
-            self.news.set()
+            self._tell()
         if piece is None:
             self._stream = None
 
     def on_room(self, room: Bytes) -> None:
         self.reply.credit.add(room)
-        self.news.set()
+        self._tell()
 
     def on_cancel(self, head: CancelHead) -> None:
         """The caller of a call is gone. That may have ended."""
@@ -200,7 +186,7 @@ class Slot:
     def cancel(self, call: Call) -> None:
         """The caller of *call* is gone."""
         call.cancelled = True
-        self.news.set()
+        self._tell()
 
     # --- what runs ---
 
@@ -278,14 +264,6 @@ class Inbox:
             return take(self._shared.files, head)
         except OSError:
             raise Closed from None
-
-
-def _laid(area: Area, body: CallBody) -> CallBody:
-    """Return the body of a call that has *area*: it lies there, or came as *body* in its frame."""
-    try:
-        return body if (laid := area.body) is None else laid
-    except MemoryError:
-        return Absent(len(area))
 
 
 def event_of(head: CallHead, body: CallBody, stream: Callable[[], Iterator[bytes]] | None = None) -> Event:

@@ -47,7 +47,7 @@ class Slots(Turns):
         self.connection = connection
         self._news = [threading.Event() for _ in shared.counts.begun]
         self.slots = [
-            Slot(index, Reply(index, connection, served.memory), shared.counts, news)
+            Slot(index, Reply(index, connection, served.memory), shared.counts, news.set)
             for index, news in enumerate(self._news)
         ]
         self._inbox = Inbox(self.slots, connection, served.memory, shared, served.parking)
@@ -117,27 +117,26 @@ class SlotThreads(Slots):
         self._lock = threading.Lock()
         self._threads = 1
         self._idle = 0
-        self._vacant = False
-        """No thread leads: the next one that has ended its call does."""
-        self._lacks = False
-        """So it is since there was no room for one more."""
+        """Threads that wait for the lead."""
         self._lead: SimpleQueue[None] = SimpleQueue()
+        """Holds the lead while no thread has it."""
+        self._lead.put(None)
+        self._lacks = False
+        """No thread takes the lead before a call has ended: there was no room for one more."""
         self._woken: SimpleQueue[None] = SimpleQueue()
         self._watches = self._asleep = False
 
     def serve(self) -> None:
         """Answer calls, in this thread and others, until the manager closes the connection."""
         try:
-            while not self._ended:
-                self._read()
+            while True:
                 self._follow()
+                self._read()
         except Closed:
             if self.connection.sock.fileno() < 0:
                 end_process()  # the author's code has forked it
-            with self._lock:
-                self._ended = True
-                for _ in range(self._idle):
-                    self._lead.put(None)
+            self._ended = True
+            self._lead.put(None)  # who waits for it ends, too
 
     # --- the leader ---
 
@@ -187,14 +186,14 @@ class SlotThreads(Slots):
             self._running.remove(work)
         except ValueError:
             return
+        self._lacks = not self._has_another()
+        self._lead.put(None)
+
+    def _has_another(self) -> bool:
+        """Whether a thread takes the lead now. One is started if none waits for it."""
         with self._lock:
-            if self._idle:
-                self._idle -= 1
-                self._lead.put(None)
-                return
-            if self._threads > len(self.slots):
-                self._vacant = True  # one of them has just ended a call, and follows
-                return
+            if self._idle or self._threads > len(self.slots):  # or one of them has just ended a call
+                return True
             self._threads += 1
             name = f"slot-{self._threads - 1}"
         try:
@@ -202,7 +201,8 @@ class SlotThreads(Slots):
         except (RuntimeError, MemoryError):  # there is no room for its stack
             with self._lock:
                 self._threads -= 1
-                self._vacant = self._lacks = True
+            return False
+        return True
 
     def wait(self, work: Work) -> None:
         """:raises MemoryError: nobody would read the frame: there was no room for a thread beside this one"""
@@ -219,13 +219,15 @@ class SlotThreads(Slots):
     # --- the others ---
 
     def _follow(self) -> None:
-        """Wait until this thread leads."""
+        """Wait until this thread leads. :raises Closed: the connection is closed"""
         with self._lock:
-            if self._vacant or self._ended:
-                self._vacant = self._lacks = False
-                return
             self._idle += 1
         self._lead.get()
+        with self._lock:
+            self._idle -= 1
+        self._lacks = False
+        if self._ended:
+            raise Closed
 
     def _serve_for_good(self) -> None:
         """Serve. What that raises ends the worker, as in the main thread: calls of this thread would wait in vain."""
@@ -243,7 +245,8 @@ class SlotThreads(Slots):
         try:
             threading.Thread(target=self._watch, name="watch", daemon=True).start()
         except (RuntimeError, MemoryError):
-            self._pace = _Never()
+            self._watches = self._asleep = False
+            self._pace = Pace()  # calls have threads until there is room for the watch
 
     def _watch(self) -> None:
         """Let another thread lead when a call runs in the leader for longer than a quick one does."""
@@ -284,10 +287,3 @@ def _delayed() -> Seconds:
     before: Seconds = getattr(_delay, "known", 0.0)
     _delay.known = now
     return now - before
-
-
-class _Never(Pace):
-    """Of a worker that has no room for a watch: its calls have threads."""
-
-    def took(self, seconds: Seconds) -> None:
-        """Nothing follows from it."""

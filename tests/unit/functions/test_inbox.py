@@ -28,7 +28,7 @@ class News:
 
     said = 0
 
-    def set(self) -> None:
+    def tell(self) -> None:
         self.said += 1
 
 
@@ -42,7 +42,7 @@ class Rig:
         self.news = [News() for _ in range(SLOTS)]
         self.memory = CpuMemory()
         self.slots = [
-            Slot(index, Reply(index, self, self.memory), self.counts, news) for index, news in enumerate(self.news)
+            Slot(index, Reply(index, self, self.memory), self.counts, news.tell) for index, news in enumerate(self.news)
         ]
         self.inbox = Inbox(self.slots, self, self.memory, Shared(self.counts, areas))
 
