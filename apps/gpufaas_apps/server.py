@@ -13,7 +13,7 @@ import uvicorn
 
 from gpufaas_apps.process import settle
 from gpufaas_gateway.fronts.websocket import MAX_MESSAGE
-from gpufaas_gateway.http.bounds import BoundedWebSocket
+from gpufaas_gateway.http.bounded_websocket import BoundedWebSocket
 from gpufaas_gateway.http.connection import HttpConnection, HttpFront
 
 GRACE_S: Final = 10

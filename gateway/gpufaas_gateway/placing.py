@@ -120,8 +120,8 @@ class Placing:
             exchange.when_runs(call.run_begins)
         if call.stream is not None:
             call.begin_stream(exchange)
-        elif call.attended:
-            call.listen()  # while its body came, there was nothing to listen for
+        elif call.watch is not None:
+            call.watch.listen()  # while its body came, there was nothing to listen for
         return exchange
 
     def _begin_early(self, call: Call, grant: Grant) -> None:

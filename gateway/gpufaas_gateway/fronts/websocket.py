@@ -30,7 +30,7 @@ from gpufaas_gateway.call_headers import Header
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.errors import headers_of, status_of
 from gpufaas_gateway.fronts.openfaas import PREFIX
-from gpufaas_gateway.http.bounds import TURN_BYTES
+from gpufaas_gateway.http.bounded_websocket import TURN_BYTES
 from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, Run, refusal
 
 OUTER: Final = "gpufaas.outer"

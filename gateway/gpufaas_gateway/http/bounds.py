@@ -3,33 +3,29 @@ uvicorn's protocols, with bounds on what a connection may cost.
 
 The HTTP parser has none: a head may grow and dawdle for ever, and so may what follows a chunked body. Bodies are
 bounded where they are read, by their function's size and time limits. An answer would be kept for a caller who does not
-read it, for ever. The WebSocket protocol leaves some connections open that are of no more use.
+read it, for ever.
 """
 
 import asyncio
 import logging
 from collections.abc import Sized
 from typing import Any, Final
-from urllib.parse import quote_from_bytes
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gpufaas_core.descriptors import callers_share
 from gpufaas_core.loopback import count_unsent, unpace
 from gpufaas_core.units import Bytes, MiB, Seconds
 from gpufaas_gateway.errors import RETRY_AFTER_REFUSED_S
+from gpufaas_gateway.http.heads import in_ascii, why_not_taken, without_offer
 from gpufaas_gateway.http.lingering import linger
 
 log = logging.getLogger(__name__)
 
 MAX_HEAD: Final[Bytes] = 1 * MiB
 """Request line and headers; OpenFaaS's gateway takes as much."""
-MAX_TARGET: Final[Bytes] = 65_535
-"""Path and query; what the parser of URLs can count."""
-MAX_HEADERS: Final = 1000
 HEAD_S: Final[Seconds] = 30.0
 """From the connection, or from the first byte of a later head on it, to the head's end."""
 REST_S: Final[Seconds] = 30.0
@@ -39,18 +35,9 @@ MAX_PIPELINED: Final = 16
 READER_S: Final[Seconds] = 30.0
 READER_BYTES_PER_S: Final = 500
 """A caller who reads a waiting answer more slowly than this, over `READER_S`, is cut off."""
-_MAX_UNREAD: Final[Bytes] = 1 * MiB
-"""Bytes of answers to pings that the caller does not read."""
-
-TURN_BYTES: Final[Bytes] = 2048
-"""Bytes of a WebSocket that are parsed in one turn of the loop. They may be three hundred messages."""
-
 _FULL_EVERY_S: Final[Seconds] = 10.0
 _VERSIONS: Final = ("1.1", "1.0")
 """The parser also accepts 0.9, which has no headers, and 2.0, which it cannot read."""
-
-_OF_UPGRADES: Final = (b"upgrade", b"http2-settings")
-"""Headers that offer another protocol, also as options of Connection."""
 
 
 class _Dropped(list[tuple[bytes, bytes]]):
@@ -104,10 +91,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        self._stop_rest_timer()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        for timer in (self._head_timer, self._rest_timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
         if self._reader is not None:
             self._reader.stop()
         super().connection_lost(exc)
@@ -141,46 +127,21 @@ class BoundedHttp(HttpToolsProtocol):
                     else:
                         self.handle_websocket_upgrade()
                     return
-                data = self._read_again() + data[exc.args[0] :]
+                version = self.parser.get_http_version()
+                head = without_offer(self.parser.get_method(), self.url, version, self.headers)
+                data = head + data[exc.args[0] :]
+                self.renew_parser()
             except httptools.HttpParserError as exc:
-                in_url = isinstance(exc, httptools.HttpParserInvalidURLError)
-                data = self._in_ascii(data) if in_url and begins and self.cycle is cycle else b""
-                if not data:
+                in_url = isinstance(exc, httptools.HttpParserInvalidURLError) and begins and self.cycle is cycle
+                data = in_ascii(self.parser.get_method(), self.url, data) if in_url else b""
+                if data:
+                    self.renew_parser()
+                else:
                     self.send_400_response("it is not HTTP, or the end of its body is in doubt")
-
-    def _in_ascii(self, data: bytes) -> bytes:
-        """
-        Return the request in whose target the parser has stopped, with what is beyond ASCII there percent-encoded, as
-        many servers of functions need it; empty if nothing is. *data* begins with its first line, or in its target.
-        """
-        line, end, rest = data.partition(b"\n")
-        if line.isascii() or len(self.url) > MAX_TARGET:
-            return b""
-        if self.url:
-            line = b"%b %b%b" % (self.parser.get_method(), self.url, line)
-        self.renew_parser()
-        return quote_from_bytes(line, bytes(range(128))).encode() + end + rest
 
     def renew_parser(self) -> None:
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the server's own
-
-    def _read_again(self) -> bytes:
-        """
-        Return the head that was just read, without the offer to switch protocols.
-
-        RFC 9110 §7.8: a server may ignore Upgrade and serve the request. The parser would take the body of such a
-        request for another protocol. Java's HttpClient and curl --http2 offer h2c in each first request.
-        """
-        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
-        for name, value in self.headers:
-            if name == b"connection":
-                options = (each.strip() for each in value.split(b","))
-                value = b", ".join(each for each in options if each.lower() not in _OF_UPGRADES)
-            if value and name not in _OF_UPGRADES:
-                lines.append(b"%s: %s" % (name, value))
-        self.renew_parser()
-        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _get_upgrade(self) -> bytes | None:
         """Return the protocol that is offered. The parser has checked that Connection names Upgrade."""
@@ -200,9 +161,10 @@ class BoundedHttp(HttpToolsProtocol):
             raise ValueError("neither HTTP/1.1 nor HTTP/1.0")  # to the parser, which refuses it as malformed
         self._in_head = False
         if self._head_timer is not None:
-            self._stop_timer()
+            self._head_timer.cancel()
+            self._head_timer = None
         upgrades = parser.should_upgrade()
-        if upgrades and not self._should_upgrade():  # `_read_again`
+        if upgrades and not self._should_upgrade():  # `without_offer`
             if parser.get_method() == b"CONNECT":
                 raise ValueError("we are no proxy")
             return
@@ -228,7 +190,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def _read_twice(self) -> bool:
-        """Whether this head offers a protocol that we do not speak: `_read_again` then."""
+        """Whether this head offers a protocol that we do not speak: `without_offer` then."""
         return self.parser.should_upgrade() and not self._should_upgrade()
 
     def on_response_complete(self) -> None:
@@ -298,40 +260,18 @@ class BoundedHttp(HttpToolsProtocol):
             )
         self.transport.close()
 
-    def _answering(self) -> bool:
-        cycle: Any = self.cycle
-        return cycle is not None and not cycle.response_complete
-
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
     def _stop_rest_timer(self) -> None:
         if self._rest_timer is not None:
             self._rest_timer.cancel()
             self._rest_timer = None
 
+    def _answering(self) -> bool:
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
+
 
 def _log(client: tuple[str, int] | None, status: int, reason: str) -> None:
     log.warning("request.refused status=%d peer=%s reason=%s", status, (client or ("unknown",))[0], reason)
-
-
-def why_not_taken(headers: list[tuple[bytes, bytes]], version: str, target: int) -> tuple[int, str, str] | None:
-    """Return status, phrase and reason of the refusal of a head; None: it is accepted."""
-    names = [name for name, _ in headers]
-    hosts = names.count(b"host")
-    if hosts > 1 or (not hosts and version == "1.1"):
-        reason = "there are two Host headers" if hosts else "the Host header is missing"
-        return 400, "Bad Request", reason  # RFC 9112 §3.2
-    coded = b"transfer-encoding"
-    if coded in names and [value.lower() for name, value in headers if name == coded] != [b"chunked"]:
-        return 501, "Not Implemented", "of the transfer codings, chunked alone is taken"  # RFC 9112 §6.1
-    if target > MAX_TARGET:
-        return 414, "URI Too Long", f"path and query are over {MAX_TARGET} bytes"
-    if len(names) > MAX_HEADERS:
-        return 431, "Request Header Fields Too Large", f"there are over {MAX_HEADERS} headers"
-    return None
 
 
 class _SlowReader:
@@ -374,76 +314,3 @@ def _said_full(now: Seconds) -> bool:
         return True
     _full_said_at = now
     return False
-
-
-class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """For `uvicorn.Config(ws=...)`."""
-
-    _left: bytes = b""
-    """Bytes that came and were not parsed yet."""
-
-    def data_received(self, data: bytes) -> None:
-        if self._left:
-            self._left += data  # only once: reading is paused by now
-        elif len(data) <= TURN_BYTES:
-            self._parse(data)
-        else:
-            self._left = data
-            self._parse_some()
-
-    def _parse_some(self) -> None:
-        """Parse piece by piece, so that other connections get their turns: it may be many thousand messages."""
-        piece, self._left = self._left[:TURN_BYTES], self._left[TURN_BYTES:]
-        if piece:
-            self._parse(piece)
-        if self._left:
-            self._pause()
-            self.loop.call_soon(self._parse_some)
-        elif self.read_paused and self.queue.empty():
-            self.read_paused = False
-            self.transport.resume_reading()
-
-    def _pause(self) -> None:
-        if not self.read_paused:
-            self.read_paused = True
-            self.transport.pause_reading()
-
-    async def receive(self) -> Any:
-        message = await super().receive()
-        if self._left:
-            self._pause()
-        return message
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        left, self._left = self._left, b""
-        if left:
-            self._parse(left)  # it may hold a message or a Close frame
-        super().connection_lost(exc)
-        if exc is None and self.conn.close_rcvd is None:  # else the caller sends nothing more
-            linger(self.transport, REST_S)
-
-    def _parse(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.handshake_exc is not None and not self.handshake_complete:
-            # A head that the library refuses while it reads makes no event: answer it here.
-            self._refuse()
-
-    def handle_ping(self) -> None:
-        super().handle_ping()
-        if self.transport.get_write_buffer_size() > _MAX_UNREAD and not self.writable.is_set():
-            self.transport.abort()
-
-    def keepalive_timeout(self) -> None:
-        if self.read_paused:
-            # We have paused reading: the answer to the ping may wait in the socket.
-            self.pong_timer = self.loop.call_later(self.ping_timeout or 0.0, self.keepalive_timeout)
-        else:
-            super().keepalive_timeout()
-            self.transport.abort()  # to close would wait until the caller reads
-
-    def _refuse(self) -> None:
-        self.handshake_complete = self.close_sent = True
-        said = b"".join(self.conn.data_to_send())
-        self.transport.write(said or b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        self.transport.close()
-        log.warning("websocket.refused peer=%s reason=%s", (self.client or ("unknown",))[0], self.conn.handshake_exc)

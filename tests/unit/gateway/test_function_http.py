@@ -27,7 +27,8 @@ from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
 from gpufaas_gateway.asgi import AsgiCaller
 from gpufaas_gateway.call_headers import MAX_TEMPLATES
 from gpufaas_gateway.fronts.openfaas import PREFIX
-from gpufaas_gateway.http.bounds import MAX_PIPELINED, BoundedHttp, BoundedWebSocket
+from gpufaas_gateway.http.bounded_websocket import BoundedWebSocket
+from gpufaas_gateway.http.bounds import MAX_PIPELINED, BoundedHttp
 from gpufaas_gateway.http.connection import HttpConnection
 from gpufaas_gateway.request import Answer, Request, Run
 from gpufaas_gateway.usage import FunctionStats

@@ -18,7 +18,7 @@ from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.errors import BodyTooLarge, CallCancelled
 from gpufaas_gateway.http import bounds, lingering
-from gpufaas_gateway.http.bounds import BoundedWebSocket
+from gpufaas_gateway.http.bounded_websocket import BoundedWebSocket
 from gpufaas_gateway.http.connection import HttpConnection
 from gpufaas_gateway.request import Answer, Request, refusal
 
