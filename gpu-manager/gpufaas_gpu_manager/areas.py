@@ -16,14 +16,19 @@ from typing import Final
 from gpufaas_core.lent import lend
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import MiB
+from gpufaas_core.wire.heads import AreaHead
+from gpufaas_core.wire.prefix import BrokenFrame
 from gpufaas_functions.areas import MIN
 from gpufaas_functions.begun import AREAS_AT
 from gpufaas_functions.staged import HUGE
 from gpufaas_gpu_manager.huge_pages import collapse
+from gpufaas_gpu_manager.node_call import NodeCall
 
 ALL_BYTES: Final[Bytes] = 256 * MiB
 """Of the areas of all workers of a process."""
 IDLE_S: Final[Seconds] = 10.0
+SMALL: Final[Bytes] = 16 * 1024
+"""A body of at most so many bytes is copied behind its head."""
 _FORGET: Final = 8
 """After so many calls with small answers in a row, no area is lent for answers."""
 _POPULATE_WRITE: Final = 23
@@ -176,6 +181,60 @@ class Areas:
             self._free.remove(each)
             self._drop(each)
         self._sweeping = self._loop.call_later(IDLE_S, self._sweep) if self._free else None
+
+
+class LentAreas:
+    """What the calls of one worker have of its areas. Every worker has this; some have no areas."""
+
+    def __init__(self, areas: Areas | None) -> None:
+        self.small: Bytes = SMALL
+        """Bodies and answers of at most so many bytes go in their frames: `SMALL`, or -1 while answers are large."""
+        self._areas = areas
+        self.lent: dict[NodeCall, Area] = {}
+
+    def lend(self, call: NodeCall, body: bytes | memoryview, *, answered: bool) -> AreaHead | None:
+        """
+        Lend *call* an area, and copy *body* there if it is large enough to lie there; None: there is none now.
+
+        :param answered: its answer may lie there
+        """
+        areas, size = self._areas, len(body) if len(body) > MIN else 0
+        if areas is None or not (wanted := max(size, areas.expects if answered else 0)):
+            return None
+        area = areas.take(wanted)
+        if area is None:
+            return None
+        self.lent[call] = area
+        if size:
+            areas.put(area, body)
+        return AreaHead(area.at, area.size, size)
+
+    def laid(self, call: NodeCall, size: Bytes) -> memoryview:
+        """Return the answer of *call*, which lies in its area. :raises BrokenFrame: it has none of that size"""
+        area = self.lent.get(call)
+        if area is None or not 0 < size <= area.size or call.bodiless:
+            raise BrokenFrame(f"an answer of {size} bytes in memory that its call does not have")
+        assert self._areas is not None
+        del self.lent[call]
+        return self._areas.view(area, size)
+
+    def note(self, size: Bytes) -> None:
+        """A call, and no batch, was answered with *size* bytes."""
+        if self._areas is not None:
+            self._areas.answered(size)
+            self.small = -1 if self._areas.expects else SMALL
+
+    def release(self, call: NodeCall) -> None:
+        """*call* has ended."""
+        if (area := self.lent.pop(call, None)) is not None and self._areas is not None:
+            self._areas.give_back(area)
+
+    def close(self) -> None:
+        """The worker is gone."""
+        for call in list(self.lent):
+            self.release(call)
+        if self._areas is not None:
+            self._areas.close()
 
 
 def _touch(shared: Shared, at: Bytes, size: Bytes) -> bool:

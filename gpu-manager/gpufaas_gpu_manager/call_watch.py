@@ -20,8 +20,9 @@ from math import ceil
 from typing import Final, Protocol
 
 from gpufaas_core.model import Seconds
+from gpufaas_gpu_manager.calls_ports import CallsWorker
 from gpufaas_gpu_manager.exchange import Exchange
-from gpufaas_gpu_manager.timers import Timers
+from gpufaas_gpu_manager.taking_back import TakingBack
 
 LOOK_S: Final[Seconds] = 0.25
 LATE: Final = 4
@@ -30,30 +31,10 @@ _SILENT: Final = 3
 """Looks: the sign before was given, at the earliest, a look before the first of them."""
 
 
-class WatchedWorker(Protocol):
-    timers: Timers
-
-    @property
-    def serves(self) -> bool:
-        """Whether it is ready, and is not told to end."""
-
-    @property
-    def stopped(self) -> bool: ...
-
-    def kill(self, reason: str) -> None: ...
-
-
 class WatchedCalls(Protocol):
     """The calls of a worker (`WorkerCalls`)."""
 
-    @property
-    def unbegun(self) -> bool: ...
-
     def bound(self) -> Iterable[Exchange]: ...
-
-    def ping(self) -> bool: ...
-
-    def take_all_back(self) -> None: ...
 
     def say_silent(self, silent: bool) -> None: ...
 
@@ -61,7 +42,7 @@ class WatchedCalls(Protocol):
 class CallWatch:
     """The watch of one worker. See module."""
 
-    def __init__(self, worker: WatchedWorker, calls: WatchedCalls, grace_s: Seconds) -> None:
+    def __init__(self, worker: CallsWorker, calls: WatchedCalls, back: TakingBack, grace_s: Seconds) -> None:
         """:param grace_s: see `NodeSettings.abort_grace_s`"""
         self.pings = False
         """The worker answers pings while calls run."""
@@ -72,6 +53,7 @@ class CallWatch:
         """A look comes."""
         self._worker = worker
         self._calls = calls
+        self._back = back
         self._grace = ceil(grace_s / LOOK_S)
         self._ages: dict[Exchange, int] = {}
         """Looks at abandoned calls, since their callers went."""
@@ -108,11 +90,11 @@ class CallWatch:
 
     def _count(self, bound: list[Exchange]) -> None:
         """Count what it owes. It is silent, or heard again."""
-        worker, calls = self._worker, self._calls
+        worker, back = self._worker, self._back
         if self.answered:
             self._patience, owes = _SILENT, False
         else:
-            owes = self._asked or calls.unbegun or (not self.pings and worker.stopped)
+            owes = self._asked or back.unbegun or (not self.pings and worker.stopped)
         self.answered = False
         self._owed = self._owed + 1 if owes else 0
         late = self._owed >= self._patience or (self._owed >= _SILENT and worker.stopped)
@@ -120,11 +102,11 @@ class CallWatch:
             self.silent = owes
             if owes:
                 self._patience = min(2 * self._patience, self._grace)
-            calls.say_silent(owes)
+            self._calls.say_silent(owes)
         if bound and not self._asked and (self.pings or self.silent):
-            self._asked = calls.ping()
+            self._asked = back.ping()
         if self.silent:
-            calls.take_all_back()
+            back.give_all_back("its worker gives no sign of life")
 
     def _why_end(self, bound: list[Exchange]) -> str:
         """Return why the worker ends; empty: it does not."""

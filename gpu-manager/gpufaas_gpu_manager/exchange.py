@@ -8,24 +8,21 @@ caller may still be reading, but holds no device.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Protocol
 
 from gpufaas_core.answer_buffer import AnswerBuffer
+from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import Bytes, CallId
-from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
+from gpufaas_core.model import Bytes, CallId, Seconds
+from gpufaas_core.steps import Step
+from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead, ReadyHead
 from gpufaas_functions.body_file import BodyFile
-from gpufaas_gpu_manager import exchange_state as states
-
-MODEL_BUFFER: Final[Bytes] = 8 * 1024 * 1024
-"""Bytes of an answer that a node holds for a slow reader before the model has to wait."""
-STREAM_BUFFER: Final[Bytes] = 256 * 1024
-"""As many bytes of CPU functions, which hold no device and so may wait."""
+from gpufaas_gpu_manager.node_call import BIND, FOLLOW, GIVEN_UP, NodeCall
 
 
 class Slot(Protocol):
-    """Carries one call at a time to a worker: a socket with frames, or a connection that speaks HTTP."""
+    """Carries one call at a time to a worker: a connection with frames, or one that speaks HTTP."""
 
     def begin(self, exchange: "Exchange", head: CallHead, body: bytes | memoryview) -> None:
         """Send the call. Its answer or failure goes first to the slot's owner (`on_done`), then to the exchange."""
@@ -44,108 +41,81 @@ class Slot(Protocol):
     def resume(self) -> None: ...
 
 
-class AheadSlot(Slot, Protocol):
-    """A slot that carries batches, too, and takes a call or batch beside that which it has, to begin it afterwards."""
+class CallWorker(Protocol):
+    """The worker of a call."""
+
+    spec: WorkerSpec
+    ready_head: ReadyHead | None
+    """What it has said when it was ready; None: it loads."""
 
     @property
-    def marked(self) -> bool:
-        """Whether what was marked last may be dropped yet: nothing else can be marked."""
+    def serves(self) -> bool:
+        """Whether it is ready, and is not told to end."""
 
-    def begin_batch(self, calls: int) -> None:
-        """The so many calls that begin next, at once, are a batch: if the slot has one, that which follows it."""
+
+class CallOwner(Protocol):
+    """The calls of one worker (`WorkerCalls`), as their exchanges, slots and grants use them."""
+
+    exchanges: "dict[CallId, Exchange]"
+    """The calls that have a grant on the worker and are not over."""
+    free: list[Slot]
+    """The slots that have no call."""
 
     @property
-    def busy(self) -> bool:
-        """Whether the worker has a call or batch to run."""
+    def worker(self) -> CallWorker: ...
 
-    @property
-    def unbegun(self) -> bool:
-        """Whether the worker has certainly not begun what it has to run, though all of that was sent."""
+    def bind(self, exchange: "Exchange") -> None:
+        """Give a call to a slot, or let it wait for one."""
 
-    def can_wait(self, exchange: "Exchange") -> bool:
-        """Whether that call can be sent beside what the slot has, and be taken back."""
+    def come(self, exchange: "Exchange") -> None:
+        """A call has come: it begins now, or waits."""
 
-    def mark(self, *, all_of_it: bool = False) -> bool:
-        """
-        Have the worker drop what waits there, unless it has begun it: then `on_dropped` of the slot's owner is called,
-        if `take_back` did not find that before. False: there is nothing that it could be told to drop.
+    def cancel(self, exchange: "Exchange") -> None:
+        """Nobody waits for *exchange*, which a slot has, or the policy has stopped it."""
 
-        :param all_of_it: also what comes first, if the worker has not begun that
-        """
+    def give_back(self, exchange: "Exchange", reason: str) -> None:
+        """Have a call placed again, with its batch, unless its worker has begun it."""
 
-    def take_back(self) -> "list[Exchange]":
-        """Return what will certainly be dropped, since it was marked `begun.GRACE_S` ago: the slot has it no more."""
+    def leave(self, exchange: "Exchange") -> None:
+        """End an exchange that no slot has. The worker may go on loading, for the next call."""
 
-    def ping(self) -> None:
-        """Ask the worker for a sign of life: `on_pong`, at the latest when it runs no call."""
+    def refuse(self, exchange: "Exchange", reason: str, *, blameless: bool = False) -> None:
+        """Have the call, of which the worker took nothing, placed again. :param blameless: see `NodeRefused`"""
+
+    def on_done(
+        self, slot: Slot, exchange: "Exchange", run_s: Seconds, peak: Bytes, out_of_memory: bool, ok: bool,
+        free: bool = True,
+    ) -> None:  # fmt: skip
+        """A call has ended. :param free: *slot* has no other one"""
 
 
-class Exchange(AnswerBuffer):
-    """See module."""
+class Exchange(AnswerBuffer, NodeCall):
+    """See module: a `NodeCall`, and the answer on its way to the caller."""
 
     __slots__ = (
-        "_bound", "body", "bound_at", "file", "grant", "head", "kept", "name", "once", "opened_at", "slot", "state",
-        "timeout_s", "watcher", "worker",
+        "_bound", "bodiless", "body", "bound_at", "file", "grant", "head", "kept", "name", "once", "opened_at", "owner",
+        "slot", "state", "stopped", "timeout_s", "watcher",
     )  # fmt: skip
 
-    def __init__(self, grant: Grant, worker: Any, loop: asyncio.AbstractEventLoop, now: float) -> None:
-        AnswerBuffer.__init__(self, loop, MODEL_BUFFER)
-        self.grant = grant
-        self.worker = worker
-        """The node's `Worker`, which imports this module."""
-        self.head: CallHead | None = None
-        """The call, until a slot takes it."""
-        self.body: bytes | memoryview = b""
+    def __init__(self, grant: Grant, owner: CallOwner, loop: asyncio.AbstractEventLoop, now: Seconds) -> None:
+        AnswerBuffer.__init__(self, loop, limit=0)  # `bind` says it
+        NodeCall.__init__(self, grant, now)
+        self.owner = owner
+        """Its worker's calls."""
         self.file: BodyFile | None = None
         """The body, if it lies in a file, until a worker has it."""
-        self.name = grant.calls[0]
-        """Of the call for its worker: before it comes, that of its grant."""
         self.slot: Slot | None = None
-        self.kept = 0
-        """The gateway keeps its grant, and it is so many'th call by it. 0: the end of the call is that of the grant."""
-        self.once = False
-        """It cannot run again: its body streams, or its answer does and has begun."""
-        self.state: int = states.OPENED
-        """One of `exchange_state`, and changed only by its steps."""
-        self.opened_at = now
-        self.timeout_s = 0.0
-        """The time limit of its call, about from `bound_at`; 0.0: it is not known."""
-        self.bound_at = now
+        """It has the call from its begin, or from when it went ahead."""
         self.watcher: Callable[[], None] | None = None
         """Called when there may be more of the answer to `take`."""
         self._bound: asyncio.Future[None] | None = None
         """The sender of a body that streams waits for a slot. It runs beside the reader of the answer."""
 
-    @property
-    def finished(self) -> bool:
-        """Whether its worker has finished it, or is gone."""
-        return self.state >= states.FINISHED
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether nobody waits for its answer."""
-        return self.state in states.GIVEN_UP
-
-    @property
-    def untouched(self) -> bool:
-        """Whether its call can be placed again."""
-        return self.state in states.UNTOUCHED
-
-    @property
-    def further(self) -> int:
-        """How many calls ran before it by its grant."""
-        return self.kept - 1 if self.kept else 0
-
     # --- the gateway's side ---
-
-    def arrive(self, head: CallHead, body: bytes | memoryview) -> None:
-        """Take its call, which has come."""
-        self.state = states.ARRIVE[self.state]
-        self.head, self.body, self.name, self.timeout_s = head, body, CallId(head.call), head.timeout_s
 
     @property
     def loading_s(self) -> float:
-        return time.monotonic() - self.opened_at if self.worker.ready_head is None else 0.0
+        return time.monotonic() - self.opened_at if self.owner.worker.ready_head is None else 0.0
 
     async def send_body(self, piece: bytes) -> None:
         """Send a piece of a body that streams; wait while the worker does not read. Nothing, once the call is over."""
@@ -199,9 +169,14 @@ class Exchange(AnswerBuffer):
 
     # --- the worker's side ---
 
-    def bind(self, slot: Slot, now: float, buffer: Bytes) -> None:
-        """The slot takes the call. *buffer*: so much of its answer is kept for a slow caller."""
-        self.state = states.BIND[self.state]
+    def bind(self, slot: Slot, now: Seconds, buffer: Bytes, step: Step = BIND) -> None:
+        """
+        The slot takes the call.
+
+        :param buffer: so much of its answer is kept for a slow caller
+        :param step: `GO_AHEAD`: its worker begins it only when what it runs has ended
+        """
+        self.state = step[self.state]
         self.slot = slot
         self.bound_at = now
         self.load_s = now - self.opened_at
@@ -214,20 +189,13 @@ class Exchange(AnswerBuffer):
             self.on_run()
         self._wake_sender()
 
-    def send_ahead(self, slot: Slot, now: float, buffer: Bytes) -> None:
-        """The slot takes the call, and its worker begins it only when what it runs has ended."""
-        self.bind(slot, now, buffer)
-        if self.state == states.RUNNING:
-            self.state = states.HOLD[self.state]
-
-    def follow(self, now: float) -> None:
+    def follow(self, now: Seconds) -> None:
         """What ran before it has ended: its worker may have begun it."""
         self.bound_at = now
-        if self.state == states.UNSENT:
-            self.state = states.SEND[self.state]
+        self.state = FOLLOW[self.state]
 
     def on_answer(self, head: AnswerHead, body: bytes | memoryview) -> None:
-        if self.state not in states.GIVEN_UP:
+        if self.state not in GIVEN_UP:
             self._chunks.append((head, body, True))
             if self.resume is not None:
                 self.resume()  # in this turn of the loop: here is nothing left to do
@@ -241,7 +209,7 @@ class Exchange(AnswerBuffer):
             self._wake()
 
     def on_chunk(self, piece: bytes) -> None:
-        if self.state not in states.GIVEN_UP:
+        if self.state not in GIVEN_UP:
             self._pass_or_keep(piece)
 
     def on_end(self, end: EndHead) -> None:

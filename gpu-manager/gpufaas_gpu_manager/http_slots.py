@@ -19,9 +19,9 @@ from gpufaas_core.plausible import why_no_answer
 from gpufaas_core.wire.bodies import FILE, STREAM, UPGRADE
 from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
 from gpufaas_functions.body_file import BodyFile
-from gpufaas_gpu_manager import exchange_state as states
-from gpufaas_gpu_manager.exchange import Exchange, Slot
+from gpufaas_gpu_manager.exchange import CallOwner, Exchange, Slot
 from gpufaas_gpu_manager.http_messages import SWITCHED, AnswerParser, BadHttp, chunk, declared_length, request_head
+from gpufaas_gpu_manager.node_call import HOLD, SEND
 from gpufaas_gpu_manager.proc import is_exiting
 
 SHORT: Final = 16 * 1024
@@ -58,13 +58,12 @@ async def connected(path: str) -> socket.socket:
 
 
 class HttpOwner(Protocol):
-    """What a slot tells its worker."""
+    """The worker of a slot."""
 
     pid: int | None
 
-    def on_done(
-        self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool
-    ) -> None: ...
+    @property
+    def calls(self) -> CallOwner: ...
 
     def on_slot_lost(self) -> None: ...
 
@@ -115,7 +114,7 @@ class HttpSlot:
             self._may_retry = False
             self.close()
             if head.body_mode != STREAM:
-                exchange.state = states.HOLD[exchange.state]  # the worker may die before the connection is there
+                exchange.step(HOLD)  # the worker may die before the connection is there
             self._task = self.loop.create_task(self._connect(head, body))
 
     def cancel(self, exchange: Exchange) -> None:
@@ -180,7 +179,7 @@ class HttpSlot:
             else:
                 self._connection = connection
                 if self._exchange is not None:
-                    self._exchange.state = states.SEND[self._exchange.state]
+                    self._exchange.step(SEND)
                 self._send(connection, head, body)
         _wake(self._connected)
 
@@ -286,7 +285,7 @@ class HttpSlot:
         run_s = time.monotonic() - self._begun_at
         self._exchange = self._head = None
         self._body = b""
-        self._owner.on_done(self, exchange, run_s, 0, False, ok)
+        self._owner.calls.on_done(self, exchange, run_s, 0, False, ok)
         return run_s
 
     def close(self) -> None:

@@ -8,10 +8,11 @@ from typing import Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import Bytes
+from gpufaas_gpu_manager.calls_ports import DevicePort
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.proc import progress_of
+from gpufaas_gpu_manager.running import Running
 from gpufaas_gpu_manager.timers import Timers
-from gpufaas_gpu_manager.worker_calls import DevicePort, Running
 
 LOOKS: Final = 4
 """At progress, within the time that a load may make none."""

@@ -39,6 +39,7 @@ from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.grants import Grants
 from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.launch.recipes import Bundles, Recipes
+from gpufaas_gpu_manager.open_calls import OpenCalls
 from gpufaas_gpu_manager.output import LogSink
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -81,7 +82,8 @@ class Node:
         node = devices[0].device.node if devices else NodeId("")
         self.staging = Staging(node, self.host_cache, bundles, report, fetch)
         recipes = Recipes(bundles, settings, self.enforcement, threads, self.host_cache)
-        self.host = Supervisor(recipes, logs, report, on_said, containers, fetch)
+        self._calls = OpenCalls(settings.untaken_s)
+        self.host = Supervisor(recipes, logs, report, on_said, containers, fetch, self._calls.over)
         for each in devices:
             each.device = replace(
                 each.device,
@@ -91,8 +93,7 @@ class Node:
             )
         self._devices = {each.device.id: WorkerDevice(each, self.host.parks) for each in devices}
         self.functions = Functions(self._devices, bundles, self.host, self.staging)
-        self.grants = Grants(self._devices, self.functions.specs, self.host)
-        self.host.over = self.grants.over
+        self.grants = Grants(self._devices, self.functions.specs, self.host, self._calls)
         self.host.on_loaded = self.staging.loaded
         self.host.on_gone = lambda worker: self.functions.unmount_if_gone(worker.spec.function)
 
@@ -118,7 +119,7 @@ class Node:
         for device in self._devices.values():
             await asyncio.to_thread(device.source.close)
         await asyncio.to_thread(self.enforcement.close)
-        self.grants.close()
+        self._calls.close()
 
     async def watch_devices(self, on_lost: Callable[[str], None], every_s: Seconds = 2.0) -> None:
         """

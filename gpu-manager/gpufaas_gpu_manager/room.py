@@ -8,9 +8,11 @@ from typing import Final
 from gpufaas_core.messages import Parked, Unparked
 from gpufaas_core.model import Bytes, CopyId
 from gpufaas_core.units import format_bytes
+from gpufaas_core.wire.bodies import STREAM, UPGRADE
 from gpufaas_gpu_manager.devices import NodeDevice
-from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.exchange import CallOwner, Exchange
 from gpufaas_gpu_manager.ledger import MemoryLedger
+from gpufaas_gpu_manager.node_call import LEAVE, QUEUE
 from gpufaas_gpu_manager.parked import ParkedWorkers
 from gpufaas_gpu_manager.successions import Successions
 from gpufaas_gpu_manager.worker import Worker
@@ -37,20 +39,45 @@ class WorkerDevice:
         self.waiting: deque[Worker] = deque()
         self.successions = Successions(self.workers, self.waiting, self.ledger, self.admit)
         self.unled: deque[Exchange] = deque()
-        """Calls that no scheduler ordered, and that wait for compute."""
+        """Calls that no scheduler ordered, and that wait for compute, in the order in which they came."""
         self._settling = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def has_compute_for(self, worker: Worker) -> bool:
-        """Whether a call that no scheduler ordered may begin on *worker*: a slot of it, and the compute, are free."""
-        need = worker.spec.need
-        reserved = need.reserved
-        if not reserved:
+    def defer(self, exchange: Exchange) -> bool:
+        if self._has_compute_for(exchange.owner):
+            return False
+        assert exchange.head is not None
+        if exchange.head.body_mode not in (STREAM, UPGRADE):  # pieces of these may come at once
+            exchange.step(QUEUE)
+        self.unled.append(exchange)
+        return True
+
+    def call_over(self, worker: Worker) -> None:
+        """A call of *worker* is over: it may end if it was replaced, and calls may begin that no scheduler ordered."""
+        if worker.replaced:
+            self.successions.end_replaced(worker)
+        while self.unled:
+            following = self.unled[0]
+            owner = following.owner
+            waits = not following.finished and owner.worker.serves
+            if waits and not self._has_compute_for(owner):
+                break
+            self.unled.popleft()
+            if waits:
+                following.step(LEAVE)
+                owner.bind(following)
+
+    def _has_compute_for(self, calls: CallOwner) -> bool:
+        """Whether a call that no scheduler ordered may begin: a slot of its worker, and the compute, are free."""
+        need = calls.worker.spec.need
+        if not need.reserved:
             return True
-        if need.sharing != "spatial" and worker.calls.compute:
-            return worker.calls.has_slot  # the compute that one of its calls holds is for all of them
-        used = sum(each.calls.compute for each in self.workers.values())
-        return worker.calls.has_slot and used + reserved <= self.source.device.compute
+        if not calls.free:
+            return False
+        if need.sharing != "spatial" and compute_of(calls):
+            return True  # the compute that one of its calls holds is for all of them
+        used = sum(compute_of(each.calls) for each in self.workers.values())
+        return used + need.reserved <= self.source.device.compute
 
     def add(self, worker: Worker) -> None:
         """Start *worker* when there is room for it."""
@@ -120,8 +147,6 @@ class WorkerDevice:
         new.used_at, new.asked_at = old.used_at, old.asked_at
         self.successions.has_place_of(old)
         old.calls.hand_all_over(new.calls)
-        for exchange in new.calls.exchanges.values():
-            exchange.worker = new
         if old in self.waiting:
             self.waiting.remove(old)
         self.waiting.appendleft(new)
@@ -136,7 +161,7 @@ class WorkerDevice:
             if resident.wanted > resident.memory and self.ledger.resize(resident.number, resident.wanted):
                 resident.limit_to(resident.wanted)
             ready = resident.state is WorkerState.READY and resident.told
-            if ready and resident.calls.unbound and not self._is_to_grow(resident):
+            if ready and resident.calls.waiting.line and not self._is_to_grow(resident):
                 resident.outgrown = False
                 resident.calls.bind_waiting()
         while self.waiting and not self._settling:
@@ -238,6 +263,16 @@ class WorkerDevice:
         self._settling -= 1
         self.ledger.release(worker.number)
         self.admit()
+
+
+def compute_of(calls: CallOwner) -> int:
+    """Return what a worker has of its device's compute now, in per cent: for good, and by the grants that run."""
+    need = calls.worker.spec.need
+    if not need.reserved:
+        return need.held
+    running = (each.grant for each in calls.exchanges.values() if each.slot is not None and not each.finished)
+    grants = {each.call if each.number < 0 else each.number for each in running}  # no scheduler: all are -1
+    return need.reserved * (len(grants) if need.sharing == "spatial" else bool(grants))
 
 
 def _shrink(worker: Worker, memory: Bytes) -> None:

@@ -96,7 +96,5 @@ class Successions:
         new.used_at = old.used_at
         self.has_place_of(old)
         old.calls.hand_over(new.calls)
-        for exchange in new.calls.unbound:
-            exchange.worker = new
         new.calls.bind_waiting()
         self.end_replaced(old)

@@ -20,9 +20,9 @@ from gpufaas_gpu_manager.parked import ParkedWorkers
 from gpufaas_gpu_manager.parking import Parking
 from gpufaas_gpu_manager.proc import cpu_seconds, usage_of
 from gpufaas_gpu_manager.room import WorkerDevice
+from gpufaas_gpu_manager.running import Running
 from gpufaas_gpu_manager.standbys import Standbys
 from gpufaas_gpu_manager.worker import Worker, WorkerDevicePort
-from gpufaas_gpu_manager.worker_calls import Running
 from gpufaas_gpu_manager.worker_state import WorkerState
 
 
@@ -53,11 +53,10 @@ class Supervisor:
     """
     See module. `WorkerHost` of all of them.
 
-    The node sets `over`, called with a call that has no worker any more; `on_gone`, with a worker that has no process,
-    and will have none; and `on_loaded`, with what one that is ready runs.
+    The node sets `on_gone`, called with a worker that has no process, and will have none; and `on_loaded`, with what
+    one that is ready runs.
     """
 
-    over: Callable[[Exchange], None]
     on_gone: Callable[[Worker], None]
     on_loaded: Callable[[WorkerSpec], None]
 
@@ -69,7 +68,10 @@ class Supervisor:
         on_said: Callable[[str], None],
         containers: ContainerEngine | None,
         fetch: Callable[[WorkerSpec], Awaitable[str]] | None,
+        over: Callable[[Exchange], None],
     ) -> None:
+        """:param over: called with a call that has no worker any more"""
+        self.over = over
         self.settings = recipes.settings
         self.recipes = recipes
         self.logs = logs

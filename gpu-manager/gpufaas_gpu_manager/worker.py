@@ -18,17 +18,20 @@ from gpufaas_core.errors import GpufaasError
 from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, Seconds, copy_id
 from gpufaas_core.wire.heads import WARM, FailedHead, Imported, ParkedHead, ReadyHead, WokenHead
+from gpufaas_gpu_manager.calls_ports import CallsHost, DevicePort
 from gpufaas_gpu_manager.disk_watch import watch_disk
 from gpufaas_gpu_manager.enforcement import WorkerLimits
+from gpufaas_gpu_manager.exchange import Exchange, Slot
 from gpufaas_gpu_manager.isolation.binds import advice
 from gpufaas_gpu_manager.isolation.walls import Own
+from gpufaas_gpu_manager.last_calls import conclude, lose
 from gpufaas_gpu_manager.load_watch import watch_load
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink, Output
 from gpufaas_gpu_manager.proc import parent_of, state_of
-from gpufaas_gpu_manager.slot_protocol import SlotOwner
+from gpufaas_gpu_manager.running import Running
 from gpufaas_gpu_manager.timers import Timers
-from gpufaas_gpu_manager.worker_calls import CallsHost, DevicePort, Running, WorkerCalls
+from gpufaas_gpu_manager.worker_calls import WorkerCalls
 from gpufaas_gpu_manager.worker_end import Cause, end_of
 from gpufaas_gpu_manager.worker_fetch import WorkerFetch
 from gpufaas_gpu_manager.worker_state import PARKED_STATES, WorkerEvent, WorkerState, advance
@@ -50,6 +53,9 @@ class SuccessionsPort(Protocol):
 
 
 class WorkerDevicePort(DevicePort, Protocol):
+    def call_over(self, worker: "Worker") -> None:
+        """A call of *worker* is over: what waited for that goes on."""
+
     def leave(self, worker: "Worker") -> None:
         """*worker* is reaped: its memory is free when the device says so, too."""
 
@@ -120,7 +126,7 @@ class WorkerHost(CallsHost, Protocol):
         """*worker* is reaped, and leaves its device."""
 
 
-class Worker(SlotOwner):
+class Worker:
     """See module. `begin` starts it."""
 
     def __init__(
@@ -190,16 +196,10 @@ class Worker(SlotOwner):
         self._reaped_with: str | None = None
         self.output = Output(host.logs, f"{spec.name}.{spec.namespace}", f"{device.id.rpartition('/')[2]}-{number}")
         self.timers = Timers()
-        self.calls = calls = WorkerCalls(self, host)
-        self.on_slots, self.on_done, self.on_call_lost = calls.on_slots, calls.on_done, calls.on_call_lost
-        self.watch_abandoned, self.on_pong = calls.watch.begin, calls.watch.on_pong
-        self.ran_out, self.on_dropped = calls.ran_out, calls.on_dropped
-        self.caller_first = not spec.need.compute
-        self.on_broken = self.kill
+        self.calls = WorkerCalls(self, host)
         self._starting: asyncio.Task[None] | None = None
         self._fetch = WorkerFetch(spec)
         self.parking = host.parking(self)
-        self.on_parked, self.on_woken = self.parking.on_parked, self.parking.on_woken
 
     # --- starting ---
 
@@ -292,7 +292,7 @@ class Worker(SlotOwner):
     ) -> None:
         """:param warm_s: the part of its start that is no load"""
         load_s = time.monotonic() - self.asked_at - warm_s
-        for exchange in self.calls.unbound:
+        for exchange in self.calls.waiting:
             exchange.phases, exchange.tier = phases, self.tier
         self.host.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy, self.tier, read_s))
         if self.standby:
@@ -365,6 +365,16 @@ class Worker(SlotOwner):
             self.limits.hold_to(memory)
         self.run.limit_to(memory)
 
+    def on_pong(self) -> None:
+        self.calls.watch.on_pong()
+
+    def call_over(self) -> None:
+        self.device.call_over(self)
+
+    def on_call_lost(self, slot: Slot, exchange: Exchange, reason: str) -> None:
+        """No answer will come for *exchange*, whose slot is not free yet."""
+        lose(self.calls, slot, exchange, reason)
+
     # --- ending ---
 
     def end(self) -> None:
@@ -376,7 +386,7 @@ class Worker(SlotOwner):
             self.on_exited("it was not needed any more")  # it had no process, so it is GONE
         elif self._fetch.goes_on:
             self._fetch.cancel()  # there is no process yet: `_begin` concludes
-        elif self.calls.is_measured:
+        elif self.calls.memory.is_known:
             self.run.end()
         else:
             self.timers.later("measured", _MEASURED_S, self.run.end)
@@ -399,7 +409,7 @@ class Worker(SlotOwner):
 
     def on_measured(self, peak: Bytes, held: Bytes) -> None:
         self.ask_driver(held)
-        self.calls.on_measured(peak)
+        self.calls.memory.tell(peak)
         if self.state is WorkerState.ENDING:
             self.timers.cancel("measured")
             self.run.end()
@@ -448,7 +458,7 @@ class Worker(SlotOwner):
 
         def kill() -> None:
             if not self.reaped and (self.pid is None or state_of(self.pid) not in ("", "Z", "X")):
-                self.on_broken("it closed a connection over which its calls come")
+                self.kill("it closed a connection over which its calls come")
 
         self.timers.later("closed", self.run.death_known_s, kill)
 
@@ -479,11 +489,11 @@ class Worker(SlotOwner):
             self.host.report(ShareKept(self.spec.function, self.device.id, self.copy, kept, end.reason))
         if self.replaced or self.standby:
             # Its copy lives on: only its calls are over.
-            self.calls.conclude(end, again=False, was_ready=False, ended=True)
+            conclude(self.calls, end, again=False, was_ready=False, ended=True)
             return
         calls = len(self.calls.exchanges)
-        refused = self.calls.conclude(
-            end, again=end.place_again, was_ready=before is WorkerState.READY, ended=end.asked_for
+        refused = conclude(
+            self.calls, end, again=end.place_again, was_ready=before is WorkerState.READY, ended=end.asked_for
         )
         for fact in end.facts:
             self.host.report(fact)

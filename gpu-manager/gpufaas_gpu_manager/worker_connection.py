@@ -7,7 +7,7 @@ limited by ROOM.
 
 import asyncio
 import socket
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import msgspec
 
@@ -20,10 +20,9 @@ from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import KIND, LANE, MAX_SAID, BrokenFrame, FrameReader, encode_frame
 from gpufaas_functions.begun import Counts
 from gpufaas_gpu_manager.areas import Areas
-from gpufaas_gpu_manager.slot_protocol import SMALL, SlotOwner, WorkerSlot, check_figures, decoded
+from gpufaas_gpu_manager.worker_slot import SlotOwner, WorkerSlot, check_figures, decoded
+from gpufaas_gpu_manager.worker_wire import WorkerWire
 
-_HELD: Final = 8
-"""Frames for calls that go out together at most: the worker begins meanwhile."""
 _SAID: Final = 2000
 """Characters of a reason."""
 _OF_WORKER: Final = frozenset((Kind.READY, Kind.FAILED, Kind.MEASURED, Kind.PONG, Kind.PARKED, Kind.WOKEN))
@@ -34,11 +33,46 @@ _decode_woken: Final = msgspec.msgpack.Decoder(WokenHead).decode
 _decode_failed: Final = msgspec.msgpack.Decoder(FailedHead).decode
 
 
+class ParkingHeard(Protocol):
+    """What a worker says of its parking (parking.py)."""
+
+    def on_parked(self, head: ParkedHead, /) -> None: ...
+
+    def on_woken(self, head: WokenHead, /) -> None: ...
+
+
+class ConnectedWorker(Protocol):
+    """The worker of a connection, as that tells it what comes."""
+
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def calls(self) -> SlotOwner: ...
+
+    @property
+    def parking(self) -> ParkingHeard: ...
+
+    def on_ready(self, head: ReadyHead, /) -> None: ...
+
+    def on_failed(self, head: FailedHead, /) -> None: ...
+
+    def on_measured(self, peak: Bytes, held: Bytes, /) -> None: ...
+
+    def on_pong(self) -> None: ...
+
+    def kill(self, reason: str, /) -> None: ...
+
+    def on_slot_lost(self) -> None: ...
+
+    def on_slot_closed(self) -> None:
+        """It has closed the connection; as `on_slot_lost` before."""
+
+
 class WorkerConnection(asyncio.Protocol):
     """See module. `slots` carry calls."""
 
     def __init__(
-        self, worker: SlotOwner, counts: Counts, areas: Areas | None = None, files: socket.socket | None = None
+        self, worker: ConnectedWorker, counts: Counts, areas: Areas | None = None, files: socket.socket | None = None
     ) -> None:
         """
         :param counts: of what the worker has begun on each of its slots (`functions/begun.py`)
@@ -46,20 +80,11 @@ class WorkerConnection(asyncio.Protocol):
         :param files: over which open files of bodies go; does not block
         """
         slots = len(counts.begun)
-        self.slots = [WorkerSlot(worker, self, index, counts) for index in range(slots)]
-        self.areas = areas
-        self.files = files
-        self.small = SMALL
-        self.closing = False
-        self.running = self.ended = 0
-        self.shared = slots > 1
+        self.wire = wire = WorkerWire(worker.loop, shared=slots > 1, areas=areas, files=files)
+        self.slots = [WorkerSlot(worker.calls, wire, index, counts) for index in range(slots)]
         self.lost = False
         self._worker = worker
         self._reader = FrameReader(CHUNK_BYTES, slots, MAX_SAID)
-        self._transport: asyncio.Transport | None = None
-        self._held: list[bytes] = []
-        self._full = False
-        self._writable: list[asyncio.Future[None]] = []
         self._closed = False
         """This end closed it."""
         self._broken = False
@@ -67,74 +92,35 @@ class WorkerConnection(asyncio.Protocol):
         """READY or FAILED has come."""
         self._asked = 0
         """The kind of the frame that answers what it was asked; 0: it was asked nothing."""
-        self._pings = 0
-        """The number of pings that are not answered yet."""
 
     # --- to the worker ---
 
-    def write(self, *frame: bytes | memoryview) -> None:
-        if self._held:
-            self.flush()
-        if self._transport is None or self._closed or self._transport.is_closing():
-            self.closing = True
-            return
-        for each in frame:
-            self._transport.write(each)
-
-    def hold(self, frame: bytes) -> None:
-        self._held.append(frame)
-        if len(self._held) == 1:
-            self._worker.loop.call_soon(self.flush)
-        elif len(self._held) == _HELD:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._held:
-            held, self._held = self._held, []
-            self.write(b"".join(held))
-
-    async def drain(self) -> None:
-        while self._full and not self.lost:
-            waits = asyncio.get_running_loop().create_future()
-            self._writable.append(waits)
-            await waits
-
     def limit(self, memory: Bytes) -> None:
         """Tell the worker how much it may occupy of its device."""
-        self.write(encode_frame(Kind.LIMIT, LimitHead(memory)))
+        self.wire.write(encode_frame(Kind.LIMIT, LimitHead(memory)))
 
     def ask(self, kind: int, head: msgspec.Struct | None = None) -> None:
         """Tell the worker to park, or to wake."""
         self._asked = Kind.PARKED if kind == Kind.PARK else Kind.WOKEN
-        self.write(encode_frame(kind, head))
-
-    def ping(self) -> None:
-        """Ask the worker for a sign of life: PONG."""
-        self._pings += 1
-        self.write(encode_frame(Kind.PING))
+        self.wire.write(encode_frame(kind, head))
 
     def end(self) -> None:
         """Let the worker end. What it says until then is heard."""
-        if self._transport is not None and not self.closing:
-            self._transport.write_eof()
-        self._closed = self.closing = True
+        if self.wire.transport is not None and not self.wire.closing:
+            self.wire.transport.write_eof()
+        self._closed = self.wire.closing = True
 
     def close(self) -> None:
         """The worker is gone, or the node closes. What it had not begun can be placed again."""
-        self._closed = self.closing = True
+        self._closed = True
         for slot in self.slots:
             slot.end()
-        if self.areas is not None:
-            self.areas.close()
-        if self.files is not None:
-            self.files.close()
-        if self._transport is not None:
-            self._transport.abort()
+        self.wire.close()
 
     @property
     def unread(self) -> Bytes:
         """What it has sent and waits to be read."""
-        return 0 if self._transport is None else count_unread(self._transport)
+        return 0 if self.wire.transport is None else count_unread(self.wire.transport)
 
     # --- from the worker ---
 
@@ -151,35 +137,35 @@ class WorkerConnection(asyncio.Protocol):
                     slots[kind >> LANE].on_frame(what, header, body)
         except BrokenFrame as exc:
             # The author's code writes to the socket, or the runner is out of step: no later frame can be trusted.
-            self._broken = self.closing = True
-            self._worker.on_broken(f"it sent what it must not: {exc}")
-            if self._transport is not None:
-                self._closed = True
-                self._transport.abort()
+            self._broken = self._closed = self.wire.closing = True
+            self._worker.kill(f"it sent what it must not: {exc}")
+            if self.wire.transport is not None:
+                self.wire.transport.abort()
 
     def _on_frame(self, kind: int, header: bytes) -> None:
         """:raises BrokenFrame: the frame may not come now, or its content is impossible"""
-        if kind == Kind.MEASURED and self.ended:
+        wire = self.wire
+        if kind == Kind.MEASURED and wire.ended:
             # Each of its threads may owe one yet; several slots have one thread more (`functions/slot_threads.py`).
-            self.ended = min(self.ended, len(self.slots) + (len(self.slots) > 1)) - 1
+            wire.ended = min(wire.ended, len(self.slots) + (len(self.slots) > 1)) - 1
             measured = decoded(_decode_measured, header)
             check_figures(0.0, measured.peak)
             check_figures(0.0, measured.held)
             self._worker.on_measured(measured.peak, measured.held)
-        elif kind == Kind.PONG and self._pings:
-            self._pings -= 1
+        elif kind == Kind.PONG and wire.pings:
+            wire.pings -= 1
             self._worker.on_pong()
         elif kind == self._asked == Kind.PARKED:
             self._asked = 0
             parked = decoded(_decode_parked, header)
             check_figures(0.0, parked.held)
-            self._worker.on_parked(msgspec.structs.replace(parked, failed=parked.failed[:_SAID]))
+            self._worker.parking.on_parked(msgspec.structs.replace(parked, failed=parked.failed[:_SAID]))
         elif kind == self._asked:
             self._asked = 0
             woken = decoded(_decode_woken, header)
             if wrong := why_no_phases(woken.phases):
                 raise BrokenFrame(wrong)
-            self._worker.on_woken(msgspec.structs.replace(woken, failed=woken.failed[:_SAID]))
+            self._worker.parking.on_woken(msgspec.structs.replace(woken, failed=woken.failed[:_SAID]))
         elif kind == Kind.FAILED and not self._spoke:
             self._spoke = True
             self._worker.on_failed(shortened(decoded(_decode_failed, header)))
@@ -195,23 +181,19 @@ class WorkerConnection(asyncio.Protocol):
     # --- asyncio's side ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
+        self.wire.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
 
     def pause_writing(self) -> None:
-        self._full = True
+        self.wire.fill(True)
 
     def resume_writing(self) -> None:
-        self._full = False
-        writable, self._writable = self._writable, []
-        for each in writable:
-            if not each.done():
-                each.set_result(None)
+        self.wire.fill(False)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
-        self.lost = self.closing = True
+        self.lost = self.wire.closing = True
         self.resume_writing()
         for slot in self.slots:
             slot.wake_sender()

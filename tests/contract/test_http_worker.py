@@ -417,7 +417,7 @@ async def test_a_connection_that_was_closed_meanwhile_costs_no_call(rig: Rig, fu
     for _ in range(20):
         assert (await rig.call(function, "/close-idle", method="GET"))[1] == b"bye"
         assert (await rig.call(function, "/head", method="GET"))[1] == b"seven77"
-    slots = [*rig.node.workers()[0].calls._free]
+    slots = [*rig.node.workers()[0].calls.free]
     for _ in range(3):
         assert (await rig.call(function, "/close-idle", method="GET"))[1] == b"bye"
         await eventually(lambda: not any(each._connection for each in slots))

@@ -18,9 +18,9 @@ from gpufaas_core.messages import Abort, Finished, Grant, NodeRefused
 from gpufaas_core.model import FunctionId
 from gpufaas_core.wire.bodies import STREAM
 from gpufaas_core.wire.heads import CallHead
-from gpufaas_gpu_manager import worker_calls
+from gpufaas_gpu_manager import taking_back
 from gpufaas_gpu_manager.exchange import Exchange
-from gpufaas_gpu_manager.slot_protocol import WorkerSlot
+from gpufaas_gpu_manager.worker_slot import WorkerSlot
 
 NOTED = """
     import os, time
@@ -271,7 +271,7 @@ async def test_a_call_that_was_abandoned_as_it_began_is_not_run_or_is_told_so(ri
     await asyncio.sleep(0)
     rig.node.execute(Abort(ahead.grant.call, DEVICE))
     rig.gate()
-    rig.worker_has_come_to(rig.slot._number + 1)
+    rig.worker_has_come_to(rig.slot.turns.now.number + 1)
 
     assert (await answered(first))[0] == 200
     await eventually(lambda: ahead.grant.call in rig.ends())
@@ -332,7 +332,7 @@ async def test_calls_go_ahead_of_each_other_and_come_back_at_any_time(
     rig: Ahead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of many calls runs once, or is refused and does not run."""
-    monkeypatch.setattr(worker_calls, "GRACE_S", 0.001)
+    monkeypatch.setattr(taking_back, "GRACE_S", 0.001)
 
     async def serves(exchange: Exchange) -> bool:
         try:

@@ -31,8 +31,8 @@ from gpufaas_gpu_manager.launch.served import Face
 from gpufaas_gpu_manager.launch.upstream import listens, upstream_port
 from gpufaas_gpu_manager.line_limit import Allowance, LineLimit
 from gpufaas_gpu_manager.output import STREAMS
+from gpufaas_gpu_manager.running import Running
 from gpufaas_gpu_manager.worker import Worker
-from gpufaas_gpu_manager.worker_calls import Running
 from gpufaas_gpu_manager.worker_end import killed_for_memory
 
 log = logging.getLogger(__name__)

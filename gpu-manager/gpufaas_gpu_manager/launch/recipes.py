@@ -168,7 +168,7 @@ class Recipes:
             device_memory=0 if source.enforced else worker.memory,
             warm=worker.warms,
             emulated=None if emulation is None or worker.scratch else emulation.start_of(spec, worker.memory),
-            known=worker.calls.known,
+            known=worker.calls.memory.known,
             ports_limited=worker.own.ports is not None,
             parks=spec.kind == "model" and emulation is None and not worker.scratch and self._parks(source),
         )

@@ -44,7 +44,7 @@ class Face:
         loop = asyncio.get_running_loop()
         worker = self._worker
         self._slots = [HttpSlot(worker, host, port, loop) for _ in range(worker.spec.need.slots)]
-        worker.on_slots(self._slots)
+        worker.calls.on_slots(self._slots)
         self._task = loop.create_task(self._look_after(host, port, behind, unix))
 
     def said_all(self) -> bool:

@@ -32,7 +32,7 @@ DEVICE = DeviceId("n/cpu:0")
 class FakeCalls:
     def __init__(self) -> None:
         self.exchanges: dict[CallId, Any] = {}
-        self.unbound: deque[Any] = deque()
+        self.waiting = SimpleNamespace(line=())
         self.watch = SimpleNamespace(silent=False)
 
     def bind_waiting(self) -> None:

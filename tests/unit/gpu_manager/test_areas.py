@@ -25,6 +25,7 @@ from gpufaas_functions.staged import HUGE
 from gpufaas_gpu_manager import areas as module
 from gpufaas_gpu_manager.areas import Areas
 from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.node_call import BIND, GO_AHEAD
 from gpufaas_gpu_manager.worker_connection import WorkerConnection
 
 LARGE = bytes(range(256)) * 4096 * 3
@@ -50,11 +51,12 @@ class Rig:
     def call(self, body: bytes | memoryview = b"", method: str = "POST", slot: int = 0) -> Exchange:
         exchange = exchange_of("c", self.owner)
         exchange.arrive(CallHead("c", method, "/", b"", []), body)
-        exchange.bind(self.connection.slots[slot], 0.0, 1)
+        carrier = self.connection.slots[slot]
+        exchange.bind(carrier, 0.0, 1, GO_AHEAD if carrier.busy else BIND)
         return exchange
 
     def frames(self) -> list[tuple[int, bytes, bytes]]:
-        self.connection.flush()
+        self.connection.wire.flush()
         written, self.transport.written = self.transport.written, b""
         return [(kind & 0xFF, header, body) for kind, header, body in FrameReader(lanes=2).feed(written)]
 
@@ -287,7 +289,7 @@ async def test_after_some_small_answers_no_area_is_lent_for_them(rig: Rig) -> No
         lent += rig.received()[0] is not None
         rig.say(Kind.ANSWER, OK)
     assert 0 < lent < 20
-    assert rig.connection.small > 0
+    assert rig.connection.wire.areas.small > 0
 
 
 async def test_what_is_not_used_goes_back_to_the_kernel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ class Rig:
         self.timers = Timers()
         self.kill = self.killed.append
         self.say_silent = self.said.append
-        self.watch = CallWatch(cast(Any, self), cast(Any, self), GRACE * LOOK_S)
+        self.watch = CallWatch(cast(Any, self), cast(Any, self), cast(Any, self), GRACE * LOOK_S)
         self.watch.pings = pings
 
     def bound(self) -> Iterable[Any]:
@@ -66,7 +66,7 @@ class Rig:
         self.asked += self.frames
         return self.frames
 
-    def take_all_back(self) -> None:
+    def give_all_back(self, _: str) -> None:
         if self.unbegun:
             self.calls, self.unbegun = [], False
 

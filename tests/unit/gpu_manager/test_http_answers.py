@@ -25,6 +25,7 @@ from gpufaas_gpu_manager.http_slots import HERE, HttpSlot
 class Owner:
     def __init__(self, pid: int | None = None) -> None:
         self.pid = pid
+        self.calls = self
         self.done: list[bool] = []
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

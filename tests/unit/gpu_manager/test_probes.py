@@ -72,7 +72,7 @@ class Worker:
         self.memory = 1
         self.ready = 0
         self.killed = ""
-        self.device = self
+        self.device = self.calls = self
 
     def on_slots(self, slots: object) -> None: ...
 

@@ -28,8 +28,8 @@ from gpufaas_core.wire.heads import (
 from gpufaas_core.wire.kinds import KINDS, Kind
 from gpufaas_core.wire.prefix import LANE, PREFIX, FrameReader, encode_frame
 from gpufaas_functions.begun import UNKNOWN, no_counts, taken
-from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.node_call import ABANDON, GO_AHEAD
 from gpufaas_gpu_manager.worker_connection import WorkerConnection
 
 OK = AnswerHead(200, [(b"content-type", b"text/plain")], 0.1)
@@ -75,7 +75,7 @@ class Rig:
         exchange.arrive(CallHead(name, "POST", "/", b"", [], body_mode), b"")
         exchange.bind(self.connection.slots[slot], 0.0, buffer)
         if sent:
-            self.connection.flush()
+            self.connection.wire.flush()
         return exchange
 
 
@@ -129,7 +129,7 @@ async def test_a_call_for_a_worker_with_one_slot_goes_out_at_once() -> None:
     behind = exchange_of("behind", rig.owner)
     behind.arrive(CallHead("behind", "POST", "/", b"", []), b"")
 
-    behind.send_ahead(rig.slot, 0.0, 1)
+    behind.bind(rig.slot, 0.0, 1, GO_AHEAD)
 
     assert rig.transport.written, "no other call could go with it"
 
@@ -343,7 +343,7 @@ async def test_large_answers_of_a_batch_stream_after_the_small_ones() -> None:
 
 async def test_a_worker_that_cancels_a_call_by_itself_has_broken_its_answer_off() -> None:
     rig = Batch()
-    rig.calls[1].state = states.ABANDON[rig.calls[1].state]
+    rig.calls[1].step(ABANDON)
     for _ in range(2):
         rig.say(encode_frame(Kind.HEAD, OK), encode_frame(Kind.END, EndHead(0.1, error="cancelled")))
 
@@ -355,7 +355,7 @@ async def test_of_a_batch_only_an_answer_that_streams_is_cancelled() -> None:
     rig = Batch()
     rig.transport.written = b""
     for each in (rig.calls[0], rig.calls[2]):
-        each.state = states.ABANDON[each.state]
+        each.step(ABANDON)
         rig.slot.cancel(each)
     assert rig.transport.written == b"", "the handler goes on, for the others"
 
@@ -382,7 +382,7 @@ def ahead_of(rig: Batch) -> list[Exchange]:
     rig.slot.begin_batch(2)
     for each in calls:
         each.arrive(CallHead(each.grant.call, "POST", "/", b"", []), b"")
-        each.send_ahead(rig.slot, 0.0, 1)
+        each.bind(rig.slot, 0.0, 1, GO_AHEAD)
     return calls
 
 
@@ -417,8 +417,6 @@ async def test_a_batch_that_followed_can_be_placed_again_until_it_is_begun(begun
     rig = Batch()
     following = ahead_of(rig)
     rig.say(answers(*((place, 0, OK) for place in range(3))))
-    for each in following:
-        each.follow(1.0)
 
     rig.die(begun=2 + begun)
 
@@ -431,7 +429,7 @@ async def test_behind_a_batch_that_went_ahead_cancel_says_which_it_means() -> No
     rig.say(answers((0, 1, OK), (1, 1, OK), body=b"xy"), FIVE)
     rig.transport.written = b""
 
-    rig.calls[2].state = states.ABANDON[rig.calls[2].state]
+    rig.calls[2].step(ABANDON)
     rig.slot.cancel(rig.calls[2])
 
     assert rig.transport.written == encode_frame(Kind.CANCEL, CancelHead(2, 2))
@@ -635,7 +633,7 @@ async def test_who_waits_to_send_a_body_goes_on_when_the_call_ends(end: str) -> 
     if end == "answer":
         rig.say(encode_frame(Kind.ANSWER, OK))
     elif end == "cancel":
-        rig.exchange.state = states.ABANDON[rig.exchange.state]
+        rig.exchange.step(ABANDON)
         rig.slot.cancel(rig.exchange)
     else:
         rig.die()
@@ -651,7 +649,7 @@ async def _send_pieces(exchange: Exchange, count: int) -> None:
 
 async def test_a_sign_of_life_comes_only_when_it_is_asked_for() -> None:
     asked, unasked = Rig(), Rig()
-    asked.slot.ping()
+    asked.connection.wire.ping()
     assert asked.transport.written.endswith(encode_frame(Kind.PING))
 
     for each in (asked, unasked):
@@ -737,8 +735,8 @@ class Ahead(Rig):
         self.behind = exchange_of("behind", self.owner)
         self.behind.arrive(CallHead("behind", "POST", "/", b"", []), b"")
         assert self.slot.can_wait(self.behind)
-        self.behind.send_ahead(self.slot, 0.0, 1)
-        self.connection.flush()
+        self.behind.bind(self.slot, 0.0, 1, GO_AHEAD)
+        self.connection.wire.flush()
         self.transport.written = b""
 
 
@@ -746,7 +744,6 @@ async def test_a_call_that_went_ahead_gets_the_answer_after_that_of_the_one_befo
     rig = Ahead()
 
     rig.say(encode_frame(Kind.HEAD, OK), encode_frame(Kind.CHUNK, None, b"first"), END)
-    rig.behind.follow(1.0)
     rig.say(encode_frame(Kind.ANSWER, OK, b"second"), MEASURED)
 
     assert [rig.exchange.take() for _ in range(2)] == [(OK, b"", False), b"first"]
@@ -761,7 +758,6 @@ async def test_the_caller_has_an_answer_first_where_the_device_runs_the_next_cal
     rig.exchange.resume = rig.behind.resume = lambda: told.append(len(rig.owner.done))
 
     rig.say(encode_frame(Kind.ANSWER, OK))
-    rig.behind.follow(1.0)
     rig.say(encode_frame(Kind.ANSWER, OK))
 
     assert told == [0, 2], "behind the second one there was none"
@@ -773,7 +769,6 @@ async def test_cancel_names_the_call_that_runs(runs: bool) -> None:
     rig = Ahead()
     if not runs:
         rig.say(encode_frame(Kind.ANSWER, OK))
-        rig.behind.follow(1.0)
 
     rig.slot.cancel(rig.exchange)
     rig.slot.cancel(rig.behind)
@@ -783,7 +778,7 @@ async def test_cancel_names_the_call_that_runs(runs: bool) -> None:
 
 async def test_a_call_that_begins_after_its_caller_has_left_is_cancelled() -> None:
     rig = Ahead()
-    rig.behind.state = states.ABANDON[rig.behind.state]
+    rig.behind.step(ABANDON)
 
     rig.say(encode_frame(Kind.ANSWER, OK))
 
@@ -810,9 +805,9 @@ async def test_what_the_worker_had_not_begun_when_it_was_marked_is_the_node_s_ag
     later = rig.bind(0, "later")
     rig.say(dropped(2), encode_frame(Kind.ANSWER, OK, b"later"))
 
-    assert (rig.owner.dropped, rig.owner.broken, rig.connection.running) == (0, "", 0)
+    assert (rig.owner.dropped, rig.owner.broken, rig.connection.wire.running) == (0, "", 0)
     assert later.take() == (OK, b"later", True)
-    assert not rig.slot.marked
+    assert not rig.slot.turns.marked
 
 
 async def test_what_the_worker_had_begun_when_it_was_marked_runs() -> None:
@@ -822,12 +817,11 @@ async def test_what_the_worker_had_begun_when_it_was_marked_runs() -> None:
 
     assert not rig.slot.take_back()
     rig.say(encode_frame(Kind.ANSWER, OK))
-    assert rig.slot.marked
-    rig.behind.follow(1.0)
+    assert rig.slot.turns.marked
     rig.say(encode_frame(Kind.ANSWER, OK, b"ran"))
 
     assert rig.behind.take() == (OK, b"ran", True)
-    assert not rig.slot.marked
+    assert not rig.slot.turns.marked
     assert rig.say(dropped(2)).owner.broken
 
 
@@ -839,7 +833,7 @@ async def test_what_the_worker_says_it_has_dropped_is_no_call_of_the_slot_any_mo
     assert not rig.slot.take_back()
     rig.say(encode_frame(Kind.ANSWER, OK), dropped(2))
 
-    assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, rig.connection.running) == (1, "", False, 0)
+    assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, rig.connection.wire.running) == (1, "", False, 0)
     assert rig.say(dropped(2)).owner.broken, "once"
 
 
@@ -920,11 +914,11 @@ async def test_all_that_a_silent_worker_had_not_begun_is_the_node_s_again() -> N
     assert rig.slot.take_back() == [rig.exchange, rig.behind]
     assert not (rig.slot.busy)
     assert not (rig.slot.unbegun)
-    assert not (rig.connection.running)
+    assert not (rig.connection.wire.running)
     later = rig.bind(0, "later")
     rig.say(dropped(1), dropped(2), encode_frame(Kind.ANSWER, OK, b"later"))
 
-    assert (rig.owner.dropped, rig.owner.broken, rig.slot.marked) == (0, "", False)
+    assert (rig.owner.dropped, rig.owner.broken, bool(rig.slot.turns.marked)) == (0, "", False)
     assert later.take() == (OK, b"later", True)
 
 
@@ -950,7 +944,7 @@ async def test_a_worker_that_goes_on_before_the_node_has_looked_runs_what_it_had
     rig.say(encode_frame(Kind.ANSWER, OK, b"ran"), dropped(2))
 
     assert rig.exchange.take() == (OK, b"ran", True)
-    assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, rig.slot.marked) == (0, "", False, False)
+    assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, bool(rig.slot.turns.marked)) == (0, "", False, False)
 
 
 async def test_a_worker_that_says_first_that_it_dropped_all_has_no_call_any_more() -> None:
@@ -961,7 +955,7 @@ async def test_a_worker_that_says_first_that_it_dropped_all_has_no_call_any_more
 
     rig.say(dropped(1), dropped(2), MEASURED)
 
-    assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, rig.connection.running) == (2, "", False, 0)
+    assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, rig.connection.wire.running) == (2, "", False, 0)
     assert rig.slot.take_back() == []
 
 

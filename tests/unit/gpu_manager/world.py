@@ -39,20 +39,22 @@ class Owner:
         self.done: list[tuple[float, int, bool]] = []
         self.measured: list[int] = []
         self.on_measured = lambda *sizes: self.measured.append(sizes[0])
+        self.calls = self.parking = self.worker = self
+        self.ready_head = None
         self.broken = ""
         self.spoken: list[ReadyHead | FailedHead] = []
-        self.watched = self.pongs = self.dropped = 0
+        self.pongs = self.dropped = 0
         self.closed = 0
         self.on_ready = self.on_failed = self.spoken.append
         self.caller_first = False
 
-    def on_done(self, _: Any, __: Any, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:  # noqa: ARG002
-        self.done.append((run_s, peak, ok))
+    def on_done(self, _: Any, __: Any, run_s: float, peak: int, *oom_ok_last: bool) -> None:
+        self.done.append((run_s, peak, oom_ok_last[1]))
 
     def ran_out(self, said: bytes) -> OutOfMemory:
         return OutOfMemory(said.decode())
 
-    def on_broken(self, reason: str) -> None:
+    def kill(self, reason: str) -> None:
         assert not self.broken, "told once"
         self.broken = reason
 
@@ -61,14 +63,18 @@ class Owner:
     def on_pong(self) -> None:
         self.pongs += 1
 
+    def on_follows(self, exchanges: list[Exchange]) -> None:
+        for each in exchanges:
+            each.follow(1.0)
+
     def on_dropped(self, *_: Any) -> None:
         self.dropped += 1
 
     def on_slot_closed(self) -> None:
         self.closed += 1
 
-    def watch_abandoned(self) -> None:
-        self.watched += 1
+    def cancel(self, exchange: Any) -> None:
+        exchange.slot.cancel(exchange)
 
 
 def grant(call: str) -> Grant:

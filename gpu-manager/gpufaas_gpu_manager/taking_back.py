@@ -1,0 +1,78 @@
+"""What a worker was given, and has certainly not begun, is taken from it, and placed again."""
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from gpufaas_functions.begun import GRACE_S
+from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.timers import Timers
+from gpufaas_gpu_manager.waiting_room import WaitingRoom
+from gpufaas_gpu_manager.worker_slot import WorkerSlot
+from gpufaas_gpu_manager.worker_wire import WorkerWire
+
+
+class UnbegunCalls(Protocol):
+    """The calls of the worker (`WorkerCalls`)."""
+
+    def place_again(self, exchanges: list[Exchange], reason: str, slot: WorkerSlot | None = None) -> None:
+        """*exchanges* were not begun, and are placed again. :param slot: it has them no more"""
+
+
+class TakingBack:
+    """
+    See module. The node marks in shared memory what it wants back from a slot. The worker drops what is marked, and
+    says so; or the node finds a moment later that the worker has not come to it.
+    """
+
+    def __init__(self, timers: Timers, waiting: WaitingRoom, calls: UnbegunCalls) -> None:
+        self.slots: Sequence[WorkerSlot] = ()
+        """The slots of the worker; none, if it cannot be told to drop a call."""
+        self.wire: WorkerWire | None = None
+        """Their connection."""
+        self._timers = timers
+        self._waiting = waiting
+        self._calls = calls
+        self._why = ""
+        """Why calls are taken back."""
+
+    @property
+    def unbegun(self) -> bool:
+        """Whether the worker has not begun all that it was given to run now."""
+        return any(each.unbegun for each in self.slots)
+
+    def ping(self) -> bool:
+        """Ask the worker for a sign of life. False: it gives none when it is asked."""
+        if self.wire is not None:
+            self.wire.ping()
+        return self.wire is not None
+
+    def give_back(self, exchange: Exchange, reason: str) -> None:
+        """Have a call placed again that waits here or went ahead, and its batch, unless its worker has begun it."""
+        if exchange.ahead:
+            self.mark(cast(WorkerSlot, exchange.slot), reason)
+        elif back := self._waiting.take(exchange):
+            self._calls.place_again(back, reason)
+
+    def give_all_back(self, reason: str) -> None:
+        """Have placed again all that the worker has not begun."""
+        waiting = list(self._waiting.line)
+        self._waiting.line.clear()
+        for group in waiting:
+            self._calls.place_again(group, reason)
+        for each in self.slots:
+            self.mark(each, reason, all_of_it=True)
+
+    def mark(self, slot: WorkerSlot, reason: str, *, all_of_it: bool = False) -> None:
+        """Have placed again what waits at *slot*, unless the worker has begun it. :param all_of_it: see `mark` there"""
+        if slot.mark(all_of_it=all_of_it):
+            self._why = reason
+            self._timers.later("taken", GRACE_S, self._look)
+
+    def dropped(self, slot: WorkerSlot, exchanges: list[Exchange]) -> None:
+        """The worker says that it has dropped what was marked."""
+        self._calls.place_again(exchanges, self._why, slot)
+
+    def _look(self) -> None:
+        for slot in self.slots:
+            if back := slot.take_back():
+                self._calls.place_again(back, self._why, slot)
