@@ -18,7 +18,8 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from gpufaas_core.wire.heads import WARM, FailedHead, ReadyHead
+from gpufaas_core.model import Seconds
+from gpufaas_core.wire.heads import WARM, FailedHead, Imported, ReadyHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import encode_frame
 from gpufaas_functions import answers, author_modules, batches, exit_hooks, staged
@@ -94,8 +95,6 @@ def run(
     :param clocks: on an emulated device, one for each slot
     :param shared: the memory that the node lends areas of (`areas`)
     """
-    together: BatchHandler | None = None
-    parking: Parking | None = None
     os.register_at_fork(after_in_child=control.close)  # a fork that returns from the handler would answer calls, too
     if "tempfile" in sys.modules:
         vars(sys.modules["tempfile"])["tempdir"] = None  # the fork server's: here TMPDIR is the scratch directory
@@ -106,36 +105,18 @@ def run(
         began = time.perf_counter()
         about = start.emulated
         handler = import_handler(start) if about is None else EmulatedHandler(about, start.function, clocks)
-        handle: Handle
+        is_loop = is_async(getattr(handler, "handle", None))
         if start.check:
             control.sendall(encode_frame(Kind.READY, ReadyHead(0, [], imported=imports.told())))
             return 0
-        if start.kind == "model":
-            model = handler.load(start.device)
-            exit_hooks.kept.append(model)
-            memory.synchronize()
-            loaded_s = time.perf_counter() - began
-            imported = imports.told(sum(spent().values()))
-            warmed = _warm_up(handler, model, memory) if start.warm else []
-            handle, together = _with_model(handler, model)
-            if start.parks:
-                parking = Parking(handler, model, start.device, memory)
-        else:
-            handle = handler.handle
-            loaded_s, warmed = time.perf_counter() - began, []
-            imported = imports.told()
-        told = spent()  # by loaders of weights
-        phases = [(name, seconds) for name, seconds in told.items() if seconds]
-        phases += [("init", loaded_s - sum(told.values())), *warmed]
+        served, phases, imported = _load(start, handler, memory, imports, began)
     except BaseException as exc:
         _say_failed(control, exc)
         return 1  # every error of a load ends this worker
     os.register_at_fork(before=keep_bodies, after_in_child=leave_areas)
-    served = Served(start.function, start.device, handle, memory, together if start.batch > 1 else None, parking)
-    is_loop = is_async(getattr(handler, "handle", None))
     head = ReadyHead(
         memory.loaded(), phases, fork_point().data, is_loop or start.slots > 1, memory.held(), staged.used(),
-        parking is not None and parking.can, imported,
+        served.parking is not None and served.parking.can, imported,
     )  # fmt: skip
     ready = encode_frame(Kind.READY, head)
     if is_loop:
@@ -152,6 +133,36 @@ def run(
     flush_at_exit(connection.flush_at_exit)
     (OneSlot if start.slots == 1 else SlotThreads)(served, connection, Shared(counts, shared, files)).serve()
     return 0
+
+
+def _load(
+    start: WorkerStart, handler: Any, memory: Memory, imports: Imports, began: Seconds
+) -> tuple[Served, list[tuple[str, Seconds]], Imported | None]:
+    """
+    Return what the worker serves, what the load took by phase, and what its imports were. Raises what the author's code
+    raises.
+
+    :param began: when its import began, by `time.perf_counter`
+    """
+    if start.kind != "model":
+        loaded_s, imported = time.perf_counter() - began, imports.told()
+        return Served(start.function, start.device, handler.handle, memory), _phases(loaded_s), imported
+    model = handler.load(start.device)
+    exit_hooks.kept.append(model)
+    memory.synchronize()
+    loaded_s = time.perf_counter() - began
+    imported = imports.told(sum(spent().values()))
+    warmed = _warm_up(handler, model, memory) if start.warm else []
+    handle, together = _with_model(handler, model)
+    parking = Parking(handler, model, start.device, memory) if start.parks else None
+    served = Served(start.function, start.device, handle, memory, together if start.batch > 1 else None, parking)
+    return served, _phases(loaded_s) + warmed, imported
+
+
+def _phases(loaded_s: Seconds) -> list[tuple[str, Seconds]]:
+    """Return the parts of a load that took so long: what loaders of weights have spent, and the rest."""
+    told = spent()
+    return [*((name, seconds) for name, seconds in told.items() if seconds), ("init", loaded_s - sum(told.values()))]
 
 
 def _say_failed(control: socket.socket, exc: BaseException) -> None:
