@@ -36,9 +36,6 @@ class Served(NamedTuple):
 class Turns(Protocol):
     """Who gives threads to calls (`slot_threads`)."""
 
-    def long(self, work: Work) -> None:
-        """*work* may take long, however quick the handler is."""
-
     def wait(self, work: Work) -> None:
         """Wait until something may have come for *work*. :raises Closed: the connection is closed"""
 
@@ -79,7 +76,6 @@ class CallRunner:
         stream, pieces = None, None
         if isinstance(body, BodyStream):
             stream, pieces = body, partial(self._pieces, work, body)
-            self._turns.long(work)
         began = time.perf_counter()
         try:
             event = event_of(head, body, pieces)

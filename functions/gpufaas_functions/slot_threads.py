@@ -86,9 +86,6 @@ class OneSlot(Slots):
                         self.say()  # what runs next does not hold up the answer; the node takes one figure for each
                     work = work.slot.end()
 
-    def long(self, work: Work) -> None:
-        """Nobody else waits for this thread."""
-
     def wait(self, work: Work) -> None:  # noqa: ARG002 - what comes for others waits in the slot
         self.next_work()
 
@@ -176,9 +173,6 @@ class SlotThreads(Slots):
     def run(self, work: Work) -> Seconds:
         """Run *work*, unless it was taken back. See `CallRunner.run`."""
         return self._runner.run(work) if work.slot.begin(work) else -1.0
-
-    def long(self, work: Work) -> None:
-        self._step_aside(work)
 
     def _step_aside(self, work: Work) -> None:
         """*work* takes long, or may: if it runs in the leader, another thread leads from now on."""
