@@ -359,6 +359,29 @@ def write(rows: list[dict[str, Any]], rounds: int, private: dict[str, list[float
     write_part(ROOT / "README.md", "benchmarks/coldstart.py", f"{table(heads, short(rows))}\n\n{told}")
 
 
+def measured(options: argparse.Namespace, models: tuple[str, ...]) -> Rounds:
+    """Start *models* on each platform and by hand, by turns."""
+    console = Console(stderr=True)
+    rounds = Rounds()
+    with contextlib.ExitStack() as stack:
+        wanted = [("as it is", ROOT, [])]
+        if options.park:
+            wanted.append(("parking", ROOT, ["--park"]))
+        else:
+            wanted += [(name, ROOT, [flag, "0"]) for name, flag in VARIANTS if serves_with(ROOT, flag)]
+        with console.status("building and deploying"):
+            platforms = [stack.enter_context(serve(*each, models, options.threads)) for each in wanted]
+            hand = stack.enter_context(by_hand(options.threads))
+        for turn in range(options.rounds + 1):
+            for model in models:
+                with console.status(f"{model}, round {turn} of {options.rounds}"):
+                    rounds.one(hand, platforms, model, keep=turn > 0)  # the first warms profiles and page cache
+            for served in platforms:
+                with console.status(f"1 GiB of private memory, round {turn} of {options.rounds}"):
+                    rounds.free(served)
+    return rounds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="of torch, in each start; they wait for each other")
@@ -385,24 +408,7 @@ def main() -> int:
         return pairs.finish(options)
     if ECHO in models:
         parser.error(f"{ECHO} has no weights: it is measured by itself, or with --base")
-    console = Console(stderr=True)
-    rounds = Rounds()
-    with contextlib.ExitStack() as stack:
-        wanted = [("as it is", ROOT, [])]
-        if options.park:
-            wanted.append(("parking", ROOT, ["--park"]))
-        else:
-            wanted += [(name, ROOT, [flag, "0"]) for name, flag in VARIANTS if serves_with(ROOT, flag)]
-        with console.status("building and deploying"):
-            platforms = [stack.enter_context(serve(*each, models, options.threads)) for each in wanted]
-            hand = stack.enter_context(by_hand(options.threads))
-        for turn in range(options.rounds + 1):
-            for model in models:
-                with console.status(f"{model}, round {turn} of {options.rounds}"):
-                    rounds.one(hand, platforms, model, keep=turn > 0)  # the first warms profiles and page cache
-            for served in platforms:
-                with console.status(f"1 GiB of private memory, round {turn} of {options.rounds}"):
-                    rounds.free(served)
+    rounds = measured(options, models)
     rows = rounds.medians()
     if rounds.still_cached > 0.01:
         told = f"{rounds.still_cached:.0%} of the weights' pages stayed in the page cache"

@@ -248,7 +248,7 @@ class _Build:
         target = [replace(each, nodes=()) for each in self.target.environments] if self.target else []
         how = (template.kind, template.name, template.command, template.workdir, template.port, template.env)
         asked = [each.digest for each in self.requirements if each.asks]
-        args, python = sorted(request.build_args.items()), self._python()
+        args, python = sorted(request.build_args.items()), _python()
         return key_of(_FORMAT, how, args, request.allows_pickle, python, asked, target, self.hashes)
 
     def earlier(self) -> _Stamp | None:
@@ -259,16 +259,9 @@ class _Build:
 
     def is_up_to_date(self, stamp: _Stamp, inputs: str) -> bool:
         """Whether an earlier build was from the same *inputs*, and is whole."""
-        return stamp.inputs == inputs + self._locked() and all(each.is_whole(self.folder) for each in stamp.outputs)
-
-    def _locked(self) -> str:
-        file = self.handler / LOCK
-        return hash_file(file) if file.is_file() else ""
-
-    def _python(self) -> object:
-        """What build.py is run by."""
-        packages = [each.version for name in sorted(RESERVED) for each in importlib.metadata.distributions(name=name)]
-        return platform.python_version(), platform.machine(), packages
+        return stamp.inputs == inputs + _hash_lock(self.handler) and all(
+            each.is_whole(self.folder) for each in stamp.outputs
+        )
 
     # --- making it ---
 
@@ -280,7 +273,8 @@ class _Build:
         made_key, made = self._made(lock)
         code = {name: path for name, path in self.files.items() if name not in made.replaced}
         known = {(os.path.abspath(folder / e.path), e.identity): e.sha256 for e in (before.outputs if before else ())}
-        weights = {name: (path, self._hash(path, known)) for name, path in code.items() if self._is_weights(name, path)}
+        found = {name: path for name, path in code.items() if self._is_weights(name, path)}
+        weights = {name: (path, _hash_weights(path, known, self.progress)) for name, path in found.items()}
         tree = self.parts.tree(made_key)
         weights |= {name: (tree / name, sha256) for name, sha256 in made.weights.items()}
         weights = dict(sorted(weights.items()))
@@ -314,7 +308,7 @@ class _Build:
             Output(os.path.relpath(path, folder), identity(path.stat()), sha256)
             for path, sha256 in (*files, *weights.values())
         ]
-        stamp = _Stamp(inputs + self._locked(), manifest, tuple(outputs), (lock.key, made_key))
+        stamp = _Stamp(inputs + _hash_lock(self.handler), manifest, tuple(outputs), (lock.key, made_key))
         (folder / _STAMP).write_bytes(msgspec.json.encode(stamp))
         return stamp
 
@@ -356,7 +350,7 @@ class _Build:
         own = {name.removeprefix(inside): path for name, path in self.files.items() if name.startswith(inside)}
         counted = {inside + name for name in inputs_of_script(own)}
         inputs = [(name, each) for name, each in self.hashes.items() if name in counted or not name.startswith(inside)]
-        key = key_of(_FORMAT, self._python(), lock.key, sorted(self.request.build_args.items()), inputs)
+        key = key_of(_FORMAT, _python(), lock.key, sorted(self.request.build_args.items()), inputs)
         found = self.parts.find(key)
         if found is not None and any(self.hashes.get(name) != was for name, was in found.replaced.items()):
             key = key_of(key, [(name, self.hashes.get(name)) for name in found.replaced])  # it reads what it replaces
@@ -407,12 +401,24 @@ class _Build:
                 f'if you trust its maker, set the annotation {ALLOW_PICKLE}: "true"'
             )
 
-    def _hash(self, path: Path, known: Mapping[tuple[str, FileIdentity], str]) -> str:
-        """Return the sha256 of *path*, which an earlier build may know: hashing 500 MB takes a second."""
-        if found := known.get((os.path.abspath(path), identity(path.stat()))):
-            return found
-        self.progress(f"hashing {path.name}")
-        return hash_file(path)
+
+def _hash_weights(path: Path, known: Mapping[tuple[str, FileIdentity], str], progress: Callable[[str], None]) -> str:
+    """Return the sha256 of *path*, which an earlier build may know: hashing 500 MB takes a second."""
+    if found := known.get((os.path.abspath(path), identity(path.stat()))):
+        return found
+    progress(f"hashing {path.name}")
+    return hash_file(path)
+
+
+def _hash_lock(handler: Path) -> str:
+    file = handler / LOCK
+    return hash_file(file) if file.is_file() else ""
+
+
+def _python() -> object:
+    """What build.py is run by."""
+    packages = [each.version for name in sorted(RESERVED) for each in importlib.metadata.distributions(name=name)]
+    return platform.python_version(), platform.machine(), packages
 
 
 def _hash_source(path: Path) -> str:

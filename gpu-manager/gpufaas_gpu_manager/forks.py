@@ -277,16 +277,15 @@ class Zygote:
         lived = f"; its {len(workers)} workers go on" if workers else ""
         self._on_said(f"the fork server is stuck: {reason}: another one is started{lived}")
         self._detach()
-        self._replaced.append(Replaced(server.process, workers, self.on_exited, self._is_over))
+        self._replaced.append(Replaced(server.process, workers, self.on_exited, self._tell_replaced))
         for each in standbys:  # they are killed: it could not reap them
             self.on_exited(each, -9)
         self._start_again(f"the fork server was stuck: {reason}")
 
-    def _is_over(self, replaced: Replaced) -> None:
-        self._replaced.remove(replaced)
-        self._tell_replaced()
-
-    def _tell_replaced(self) -> None:
+    def _tell_replaced(self, over: Replaced | None = None) -> None:
+        """Tell the fork server which processes die with us: those of the replaced ones, but for what is *over*."""
+        if over is not None:
+            self._replaced.remove(over)
         if self._server is not None:
             self._server.send(KillWithManager([pid for each in self._replaced for pid in each.pids]))
 

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gpufaas_core.model import Bytes, Seconds
+from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, Confine, may
 from gpufaas_gpu_manager.enforcement import Enforcement
@@ -77,6 +77,21 @@ class Standby:
     @property
     def ready(self) -> bool:
         return self.pid.done() and not self.pid.cancelled()
+
+    async def accepts(self, spawn: Spawn, fds: Sequence[int]) -> bool:
+        """Whether it has become the worker of *spawn*, with *fds*."""
+        try:
+            socket.send_fds(self.door, [_encode(spawn)], list(fds))
+            async with asyncio.timeout(_CONTEXT_S if self.home.env else _TAKEN_S):
+                return await asyncio.get_running_loop().sock_recv(self.door, len(TAKEN)) == TAKEN
+        except TimeoutError:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid.result(), signal.SIGKILL)
+            with contextlib.suppress(OSError):  # it may have answered just now: then this is the end of the worker
+                return self.door.recv(len(TAKEN)) == TAKEN
+        except OSError:
+            pass
+        return False
 
 
 class Standbys:
@@ -149,13 +164,13 @@ class Standbys:
     def _tell(self) -> None:
         self._groups.stand_by(self, [each.pid.result() for each in self._pool.values() if each.ready])
 
-    def memory(self) -> Bytes:
-        """Return the memory that would be free without them. Takes milliseconds."""
-        return sum(map(private_of, self.pids))
-
     def status(self) -> dict[str, int]:
-        """Return it for people, by name: how many there are, their memory, how many starts had one and how many not."""
-        return {"ready": len(self.pids), "memory": self.memory(), "taken": self.taken, "missed": self.missed}
+        """
+        Return it for people, by name: how many there are, the memory that would be free without them, how many starts
+        had one and how many not. Takes milliseconds.
+        """
+        memory = sum(map(private_of, self.pids))
+        return {"ready": len(self.pids), "memory": memory, "taken": self.taken, "missed": self.missed}
 
     def close(self) -> None:
         self._closed = True
@@ -252,7 +267,7 @@ class Standbys:
         Have *standby* become the worker of *spawn*, with *fds*: it has the standby's control group from now on. False:
         it did not; then it has ended, or is about to, and its group with it.
         """
-        if await self._accepts(standby, spawn, fds) and self._forks.adopt(standby.number, spawn.worker):
+        if await standby.accepts(spawn, fds) and self._forks.adopt(standby.number, spawn.worker):
             del self._pool[standby.number]
             self._tell()
             standby.door.close()
@@ -261,20 +276,6 @@ class Standbys:
             return True
         self.missed += 1
         self.end(standby)
-        return False
-
-    async def _accepts(self, standby: Standby, spawn: Spawn, fds: Sequence[int]) -> bool:
-        try:
-            socket.send_fds(standby.door, [_encode(spawn)], list(fds))
-            async with asyncio.timeout(_CONTEXT_S if standby.home.env else _TAKEN_S):
-                return await asyncio.get_running_loop().sock_recv(standby.door, len(TAKEN)) == TAKEN
-        except TimeoutError:
-            with contextlib.suppress(OSError):
-                os.kill(standby.pid.result(), signal.SIGKILL)
-            with contextlib.suppress(OSError):  # it may have answered just now: then this is the end of the worker
-                return standby.door.recv(len(TAKEN)) == TAKEN
-        except OSError:
-            pass
         return False
 
     def end(self, standby: Standby) -> None:

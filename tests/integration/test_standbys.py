@@ -115,7 +115,7 @@ async def test_a_worker_that_loads_before_its_process_is_known_is_limited(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its limit could not be changed: it ran out of memory that the scheduler had given it."""
-    accepts = standbys.Standbys._accepts
+    accepts = standbys.Standby.accepts
 
     async def late(*args: Any) -> bool:
         accepted = await accepts(*args)
@@ -123,7 +123,7 @@ async def test_a_worker_that_loads_before_its_process_is_known_is_limited(
         await eventually(lambda: worker._early or worker.ready_head)
         return accepted
 
-    monkeypatch.setattr(standbys.Standbys, "_accepts", late)
+    monkeypatch.setattr(standbys.Standby, "accepts", late)
     function = await rig.function("says", SAYS)
     started = asyncio.create_task(start(rig, function))
     await eventually(lambda: rig.facts_of(Loaded))
@@ -171,7 +171,7 @@ async def test_a_worker_that_was_a_standby_cannot_have_more_than_its_reservation
 
 async def test_no_standby_is_charged_to_a_device_and_its_memory_is_said(rig: Rig) -> None:
     await standing(rig)
-    await eventually(lambda: rig.node.host.standbys.memory() > 1 * MiB)  # it has just been forked
+    await eventually(lambda: rig.node.host.standbys.status()["memory"] > 1 * MiB)  # it has just been forked
 
     said = rig.node.host.standbys.status()
 

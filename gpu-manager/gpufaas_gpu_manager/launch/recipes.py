@@ -281,15 +281,9 @@ class Recipes:
             secrets=secrets,
             scratch=scratch,
             devices=tuple(source.nodes),
-            room=self._room(worker),
+            room=_room(worker, self.enforcement),
             ports=ports_of(worker.spec.connect, walls, self.settings.env.get("OPENFAAS_URL", "")),
         )  # fmt: skip
-
-    def _room(self, worker: Worker) -> Bytes:
-        """Return the most that its files in memory take: what it may be lent, where a control group counts them."""
-        if not (worker.device.source.enforced and worker.memory):
-            return GiB
-        return worker.device.ledger.capacity if self.enforcement.name in (CGROUP_V1, CGROUP_V2) else worker.memory
 
     def container_env(self, worker: Worker, gateway: str) -> dict[str, str]:
         """Return the environment of a container or pod; *gateway* is the gateway's URL as seen from there."""
@@ -338,3 +332,10 @@ class Recipes:
             env["secret_mount_path"] = mounted
         worker.own = self._own(worker, bundle, manifest, mounted, (str(compiled), os.path.dirname(unix)))
         return env
+
+
+def _room(worker: Worker, enforcement: Enforcement) -> Bytes:
+    """Return the most that its files in memory take: what it may be lent, where a control group counts them."""
+    if not (worker.device.source.enforced and worker.memory):
+        return GiB
+    return worker.device.ledger.capacity if enforcement.name in (CGROUP_V1, CGROUP_V2) else worker.memory

@@ -493,10 +493,7 @@ class DeviceState(Marked):
 Copy: TypeAlias = residency.Copy[FunctionState]
 """A function's copy on a device."""
 
-
 IdleKey: TypeAlias = "tuple[int, int, DeviceState]"
-"""
-(-starts, order, device): sorts idle devices in the order in which the scheduler considers them. Devices on which calls
-can only join others come last, with `JOINED` as the first number.
-"""
+"""(-starts, order, device): sorts idle devices as the scheduler considers them; those that calls only join are last."""
 JOINED: Final = 1
+"""The first number of these."""
