@@ -19,8 +19,9 @@ from collections.abc import Iterable
 from math import ceil
 from typing import Final, Protocol
 
+from gpufaas_core.messages import CopySilent
 from gpufaas_core.model import Seconds
-from gpufaas_gpu_manager.calls_ports import CallsWorker
+from gpufaas_gpu_manager.calls_ports import CallsHost, CallsWorker
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.taking_back import TakingBack
 
@@ -36,14 +37,13 @@ class WatchedCalls(Protocol):
 
     def bound(self) -> Iterable[Exchange]: ...
 
-    def say_silent(self, silent: bool) -> None: ...
+    def bind_waiting(self) -> None: ...
 
 
 class CallWatch:
     """The watch of one worker. See module."""
 
-    def __init__(self, worker: CallsWorker, calls: WatchedCalls, back: TakingBack, grace_s: Seconds) -> None:
-        """:param grace_s: see `NodeSettings.abort_grace_s`"""
+    def __init__(self, worker: CallsWorker, host: CallsHost, calls: WatchedCalls, back: TakingBack) -> None:
         self.pings = False
         """The worker answers pings while calls run."""
         self.answered = False
@@ -52,9 +52,10 @@ class CallWatch:
         self.looks = False
         """A look comes."""
         self._worker = worker
+        self._host = host
         self._calls = calls
         self._back = back
-        self._grace = ceil(grace_s / LOOK_S)
+        self._grace = ceil(host.settings.abort_grace_s / LOOK_S)
         self._ages: dict[Exchange, int] = {}
         """Looks at abandoned calls, since their callers went."""
         self._asked = False
@@ -71,9 +72,13 @@ class CallWatch:
             self.looks = True
             self._worker.timers.later("watch", LOOK_S, self._look)
 
-    def on_pong(self) -> None:
-        """The worker has answered: it lives."""
-        self._asked, self._owed = False, 0
+    def say(self, silent: bool) -> None:
+        """Tell the scheduler that its worker gives no sign of life, or does again."""
+        worker = self._worker
+        if not worker.replaced:
+            self._host.report(CopySilent(worker.spec.function, worker.device.id, worker.copy, silent))
+        if worker.takes_calls:
+            self._calls.bind_waiting()
 
     def _look(self) -> None:
         self.looks = False
@@ -91,6 +96,8 @@ class CallWatch:
     def _count(self, bound: list[Exchange]) -> None:
         """Count what it owes. It is silent, or heard again."""
         worker, back = self._worker, self._back
+        if self._asked and not back.pinged:
+            self._asked, self._owed = False, 0
         if self.answered:
             self._patience, owes = _SILENT, False
         else:
@@ -102,7 +109,7 @@ class CallWatch:
             self.silent = owes
             if owes:
                 self._patience = min(2 * self._patience, self._grace)
-            self._calls.say_silent(owes)
+            self.say(owes)
         if bound and not self._asked and (self.pings or self.silent):
             self._asked = back.ping()
         if self.silent:

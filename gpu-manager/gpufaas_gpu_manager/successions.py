@@ -86,7 +86,7 @@ class Successions:
     def has_place_of(self, old: Worker) -> None:
         """Another worker has the place of *old* from now on."""
         if old.calls.watch.silent:
-            old.calls.say_silent(False)  # its copy is in another process
+            old.calls.watch.say(False)  # its copy is in another process
         old.replaced = True
         self.replaced.append(old)
 

@@ -38,7 +38,12 @@ class TakingBack:
     @property
     def unbegun(self) -> bool:
         """Whether the worker has not begun all that it was given to run now."""
-        return any(each.unbegun for each in self.slots)
+        return any(each.turns.unbegun for each in self.slots)
+
+    @property
+    def pinged(self) -> bool:
+        """Whether the worker owes the answer to a ping."""
+        return self.wire is not None and self.wire.pings > 0
 
     def ping(self) -> bool:
         """Ask the worker for a sign of life. False: it gives none when it is asked."""

@@ -3,10 +3,11 @@ What a worker runs on one slot, and what it has behind that. Pure.
 
 A turn is one call, or a batch. Turns are numbered as they are sent, from 1. The worker begins them in this order, each
 when all of the one before is answered, and counts them in memory that it shares with its node
-(`gpufaas_functions.begun`): *begun* is that count, or negative if none is known. The node may mark numbers there. What
-is marked is dropped, unless the worker has begun it before.
+(`gpufaas_functions.begun`). The node may mark numbers there. What is marked is dropped, unless the worker has begun it
+before.
 """
 
+from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
 from gpufaas_core.steps import IllegalStep
@@ -57,9 +58,10 @@ class Turn(Generic[CallT]):
 class Turns(Generic[CallT]):
     """See module. The turns of one slot."""
 
-    __slots__ = ("coming", "marked", "next", "now", "sent")
+    __slots__ = ("_begun", "_index", "coming", "marked", "next", "now", "sent")
 
-    def __init__(self) -> None:
+    def __init__(self, begun: Sequence[int], index: int = 0) -> None:
+        """:param begun: at *index*, how many of its turns the worker has begun; negative: it is not known"""
         self.now: Turn[CallT] = Turn()
         """What the worker runs, or begins first."""
         self.next: Turn[CallT] = Turn()
@@ -71,6 +73,8 @@ class Turns(Generic[CallT]):
         self.marked: range = range(0)
         """The numbers that were marked, and may be dropped yet: there must be no others. The worker can write what the
         shared memory says, so that is not read."""
+        self._begun = begun
+        self._index = index
 
     @property
     def busy(self) -> bool:
@@ -156,50 +160,52 @@ class Turns(Generic[CallT]):
         """Whether another turn can be sent behind what the worker runs. What was marked must be dropped before."""
         return self.busy and not self.next.number and not self.marked
 
-    def can_follow(self, begun: int) -> bool:
+    @property
+    def can_follow(self) -> bool:
         """Whether another turn can be sent beside what the worker runs, and be taken back."""
-        return begun >= 0 and not self.now.streams
+        return self._begun[self._index] >= 0 and not self.now.streams
 
-    def unbegun(self, begun: int) -> bool:
+    @property
+    def unbegun(self) -> bool:
         """Whether the worker has certainly not begun what it has to run, though all of that was sent."""
         now = self.now
-        return now.state in (BATCHED, CALLED) and not now.streams and _waits(now.number, begun)
+        return now.state in (BATCHED, CALLED) and not now.streams and self._waits(now.number)
 
-    def mark(self, begun: int, *, all_of_it: bool = False) -> range:
+    def mark(self, *, all_of_it: bool = False) -> range:
         """
         Return the numbers that the worker is to drop, unless it has begun them; empty: there is nothing to drop.
 
         :param all_of_it: also what comes first, if the worker has not begun that
         """
-        unbegun = self.unbegun(begun)
+        unbegun = self.unbegun
         first = self.now.number if all_of_it and unbegun else self.sent
         if not self.now.number or (first == self.now.number and not unbegun):
             return range(0)  # parts of a body that streams are with the worker alone
-        if not _waits(first, begun) or (self.marked and self.marked[0] <= first):
+        if not self._waits(first) or (self.marked and self.marked[0] <= first):
             return range(0)
         self.marked = range(first, self.sent + 1)
         return self.marked
 
-    def take_back(self, begun: int) -> list[CallT]:
-        """Return the calls that the worker will certainly drop, since they were marked a while ago."""
-        back: list[CallT] = []
+    def take_back(self) -> list[CallT]:
+        """Return the calls that the worker will certainly drop, since they were marked a while ago: they are gone."""
+        begun, back = self._begun[self._index], list[CallT]()
         for turn in (self.now, self.next):
             if turn.number in self.marked and begun < turn.number:
                 back += turn.take()
         return back
 
-    def died(self, begun: int) -> None:
+    def died(self) -> None:
         """The worker is dead. What it had certainly not begun can be placed again (`NodeCall.untouched`)."""
-        if not _waits(self.next.number, begun):
+        if not self._waits(self.next.number):
             for each in self.next.calls:
                 if each.state == AHEAD:
                     each.step(FOLLOW)  # it has died before it could say so
-        if self.unbegun(begun):
+        if self.unbegun:
             for each in self.now.calls:
                 if each.state == RUNNING:
                     each.step(HOLD)
 
-
-def _waits(number: int, begun: int) -> bool:
-    """Whether the worker has certainly not begun *number*."""
-    return begun >= 0 and 1 <= number - begun <= _BEHIND
+    def _waits(self, number: int) -> bool:
+        """Whether the worker has certainly not begun *number*."""
+        begun = self._begun[self._index]
+        return begun >= 0 and 1 <= number - begun <= _BEHIND

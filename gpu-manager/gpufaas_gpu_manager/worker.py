@@ -365,9 +365,6 @@ class Worker:
             self.limits.hold_to(memory)
         self.run.limit_to(memory)
 
-    def on_pong(self) -> None:
-        self.calls.watch.on_pong()
-
     def call_over(self) -> None:
         self.device.call_over(self)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, cast
 
 from gpufaas_core.errors import GpufaasError, GrantRefused
-from gpufaas_core.messages import CopySilent, Finished, NodeRefused
+from gpufaas_core.messages import Finished, NodeRefused
 from gpufaas_core.model import Bytes, CallId, Seconds
 from gpufaas_core.steps import Step
 from gpufaas_gpu_manager.call_watch import CallWatch
@@ -41,7 +41,7 @@ class WorkerCalls:
         """The slots that have no call. The last one gets the next."""
         self.waiting = WaitingRoom(worker.timers, self._come_together)
         self.back = TakingBack(worker.timers, self.waiting, self)
-        self.watch = CallWatch(worker, self, self.back, host.settings.abort_grace_s)
+        self.watch = CallWatch(worker, host, self, self.back)
         self.ahead = CallsAhead(worker.timers, self.waiting, self.back, self.watch, self._begin)
         self.memory = MeasuredMemory(worker, host)
         self.others_until: Seconds = 0.0
@@ -49,15 +49,12 @@ class WorkerCalls:
         self.host = host
         self._buffer = _MODEL_BUFFER if worker.spec.need.compute else _STREAM_BUFFER
 
-    def on_slots(self, slots: Sequence[Slot]) -> None:
-        """Use *slots*, which speak HTTP, for calls, once the worker is ready."""
-        self.free = list(slots[::-1])
-
-    def on_worker_slots(self, slots: Sequence[WorkerSlot], wire: WorkerWire) -> None:
-        """Use *slots*, which share *wire*, for calls, once the worker is ready."""
+    def on_slots(self, slots: Sequence[Slot], wire: WorkerWire | None = None) -> None:
+        """Use *slots* for calls, once the worker is ready. :param wire: that `WorkerSlot`s share"""
         self.free = list(slots[::-1])  # slot 0, the main thread, is taken first
-        self.back.slots, self.back.wire = slots, wire
-        self.ahead.slot = slots[0] if len(slots) == 1 else None
+        own = [each for each in slots if isinstance(each, WorkerSlot)]
+        self.back.slots, self.back.wire = own, wire
+        self.ahead.slot = own[0] if len(own) == 1 else None
 
     # --- what the node tells ---
 
@@ -202,7 +199,7 @@ class WorkerCalls:
 
     def place_again(self, exchanges: list[Exchange], reason: str, slot: WorkerSlot | None = None) -> None:
         """*exchanges* were not begun, and are placed again. :param slot: it has them no more"""
-        if slot is not None and not slot.busy:
+        if slot is not None and not slot.turns.busy:
             self.free.append(slot)
         for exchange in exchanges:
             if exchange.finished:
@@ -216,16 +213,6 @@ class WorkerCalls:
         if slot is not None and self.worker.takes_calls:
             self.bind_waiting()
 
-    # --- what is watched ---
-
     def bound(self) -> Iterator[Exchange]:
         """Return the calls that slots have, but for what went ahead."""
         return (each for each in self.exchanges.values() if each.slot is not None and not each.ahead)
-
-    def say_silent(self, silent: bool) -> None:
-        """Tell the scheduler that its worker gives no sign of life, or does again."""
-        worker = self.worker
-        if not worker.replaced:
-            self.host.report(CopySilent(worker.spec.function, worker.device.id, worker.copy, silent))
-        if worker.takes_calls:
-            self.bind_waiting()

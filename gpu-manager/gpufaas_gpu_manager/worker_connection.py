@@ -20,7 +20,8 @@ from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import KIND, LANE, MAX_SAID, BrokenFrame, FrameReader, encode_frame
 from gpufaas_functions.begun import Counts
 from gpufaas_gpu_manager.areas import Areas
-from gpufaas_gpu_manager.worker_slot import SlotOwner, WorkerSlot, check_figures, decoded
+from gpufaas_gpu_manager.slot_answers import SlotAnswers, SlotOwner, check_figures, decoded
+from gpufaas_gpu_manager.worker_slot import WorkerSlot
 from gpufaas_gpu_manager.worker_wire import WorkerWire
 
 _SAID: Final = 2000
@@ -58,8 +59,6 @@ class ConnectedWorker(Protocol):
 
     def on_measured(self, peak: Bytes, held: Bytes, /) -> None: ...
 
-    def on_pong(self) -> None: ...
-
     def kill(self, reason: str, /) -> None: ...
 
     def on_slot_lost(self) -> None: ...
@@ -81,7 +80,8 @@ class WorkerConnection(asyncio.Protocol):
         """
         slots = len(counts.begun)
         self.wire = wire = WorkerWire(worker.loop, shared=slots > 1, areas=areas, files=files)
-        self.slots = [WorkerSlot(worker.calls, wire, index, counts) for index in range(slots)]
+        self.slots = [WorkerSlot(wire, index, counts) for index in range(slots)]
+        self._answers = [SlotAnswers(each, worker.calls) for each in self.slots]
         self.lost = False
         self._worker = worker
         self._reader = FrameReader(CHUNK_BYTES, slots, MAX_SAID)
@@ -114,7 +114,7 @@ class WorkerConnection(asyncio.Protocol):
         """The worker is gone, or the node closes. What it had not begun can be placed again."""
         self._closed = True
         for slot in self.slots:
-            slot.end()
+            slot.turns.died()
         self.wire.close()
 
     @property
@@ -127,14 +127,14 @@ class WorkerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._broken:
             return
-        slots = self.slots
+        answers = self._answers
         try:
             for kind, header, body in self._reader.feed(data):
                 what = kind & KIND
                 if what in _OF_WORKER:
                     self._on_frame(what, header)
                 else:
-                    slots[kind >> LANE].on_frame(what, header, body)
+                    answers[kind >> LANE].on_frame(what, header, body)
         except BrokenFrame as exc:
             # The author's code writes to the socket, or the runner is out of step: no later frame can be trusted.
             self._broken = self._closed = self.wire.closing = True
@@ -154,7 +154,6 @@ class WorkerConnection(asyncio.Protocol):
             self._worker.on_measured(measured.peak, measured.held)
         elif kind == Kind.PONG and wire.pings:
             wire.pings -= 1
-            self._worker.on_pong()
         elif kind == self._asked == Kind.PARKED:
             self._asked = 0
             parked = decoded(_decode_parked, header)

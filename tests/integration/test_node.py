@@ -1041,7 +1041,7 @@ async def test_a_call_that_goes_on_for_nobody_on_a_loop_that_lives_costs_nothing
     (worker,) = rig.node.workers()
     watch = worker.calls.watch
     for _ in range(int(2 * LIMIT_S / LOOK_S)):  # twice the grace
-        await eventually(lambda: not watch._asked)
+        await eventually(lambda: not worker.calls.back.pinged)
         watch._look()
 
     assert await rig.call(rig.grant(function)) == first, "in the same process"

@@ -94,7 +94,7 @@ class ForkedProcess(OwnProcess):
             failed.pop_all()
         theirs += its, its_files
         self._connection = connection
-        self.worker.calls.on_worker_slots(connection.slots, connection.wire)
+        self.worker.calls.on_slots(connection.slots, connection.wire)
 
     def _lent(self, held: Bytes) -> None:
         """The worker has mapped *held* bytes of areas, which are not of its memory."""

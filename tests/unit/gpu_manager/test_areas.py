@@ -52,7 +52,7 @@ class Rig:
         exchange = exchange_of("c", self.owner)
         exchange.arrive(CallHead("c", method, "/", b"", []), body)
         carrier = self.connection.slots[slot]
-        exchange.bind(carrier, 0.0, 1, GO_AHEAD if carrier.busy else BIND)
+        exchange.bind(carrier, 0.0, 1, GO_AHEAD if carrier.turns.busy else BIND)
         return exchange
 
     def frames(self) -> list[tuple[int, bytes, bytes]]:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from gpufaas_core.messages import CopySilent
 from gpufaas_gpu_manager import call_watch
 from gpufaas_gpu_manager.call_watch import LATE, LOOK_S, CallWatch
 
@@ -39,8 +40,11 @@ class Call:
 class Rig:
     """A worker and its calls."""
 
-    serves = True
-    stopped = False
+    serves = takes_calls = True
+    stopped = replaced = False
+    copy = 0
+    spec = SimpleNamespace(function="f")
+    device = SimpleNamespace(id="n/d")
 
     def __init__(self, *, pings: bool, frames: bool = True) -> None:
         """:param frames: it speaks them, and so answers a ping"""
@@ -48,6 +52,8 @@ class Rig:
         self.frames = frames
         self.asked = 0
         """The pings that it got."""
+        self.pinged = False
+        """It owes the answer to one."""
         self.calls: list[Call] = []
         self.killed: list[str] = []
         self.said: list[bool] = []
@@ -55,15 +61,22 @@ class Rig:
         self.unbegun = False
         self.timers = Timers()
         self.kill = self.killed.append
-        self.say_silent = self.said.append
-        self.watch = CallWatch(cast(Any, self), cast(Any, self), cast(Any, self), GRACE * LOOK_S)
+        self.settings = SimpleNamespace(abort_grace_s=GRACE * LOOK_S)
+        this = cast(Any, self)
+        self.watch = CallWatch(this, this, this, this)
         self.watch.pings = pings
+
+    def report(self, said: CopySilent) -> None:
+        self.said.append(said.silent)
+
+    def bind_waiting(self) -> None: ...
 
     def bound(self) -> Iterable[Any]:
         return self.calls
 
     def ping(self) -> bool:
         self.asked += self.frames
+        self.pinged = self.frames
         return self.frames
 
     def give_all_back(self, _: str) -> None:
@@ -86,7 +99,7 @@ class Rig:
         for _ in range(times):
             self.now += LOOK_S
             if pong:
-                self.watch.on_pong()
+                self.pinged = False
             action, self.timers.action = self.timers.action, None
             if action is not None:
                 action()

@@ -655,8 +655,8 @@ async def test_a_sign_of_life_comes_only_when_it_is_asked_for() -> None:
     for each in (asked, unasked):
         each.say(encode_frame(Kind.PONG))
 
-    assert (asked.owner.pongs, asked.owner.broken) == (1, "")
-    assert (unasked.owner.pongs, bool(unasked.owner.broken)) == (0, True)
+    assert (asked.connection.wire.pings, asked.owner.broken) == (0, "")
+    assert unasked.owner.broken
     asked.say(encode_frame(Kind.ANSWER, OK, b"hello"))
     assert asked.exchange.take() == (OK, b"hello", True), "its call went on"
 
@@ -791,7 +791,7 @@ async def test_a_call_whose_body_streams_is_not_taken_back_as_its_parts_are_with
 
     assert not rig.slot.mark(all_of_it=True)
     assert not rig.slot.take_back()
-    assert rig.slot.busy
+    assert rig.slot.turns.busy
 
 
 async def test_what_the_worker_had_not_begun_when_it_was_marked_is_the_node_s_again() -> None:
@@ -833,7 +833,7 @@ async def test_what_the_worker_says_it_has_dropped_is_no_call_of_the_slot_any_mo
     assert not rig.slot.take_back()
     rig.say(encode_frame(Kind.ANSWER, OK), dropped(2))
 
-    assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, rig.connection.wire.running) == (1, "", False, 0)
+    assert (rig.owner.dropped, rig.owner.broken, rig.slot.turns.busy, rig.connection.wire.running) == (1, "", False, 0)
     assert rig.say(dropped(2)).owner.broken, "once"
 
 
@@ -906,14 +906,14 @@ async def test_what_was_taken_back_does_not_change_what_a_dead_worker_had_begun(
 async def test_all_that_a_silent_worker_had_not_begun_is_the_node_s_again() -> None:
     rig = Ahead()
     rig.begun[0] = 0
-    assert rig.slot.unbegun
+    assert rig.slot.turns.unbegun
     assert rig.slot.mark(all_of_it=True)
     assert rig.counts.taken == [taken(1, 2)]
     assert not rig.slot.mark(all_of_it=True), "once"
 
     assert rig.slot.take_back() == [rig.exchange, rig.behind]
-    assert not (rig.slot.busy)
-    assert not (rig.slot.unbegun)
+    assert not (rig.slot.turns.busy)
+    assert not (rig.slot.turns.unbegun)
     assert not (rig.connection.wire.running)
     later = rig.bind(0, "later")
     rig.say(dropped(1), dropped(2), encode_frame(Kind.ANSWER, OK, b"later"))
@@ -944,7 +944,12 @@ async def test_a_worker_that_goes_on_before_the_node_has_looked_runs_what_it_had
     rig.say(encode_frame(Kind.ANSWER, OK, b"ran"), dropped(2))
 
     assert rig.exchange.take() == (OK, b"ran", True)
-    assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, bool(rig.slot.turns.marked)) == (0, "", False, False)
+    assert (rig.owner.dropped, rig.owner.broken, rig.slot.turns.busy, bool(rig.slot.turns.marked)) == (
+        0,
+        "",
+        False,
+        False,
+    )
 
 
 async def test_a_worker_that_says_first_that_it_dropped_all_has_no_call_any_more() -> None:
@@ -955,7 +960,7 @@ async def test_a_worker_that_says_first_that_it_dropped_all_has_no_call_any_more
 
     rig.say(dropped(1), dropped(2), MEASURED)
 
-    assert (rig.owner.dropped, rig.owner.broken, rig.slot.busy, rig.connection.wire.running) == (2, "", False, 0)
+    assert (rig.owner.dropped, rig.owner.broken, rig.slot.turns.busy, rig.connection.wire.running) == (2, "", False, 0)
     assert rig.slot.take_back() == []
 
 

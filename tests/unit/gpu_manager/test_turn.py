@@ -22,9 +22,9 @@ def call(name: str = "c", *, ahead: bool = False) -> NodeCall:
     return made
 
 
-def turns(*sizes: int) -> tuple[Turns[NodeCall], list[list[NodeCall]]]:
+def turns(*sizes: int, begun: int = 0) -> tuple[Turns[NodeCall], list[list[NodeCall]]]:
     """Return the turns of a slot that was sent so many calls together, 0 being one that is alone; and the calls."""
-    made: Turns[NodeCall] = Turns()
+    made: Turns[NodeCall] = Turns([begun])
     sent: list[list[NodeCall]] = []
     for size in sizes:
         if size:
@@ -71,26 +71,26 @@ def test_a_batch_is_over_with_its_last_answer() -> None:
 
 @pytest.mark.parametrize(("begun", "marked"), [(0, [2]), (1, [2]), (2, []), (3, []), (-1, [])])
 def test_only_what_the_worker_has_not_begun_is_marked(begun: int, marked: list[int]) -> None:
-    made, _ = turns(0, 0)
+    made, _ = turns(0, 0, begun=begun)
 
-    assert list(made.mark(begun)) == marked
-    assert not made.mark(begun), "once"
+    assert list(made.mark()) == marked
+    assert not made.mark(), "once"
 
 
 @pytest.mark.parametrize(("begun", "marked"), [(0, [1, 2]), (1, [2]), (2, [])])
 def test_of_a_silent_worker_all_that_it_has_not_begun_is_marked(begun: int, marked: list[int]) -> None:
-    made, _ = turns(0, 2)
+    made, _ = turns(0, 2, begun=begun)
 
-    assert list(made.mark(begun, all_of_it=True)) == marked
+    assert list(made.mark(all_of_it=True)) == marked
 
 
 def test_a_call_whose_body_streams_is_not_taken_back_and_nothing_can_follow_it() -> None:
-    made: Turns[NodeCall] = Turns()
+    made: Turns[NodeCall] = Turns([0])
     made.add(call(), streams=True)
 
-    assert not made.unbegun(0)
-    assert not made.can_follow(0)
-    assert not made.mark(0, all_of_it=True)
+    assert not made.unbegun
+    assert not made.can_follow
+    assert not made.mark(all_of_it=True)
 
 
 @pytest.mark.parametrize("state", [STREAMS, BATCH_STREAMS])
@@ -98,14 +98,14 @@ def test_what_is_answered_in_part_was_begun_whatever_the_worker_counts(state: in
     made, _ = turns(2)
     made.now.state = state
 
-    assert not made.unbegun(0)
-    assert not made.mark(0, all_of_it=True)
+    assert not made.unbegun
+    assert not made.mark(all_of_it=True)
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_what_was_not_marked_cannot_be_dropped(number: int) -> None:
-    made, (first, second) = turns(0, 0)
-    made.mark(1)
+    made, (first, second) = turns(0, 0, begun=1)
+    made.mark()
 
     with pytest.raises(BrokenFrame, match="which was not marked"):
         made.drop(number)
@@ -114,8 +114,8 @@ def test_what_was_not_marked_cannot_be_dropped(number: int) -> None:
 
 
 def test_what_follows_cannot_be_dropped_before_what_runs_is_answered() -> None:
-    made, _ = turns(0, 0)
-    made.mark(1)
+    made, _ = turns(0, 0, begun=1)
+    made.mark()
 
     with pytest.raises(BrokenFrame, match="before what ran was answered"):
         made.drop(2)
@@ -135,10 +135,10 @@ def test_what_follows_cannot_be_dropped_before_what_runs_is_answered() -> None:
 def test_of_a_dead_worker_what_it_had_not_begun_can_be_placed_again(
     begun: int, states: list[int], sizes: tuple[int, int]
 ) -> None:
-    made, sent = turns(*sizes)
+    made, sent = turns(*sizes, begun=begun)
 
-    made.died(begun)
-    made.died(begun)  # it may be said twice
+    made.died()
+    made.died()  # it may be said twice
 
     assert [{each.state for each in calls} for calls in sent] == [{state} for state in states]
 
@@ -148,7 +148,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.got: list[tuple[int, list[NodeCall]]] = []
-        self.begun = 0
+        self.begun = [0]
         self.marked: range = range(0)
         """What the node has written in the memory of both."""
         self.said: list[tuple[str, int, list[NodeCall]]] = []
@@ -158,7 +158,7 @@ class Worker:
     def go_on(self) -> None:
         if self.got:
             number, calls = self.got.pop(0)
-            self.begun = number
+            self.begun[0] = number
             if number in self.marked:
                 self.said.append(("dropped", number, calls))
             else:
@@ -172,8 +172,8 @@ STEPS = st.lists(st.sampled_from(("send", "send", "go on", "go on", "read", "rea
 @given(STEPS, st.lists(st.integers(0, 3), min_size=1), st.booleans())
 @examples(300)
 def test_each_call_runs_or_is_placed_again_and_never_both(steps: list[str], sizes: list[int], dies: bool) -> None:
-    made: Turns[NodeCall] = Turns()
     worker, sent, answered, again = Worker(), [], [], []  # type: ignore[var-annotated]
+    made: Turns[NodeCall] = Turns(worker.begun)
 
     def follow() -> None:
         for each in made.now.calls:
@@ -215,12 +215,12 @@ def test_each_call_runs_or_is_placed_again_and_never_both(steps: list[str], size
         elif step == "read":
             read()
         elif step == "look":
-            again.extend(made.take_back(worker.begun))
-        elif marked := made.mark(worker.begun, all_of_it=step == "mark all"):
+            again.extend(made.take_back())
+        elif marked := made.mark(all_of_it=step == "mark all"):
             worker.marked = marked
 
     if dies:
-        made.died(worker.begun)
+        made.died()
         left = [*made.now.calls, *made.next.calls]
         assert not {each.name for each in left if each.untouched} & {each.name for each in worker.ran}
         assert {each.name for each in left if not each.untouched} <= {

@@ -55,7 +55,7 @@ class Rig:
         self.counts = no_counts(1)
         self.connection = WorkerConnection(worker, self.counts)
         self.connection.connection_made(cast(Any, Transport()))
-        self.calls.on_worker_slots(self.connection.slots, self.connection.wire)
+        self.calls.on_slots(self.connection.slots, self.connection.wire)
 
     def batch(self, number: int) -> list[Exchange]:
         names = tuple(CallId(f"{number}{each}") for each in "ab")

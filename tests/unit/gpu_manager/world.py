@@ -43,7 +43,7 @@ class Owner:
         self.ready_head = None
         self.broken = ""
         self.spoken: list[ReadyHead | FailedHead] = []
-        self.pongs = self.dropped = 0
+        self.dropped = 0
         self.closed = 0
         self.on_ready = self.on_failed = self.spoken.append
         self.caller_first = False
@@ -59,9 +59,6 @@ class Owner:
         self.broken = reason
 
     def on_slot_lost(self) -> None: ...
-
-    def on_pong(self) -> None:
-        self.pongs += 1
 
     def on_follows(self, exchanges: list[Exchange]) -> None:
         for each in exchanges:
