@@ -7,7 +7,8 @@ from click import option
 
 from gpufaas_cli import declare, flags
 from gpufaas_cli.declare import repeated
-from gpufaas_cli.pipeline import Building, Overrides
+from gpufaas_cli.images import Building
+from gpufaas_cli.pipeline import Overrides
 
 build_arg = repeated("-b", "--build-arg", "build_args", says="Argument for build.py or the Dockerfile")
 env = repeated("-e", "--env", says="Environment variable, over the stack file's")

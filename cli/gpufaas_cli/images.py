@@ -15,9 +15,10 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gpufaas_cli.bundles import BuildRequest, check_name
 from gpufaas_cli.docker_command import NoDocker, ask, check_engine, environment, has_buildkit
@@ -26,11 +27,36 @@ from gpufaas_cli.subprocess_lines import run_shown
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_templates import Template, bounded_yaml
 
-if TYPE_CHECKING:
-    from gpufaas_cli.pipeline import Building
-
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy")
 _OUR_PACKAGES: Final = "gpufaas"
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """How to build, from the flags; for an image also from its function."""
+
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    build_options: Sequence[str] = ()
+    build_labels: Mapping[str, str] = field(default_factory=dict)
+    build_secrets: Mapping[str, str] = field(default_factory=dict)
+    copy_extra: Sequence[Path] = ()
+    tag: str = "latest"
+    parallel: int = 1
+    no_cache: bool = False
+    squash: bool = False
+    pull: bool = False
+    quiet: bool = False
+    """Do not show what docker prints."""
+    shrinkwrap: bool = False
+    """Only write the build context."""
+    lists: bool = False
+    """Only say what would be packed."""
+    disable_stack_pull: bool = False
+    platforms: str | None = None
+    """Comma-separated: `images.publish_image` builds for all of them."""
+    extra_tags: Sequence[str] = ()
+    offline: bool = False
+    """Do not ask the gateway what its nodes provide."""
 
 
 def make_context(request: BuildRequest, template: Template | None) -> Path:
@@ -75,7 +101,7 @@ def _package_folder(name: str) -> Path:
 
 
 def build_image(
-    image: str, context: Path, template: Template | None, options: "Building", progress: Callable[[str], None]
+    image: str, context: Path, template: Template | None, options: Building, progress: Callable[[str], None]
 ) -> None:
     """
     Run ``docker build`` in *context*; *progress* gets each line of its output.
@@ -91,7 +117,7 @@ def build_image(
 
 
 def publish_image(
-    image: str, context: Path, template: Template | None, options: "Building", progress: Callable[[str], None]
+    image: str, context: Path, template: Template | None, options: Building, progress: Callable[[str], None]
 ) -> None:
     """Build with buildx, for all of the platforms at once, and push. Raises as `build_image` does."""
     check_engine(f"publishing the image {image}")
@@ -145,7 +171,7 @@ def fprocess_of(template: Template | None) -> str | None:
     return str(value) if value else None
 
 
-def _arguments(image: str, template: Template | None, options: "Building") -> list[str]:
+def _arguments(image: str, template: Template | None, options: Building) -> list[str]:
     """:raises InvalidSpec: a build option that the template does not have"""
     args = {name: value for name in _PROXIES if (value := os.environ.get(name))} | dict(options.build_args)
     packages = args.pop("ADDITIONAL_PACKAGE", "").split() + _packages(template, options.build_options)

@@ -25,6 +25,7 @@ from gpufaas_cli.build_target import BuildTargets
 from gpufaas_cli.bundles import BuildRequest, Built, build, drop_unused_parts
 from gpufaas_cli.contents import contents
 from gpufaas_cli.following import follow
+from gpufaas_cli.images import Building
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_cli.templating import template_of
 from gpufaas_core.errors import GpufaasError, InvalidSpec
@@ -34,6 +35,7 @@ from gpufaas_templates import Template
 BUNDLE_ANNOTATION: Final = "gpufaas.bundle"
 _SHORT: Final = 12
 _Progress = Callable[[str], None]
+_PLAIN: Final = Building()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +60,6 @@ class Overrides:
     """Remove the function first, instead of updating it."""
     read_template: bool = True
     """Send the process that an image's template names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Building:
-    """How to build, from the flags; for an image also from its function."""
-
-    build_args: Mapping[str, str] = field(default_factory=dict)
-    build_options: Sequence[str] = ()
-    build_labels: Mapping[str, str] = field(default_factory=dict)
-    build_secrets: Mapping[str, str] = field(default_factory=dict)
-    copy_extra: Sequence[Path] = ()
-    tag: str = "latest"
-    parallel: int = 1
-    no_cache: bool = False
-    squash: bool = False
-    pull: bool = False
-    quiet: bool = False
-    """Do not show what docker prints."""
-    shrinkwrap: bool = False
-    """Only write the build context."""
-    lists: bool = False
-    """Only say what would be packed."""
-    disable_stack_pull: bool = False
-    platforms: str | None = None
-    """Comma-separated: `images.publish_image` builds for all of them."""
-    extra_tags: Sequence[str] = ()
-    offline: bool = False
-    """Do not ask the gateway what its nodes provide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +146,7 @@ def run(
     functions: Sequence[StackFunction],
     steps: Steps,
     client: Client,
-    building: Building = Building(),
+    building: Building = _PLAIN,
     overrides: Overrides = Overrides(),
     as_json: bool = False,
     quiet: bool = False,

@@ -1,6 +1,7 @@
 """``gpufaas build``: bundles on this disk, or images in the local engine."""
 
 from gpufaas_cli import build_flags, declare, flags, pipeline
+from gpufaas_cli.images import Building
 
 
 @declare.command("build")
@@ -10,7 +11,7 @@ from gpufaas_cli import build_flags, declare, flags, pipeline
 @build_flags.lists
 @flags.gateway
 @declare.as_json
-def command(selection: flags.Selection, building: pipeline.Building, gateway: str | None, as_json: bool) -> None:
+def command(selection: flags.Selection, building: Building, gateway: str | None, as_json: bool) -> None:
     """
     Build functions of the stack file, in build/ beside it. What has not changed is not built again.
 

@@ -7,6 +7,7 @@ import click
 
 from gpufaas_cli import build_flags, declare, flags, following, one_file, pipeline
 from gpufaas_cli.commands.up import watch
+from gpufaas_cli.images import Building
 from gpufaas_cli.stack import FILE_NAMES, FUNCTION_NAME, Stack, StackFunction, choose_gateway
 
 
@@ -22,7 +23,7 @@ from gpufaas_cli.stack import FILE_NAMES, FUNCTION_NAME, Stack, StackFunction, c
 @declare.as_json
 def command(
     selection: flags.Selection, image: str | None, name: str | None, watches: bool, wait: bool,
-    building: pipeline.Building, overrides: pipeline.Overrides, gateway: str | None, as_json: bool,
+    building: Building, overrides: pipeline.Overrides, gateway: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """
     Upload and deploy functions of the stack file, one by its --image, or one of a single file.

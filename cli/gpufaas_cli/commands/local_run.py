@@ -25,6 +25,7 @@ import click
 from gpufaas import GatewayUnreachable, Refused
 from gpufaas_cli import build_flags, declare, flags, output, pipeline
 from gpufaas_cli.docker_command import check_engine
+from gpufaas_cli.images import Building
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.files import remove_tree
@@ -63,7 +64,7 @@ def command(
     stack, functions = flags.Selection((name,) if name else (), yaml_file, envsubst=envsubst).read()
     if len(functions) > 1:
         raise click.UsageError(f"name the function to run: one of {', '.join(each.name for each in functions)}")
-    function, building = functions[0], pipeline.Building(build_args=build_args)
+    function, building = functions[0], Building(build_args=build_args)
     if not function.is_built or not pipeline.makes_bundles(stack, functions):
         command = _docker_run(
             function, pipeline.image_of(stack, function, "latest"), port or _free_port(), env, network

@@ -3,6 +3,7 @@
 import click
 
 from gpufaas_cli import build_flags, declare, flags, pipeline, removed
+from gpufaas_cli.images import Building
 
 
 @declare.command("publish")
@@ -14,7 +15,7 @@ from gpufaas_cli import build_flags, declare, flags, pipeline, removed
 @build_flags.building
 @flags.gateway
 @declare.as_json
-def command(selection: flags.Selection, building: pipeline.Building, gateway: str | None, as_json: bool) -> None:
+def command(selection: flags.Selection, building: Building, gateway: str | None, as_json: bool) -> None:
     """
     Build and push: bundles to the gateway; images to their registry, with docker's buildx.
 

@@ -1,6 +1,7 @@
 """``gpufaas push``."""
 
 from gpufaas_cli import build_flags, declare, flags, pipeline
+from gpufaas_cli.images import Building
 
 
 @declare.command("push")
@@ -8,7 +9,7 @@ from gpufaas_cli import build_flags, declare, flags, pipeline
 @build_flags.building
 @flags.gateway
 @declare.as_json
-def command(selection: flags.Selection, building: pipeline.Building, gateway: str | None, as_json: bool) -> None:
+def command(selection: flags.Selection, building: Building, gateway: str | None, as_json: bool) -> None:
     """
     Upload what was built: bundles to the gateway, images to their registry. Nothing is deployed.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from gpufaas_cli import build_flags, declare, flags, following, output, pipeline, removed
+from gpufaas_cli.images import Building
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, is_cache
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_core.errors import GpufaasError
@@ -27,7 +28,7 @@ _Act = Callable[[Stack, list[StackFunction]], None]
 @declare.as_json
 def command(
     selection: flags.Selection, skip_push: bool, skip_deploy: bool, buildx: bool, watches: bool, wait: bool,
-    building: pipeline.Building, overrides: pipeline.Overrides, gateway: str | None, as_json: bool,
+    building: Building, overrides: pipeline.Overrides, gateway: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """
     Build, upload and deploy the functions of the stack file. What the gateway has already is not sent again.
