@@ -196,6 +196,7 @@ class AsyncServer(asyncio.Protocol):
 
     async def _send_chunk(self, slot: "AsyncSlot", chunk: bytes) -> None:
         """Send *chunk*, as there is room."""
+        reply = slot.reply
         for piece in pieces_of(chunk) if len(chunk) > CHUNK_BYTES else (chunk,):
             if not self._writable.is_set():
                 await self._writable.wait()
@@ -203,9 +204,9 @@ class AsyncServer(asyncio.Protocol):
                 # A generator that never waits would stop the other calls, and not see that its caller is gone.
                 await asyncio.sleep(0)
             slot.turn = self._turn
-            while not slot.reply.credit.is_left:
+            while not reply.credit.is_left:
                 await slot.wait()
-            slot.reply.piece(piece)
+            reply.piece(piece)
 
 
 class AsyncSlot(Slot):

@@ -18,6 +18,7 @@ import os
 import threading
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final
 
@@ -43,12 +44,13 @@ _LOOKS_S: Final[Seconds] = 0.02
 class Slots(Turns):
     """The slots of a worker, and its connection, which is for one thread at a time."""
 
-    def __init__(self, served: Served, connection: Connection, shared: Shared) -> None:
+    def __init__(
+        self, served: Served, connection: Connection, shared: Shared, tell: Sequence[Callable[[], None]]
+    ) -> None:
+        """:param tell: as `Slot` has it, for each"""
         self.connection = connection
-        self._news = [threading.Event() for _ in shared.counts.begun]
         self.slots = [
-            Slot(index, Reply(index, connection, served.memory), shared.counts, news.set)
-            for index, news in enumerate(self._news)
+            Slot(index, Reply(index, connection, served.memory), shared.counts, each) for index, each in enumerate(tell)
         ]
         self._inbox = Inbox(self.slots, connection, served.memory, shared, served.parking)
         self._runner = CallRunner(served, self, alone=len(self.slots) == 1)
@@ -72,7 +74,7 @@ class OneSlot(Slots):
     """
 
     def __init__(self, served: Served, connection: Connection, shared: Shared) -> None:
-        super().__init__(served, connection, shared)
+        super().__init__(served, connection, shared, [lambda: None])  # who waits has read it
         self._look_at = 0.0
 
     def serve(self) -> None:
@@ -102,7 +104,8 @@ class SlotThreads(Slots):
 
     def __init__(self, served: Served, connection: Connection, shared: Shared) -> None:
         """Make it in the thread that has loaded."""
-        super().__init__(served, connection, shared)
+        self._news = [threading.Event() for _ in shared.counts.begun]
+        super().__init__(served, connection, shared, [each.set for each in self._news])
         self._state = ThreadState()
         self._ended = False
         self._pace = Pace()
