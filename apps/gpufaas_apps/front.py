@@ -35,7 +35,7 @@ from gpufaas_gateway.fronts import openfaas
 from gpufaas_gateway.fronts.table import Fronts
 from gpufaas_gateway.fronts.websocket import WebSocketCalls
 from gpufaas_gateway.function_api import UsageOf
-from gpufaas_gateway.http.connection import HttpFront
+from gpufaas_gateway.http.exchange import HttpFront
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.node_api import ClusterNodes, node_routes

@@ -14,7 +14,8 @@ import uvicorn
 from gpufaas_apps.process import settle
 from gpufaas_gateway.fronts.websocket import MAX_MESSAGE
 from gpufaas_gateway.http.bounded_websocket import BoundedWebSocket
-from gpufaas_gateway.http.connection import HttpConnection, HttpFront
+from gpufaas_gateway.http.connection import HttpConnection
+from gpufaas_gateway.http.exchange import HttpFront
 
 GRACE_S: Final = 10
 """How long open calls may take to end when the process is asked to stop."""

@@ -26,13 +26,12 @@ from gpufaas_core.errors import (
     GpufaasError,
     StorageFailed,
 )
-from gpufaas_core.hop_by_hop import HOP_BY_HOP, end_to_end
+from gpufaas_gateway.answering import Answer, refusal
 from gpufaas_gateway.asgi import AsgiCaller, send_whole
 from gpufaas_gateway.call_body import Caller, too_large
-from gpufaas_gateway.call_headers import new_call_id, told_goal, told_size
+from gpufaas_gateway.call_headers import new_call_id, read_head, told_goal, told_size
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import BadQuery, CallEnded, UnknownCall
-from gpufaas_gateway.request import Answer, refusal
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE
 from gpufaas_gateway.typed_routes import refuses, router
 from gpufaas_gateway.wire import InNamespace, Number
@@ -40,8 +39,6 @@ from gpufaas_gateway.wire import InNamespace, Number
 PREFIX: Final = b"/async-function/"
 METHOD: Final = "POST"
 """Other methods are about a call, not a function: `async_routes` has them, behind the password."""
-_DROPPED: Final = HOP_BY_HOP | {b"content-length", b"expect", b"x-call-id", b"x-start-time"}
-"""Headers of this connection, and those that the execution sets itself."""
 _MOST_LISTED: Final = 10_000
 
 
@@ -59,33 +56,14 @@ class AsyncInvocations:
         start_ns = time.time_ns()
         raw: bytes = scope["raw_path"]
         name, slash, path = raw[len(PREFIX) :].partition(b"/")
-        headers: list[Header] = []
-        call_id, url = b"", None
-        size = goal = b""
-        length = -1
-        forwarded = False
-        for key, value in end_to_end(scope["headers"]):
-            if key == b"x-call-id":
-                call_id = value[:128]
-            elif key == b"content-length":
-                length = int(value)
-            elif key not in _DROPPED:
-                headers.append((key, value))
-                if key == b"x-callback-url":
-                    url = value.decode("latin-1").strip()
-                elif key == b"x-gpufaas-size":
-                    size = value
-                elif key == b"x-latency-goal":
-                    goal = value
-                elif key == b"x-forwarded-for":
-                    forwarded = True
-        call_id = call_id or new_call_id().encode()
+        passed, call_id, length, told = read_head(scope["headers"], scope.get("client"))
+        headers = tuple(pair for pair in passed if pair[0] != b"expect")
+        call_id, told = call_id or new_call_id().encode(), told or {}
+        said = dict(headers).get(b"x-callback-url")
+        url = None if said is None else said.decode("latin-1").strip()
         answered: list[Header] = [
             (b"x-call-id", call_id), (b"x-start-time", b"%d" % start_ns), (b"x-served-by", self._served_by),
         ]  # fmt: skip
-        if not forwarded and scope.get("client"):
-            host, port = scope["client"]
-            headers.append((b"x-forwarded-for", f"{host}:{port}".encode()))
         asked = name.decode("latin-1")
         answer = Answer(202, [(b"content-length", b"0"), *answered])
         try:
@@ -94,15 +72,15 @@ class AsyncInvocations:
                 raise self._catalogue.why_not(asked)
             if url is not None:
                 self._callbacks.check(url)
-            if size:
+            if size := told.get(b"x-gpufaas-size"):
                 told_size(size)
-            if goal:
+            if goal := told.get(b"x-latency-goal"):
                 told_goal(goal)
             if length > deployed.max_body:
                 raise too_large(deployed, length)
             call = AcceptedCall(
                 call_id.decode("latin-1"), deployed.full_name, asked, slash + path, scope["query_string"],
-                tuple(headers), url or None, start_ns,
+                headers, url or None, start_ns,
             )  # fmt: skip
             await self._accept(call, deployed, AsgiCaller(receive))
             if url and (doubt := await self._callbacks.doubt(url, self._catalogue.find)):

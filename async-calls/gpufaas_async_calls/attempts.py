@@ -28,8 +28,8 @@ from gpufaas_async_calls.spool_file import SpoolFile
 from gpufaas_core.errors import BadAnswer, GpufaasError, StorageFailed
 from gpufaas_core.hop_by_hop import HOP_BY_HOP
 from gpufaas_core.units import format_bytes
+from gpufaas_gateway.answering import Answer, Run
 from gpufaas_gateway.errors import status_of
-from gpufaas_gateway.request import Answer, Run
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from gpufaas_async_calls.settings import AsyncSettings
 from gpufaas_async_calls.spool_file import SpoolFile
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.units import Seconds
-from gpufaas_gateway.request import Run
+from gpufaas_gateway.answering import Run
 from gpufaas_gateway.spec import DEFAULT_QUEUE
 from gpufaas_gateway.usage import QueueStatus
 

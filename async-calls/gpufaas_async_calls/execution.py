@@ -7,7 +7,8 @@ from typing import Final
 
 from gpufaas_async_calls.call import AcceptedCall
 from gpufaas_core.units import Bytes
-from gpufaas_gateway.request import Answer, Request, Run
+from gpufaas_gateway.answering import Answer, Run
+from gpufaas_gateway.request import Request
 
 _PIECE: Final[Bytes] = 256 * 1024
 

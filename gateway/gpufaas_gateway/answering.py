@@ -1,12 +1,15 @@
 """
-What a caller is answered: the answer of a function, whole or as it comes, or why there is none. Answers of calls are
-made here only; `call_headers` has the rules of their headers, `errors` the status of each error.
+What a caller is answered: the answer of a function, whole or as it comes, or why there is none, without types of a
+protocol. Answers of calls are made here only; `call_headers` has the rules of their headers, `errors` the status of
+each error.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
+
+from msgspec import Struct
 
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import CallCancelled, GpufaasError
@@ -21,6 +24,7 @@ from gpufaas_gateway.call_headers import (
     Header,
     answer_headers,
     call_headers,
+    error_headers,
     head_template,
     keep_template,
     placement_headers,
@@ -29,19 +33,171 @@ from gpufaas_gateway.call_headers import (
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.errors import NoWebSocket, status_of
 from gpufaas_gateway.ports import CallExchange
-from gpufaas_gateway.request import SWITCHED, Answer, BrokenAnswer, refusal
+from gpufaas_gateway.request import Request
 
+SWITCHED: Final = 101
 _MOST_LINES: Final = 12
 """An answer with more headers has no template."""
 
 
-def whole(call: Call, answer: AnswerHead, body: bytes | memoryview, served_by: Header) -> Answer:
-    """Return an answer that has come whole. *served_by* is one of ours."""
+class Answer(Struct):
+    """The function's answer, or the platform's own if there is an error."""
+
+    status: int
+    headers: list[Header]
+    """Empty if there are `lines`."""
+    body: bytes | memoryview = b""
+    """The whole body, unless there is a `stream`. Memory for large ones is lent: do not keep it."""
+    stream: "AnswerStream | None" = None
+    lines: bytes = b""
+    """The headers, Content-Length included, as they are sent."""
+    error: GpufaasError | None = None
+    """Why the function has not answered; `body` is its text."""
+
+
+def refusal(error: GpufaasError, more: list[Header]) -> Answer:
+    """Return the platform's answer to a call that ends with *error*; *more* are headers beside those of the error."""
+    text = str(error).encode()
+    return Answer(status_of(error), error_headers(error, len(text)) + more, text, error=error)
+
+
+def let_go(error: BaseException | None) -> None:
+    """
+    Drop what *error*, which was handled, refers to: the frames that it went through refer to it again, and only the
+    garbage collector could free them all.
+    """
+    while error is not None:
+        following = error.__cause__ or error.__context__
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        error = following
+
+
+class BrokenAnswer(Exception):
+    """An answer broke off after it had begun. The caller must see that it is not whole. Not a bug of the platform."""
+
+
+Early = Callable[[Answer], None]
+"""
+Is given a whole answer before its call is counted, perhaps with its headers as lines. What it does not send, it sends
+when the call has ended.
+"""
+Run = Callable[[Request], Awaitable[Answer]]
+"""`Calls.run`, as the fronts use it."""
+RunEarly = Callable[[Request, Early], Awaitable[Answer]]
+"""The same, for a front whose connection takes the answer at once."""
+
+
+class AnswerStream:
+    """
+    The body of an answer that streams. Use it as a context, and read it within that.
+
+    At the end of the context the rest is given up. A `GpufaasError` within it becomes `BrokenAnswer`.
+    """
+
+    def __init__(
+        self, call: Call, status: int, first: bytes, whole: bool, cancel: Callable[[Call], None],
+        end: Callable[[Call], None],
+    ) -> None:  # fmt: skip
+        """
+        :param status: of the function's answer
+        :param first: the part of the body that came with the head
+        :param whole: *first* is all of it
+        :param cancel: called once, when nobody wants the rest
+        :param end: called at the end of the context
+        """
+        assert call.exchange is not None
+        self.switched = bool(call.request.upgrade) and status == SWITCHED
+        self._call = call
+        self._exchange = call.exchange
+        self._first = first
+        self._ended = whole
+        self._cancel = cancel
+        self._end = end
+        self._cancelled = self._passed = False
+        self._bodiless = status in BODILESS
+
+    @property
+    def deployed(self) -> Deployed:
+        """The revision that answers."""
+        assert self._call.deployed is not None
+        return self._call.deployed
+
+    async def chunk(self) -> bytes | None:
+        """
+        Return the next piece; None at the end.
+
+        :raises GpufaasError: it broke off
+        """
+        call = self._call
+        if self._first:
+            piece, self._first = self._first, b""
+            return piece
+        if call.stream is not None and self._passed:
+            call.stream.answered()
+        self._passed = True
+        while not self._ended:
+            found = await self._exchange.chunk()
+            if found is None:
+                self._ended = True
+                if not self.switched:
+                    call.run_s = self._exchange.end.run_s
+                call.stop_watching()
+            elif not self._bodiless:
+                return found
+        return None
+
+    def pour(self, sink: Callable[[bytes], bool]) -> None:
+        """Give further pieces to *sink* as they come, as long as it takes them; `chunk` returns the others."""
+        if self._call.stream is None and not self._bodiless:  # else each piece is noted
+            self._exchange.sink = sink
+
+    async def send(self, data: bytes) -> None:
+        """Send *data* to a function that has switched protocols; return when there is room for more."""
+        await self._exchange.send_body(data)
+
+    def fail(self, error: GpufaasError) -> None:
+        """Raise *error* in the reader."""
+        self._call.fail(error)
+
+    def count_as(self, status: int) -> None:
+        """Count the call with *status* in place of the answer's."""
+        self._call.status = status
+
+    def cancel(self) -> None:
+        """Give up the rest of the answer, and the call's place."""
+        if not self._ended and not self._cancelled:
+            self._cancelled = True
+            self._call.stop_watching()
+            self._cancel(self._call)
+
+    def __enter__(self) -> "AnswerStream":
+        return self
+
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
+        call, error = self._call, exc if isinstance(exc, GpufaasError) else None
+        if isinstance(exc, asyncio.CancelledError):
+            if call.was_cancelled_by_us():
+                error = call.error
+            else:
+                call.status = status_of(CallCancelled())
+        if error is not None:
+            call.status = status_of(error)
+        if self.switched:
+            call.run_s = call.ran_s
+        self.cancel()
+        self._end(call)
+        if error is not None:
+            # Nothing may follow half an answer: the caller must see that it is half.
+            raise BrokenAnswer(str(error)) from error
+
+
+def whole(call: Call, answer: AnswerHead, body: bytes | memoryview, served_by: Header, *, in_lines: bool) -> Answer:
+    """Return an answer that has come whole. *served_by* is one of ours; *in_lines*: its front takes its headers so."""
     exchange = call.exchange
     assert exchange is not None
     call.grant, call.load_s, call.run_s, call.status = exchange.grant, exchange.load_s, answer.run_s, answer.status
     call.exchange = None  # it has ended, and has nothing to release
-    if call.request.send is not None and (lines := _lines(call, answer, exchange, len(body), served_by)):
+    if in_lines and (lines := _lines(call, answer, exchange, len(body), served_by)):
         return Answer(answer.status, [], body, lines=lines)
     headers = _headers(call, answer, exchange)
     if answer.status in BODILESS:
@@ -103,7 +259,7 @@ def refused(call: Call, error: GpufaasError) -> Answer:
     return refusal(error, more)
 
 
-def streamed(call: Call, answer: AnswerHead, stream: "CallStream", spool: AnswerSpool) -> Answer:
+def streamed(call: Call, answer: AnswerHead, stream: AnswerStream, spool: AnswerSpool) -> Answer:
     """
     Return an answer that has not come whole, or that switches protocols.
 
@@ -125,7 +281,7 @@ def streamed(call: Call, answer: AnswerHead, stream: "CallStream", spool: Answer
         headers = answer_headers(answer.headers, [*call.ours, *placement_headers(exchange.grant, exchange.tier)])
         call.state = states.JOIN[call.state]
         return Answer(answer.status, headers, stream=stream)
-    call.listen()
+    call.watched().listen()
     call.run_s = call.ran_s
     headers = _headers(call, answer, exchange)
     if answer.length >= 0 and answer.status not in BODILESS:
@@ -133,92 +289,3 @@ def streamed(call: Call, answer: AnswerHead, stream: "CallStream", spool: Answer
     call.state = states.ANSWER[call.state]
     exchange.keep_for(spool)
     return Answer(answer.status, headers, stream=stream)
-
-
-class CallStream:
-    """`request.AnswerStream` of a call."""
-
-    def __init__(
-        self, call: Call, status: int, first: bytes, whole: bool, cancel: Callable[[Call], None],
-        end: Callable[[Call], None],
-    ) -> None:  # fmt: skip
-        """
-        :param status: of the function's answer
-        :param first: the part of the body that came with the head
-        :param whole: *first* is all of it
-        :param cancel: called once, when nobody wants the rest
-        :param end: called at the end of the context
-        """
-        assert call.exchange is not None
-        self.switched = bool(call.request.upgrade) and status == SWITCHED
-        self._call = call
-        self._exchange = call.exchange
-        self._first = first
-        self._ended = whole
-        self._cancel = cancel
-        self._end = end
-        self._cancelled = self._passed = False
-        self._bodiless = status in BODILESS
-
-    @property
-    def deployed(self) -> Deployed:
-        assert self._call.deployed is not None
-        return self._call.deployed
-
-    async def chunk(self) -> bytes | None:
-        call = self._call
-        if self._first:
-            piece, self._first = self._first, b""
-            return piece
-        if call.stream is not None and self._passed:
-            call.stream.answered()
-        self._passed = True
-        while not self._ended:
-            found = await self._exchange.chunk()
-            if found is None:
-                self._ended = True
-                if not self.switched:
-                    call.run_s = self._exchange.end.run_s
-                call.stop_watching()
-            elif not self._bodiless:
-                return found
-        return None
-
-    def pour(self, sink: Callable[[bytes], bool]) -> None:
-        if self._call.stream is None and not self._bodiless:  # else each piece is noted
-            self._exchange.sink = sink
-
-    async def send(self, data: bytes) -> None:
-        await self._exchange.send_body(data)
-
-    def fail(self, error: GpufaasError) -> None:
-        self._call.fail(error)
-
-    def count_as(self, status: int) -> None:
-        self._call.status = status
-
-    def cancel(self) -> None:
-        if not self._ended and not self._cancelled:
-            self._cancelled = True
-            self._call.stop_watching()
-            self._cancel(self._call)
-
-    def __enter__(self) -> "CallStream":
-        return self
-
-    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
-        call, error = self._call, exc if isinstance(exc, GpufaasError) else None
-        if isinstance(exc, asyncio.CancelledError):
-            if call.was_cancelled_by_us():
-                error = call.error
-            else:
-                call.status = status_of(CallCancelled())
-        if error is not None:
-            call.status = status_of(error)
-        if self.switched:
-            call.run_s = call.ran_s
-        self.cancel()
-        self._end(call)
-        if error is not None:
-            # Nothing may follow half an answer: the caller must see that it is half.
-            raise BrokenAnswer(str(error)) from error

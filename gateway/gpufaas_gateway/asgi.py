@@ -1,19 +1,10 @@
-"""Calls that come through ASGI: their caller, their answer, and what is said of a bug."""
+"""Calls that come through ASGI: their caller and their answer."""
 
-import logging
-
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
 from gpufaas_core.errors import CallCancelled
+from gpufaas_gateway.answering import Answer
 from gpufaas_gateway.call_body import Caller
-from gpufaas_gateway.request import Answer
-
-log = logging.getLogger("gateway")
-
-
-def log_failure(scope: Scope) -> None:
-    """Log the exception that is being handled: it is no answer to the request of *scope*, but a bug."""
-    log.exception("a request failed in the platform itself: %s", scope.get("path"))
 
 
 class AsgiCaller(Caller):

@@ -133,22 +133,11 @@ class Call:
         self.owner.uncancel()
         return True
 
-    def listen(self) -> None:
-        """Listen to its caller from now on, who may hang up."""
+    def watched(self) -> "Watch":
+        """Return what ends it when its caller hangs up or its time is up; it has that from now on."""
         if self.watch is None:
             self.watch = Watch(self)
-        self.watch.listen()
-
-    def attend(self, *, timed: bool = True) -> None:
-        """Watch it from now on: it is not quick. *timed*: its time limit is near enough to be counted."""
-        if self.watch is None:
-            self.watch = Watch(self)
-        self.watch.attend(timed=timed)
-
-    @property
-    def attended(self) -> bool:
-        """Whether it is not quick."""
-        return self.watch is not None and self.watch.attends
+        return self.watch
 
     def stop_watching(self) -> None:
         """Let neither time limit nor caller end the call any more."""
@@ -162,7 +151,7 @@ class Call:
         """Pass the rest of its body on to *exchange* from now on, which listens to the caller, too."""
         assert self.stream is not None
         self.stop_watching()
-        self.attend()
+        self.watched().attend()
         self.stream.begin(exchange)
 
     # --- its time ---
@@ -178,7 +167,7 @@ class Call:
         if ends < self.last:
             self.last, self.whose_last = ends, "which is when the call that made it ends"
             self._end_at(self.ends, self.whose)
-            self.attend()
+            self.watched().attend()
 
     def run_begins(self) -> None:
         """A worker has it: from now on the time to run counts, and not that to wait."""
@@ -191,8 +180,8 @@ class Call:
 
     def _end_at(self, ends: float, whose: str) -> None:
         self.ends, self.whose = min(ends, self.last), whose
-        if self.attended:
-            self.attend()
+        if self.watch is not None and self.watch.attends:
+            self.watch.attend()
 
     def overdue(self) -> DeadlineExceeded:
         """Return the error of a call whose time is up."""
@@ -219,7 +208,7 @@ class Watch:
     def __init__(self, call: Call) -> None:
         self._call = call
         self.attends = False
-        """The call is not quick: its caller is listened to, and its time limit is counted when that is near."""
+        """It does, and does not only listen."""
         self._timer: asyncio.TimerHandle | None = None
         self._told = False
         """The caller tells when he hangs up."""
@@ -228,15 +217,15 @@ class Watch:
         self._reads_on = False
         """The time is up, and the caller reads the rest of the answer."""
 
-    def attend(self, *, timed: bool) -> None:
-        """See `Call.attend`."""
+    def attend(self) -> None:
+        """The call is not quick: listen to its caller, and count its time limit, which may be another one now."""
         self.attends = True
-        if timed:
-            self._expire_in(self._call.ends - time.perf_counter())
+        self._expire_in(self._call.ends - time.perf_counter())
         if self._call.state != states.READING:  # else who reads the body notices that the caller hangs up
             self.listen()
 
     def listen(self) -> None:
+        """Listen to the caller, who may hang up."""
         call, caller = self._call, self._call.request.caller
         if self._told or self._listener is not None or caller is None:
             return

@@ -21,7 +21,7 @@ from gpufaas_core.messages import Grant
 from gpufaas_core.wire.bodies import STREAM, UPGRADE
 from gpufaas_gateway import answering
 from gpufaas_gateway import call_state as states
-from gpufaas_gateway.answering import CallStream
+from gpufaas_gateway.answering import Answer, AnswerStream, Early, let_go
 from gpufaas_gateway.body_memory import BodyMemory
 from gpufaas_gateway.call import Call
 from gpufaas_gateway.call_body import BodyStream, read_rest, remove, too_large
@@ -31,7 +31,7 @@ from gpufaas_gateway.cors import preflight
 from gpufaas_gateway.errors import status_of
 from gpufaas_gateway.placing import AGAIN, Placing
 from gpufaas_gateway.ports import NodePort, PlacementPort
-from gpufaas_gateway.request import Answer, Request, let_go
+from gpufaas_gateway.request import Request
 from gpufaas_gateway.watching import SHORT_S, Watching
 
 _OVER: Final = CallCancelled("the call is over")
@@ -67,7 +67,7 @@ class Calls:
         self._serial = 0
         self._watching = Watching()
 
-    async def run(self, request: Request) -> Answer:
+    async def run(self, request: Request, early: Early | None = None) -> Answer:
         """
         Run one call. Its errors become answers.
 
@@ -104,13 +104,13 @@ class Calls:
                 except AGAIN as exc:
                     placed = await placing.again(call, exc)
             if not whole or request.upgrade:
-                stream = CallStream(call, answer.status, bytes(said), whole, self._give_up, self._end)
+                stream = AnswerStream(call, answer.status, bytes(said), whole, self._give_up, self._end)
                 if stream.switched:
                     self._watching.end(call)  # its time limit was for the handshake
                 return answering.streamed(call, answer, stream, self._answers)
-            answered = answering.whole(call, answer, said, self._served_by)
-            if request.send is not None:
-                request.send(answered)
+            answered = answering.whole(call, answer, said, self._served_by, in_lines=early is not None)
+            if early is not None:
+                early(answered)
             return answered
         except (GpufaasError, asyncio.CancelledError) as exc:
             return self._failed(call, exc)
@@ -155,7 +155,7 @@ class Calls:
             call.ask(call.asked)
         call.ends, call.last = call.began + deployed.timeout_s, call.began + deployed.whole_s
         if deployed.timeout_s < SHORT_S or call.exec_s < SHORT_S:
-            call.attend()
+            call.watched().attend()
 
     async def _read(self, call: Call, deployed: Deployed) -> None:
         """Read the body from the caller, or begin to stream it."""

@@ -86,9 +86,9 @@ class Placing:
         if driven is not None and not promised.done():
             promised.add_done_callback(driven.awake)
         self._scheduler.on_grant(call.id, partial(self._begin_early, call))
-        if call.attended or not self._suffix:
+        if call.watch is not None or not self._suffix:
             # If the scheduler is another process, every call waits for it, but few wait long.
-            call.listen()
+            call.watched().listen()
         while driven is not None and not promised.done():
             await PAUSE
         grant = await promised

@@ -21,8 +21,9 @@ from gpufaas_async_calls.call import AcceptedCall, Body, Dead, Deliver, Done, Ke
 from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_core.errors import BodyTooLarge, StorageAway
+from gpufaas_gateway.answering import Answer
 from gpufaas_gateway.errors import status_of
-from gpufaas_gateway.request import Answer, Request
+from gpufaas_gateway.request import Request
 
 F, G = "f.openfaas-fn", "g.openfaas-fn"
 

@@ -3,8 +3,8 @@
 from typing import Final
 
 from gpufaas_core.messages import Outer
+from gpufaas_gateway.answering import RunEarly
 from gpufaas_gateway.fronts.target import Target
-from gpufaas_gateway.request import Run
 
 PREFIX: Final = b"/function/"
 
@@ -12,7 +12,7 @@ PREFIX: Final = b"/function/"
 class OpenFaasFront:
     """Reads what the URL of a call says (`target.ReadTarget`)."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunEarly) -> None:
         self._run = run
 
     def __call__(self, below: bytes, query: bytes, outer: Outer | None) -> Target:

@@ -7,6 +7,7 @@ asynchronous calls have ASGI applications of their own, which are public. All el
 A call that a worker makes has a token before its path, which says who makes it (`gpufaas_core.origin`).
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import unquote
@@ -16,11 +17,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufaas_core.messages import Outer
 from gpufaas_core.origin import PREFIX, Origins, without_origin
-from gpufaas_gateway.asgi import log_failure
+from gpufaas_gateway.answering import BrokenAnswer
 from gpufaas_gateway.errors import headers_of
 from gpufaas_gateway.fronts.target import ReadTarget, Target
 from gpufaas_gateway.fronts.websocket import OUTER, refuse_elsewhere
-from gpufaas_gateway.request import BrokenAnswer
+
+log = logging.getLogger("gateway")
 
 _FROM_WORKER: Final = PREFIX.encode()
 _FORGED: Final = (
@@ -76,7 +78,7 @@ class Fronts:
         except BrokenAnswer:
             raise  # the server closes the connection, which is the message
         except Exception:
-            log_failure(scope)
+            log.exception("a request failed in the platform itself: %s", scope.get("path"))
             raise
 
     def _caller(self, path: bytes) -> tuple[bytes, Outer | None]:

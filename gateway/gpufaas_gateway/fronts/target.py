@@ -5,13 +5,13 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from gpufaas_core.messages import Outer
-from gpufaas_gateway.request import Run
+from gpufaas_gateway.answering import RunEarly
 
 
 class Target(Struct, frozen=True):
     """See module. A connection keeps it for as long as its requests have the same URL."""
 
-    run: Run
+    run: RunEarly
     """Runs the call: `Calls.run`, or what its front does around that."""
     name: str
     """The name of the function, as in `Request`; also *path* and *query*."""

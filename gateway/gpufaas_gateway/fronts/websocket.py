@@ -13,7 +13,6 @@ message; not the connection.
 import asyncio
 import base64
 import os
-from collections import defaultdict
 from collections.abc import MutableMapping
 from typing import Any, Final
 
@@ -25,13 +24,14 @@ from websockets.utils import accept_key
 from gpufaas_core.errors import CallCancelled, GpufaasError, UnknownFunction, WorkerCrashed
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_core.units import Bytes, MiB, format_bytes
+from gpufaas_gateway.answering import SWITCHED, Answer, AnswerStream, Run, refusal
 from gpufaas_gateway.call_body import Caller
 from gpufaas_gateway.call_headers import Header
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.errors import headers_of, status_of
 from gpufaas_gateway.fronts.openfaas import PREFIX
 from gpufaas_gateway.http.bounded_websocket import TURN_BYTES
-from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, Run, refusal
+from gpufaas_gateway.request import Request
 
 OUTER: Final = "gpufaas.outer"
 """Key in an ASGI scope: the worker that makes the call (`messages.Outer`)."""
@@ -57,11 +57,11 @@ class WebSocketCalls:
     def __init__(self, run: Run, catalogue: Catalogue) -> None:
         self._run = run
         self._catalogue = catalogue
-        self._open: defaultdict[FunctionId, set[_Connection]] = defaultdict(set)
+        self._open: dict[_Connection, FunctionId] = {}
 
     def close_old(self, function: FunctionId) -> None:
         """Ask the callers of *function*, a revision that was replaced, to connect again."""
-        for connection in list(self._open.get(function, ())):
+        for connection in [each for each, of in self._open.items() if of == function]:
             connection.restart()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +101,7 @@ class WebSocketCalls:
     async def _join(self, connection: "_Connection", stream: AnswerStream) -> None:
         """Pass messages on until one side has ended."""
         deployed = stream.deployed
-        self._open[deployed.function_id].add(connection)
+        self._open[connection] = deployed.function_id
         current = self._catalogue.find(deployed.full_name)
         try:
             async with asyncio.TaskGroup() as group:
@@ -116,14 +116,7 @@ class WebSocketCalls:
                     await connection.tell(*_farewell(error))
                 connection.end()
         finally:
-            self._forget(deployed.function_id, connection)
-
-    def _forget(self, function: FunctionId, connection: "_Connection") -> None:
-        of_function = self._open.get(function)
-        if of_function is not None:
-            of_function.discard(connection)
-            if not of_function:
-                del self._open[function]
+            del self._open[connection]
 
 
 class _Connection(Caller):

@@ -1,7 +1,6 @@
 """Connections of a gateway: plain calls of functions are exchanges here, all other requests the ASGI application's."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -9,24 +8,9 @@ import httptools
 from gpufaas_gateway.call_headers import read_head
 from gpufaas_gateway.fronts.target import Target
 from gpufaas_gateway.http.bounds import BoundedHttp
-from gpufaas_gateway.http.exchange import HttpExchange, Starts
+from gpufaas_gateway.http.exchange import HttpExchange, HttpFront
 from gpufaas_gateway.http.half_closed import HalfClosed
 from gpufaas_gateway.http.known_head import TRIES, KnownHead, known_head
-
-
-class HttpFront:
-    """What the connections of a server need to serve calls."""
-
-    def __init__(
-        self, target: Callable[[bytes, bytes], Target | None], admits: Callable[[str], bool] = lambda _: True
-    ) -> None:
-        """
-        :param target: returns what path and query of a call say; None: the request is for the application
-        :param admits: whether calls from this address are served here; all others are left to the application
-        """
-        self.target = target
-        self.admits = admits
-        self.starts = Starts()
 
 
 class HttpConnection(BoundedHttp):
@@ -100,7 +84,7 @@ class HttpConnection(BoundedHttp):
     def _begin_again(self, known: KnownHead, digits: bytes, body: bytes) -> None:
         self._tries = TRIES
         headers, read = known.with_length(digits, self.client)
-        call = HttpExchange(self, self._front.starts, known.target, known.method, headers, read)
+        call = HttpExchange(self, self._front, known.target, known.method, headers, read)
         call.body, call.more_body = body, False
         self.cycle = call  # type: ignore[assignment]
         self._begin(call)
@@ -112,7 +96,7 @@ class HttpConnection(BoundedHttp):
             return
         parser, before, method = self.parser, self._answering(), self.parser.get_method().decode()
         self.cycle = call = HttpExchange(  # type: ignore[assignment]
-            self, self._front.starts, target, method, self.headers, read_head(self.headers, self.client),
+            self, self._front, target, method, self.headers, read_head(self.headers, self.client),
             expects=self.expect_100_continue, keep_alive=version != "1.0" and parser.should_keep_alive(),
         )  # fmt: skip
         if before:

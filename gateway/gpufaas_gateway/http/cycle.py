@@ -44,10 +44,9 @@ class Cycle(Driven):
 
     def set(self) -> None:
         """Wake who waits for the body."""
-        raise NotImplementedError
 
     def on_body(self, piece: bytes) -> None:
-        raise NotImplementedError
+        """A piece of the body has come."""
 
     def ended(self) -> None:
         self._tasks.discard(self)

@@ -16,12 +16,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gpufaas_core.errors import CallCancelled
 from gpufaas_core.units import Bytes, KiB, Seconds
+from gpufaas_gateway.answering import Answer, AnswerStream, BrokenAnswer, let_go
 from gpufaas_gateway.call_headers import BODILESS, Header, ReadHead
 from gpufaas_gateway.fronts.target import Target
 from gpufaas_gateway.http.body_receiver import BodyReceiver
 from gpufaas_gateway.http.bounds import BoundedHttp
 from gpufaas_gateway.http.cycle import Cycle
-from gpufaas_gateway.request import Answer, AnswerStream, BrokenAnswer, Request, let_go
+from gpufaas_gateway.request import Request
 
 log = logging.getLogger("gateway")
 
@@ -32,17 +33,25 @@ _FAILED: Final = (
 )
 
 
-class Starts:
-    """The first lines of answers, which are the same for a second. A server has one."""
+class HttpFront:
+    """What the connections of a server need to serve calls."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, target: Callable[[bytes, bytes], Target | None], admits: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """
+        :param target: returns what path and query of a call say; None: the request is for the application
+        :param admits: whether calls from this address are served here; all others are left to the application
+        """
+        self.target = target
+        self.admits = admits
         self._starts: dict[int, bytes] = {}
-        self._headers: list[Header] = []
+        self._starts_with: list[Header] = []
 
-    def of(self, status: int, headers: list[Header]) -> bytes:
-        """Return those of an answer. *headers*: those of the server, a new list whenever they change."""
-        if headers is not self._headers:
-            self._starts, self._headers = {}, headers
+    def start_of(self, status: int, headers: list[Header]) -> bytes:
+        """Return the first lines of an answer. *headers*: those of the server, a new list whenever they change."""
+        if headers is not self._starts_with:
+            self._starts, self._starts_with = {}, headers
         found = self._starts.get(status)
         if found is None:
             lines = (b"%b: %b\r\n" % pair for pair in headers)
@@ -54,17 +63,17 @@ class HttpExchange(Cycle):
     """See module. It is the `Caller` of its call, and drives it."""
 
     __slots__ = (
-        "_connection", "_left", "_news", "_sent_at", "_starts", "_tell", "_waiter", "headers", "method", "read",
+        "_connection", "_front", "_left", "_news", "_sent_at", "_tell", "_waiter", "headers", "method", "read",
         "target",
     )  # fmt: skip
 
     def __init__(
-        self, connection: BoundedHttp, starts: Starts, target: Target, method: str, headers: list[Header],
+        self, connection: BoundedHttp, front: HttpFront, target: Target, method: str, headers: list[Header],
         read: ReadHead, *, expects: bool = False, keep_alive: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(connection.loop, connection.tasks, keep_alive, expects)
         self._connection = connection
-        self._starts = starts
+        self._front = front
         self.target = target
         self.method = method
         self.headers = headers
@@ -87,7 +96,7 @@ class HttpExchange(Cycle):
         self._tasks.add(self)
         request = Request(
             target.name, self.method, target.path, target.query, self.headers, body, self, self._connection.client,
-            target.outer, read=self.read, driven=self, send=self._send_early,
+            target.outer, read=self.read, driven=self,
         )  # fmt: skip
         self.drive(self._serve(request))
 
@@ -178,7 +187,7 @@ class HttpExchange(Cycle):
 
     async def _serve(self, request: Request) -> None:
         try:
-            answer = await self.target.run(request)
+            answer = await self.target.run(request, self._send_early)
             if answer.stream is not None:
                 with answer.stream as stream:
                     await self._pass_on(answer, stream)
@@ -275,7 +284,7 @@ class HttpExchange(Cycle):
 
         :raises RuntimeError: a header has a line break
         """
-        start = self._starts.of(answer.status, self._connection.server_state.default_headers)
+        start = self._front.start_of(answer.status, self._connection.server_state.default_headers)
         if answer.lines:
             return start + answer.lines + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
         chunked, lines = self.method != "HEAD" and answer.status not in BODILESS, [start]
@@ -309,6 +318,6 @@ class HttpExchange(Cycle):
             return
         connection = self._connection
         if not self.response_started:
-            connection.transport.write(self._starts.of(500, connection.server_state.default_headers) + _FAILED)
+            connection.transport.write(self._front.start_of(500, connection.server_state.default_headers) + _FAILED)
             self.response_complete = True
         connection.transport.close()

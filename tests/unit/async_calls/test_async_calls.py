@@ -16,7 +16,8 @@ from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_async_calls.settings import AsyncSettings, QueueSettings
 from gpufaas_core.errors import Overloaded, StorageFailed
-from gpufaas_gateway.request import Answer, Request
+from gpufaas_gateway.answering import Answer
+from gpufaas_gateway.request import Request
 
 F, G, H = "f.openfaas-fn", "g.openfaas-fn", "h.openfaas-fn"
 AT_ONCE = RetryPolicy(attempts=3, min_wait_s=0.0, max_wait_s=0.0)

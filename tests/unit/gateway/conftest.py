@@ -19,6 +19,7 @@ from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import Device, DeviceId, FunctionId
 from gpufaas_core.origin import Origins
 from gpufaas_core.units import GiB
+from gpufaas_gateway.answering import RunEarly
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
 from gpufaas_gateway.calls import Calls
@@ -27,10 +28,10 @@ from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.fronts.openfaas import PREFIX, OpenFaasFront
 from gpufaas_gateway.fronts.table import Fronts
 from gpufaas_gateway.http import lingering
-from gpufaas_gateway.http.connection import HttpConnection, HttpFront
+from gpufaas_gateway.http.connection import HttpConnection
+from gpufaas_gateway.http.exchange import HttpFront
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
-from gpufaas_gateway.request import Run
 
 CREDENTIALS = Credentials("admin", "pass:wörd")
 DEVICE = Device(DeviceId("n1/cpu:0"), "cpu", 2 * GiB)
@@ -145,7 +146,7 @@ async def listening(http: Any, app: Any = nothing_else, ws: Any = "none", **of_p
                 await asyncio.sleep(0)
 
 
-def front_of(run: Run, origins: Origins | None = None) -> HttpFront:
+def front_of(run: RunEarly, origins: Origins | None = None) -> HttpFront:
     """Return what connections need to serve calls of functions as a gateway does."""
     calls = {PREFIX: OpenFaasFront(run)}
     fronts = Fronts(origins or Origins(), calls, websockets={}, posted={}, rest=nothing_else)
@@ -153,14 +154,14 @@ def front_of(run: Run, origins: Origins | None = None) -> HttpFront:
 
 
 @asynccontextmanager
-async def serving(run: Run, app: Any = nothing_else, origins: Origins | None = None) -> AsyncIterator[int]:
+async def serving(run: RunEarly, app: Any = nothing_else, origins: Origins | None = None) -> AsyncIterator[int]:
     """Serve calls of functions as a gateway does, and *app* for all else; give the port."""
     async with listening(HttpConnection, app, front=front_of(run, origins)) as port:
         yield port
 
 
 @asynccontextmanager
-async def calling(run: Run, origins: Origins | None = None) -> AsyncIterator[httpx.AsyncClient]:
+async def calling(run: RunEarly, origins: Origins | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """Give a client of a gateway that runs calls with *run*."""
     async with serving(run, origins=origins) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         yield client

@@ -24,13 +24,14 @@ from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import FunctionId
 from gpufaas_core.origin import Origins
 from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
+from gpufaas_gateway.answering import Answer, RunEarly
 from gpufaas_gateway.asgi import AsgiCaller
 from gpufaas_gateway.call_headers import MAX_TEMPLATES
 from gpufaas_gateway.fronts.openfaas import PREFIX
 from gpufaas_gateway.http.bounded_websocket import BoundedWebSocket
 from gpufaas_gateway.http.bounds import MAX_PIPELINED, BoundedHttp
 from gpufaas_gateway.http.connection import HttpConnection
-from gpufaas_gateway.request import Answer, Request, Run
+from gpufaas_gateway.request import Request
 from gpufaas_gateway.usage import FunctionStats
 from gpufaas_gpu_manager.exchange import Exchange as NodeExchange
 
@@ -44,7 +45,7 @@ OPTIONS = b"OPTIONS /function/echo HTTP/1.1\r\n" + HOST
 OTHER = b"GET /other HTTP/1.1\r\n" + HOST
 
 
-def through_asgi(run: Run) -> Any:
+def through_asgi(run: RunEarly) -> Any:
     """Return the reference."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -93,7 +94,7 @@ def without_varying(answer: bytes) -> bytes:
     return re.sub(rb"(x-call-id|x-start-time|server-timing|x-duration-seconds): [^\r]*", rb"\1: -", answer)
 
 
-async def compared(run: Run, *sent: bytes) -> bytes:
+async def compared(run: RunEarly, *sent: bytes) -> bytes:
     """Return what is answered, which is the same in both ways."""
     async with serving(run) as ours, listening(BoundedHttp, through_asgi(run)) as reference:
         answer = await said(ours, *sent)
@@ -101,7 +102,7 @@ async def compared(run: Run, *sent: bytes) -> bytes:
     return answer
 
 
-def connected(run: Run) -> tuple[HttpConnection, "Wire", uvicorn.server.ServerState]:
+def connected(run: RunEarly) -> tuple[HttpConnection, "Wire", uvicorn.server.ServerState]:
     """Return a connection without a socket, and where it writes to."""
     config, state, wire = config_of(HttpConnection, nothing_else), uvicorn.server.ServerState(), Wire()
     connection = HttpConnection(config=config, server_state=state, app_state={}, front=front_of(run))
@@ -497,7 +498,7 @@ async def test_a_worker_is_known_by_the_token_in_its_address(gateway: Gateway) -
     asked: list[Request] = []
     calls = await gateway.calls(Functions())
 
-    def run(request: Request) -> Any:
+    def run(request: Request, *_: object) -> Any:
         asked.append(request)
         return calls.run(Request(request.name, body=b""))
 
@@ -595,7 +596,7 @@ async def test_a_caller_who_sends_on_and_on_has_few_requests_read(request_of: by
         await asyncio.sleep(0.002)
         answered += 1
 
-    async def run(request: Request) -> Answer:
+    async def run(request: Request, *_: object) -> Answer:
         await waited(request.caller)
         return Answer(200, [(b"content-length", b"0")])
 
@@ -733,7 +734,7 @@ async def test_calls_leave_no_task_and_nothing_for_the_garbage_collector(
 async def test_a_connection_that_ends_leaves_nothing_for_the_garbage_collector(ends: str) -> None:
     """What is left is collected hours later, and with it was its last call with its body."""
 
-    async def run(request: Request) -> Answer:
+    async def run(request: Request, *_: object) -> Answer:
         while ends not in ("idle", "of the application"):
             assert request.caller is not None
             await request.caller.receive()

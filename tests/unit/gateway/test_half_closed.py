@@ -11,8 +11,9 @@ import pytest
 from tests.unit.gateway.conftest import OnLoop, serving
 from tests.waiting import LIMIT_S, eventually
 
+from gpufaas_gateway.answering import Answer
 from gpufaas_gateway.http.half_closed import _watches
-from gpufaas_gateway.request import Answer, Request
+from gpufaas_gateway.request import Request
 
 CALL, OTHER = b"GET /function/echo HTTP/1.%d\r\nHost: x\r\n\r\n", b"GET /other HTTP/1.%d\r\nHost: x\r\n\r\n"
 STREAM = b"GET /stream HTTP/1.%d\r\nHost: x\r\n\r\n"
@@ -25,7 +26,7 @@ class Served:
         self.may = asyncio.Event()
         self.begun = self.left = 0
 
-    async def run(self, request: Request) -> Answer:
+    async def run(self, request: Request, *_: object) -> Answer:
         self.begun += 1
         assert request.caller is not None
         request.caller.on_gone(self._leave)

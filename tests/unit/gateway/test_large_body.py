@@ -20,10 +20,11 @@ from gpufaas_core.errors import CallCancelled
 from gpufaas_core.units import MiB
 from gpufaas_core.wire.bodies import FILE, INLINE, STREAM
 from gpufaas_gateway import body_memory, call_body
+from gpufaas_gateway.answering import Answer
 from gpufaas_gateway.body_memory import LEAST, BodyMemory
 from gpufaas_gateway.call_body import read_rest
 from gpufaas_gateway.call_headers import read_head
-from gpufaas_gateway.request import Answer, Request
+from gpufaas_gateway.request import Request
 
 BODY = bytes(range(256)) * 8192
 """2 MiB."""
@@ -53,7 +54,7 @@ class Front:
         self._spool = spool
         self._deployed = cast(Any, SimpleNamespace(compute=compute, max_body=100 * MiB, name="f"))
 
-    async def run(self, request: Request) -> Answer:
+    async def run(self, request: Request, *_: object) -> Answer:
         self.calls.append(request)
         self.began.set()
         try:

@@ -17,10 +17,11 @@ from tests.unit.gateway.conftest import OnLoop, front_of, listening
 from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_core.errors import BodyTooLarge, CallCancelled
+from gpufaas_gateway.answering import Answer, Early, refusal
 from gpufaas_gateway.http import bounds, lingering
 from gpufaas_gateway.http.bounded_websocket import BoundedWebSocket
 from gpufaas_gateway.http.connection import HttpConnection
-from gpufaas_gateway.request import Answer, Request, refusal
+from gpufaas_gateway.request import Request
 
 MUCH = b"x" * (24 * 1024 * 1024)
 WEBSOCKET = (
@@ -44,7 +45,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"no"})
 
 
-async def too_large(_: Request) -> Answer:
+async def too_large(*_: object) -> Answer:
     return refusal(BodyTooLarge("no"), [])
 
 
@@ -187,7 +188,7 @@ def test_no_caller_is_waited_for_without_end(on_loop: OnLoop, monkeypatch: pytes
 def test_a_call_whose_body_breaks_off_is_over_while_its_caller_is_waited_for(on_loop: OnLoop) -> None:
     over = asyncio.Event()
 
-    async def waits(request: Request) -> Answer:
+    async def waits(request: Request, *_: object) -> Answer:
         assert request.caller is not None
         try:
             while True:
@@ -255,10 +256,9 @@ def test_a_refusal_is_not_taken_for_the_rest_of_an_answer(on_loop: OnLoop, path:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    async def run(request: Request) -> Answer:
+    async def run(request: Request, early: Early) -> Answer:
         assert request.caller is not None
-        assert request.send is not None
-        request.send(Answer(200, length, b"begun"))
+        early(Answer(200, length, b"begun"))
         while True:
             await request.caller.receive()
 
