@@ -6,7 +6,7 @@ from typing import Final, Protocol
 import msgspec
 
 from gpufaas_cluster.kept_grants import KeptGrant
-from gpufaas_cluster.lane_connection import LaneConnection, window_of
+from gpufaas_cluster.lane_connection import LaneConnection
 from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import Bytes
@@ -15,6 +15,7 @@ from gpufaas_core.wire.credit import Window
 from gpufaas_core.wire.heads import RoomHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.order import FROM_GATEWAY, FROM_NODE
+from gpufaas_core.wire.prefix import LANES, BrokenFrame
 
 BUFFER: Final[Bytes] = 256 * 1024
 """Bytes of an answer that wait here for a slow reader; more stay with the node."""
@@ -40,6 +41,9 @@ class LaneUser(Protocol):
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         """The node has said something. Once that was the last frame, the lane is not yours any more."""
 
+    def go_on(self) -> None:
+        """The connection takes more again."""
+
     def on_lost(self, reason: str) -> None: ...
 
 
@@ -49,11 +53,8 @@ class ConnectionOwner(Protocol):
     @property
     def id(self) -> NodeId: ...
 
-    def release(self, lane: "CallLane") -> None:
-        """It may carry another call."""
-
-    def forget(self, connection: "CallConnection") -> None:
-        """It is closed."""
+    def rests(self, connection: "CallConnection") -> None:
+        """No call is on it any more, or it is closed."""
 
 
 class CallLane:
@@ -61,20 +62,24 @@ class CallLane:
 
     __slots__ = ("_number", "_state", "_user", "_window", "connection", "kept")
 
-    def __init__(self, connection: "CallConnection", number: int, window: Bytes) -> None:
+    def __init__(self, connection: "CallConnection", number: int) -> None:
         self.connection = connection
         self.kept: KeptGrant | None = None
         """The grant of its last call, if we may keep it."""
         self._number = number
         self._state = order.FREE
         self._user: LaneUser | None = None
-        self._window = Window(window)
+        self._window = Window(connection.window)
         """Of its answers."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the node does not take more of a body for now."""
+        return self.connection.full
 
     def take(self, user: LaneUser) -> None:
         """Let *user* have it until its last frame."""
         self._user = user
-        self.connection.running += 1
         user.sent_on(self)
 
     def send(self, kind: int, head: msgspec.Struct | None = None, body: bytes | memoryview = b"") -> None:
@@ -106,8 +111,11 @@ class CallLane:
         user.on_frame(kind, header, body)
         if state == order.FREE:
             self._user = None
-            self.connection.running -= 1
-            self.connection.node.release(self)
+            self.connection.release(self)
+
+    def go_on(self) -> None:
+        if self._user is not None:
+            self._user.go_on()
 
     def lose(self, why: str) -> None:
         user, self._user = self._user, None
@@ -115,17 +123,40 @@ class CallLane:
             user.on_lost(why)
 
 
-class CallConnection(LaneConnection):
+class CallConnection(LaneConnection[CallLane]):
     """See module."""
 
-    def __init__(self, node: ConnectionOwner, lanes: int = 1) -> None:
-        super().__init__(f"node {node.id}", lanes)
+    def __init__(self, node: ConnectionOwner, window: Bytes) -> None:
+        super().__init__(f"node {node.id}", window)
         self.node = node
-        self.lanes: list[CallLane] = [CallLane(self, number, window_of(lanes)) for number in range(lanes)]
+        self._free: list[CallLane] = []
+        """The lanes without a call; the last one is taken first, since it may know our grant."""
+
+    def begin(self, user: LaneUser) -> None:
+        """Give *user* a lane."""
+        if not self._free:
+            number = len(self.lanes)
+            if number == LANES:
+                user.not_sent(f"node {self.node.id} has {LANES} calls of this gateway")
+                return
+            self.add(number, CallLane(self, number))
+            self._free.append(self.lanes[number])
+        self.running += 1
+        self._free.pop().take(user)
+
+    def release(self, lane: CallLane) -> None:
+        """The call of *lane* is over."""
+        self.running -= 1
+        self._free.append(lane)
+        if not self.running:
+            self.node.rests(self)
+
+    def new_lane(self, number: int) -> CallLane:
+        raise BrokenFrame(f"a frame of lane {number}, which has had no call")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.node.forget(self)
         super().connection_lost(exc)
+        self.node.rests(self)
 
 
 class LaneBuffer(AnswerBuffer):

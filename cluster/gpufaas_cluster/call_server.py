@@ -83,8 +83,8 @@ class CallServer:
 
     def _accept(self, link: Link, hello: control.ClientHello) -> int:
         gateway = hello.id, hello.boot
-        if hello.lanes:
-            connection = ServedConnection(self, hello.id, hello.lanes, self._forget)
+        if hello.window:
+            connection = ServedConnection(self, hello.id, hello.window, self._forget)
             self._connections[connection] = gateway
             link.successor = connection
             return 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from gpufaas_cluster import control
+from gpufaas_cluster.lane_connection import LaneConnection
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.errors import GpufaasError
 
@@ -206,18 +207,17 @@ async def connect(
     address: str,
     me: Identity,
     timeout_s: Seconds = HANDSHAKE_S,
-    successor: asyncio.Protocol | None = None,
-    lanes: int = 0,
+    successor: LaneConnection[Any] | None = None,
 ) -> Link:
     """
     Return a link to *address*. The caller sets its listeners with `Link.attend`.
 
-    :param successor: the connection will carry calls, *lanes* at once, and is handed over to this protocol
+    :param successor: the connection will carry calls, and is handed over to this protocol
     :raises NotReached: nothing listens there, or it does not answer
     :raises TurnedAway: it refused us, or did not prove that it has the token
     """
     # Made here: the other end may speak before `create_connection` returns.
-    link = _Connecting(address, me, lanes)
+    link = _Connecting(address, me, 0 if successor is None else successor.window)
     host, port = split_address(address)
     try:
         async with asyncio.timeout(timeout_s):
@@ -246,16 +246,16 @@ class _Connecting(Link):
     """
     The end that connects. It answers the challenge; what comes after the other end's `answer` waits for `attend`.
 
-    :param lanes: see `control.ClientHello`
+    :param window: see `control.ClientHello`
     """
 
-    def __init__(self, address: str, me: Identity, lanes: int) -> None:
+    def __init__(self, address: str, me: Identity, window: Bytes) -> None:
         super().__init__(self._on_handshake, self._on_end)
         self.answer: asyncio.Future[Any] = self._loop.create_future()
         """The answer to our hello."""
         self._address = address
         self._me = me
-        self._lanes = lanes
+        self._window = window
         self._nonce = os.urandom(16)
 
     def check_welcome(self, said: Any) -> None:
@@ -296,7 +296,7 @@ class _Connecting(Link):
         shown = control.proof(me.token, challenge.nonce, me.role, me.id)
         self.send(
             control.ClientHello(
-                control.PROTOCOL, me.role, me.id, me.boot, self._nonce, shown, me.version, self._lanes
+                control.PROTOCOL, me.role, me.id, me.boot, self._nonce, shown, me.version, self._window
             )
         )  # fmt: skip
 

@@ -26,8 +26,6 @@ from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId, NodeI
 
 PROTOCOL: Final = 4
 """Both ends must have the same number. A release that changes what messages mean increments it."""
-LANES: Final = 256
-"""So many calls at once has a connection at most."""
 MAX_MESSAGE: Final[Bytes] = 64 * 1024 * 1024
 BEAT_S: Final[Seconds] = 0.5
 """An end that sends nothing else sends a heartbeat so often."""
@@ -71,8 +69,8 @@ class ClientHello(Message, frozen=True, array_like=True, tag=2):
     proof: bytes
     version: Annotated[str, Meta(max_length=64)] = ""
     """The version of the release, for people."""
-    lanes: Annotated[int, Meta(ge=0, le=LANES)] = 0
-    """After the welcome, this connection carries so many calls at once in place of messages; 0: messages."""
+    window: Annotated[Bytes, Meta(ge=0)] = 0
+    """After the welcome, this connection carries calls, whose answers have this credit each; 0: it carries messages."""
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=3):

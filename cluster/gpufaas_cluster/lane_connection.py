@@ -2,25 +2,23 @@
 What both ends of a connection between gateway and node do: frames in, to its lanes; frames out, together where that
 saves writes.
 
-Small calls share one that has many lanes. What is large, streams, or asks has a connection with one lane to itself,
-since its pieces would hold up small calls beside it.
+A gateway has two to each node, and any number of calls at once on each: one for small calls, and one for what is large,
+streams, or asks, whose pieces would hold up small calls beside it.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final, Protocol, cast
+from collections import deque
+from typing import Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
 from gpufaas_core.model import Bytes
 from gpufaas_core.steps import IllegalStep
-from gpufaas_core.wire.credit import WINDOW
-from gpufaas_core.wire.prefix import KIND, LANE, BrokenFrame, FrameReader, encode_prefix
+from gpufaas_core.wire.prefix import KIND, LANE, LANES, BrokenFrame, FrameReader, encode_prefix
 
 log = logging.getLogger("calls")
 
-_SHARED_WINDOW: Final[Bytes] = 128 * 1024
 _SHORT: Final = 16 * 1024
 """Bytes of a body that are copied, to be sent with its header in one system call."""
 _HELD: Final = 16
@@ -33,33 +31,48 @@ class Lane(Protocol):
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         """:raises BrokenFrame, IllegalStep, msgspec.DecodeError: the frame makes no sense, or none now"""
 
+    def go_on(self) -> None:
+        """The connection takes more again."""
+
     def lose(self, why: str) -> None:
         """The connection is over."""
 
 
-def window_of(lanes: int) -> Bytes:
-    """Return the credit that answers have on each lane of a connection with so many *lanes*."""
-    return _SHARED_WINDOW if lanes > 1 else WINDOW
+LaneT = TypeVar("LaneT", bound=Lane)
 
 
-class LaneConnection(asyncio.Protocol):
+class LaneConnection(asyncio.Protocol, Generic[LaneT]):
     """One end."""
 
-    lanes: Sequence[Lane]
-
-    def __init__(self, peer: str, lanes: int) -> None:
-        """:param peer: what a log calls the other end"""
-        self.shared = lanes > 1
+    def __init__(self, peer: str, window: Bytes) -> None:
+        """
+        :param peer: what a log calls the other end
+        :param window: the credit that answers have on each lane
+        """
+        self.window = window
+        self.lanes: dict[int, LaneT] = {}
+        """Those that were used, by their number."""
         self.full = False
         """The other end does not take more for now."""
         self.lost = False
         self.running = 0
         """Calls that are on it. If there are several, the small frames of one turn of the loop go out together."""
         self._peer = peer
-        self._reader = FrameReader(lanes=lanes)
+        self._turns: deque[LaneT] = deque()
+        """The lanes, in the order in which they go on."""
+        self._reader = FrameReader(lanes=LANES)
         self._held: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._why = ""
+
+    def new_lane(self, number: int) -> LaneT:
+        """Return the lane of that number, of which a frame has come for the first time. :raises BrokenFrame: no"""
+        raise NotImplementedError
+
+    def add(self, number: int, lane: LaneT) -> None:
+        """*lane* is used from now on."""
+        self.lanes[number] = lane
+        self._turns.append(lane)
 
     @property
     def usable(self) -> bool:
@@ -106,7 +119,7 @@ class LaneConnection(asyncio.Protocol):
 
     def _lose(self) -> None:
         self.lost = True
-        for lane in self.lanes:
+        for lane in list(self._turns):
             lane.lose(self._why)
 
     # --- asyncio's side ---
@@ -118,7 +131,8 @@ class LaneConnection(asyncio.Protocol):
         lanes = self.lanes
         try:
             for kind, header, body in self._reader.feed(data):
-                lanes[kind >> LANE].on_frame(kind & KIND, header, body)
+                lane = lanes.get(kind >> LANE) or self.new_lane(kind >> LANE)
+                lane.on_frame(kind & KIND, header, body)
         except (BrokenFrame, IllegalStep, msgspec.DecodeError) as exc:
             log.warning("%s sent what is no frame, or none that comes now: %s", self._peer, exc)
             self.abort(f"it sent what is no frame, or none that comes now: {exc}")
@@ -128,6 +142,11 @@ class LaneConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.full = False
+        self._turns.rotate(-1)  # none is always the first
+        for lane in list(self._turns):
+            if self.full:
+                return
+            lane.go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._why = self._why or (str(exc) if exc else "the other end closed the connection")

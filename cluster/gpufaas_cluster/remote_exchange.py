@@ -105,7 +105,7 @@ class RemoteExchange(LaneBuffer):
     async def _may_send(self) -> Credit | None:
         """Wait until more of the body may be sent; None: the call is over. :raises GrantRefused: as `send_body`"""
         while self._error is None and not self._over:
-            if self._credit is not None and self._credit.is_left:
+            if self._lane is not None and not self._lane.full and self._credit is not None and self._credit.is_left:
                 return self._credit
             self._roomy = self._loop.create_future()
             await self._roomy
@@ -115,6 +115,9 @@ class RemoteExchange(LaneBuffer):
 
     def _wake(self) -> None:
         self._wake_reader()
+        self.go_on()
+
+    def go_on(self) -> None:
         if self._roomy is not None and not self._roomy.done():
             self._roomy.set_result(None)
 
@@ -178,7 +181,7 @@ class RemoteExchange(LaneBuffer):
                 self.on_run()
         elif kind == Kind.ROOM and self._credit is not None:
             self._credit.add(_decode_room(header).room)
-            self._wake()
+            self.go_on()
         elif kind == Kind.END:
             self.end = end = _decode_end(header)
             self._finish()

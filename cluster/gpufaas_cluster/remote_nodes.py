@@ -9,32 +9,27 @@ warm call needs no task.
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Final
 
-from gpufaas_cluster.call_connection import CallConnection, CallLane, LaneUser
+from gpufaas_cluster.call_connection import CallConnection, LaneUser
 from gpufaas_cluster.connection import Identity, Link, connect
-from gpufaas_cluster.control import LANES
 from gpufaas_cluster.kept_grants import KeptGrants
 from gpufaas_cluster.remote_exchange import OnUnreachable, RemoteExchange
 from gpufaas_cluster.remote_query import RemoteQuery
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import Device, DeviceId, NodeId, NodeView, Seconds
+from gpufaas_core.model import Bytes, Device, DeviceId, NodeId, NodeView, Seconds
+from gpufaas_core.wire.credit import WINDOW
 from gpufaas_core.wire.heads import CallHead
 
 log = logging.getLogger("nodes")
 
 DIAL_S: Final[Seconds] = 2.0
 """A node that does not take a connection within this is unreachable."""
-_IDLE: Final = 128
-"""Connections to a node that are kept for later calls."""
-_TRIM_S: Final[Seconds] = 5.0
-"""So often, idle connections that were not needed since the last time are closed, but for one."""
-_DIALS: Final = 16
-"""Connections that are made to one node at once."""
+_SMALL_WINDOW: Final[Bytes] = 128 * 1024
+"""The credit of answers beside which small calls are sent."""
 _FIRST_RETRY_S: Final[Seconds] = 0.1
 _LONGEST_RETRY_S: Final[Seconds] = 3.0
 
@@ -47,14 +42,9 @@ class RemoteNodes:
         me: Identity,
         on_unreachable: OnUnreachable = lambda *_: None,
         kept: KeptGrants | None = None,
-        lanes: int = LANES,
     ) -> None:
-        """
-        :param kept: the grants that this gateway may keep
-        :param lanes: so many small calls at once share a connection to each node
-        """
+        """:param kept: the grants that this gateway may keep"""
         self.me = me
-        self.lanes = lanes
         self.on_unreachable = on_unreachable
         self._kept = kept
         self.watchers: set[Callable[[], None]] = set()
@@ -136,23 +126,15 @@ class NodeClient:
         self.down = ""
         """Why it cannot be reached; empty: it can, or it was not tried yet."""
         self.tasks: set[asyncio.Task[None]] = set()
+        self.small = Kept(self, nodes.me, _SMALL_WINDOW)
+        """The connection of small calls."""
+        self.large = Kept(self, nodes.me, WINDOW)
+        """That of all others, and of queries."""
         self._nodes = nodes
-        self._shared: CallConnection | None = None
-        """The connection that small calls share; None: it is not there yet."""
-        self._free: list[CallLane] = []
-        """Its lanes that carry no call; the last one is taken first, since it may know our grant."""
-        self._idle: list[CallLane] = []
-        """Those of the other connections, in the order of their last use; the last one is taken first."""
-        self._least_idle = 0
-        """The smallest number of idle ones since the last trim."""
-        self._trim = nodes.loop.call_later(_TRIM_S, self._close_idle)
-        self._all: set[CallConnection] = set()
-        self._waiting: deque[LaneUser] = deque()
-        self._dials = 0
         self._link: Link | None = None
         self._left = False
         self.closed = False
-        self._keeper = self._spawn(self._keep_link())
+        self.spawn(self._keep_link())
 
     @property
     def id(self) -> NodeId:
@@ -162,50 +144,9 @@ class NodeClient:
     def linked(self) -> bool:
         return self._link is not None
 
-    @property
-    def free_lanes(self) -> int:
-        """How many more small calls the shared connection takes."""
-        return len(self._free)
-
     def begin(self, user: LaneUser) -> None:
-        """Give *user* a lane: at once if one is free, else as soon as there is one."""
-        while self._free and user.brief:
-            lane = self._free.pop()
-            if lane.connection.usable:
-                lane.take(user)
-                return
-        while self._idle:
-            lane = self._idle.pop()
-            if len(self._idle) < self._least_idle:
-                self._least_idle = len(self._idle)
-            if lane.connection.usable:
-                lane.take(user)
-                return
-        if self.down:
-            user.not_sent(f"node {self.id} cannot be reached: {self.down}")
-            return
-        self._waiting.append(user)
-        if self._dials < min(_DIALS, len(self._waiting)):
-            self._dials += 1
-            self._spawn(self._dial())
-
-    def release(self, lane: CallLane) -> None:
-        """The call of *lane* is over: it may carry another one."""
-        connection = lane.connection
-        if connection.shared:
-            if connection is self._shared:
-                self._free.append(lane)
-                self._close_if_left()
-            return
-        while self._waiting:
-            user = self._waiting.popleft()
-            if not user.gone:
-                lane.take(user)
-                return
-        if self._left or len(self._idle) >= _IDLE:
-            connection.close()
-        else:
-            self._idle.append(lane)
+        """Give *user* a lane: at once if there is a connection, else as soon as there is one."""
+        (self.small if user.brief else self.large).begin(user)
 
     async def ask(self, what: str, value: Any) -> bytes:
         """
@@ -231,38 +172,31 @@ class NodeClient:
         finally:
             query.cancel()
 
-    def forget(self, connection: CallConnection) -> None:
-        self._all.discard(connection)
-        if connection is self._shared:
-            self._shared = None
-            self._free.clear()
-            self._spawn(self._share(_FIRST_RETRY_S))
-        elif connection.lanes[0] in self._idle:
-            self._idle.remove(connection.lanes[0])
-            self._least_idle = min(self._least_idle, len(self._idle))
-        if self._left and not self._all:
-            self.close()
+    def rests(self, connection: CallConnection) -> None:
+        """No call is on *connection* any more, or it is closed."""
+        if self._left:
+            connection.close()
+            if not self._open:
+                self.close()
 
     def leave(self) -> None:
         """The node is no longer in the view: take no new calls; those that run go on."""
         self._left = True
-        self._refuse_waiting(f"node {self.id} left")
-        for lane in list(self._idle):
-            lane.connection.close()
-        self._idle.clear()
-        self._close_if_left()
-        if not self._all:
+        for kept in (self.small, self.large):
+            kept.refuse(f"node {self.id} left")
+        for connection in self._open:
+            if not connection.running:
+                connection.close()
+        if not self._open:
             self.close()
 
     def come_back(self) -> None:
         """The node is in the view again, and calls of before still run there."""
         self._left = False
-        self._spawn(self._share())
 
     def close(self) -> None:
         """End all connections: calls that run there fail."""
         self._left = self.closed = True
-        self._trim.cancel()
         if self._link is not None:
             self._link.on_lost = lambda _: None
             self._link.close("the gateway left")
@@ -270,61 +204,23 @@ class NodeClient:
             task.cancel()
         self._lost("the gateway stops")
 
-    # --- within ---
-
-    def _spawn(self, work: Any) -> "asyncio.Task[None]":
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run *work* as a task of this node."""
         task: asyncio.Task[None] = self._nodes.loop.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-        return task
 
-    async def _dial(self) -> None:
-        """Make connections while calls wait for one."""
-        try:
-            while self._waiting:
-                connection = CallConnection(self)
-                await connect(self.address, self._nodes.me, DIAL_S, connection, 1)
-                self._all.add(connection)
-                self.release(connection.lanes[0])
-        except GpufaasError as exc:
-            self._refuse_waiting(str(exc))
-        finally:
-            self._dials -= 1
-
-    async def _share(self, after_s: Seconds = 0.0) -> None:
-        """Make the connection that small calls share. Until it is there they have others."""
-        lanes = self._nodes.lanes
-        while self._is_to_share:
-            await asyncio.sleep(after_s)
-            after_s = min(_LONGEST_RETRY_S, 2 * max(after_s, _FIRST_RETRY_S))
-            connection = CallConnection(self, lanes)
-            try:
-                await connect(self.address, self._nodes.me, DIAL_S, connection, lanes)
-            except GpufaasError:
-                continue
-            if connection.lost:
-                continue
-            if not self._is_to_share:
-                connection.close()
-                return
-            self._shared = connection
-            self._all.add(connection)
-            self._free = connection.lanes[::-1]
+    # --- within ---
 
     @property
-    def _is_to_share(self) -> bool:
-        return self._shared is None and self._link is not None and not self._left
-
-    def _close_if_left(self) -> None:
-        """The node has left: close the shared connection once no call is on it."""
-        shared = self._shared
-        if self._left and shared is not None and not shared.running:
-            shared.close()
+    def _open(self) -> list[CallConnection]:
+        found = (self.small.connection, self.large.connection)
+        return [each for each in found if each is not None and not each.lost]
 
     async def _keep_link(self) -> None:
         """Keep the link; connect again when it is lost."""
         retry_s = _FIRST_RETRY_S
-        while not self._left or self._all:
+        while not self._left or self._open:
             try:
                 link = await connect(self.address, self._nodes.me, DIAL_S)
             except GpufaasError as exc:
@@ -340,7 +236,7 @@ class NodeClient:
             link.attend(lambda _: None, partial(_settle, lost))
             retry_s = _FIRST_RETRY_S
             self._link, self.down = link, ""
-            self._spawn(self._share())
+            self.small.open()
             self._nodes.changed()
             try:
                 why = await lost
@@ -351,28 +247,66 @@ class NodeClient:
             self._nodes.changed()  # first: this tells the scheduler, which then places no call there again
             self._lost(why)
 
-    def _close_idle(self) -> None:
-        unneeded, self._idle = self._idle[: self._least_idle], self._idle[self._least_idle :]
-        if unneeded and not self._idle:
-            self._idle.append(unneeded.pop())
-        for lane in unneeded:
-            lane.connection.close()
-        self._least_idle = len(self._idle)
-        self._trim = self._nodes.loop.call_later(_TRIM_S, self._close_idle)
-
     def _lost(self, why: str) -> None:
         """The node is gone: fail all that waits for it."""
         self._refuse_waiting(why)
-        self._free.clear()
-        self._idle.clear()
-        self._least_idle = 0
-        for connection in list(self._all):
+        for connection in self._open:
             connection.abort(why)
 
     def _refuse_waiting(self, why: str) -> None:
-        waiting, self._waiting = self._waiting, deque()
+        for kept in (self.small, self.large):
+            kept.refuse(f"node {self.id} cannot be reached: {why}")
+
+
+class Kept:
+    """A connection that is kept, and made again when one is wanted after it broke."""
+
+    def __init__(self, node: NodeClient, me: Identity, window: Bytes) -> None:
+        self.connection: CallConnection | None = None
+        self._node = node
+        self._me = me
+        self._window = window
+        self._waiting: list[LaneUser] = []
+        self._dials = False
+
+    def begin(self, user: LaneUser) -> None:
+        """As `NodeClient.begin`."""
+        if self.connection is not None and self.connection.usable:
+            self.connection.begin(user)
+        elif self._node.down:
+            user.not_sent(f"node {self._node.id} cannot be reached: {self._node.down}")
+        else:
+            self._waiting.append(user)
+            self.open()
+
+    def open(self) -> None:
+        """Make it, if it is not there."""
+        if not self._dials and (self.connection is None or not self.connection.usable):
+            self._dials = True
+            self._node.spawn(self._dial())
+
+    def refuse(self, why: str) -> None:
+        """No call that waits for it gets it."""
+        waiting, self._waiting = self._waiting, []
         for user in waiting:
-            user.not_sent(f"node {self.id} cannot be reached: {why}")
+            user.not_sent(why)
+
+    async def _dial(self) -> None:
+        connection = CallConnection(self._node, self._window)
+        try:
+            await connect(self._node.address, self._me, DIAL_S, connection)
+        except GpufaasError as exc:
+            self.refuse(f"node {self._node.id} cannot be reached: {exc}")
+            return
+        finally:
+            self._dials = False
+        self.connection = connection
+        waiting, self._waiting = self._waiting, []
+        for user in waiting:
+            if not user.gone:
+                connection.begin(user)
+        if not connection.running:
+            self._node.rests(connection)
 
 
 def _settle(lost: "asyncio.Future[str]", why: str) -> None:

@@ -65,6 +65,9 @@ class RemoteQuery(LaneBuffer):
     def not_sent(self, reason: str) -> None:
         self._end(NotReached(reason))
 
+    def go_on(self) -> None:
+        """All that it says was sent."""
+
     def on_lost(self, reason: str) -> None:
         self._end(NotReached(f"the node was lost: {reason}"))
 

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from gpufaas_cluster.call_heads import QueryHead
-from gpufaas_cluster.lane_connection import LaneConnection, window_of
+from gpufaas_cluster.lane_connection import LaneConnection
 from gpufaas_cluster.served_calls import ServedCalls, Server, error_head
 from gpufaas_core.errors import CallCancelled, GpufaasError
 from gpufaas_core.model import Bytes
@@ -27,30 +27,30 @@ _decode_query: Final = msgspec.msgpack.Decoder(QueryHead).decode
 _decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
 
 
-class ServedConnection(LaneConnection):
+class ServedConnection(LaneConnection["ServedLane"]):
     """See module."""
 
     def __init__(
-        self, server: Server, gateway: str, lanes: int, on_closed: Callable[["ServedConnection"], None]
+        self, server: Server, gateway: str, window: Bytes, on_closed: Callable[["ServedConnection"], None]
     ) -> None:
-        super().__init__(f"gateway {gateway}", lanes)
-        self.lanes: list[ServedLane] = [ServedLane(server, self, number, window_of(lanes)) for number in range(lanes)]
+        super().__init__(f"gateway {gateway}", window)
+        self._server = server
         self._on_closed = on_closed
 
     @property
     def busy(self) -> bool:
         """Whether a call, or the rest of an answer, is not over."""
-        return any(lane.busy for lane in self.lanes)
+        return any(lane.busy for lane in self.lanes.values())
+
+    def new_lane(self, number: int) -> "ServedLane":
+        lane = ServedLane(self._server, self, number)
+        self.add(number, lane)
+        return lane
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=_UNSENT)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        for lane in self.lanes:
-            lane.go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -62,13 +62,13 @@ class ServedLane:
 
     __slots__ = ("_connection", "_credit", "_number", "_query", "_roomy", "_server", "_state", "calls")
 
-    def __init__(self, server: Server, connection: ServedConnection, number: int, window: Bytes) -> None:
+    def __init__(self, server: Server, connection: ServedConnection, number: int) -> None:
         self.calls = ServedCalls(server, self)
         self._server = server
         self._connection = connection
         self._number = number
         self._state = order.FREE
-        self._credit = Credit(window)
+        self._credit = Credit(connection.window)
         """Of its answers."""
         self._query: asyncio.Task[None] | None = None
         self._roomy: asyncio.Future[None] | None = None

@@ -139,14 +139,14 @@ class NodeProcess:
 class Rig:
     """Nodes, a gateway's end, and a hand that grants grants."""
 
-    def __init__(self, root: Path, patch: pytest.MonkeyPatch, lanes: int = control.LANES) -> None:
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         # A machine that is busy may hold up a node for longer than a gateway allows it.
         patch.setattr(control, "SILENCE_S", LIMIT_S)
         patch.setattr(remote_nodes, "DIAL_S", LIMIT_S)
         self.root = root
         self.me = Identity("gateway", "g1", "boot", TOKEN.encode())
         self.unreachable: list[tuple[Grant, str]] = []
-        self.nodes = RemoteNodes(self.me, lambda grant, reason: self.unreachable.append((grant, reason)), lanes=lanes)
+        self.nodes = RemoteNodes(self.me, lambda grant, reason: self.unreachable.append((grant, reason)))
         self.workers = RemoteWorkers(self.nodes)
         self.logs = RemoteLogs(self.nodes)
         self.processes: list[NodeProcess] = []
@@ -164,7 +164,7 @@ class Rig:
     async def linked(self, name: str = "n") -> None:
         def there() -> bool:
             node = self.nodes.get(name)
-            return node is not None and node.linked and node.free_lanes == self.nodes.lanes
+            return node is not None and node.linked and node.small.connection is not None
 
         await eventually(there)
 
@@ -227,10 +227,10 @@ async def whole(exchange: RemoteExchange) -> tuple[AnswerHead, bytes]:
     return head, b"".join(pieces)
 
 
-@pytest.fixture(params=["shared", pytest.param("alone", marks=pytest.mark.long)])
+@pytest.fixture(params=["small", pytest.param("large", marks=pytest.mark.long)])
 async def rig(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    """*alone*: each call has a connection to itself, as if its body were large."""
-    if request.param == "alone":
+    """*large*: calls go beside those whose bodies are large."""
+    if request.param == "large":
         monkeypatch.setattr("gpufaas_cluster.remote_exchange._BRIEF", -1)
     rig = Rig(tmp_path, monkeypatch)
     await rig.node()
@@ -241,7 +241,7 @@ async def rig(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytes
         await process.kill()
 
 
-in_order = pytest.mark.parametrize("rig", ["shared"], indirect=True)
+in_order = pytest.mark.parametrize("rig", ["small"], indirect=True)
 """The node gets calls in the order in which they begin: on one connection."""
 
 
@@ -515,7 +515,7 @@ async def test_a_share_that_a_copy_holds_is_not_free_for_calls_without_a_schedul
     never.fail(CallCancelled("the caller went away"))
 
 
-async def test_the_calls_of_one_grant_come_over_two_connections(rig: Rig) -> None:
+async def test_the_calls_of_one_grant_come_one_by_one(rig: Rig) -> None:
     function = await rig.function("gated", GATED, slots=2)
     grant = replace(rig.grant(function, cold=True), calls=(CallId("a"), CallId("b")))
 
@@ -628,22 +628,17 @@ async def test_a_node_that_left_serves_what_it_has(rig: Rig) -> None:
     await eventually(lambda: connections(rig.processes[0]) == 0)
 
 
-async def test_connections_that_are_not_needed_are_closed_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpufaas_cluster.remote_nodes._TRIM_S", 0.1)
-    await rig.node("other")  # its first trim is of after the patch
-    function = await rig.function("gated", GATED, node="other")
+async def test_any_number_of_streams_at_once_is_on_one_connection(rig: Rig) -> None:
+    function = await rig.function("gated", GATED, slots=8)
     gate = str(rig.root / "gate").encode()
     running = []
     for number in range(8):
-        running.append(rig.begin(function, gate, STREAM, node="other", cold=not number))
+        running.append(rig.begin(function, gate, STREAM, cold=not number))
         await running[-1].end_body()  # the node has it
-    assert connections(rig.processes[1]) > 8
+    assert connections(rig.processes[0]) == 3, "the link, and two for calls"
     rig.open_gate("gate")
-    for each in running:
-        await whole(each)
 
-    await eventually(lambda: connections(rig.processes[1]) <= 3)
-    assert await rig.call(function, gate, node="other") == b"done"
+    assert [(await whole(each))[1] for each in running] == [b"done"] * 8
 
 
 # --- questions ---

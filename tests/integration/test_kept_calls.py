@@ -197,8 +197,10 @@ class Stray:
     def not_sent(self, reason: str) -> None:
         raise AssertionError(reason)
 
-    def on_frame(self, kind: int, header: bytes, body: bytes) -> bool:
+    def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         raise AssertionError((kind, header, body))
+
+    def go_on(self) -> None: ...
 
     def on_lost(self, reason: str) -> None:
         self.lost = reason

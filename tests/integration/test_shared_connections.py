@@ -11,16 +11,18 @@ from tests.integration.test_call_server import ECHO, GATED, Rig, connections, wh
 from tests.waiting import eventually
 
 from gpufaas_cluster import remote_nodes
+from gpufaas_cluster.call_connection import CallConnection
 from gpufaas_cluster.connection import Link, NotReached, connect
 from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_core.errors import CallCancelled, GrantRefused, WorkerCrashed
+from gpufaas_core.model import FunctionId
 from gpufaas_core.units import MiB
+from gpufaas_core.wire.bodies import STREAM
 
 
 @pytest.fixture
 async def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    """Four calls share a connection."""
-    rig = Rig(tmp_path, monkeypatch, 4)
+    rig = Rig(tmp_path, monkeypatch)
     await rig.node()
     await rig.linked()
     yield rig
@@ -34,10 +36,12 @@ async def stopped(exchange: RemoteExchange) -> None:
     await eventually(lambda: exchange.end is not None or (lane is not None and lane._window._left <= 0))
 
 
-def free(rig: Rig) -> int:
+def small(rig: Rig) -> CallConnection:
+    """The connection of small calls."""
     node = rig.nodes.get("n")
     assert node is not None
-    return node.free_lanes
+    assert node.small.connection is not None
+    return node.small.connection
 
 
 async def test_readers_who_stop_hold_up_no_others_on_their_connection(few: Rig) -> None:
@@ -51,7 +55,7 @@ async def test_readers_who_stop_hold_up_no_others_on_their_connection(few: Rig) 
 
     slow = [few.begin(wordy, cold=True), few.begin(wordy), few.begin(large, cold=True)]
     sizes = [len((await each.answer())[1]) for each in slow]
-    assert free(few) == 1
+    assert small(few).running == 3
     for each in slow:
         await stopped(each)
     for number in range(50):
@@ -63,7 +67,7 @@ async def test_readers_who_stop_hold_up_no_others_on_their_connection(few: Rig) 
         while (piece := await exchange.chunk()) is not None:
             sizes[at] += len(piece)
     assert sizes == [65_536_000, 65_536_000, 30_000_000]
-    assert free(few) == 4
+    assert small(few).running == 0
 
 
 async def test_small_pieces_for_a_reader_who_stops_are_counted_with_what_they_cost(few: Rig) -> None:
@@ -101,7 +105,7 @@ async def test_a_caller_who_leaves_before_the_end_of_his_answer_leaves_a_connect
         await exchange.answer()
         exchange.fail(CallCancelled("the caller went away"))
 
-    await eventually(lambda: free(few) == 4)
+    await eventually(lambda: small(few).running == 0)
 
     assert len(await few.call(large)) == 3_000_000
     assert connections(few.processes[0]) <= 3, "the link, the shared one, and one by which the functions were defined"
@@ -130,51 +134,57 @@ async def test_a_node_that_stops_sends_the_rest_of_an_answer_first(few: Rig) -> 
     await few.processes[0].ended()
 
 
-async def test_calls_beyond_the_lanes_and_large_bodies_have_connections_to_themselves(few: Rig) -> None:
-    function = await few.function("gated", GATED, slots=8)
+async def test_large_bodies_are_not_on_the_connection_of_small_calls(few: Rig) -> None:
     sized = await few.function("sized", "def handle(event, context): return str(len(event.body))")
-    running = [await few.gated(function, f"gate{number}", cold=not number) for number in range(4)]
-    assert free(few) == 0
+    gated = await few.function("gated", GATED)
+    gate = str(few.root / "gate").encode()
+    streams = few.begin(gated, gate, STREAM, cold=True)
+    await streams.end_body()
+    assert small(few).running == 0
 
-    running += [await few.gated(function, f"gate{number}") for number in (4, 5)]
     assert await few.call(sized, b"x" * 200_000, cold=True) == b"200000"
-
-    for number in range(6):
-        few.open_gate(f"gate{number}")
-    assert [(await whole(each))[1] for each in running] == [b"done"] * 6
-    assert free(few) == 4
-    assert await few.call(sized, b"x" * 200_000) == b"200000"
+    assert [*small(few).lanes] == [], "none was needed yet"
+    assert await few.call(sized, b"x") == b"1"
+    assert [*small(few).lanes] == [0]
+    few.open_gate("gate")
+    assert (await whole(streams))[1] == b"done"
 
 
 async def test_a_connection_that_breaks_ends_the_calls_on_it_and_is_made_again(few: Rig) -> None:
     function = await few.function("gated", GATED)
     running = [await few.gated(function, f"gate{number}", cold=not number) for number in (0, 1)]
-    node = few.nodes.get("n")
-    assert node is not None
-    node._shared._transport.abort()  # type: ignore[union-attr]
+    streams = few.begin(function, str(few.root / "gate").encode(), STREAM)
+    await streams.end_body()
+    small(few)._transport.abort()  # type: ignore[union-attr]
 
     for each in running:
         with pytest.raises(WorkerCrashed, match="node n was lost during the call"):
             await each.answer()
-    await eventually(lambda: free(few) == 4)
     for gate in ("gate0", "gate1", "gate"):
         few.open_gate(gate)
     assert await few.call(function, str(few.root / "gate").encode()) == b"done"
+    assert (await whole(streams))[1] == b"done", "it is on the other connection"
 
 
-async def test_a_connection_that_cannot_be_had_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_cannot_be_had_refuses_the_calls_that_want_it_and_is_tried_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def connected(*given: Any) -> Link:
-        if rig.nodes.lanes in given:
+        if isinstance(given[-1], CallConnection) and len(tried) < 3:
             tried.append(given)
-            if len(tried) < 3:
-                raise NotReached("it has no file descriptors left")
+            raise NotReached("it has no file descriptors left")
         return await connect(*given)
 
     tried: list[Any] = []
     monkeypatch.setattr(remote_nodes, "connect", connected)
-    rig = Rig(tmp_path, monkeypatch, 4)
+    rig = Rig(tmp_path, monkeypatch)
     await rig.node()
-    await rig.linked()
-    assert len(tried) == 3
-    await rig.nodes.close()
-    await rig.processes[0].kill()
+    try:
+        await eventually(lambda: len(tried) == 1)  # with the link
+        for _ in range(2):
+            with pytest.raises(GrantRefused, match="it has no file descriptors left"):
+                await rig.call(FunctionId("echo.ns@1"))
+        assert await rig.call(await rig.function("echo", ECHO), b"there", cold=True) == b"there"
+    finally:
+        await rig.nodes.close()
+        await rig.processes[0].kill()
