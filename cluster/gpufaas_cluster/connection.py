@@ -253,6 +253,7 @@ class _Connecting(Link):
         super().__init__(self._on_handshake, self._on_end)
         self.answer: asyncio.Future[Any] = self._loop.create_future()
         """The answer to our hello."""
+        self._challenge: control.Challenge | None = None
         self._address = address
         self._me = me
         self._window = window
@@ -283,16 +284,8 @@ class _Connecting(Link):
             self.early.append(message)
 
     def _introduce(self, challenge: control.Challenge) -> None:
-        me = self._me
-        if challenge.protocol != control.PROTOCOL:
-            self.answer.set_exception(
-                TurnedAway(
-                    "protocol",
-                    f"{self._address} speaks protocol {challenge.protocol} ({challenge.product}), this release "
-                    f"({me.version or 'unknown'}) speaks {control.PROTOCOL}: run the same release on both",
-                )
-            )
-            return
+        """Say who we are, also to a release that speaks otherwise: it logs whom it turns away."""
+        self._challenge, me = challenge, self._me
         shown = control.proof(me.token, challenge.nonce, me.role, me.id)
         self.send(
             control.ClientHello(
@@ -301,8 +294,19 @@ class _Connecting(Link):
         )  # fmt: skip
 
     def _on_end(self, why: str) -> None:
-        if not self.answer.done():
+        if self.answer.done():
+            return
+        other = self._challenge
+        if other is None or other.protocol == control.PROTOCOL:
             self.answer.set_exception(NotReached(f"{self._address} closed the connection: {why}"))
+            return
+        self.answer.set_exception(
+            TurnedAway(
+                "protocol",
+                f"{self._address} speaks protocol {other.protocol} ({other.product}), this release "
+                f"({self._me.version or 'unknown'}) speaks {control.PROTOCOL}: run the same release on both",
+            )
+        )
 
 
 Accept = Callable[[Link, control.ClientHello], int | control.Turned]

@@ -3,8 +3,8 @@ Calls to nodes elsewhere: straight from gateway to node, over connections that a
 
 Each node has one link, whose heartbeats say that both ends are alive. When it is lost, every call there fails, and the
 gateway dials the node again for as long as the scheduler sees it. Beside it is a connection that all small calls share:
-those that come in the same turn of the loop are one write and one read. Other calls have a connection to themselves. A
-warm call needs no task.
+those that come in the same turn of the loop are one write and one read. All other calls share another one. A warm call
+needs no task.
 """
 
 import asyncio

@@ -649,8 +649,15 @@ def test_a_node_of_a_release_that_speaks_otherwise_is_turned_away(
     node.program = [str(program)]
     node.start(wait=False)
 
-    says(node, f"speaks protocol {control.PROTOCOL}")
-    says(node, f"speaks {control.PROTOCOL + 1}: run the same release on both")
+    says(node, f"node n8 speaks protocol {control.PROTOCOL + 1}")
+    says(node, f"this scheduler speaks {control.PROTOCOL}")
+    until(
+        lambda: any(
+            "turned away" in each.said() and f"node n8 speaks protocol {control.PROTOCOL + 1}" in each.said()
+            for each in shared.schedulers
+        ),
+        "a scheduler logs it, too",
+    )
     assert "n8" not in shared.gateways[0].nodes()
 
 

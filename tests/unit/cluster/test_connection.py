@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpufaas_cluster import connection, control
-from gpufaas_cluster.connection import Identity, Link, connect, listen
+from gpufaas_cluster.connection import Identity, Link, TurnedAway, connect, listen
 
 TOKEN = b"a token of sixteen bytes"
 
@@ -114,6 +114,58 @@ async def test_connections_that_do_not_introduce_themselves_push_out_each_other_
     assert caplog.text.count("listener.crowded") == 1
     for _, writer in held:
         writer.close()
+
+
+# --- releases that speak otherwise ---
+
+
+async def test_a_gateway_of_another_release_is_told_which_both_are_and_the_node_logs_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = await listen("127.0.0.1:0", Identity("node", "n", "b", TOKEN, "1.0"), lambda _, __: 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+    await reader.read(1024)  # the challenge
+    writer.write(control.encode(control.ClientHello(control.PROTOCOL + 1, "gateway", "g", "b", b"", b"", "2.0", 1)))
+
+    (turned,) = control.MessageReader().feed(await asyncio.wait_for(reader.read(), 5))
+
+    assert turned.code == "protocol"
+    assert turned.message == (
+        f"gateway g speaks protocol {control.PROTOCOL + 1} (release '2.0'), this node speaks {control.PROTOCOL} "
+        "(release 1.0): run the same release on both"
+    )
+    assert turned.message in caplog.text
+    writer.close()
+    server.close()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_gateway_says_which_release_a_node_speaks_that_turns_it_away_or_does_not_understand_it(
+    answers: bool,
+) -> None:
+    async def other_release(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(control.encode(control.Challenge("gpufaas node 0.9", control.PROTOCOL - 1, b"n" * 16)))
+        heard.extend(control.MessageReader().feed(await reader.read(4096)))
+        if answers:
+            writer.write(control.encode(control.Turned("protocol", "as the node logs it")))
+        writer.close()
+
+    heard: list[control.ClientHello] = []
+    server = await asyncio.start_server(other_release, "127.0.0.1", 0)
+    address = "127.0.0.1:{1}".format(*server.sockets[0].getsockname())
+
+    with pytest.raises(TurnedAway) as turned:
+        await connect(address, Identity("gateway", "g", "b", TOKEN, "1.0"))
+
+    assert (heard[0].id, heard[0].version, heard[0].protocol) == ("g", "1.0", control.PROTOCOL)
+    assert turned.value.code == "protocol"
+    assert str(turned.value) == (
+        "as the node logs it"
+        if answers
+        else f"{address} speaks protocol {control.PROTOCOL - 1} (gpufaas node 0.9), this release (1.0) speaks "
+        f"{control.PROTOCOL}: run the same release on both"
+    )
+    server.close()
 
 
 def test_a_large_message_costs_little_more_than_its_bytes() -> None:

@@ -1,0 +1,172 @@
+"""The two ends of a connection between gateway and node, frame by frame."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufaas_cluster.call_connection import CallConnection, CallLane
+from gpufaas_cluster.call_heads import NodeAnswerHead
+from gpufaas_cluster.lane_connection import LaneConnection
+from gpufaas_core.model import NodeId
+from gpufaas_core.wire.credit import PIECE_COST, WINDOW
+from gpufaas_core.wire.heads import AnswerHead, EndHead, RoomHead
+from gpufaas_core.wire.kinds import Kind
+from gpufaas_core.wire.prefix import KIND, LANE, LANES, FrameReader, encode_frame
+
+HEAD = NodeAnswerHead(AnswerHead(200, []))
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.sent = b""
+        self.aborted = False
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+
+class Owner:
+    id = NodeId("n")
+
+    def rests(self, connection: CallConnection) -> None: ...
+
+
+class User:
+    """A call that takes what comes."""
+
+    gone = False
+    brief = True
+
+    def __init__(self, *, pauses: bool = False) -> None:
+        self.got: list[int] = []
+        self.lost = self.refused = ""
+        self.lane: CallLane
+        self._pauses = pauses
+
+    def sent_on(self, lane: CallLane) -> None:
+        self.lane = lane
+        lane.send(Kind.CALL)
+        if self._pauses:
+            lane.pause()
+
+    def not_sent(self, reason: str) -> None:
+        self.refused = reason
+
+    def on_frame(self, kind: int, header: bytes, body: bytes) -> None:  # noqa: ARG002
+        self.got.append(kind)
+
+    def go_on(self) -> None: ...
+
+    def on_lost(self, reason: str) -> None:
+        self.lost = reason
+
+
+class Gateway:
+    """A gateway's end, and a hand that is its node."""
+
+    def __init__(self) -> None:
+        self.connection = CallConnection(Owner(), WINDOW)
+        self.transport = Transport()
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+
+    def begin(self, **how: bool) -> User:
+        user = User(**how)
+        self.connection.begin(user)
+        return user
+
+    def says(self, kind: int, head: Any = None, body: bytes = b"", lane: int = 0) -> None:
+        self.connection.data_received(encode_frame(kind, head, body, lane))
+
+    def sent(self) -> list[tuple[int, int]]:
+        """Kind and lane of all that it has sent."""
+        return [(kind & KIND, kind >> LANE) for kind, _, _ in FrameReader(lanes=LANES).feed(self.transport.sent)]
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    return Gateway()
+
+
+def test_a_lane_is_used_again_and_the_last_one_first(gateway: Gateway) -> None:
+    first = gateway.begin()
+    gateway.says(Kind.ANSWER, HEAD)
+    second = gateway.begin()
+
+    assert (first.got, second.lane) == ([Kind.ANSWER], first.lane)
+    assert gateway.sent() == [(Kind.CALL, 0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("frames", "match"),
+    [
+        ([(Kind.CHUNK, None, b"x")], "CHUNK on a lane that waits for an answer"),
+        ([(Kind.HEAD, HEAD), (Kind.ANSWER, HEAD)], "ANSWER on a lane that is in an answer"),
+        ([(Kind.ANSWER, HEAD), (Kind.END, EndHead(0.0))], "END on a lane that has no call"),
+        ([(Kind.LAID, None)], "LAID, which a node never says"),
+        ([(Kind.HEAD, HEAD), *[(Kind.CHUNK, None, b"x" * (WINDOW // 4))] * 5], "no room"),
+    ],
+)
+async def test_a_node_that_is_out_of_step_loses_its_connection_and_all_calls_know(
+    gateway: Gateway, frames: list[tuple[Any, ...]], match: str
+) -> None:
+    users = [gateway.begin(pauses=True), gateway.begin()]
+    assert not gateway.transport.aborted
+    for frame in frames:
+        gateway.says(*frame)
+
+    assert gateway.transport.aborted
+    assert match in users[1].lost
+    assert users[0].lost == ("" if Kind.ANSWER in users[0].got else users[1].lost)
+
+
+def test_a_frame_of_a_lane_that_had_no_call_is_out_of_step(gateway: Gateway) -> None:
+    user = gateway.begin()
+    gateway.says(Kind.ANSWER, HEAD, lane=1)
+
+    assert "lane 1, which has had no call" in user.lost
+
+
+def test_room_is_given_while_the_reader_takes_and_once_he_goes_on(gateway: Gateway) -> None:
+    for pauses in (False, True):
+        user = gateway.begin(pauses=pauses)
+        gateway.transport.sent = b""
+        gateway.says(Kind.HEAD, HEAD)
+        gateway.says(Kind.CHUNK, None, b"x" * (WINDOW // 2))
+        assert gateway.sent() == ([] if pauses else [(Kind.ROOM, 0)])
+        user.lane.resume()
+        ((_, header, _),) = FrameReader().feed(gateway.transport.sent)
+        assert msgspec.msgpack.decode(header, type=RoomHead) == RoomHead(WINDOW // 2 + PIECE_COST)
+        gateway.says(Kind.END, EndHead(0.0))
+
+
+class Greedy:
+    """A lane that fills the connection each time."""
+
+    def __init__(self, connection: "LaneConnection[Greedy]", number: int) -> None:
+        self.connection = connection
+        self.turns = 0
+        connection.add(number, self)
+
+    def on_frame(self, kind: int, header: bytes, body: bytes) -> None: ...
+
+    def lose(self, why: str) -> None: ...
+
+    def go_on(self) -> None:
+        self.turns += 1
+        self.connection.pause_writing()
+
+
+def test_lanes_go_on_in_turn_so_that_none_has_the_connection_to_itself() -> None:
+    connection = LaneConnection[Greedy]("node n", WINDOW)
+    lanes = [Greedy(connection, number) for number in range(3)]
+    for _ in range(9):
+        connection.resume_writing()
+
+    assert [lane.turns for lane in lanes] == [3, 3, 3]
