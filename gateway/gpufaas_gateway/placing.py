@@ -73,6 +73,12 @@ class Placing:
             # The function was updated while the body came: the new revision answers.
             call.deployed = self.find(call.request)
             return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
+        except (LoadFailed, OutOfMemory) as exc:
+            if call.deployed.trial is None:
+                raise
+            refused: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+            refused.set_exception(exc)
+            return refused  # as what is refused later: the revision before takes the call, by `again`
 
     async def wait(self, call: Call, promised: asyncio.Future[Grant]) -> CallExchange:
         """Return the exchange of a call that has begun, by a grant that was *promised*."""
@@ -141,7 +147,8 @@ class Placing:
 
         :raises GpufaasError: *error*, if the call may not run again; or the error that ended it meanwhile
         """
-        if isinstance(error, LoadFailed | UnknownFunction):
+        too_large = isinstance(error, OutOfMemory) and call.future is not None  # no device has enough for its load
+        if too_large or isinstance(error, LoadFailed | UnknownFunction):
             await self._move(call, error)
             return self._place_anew(call, call.began)
         if call.future is not None:
@@ -163,7 +170,7 @@ class Placing:
         call.ran_out = True
         return self._place_anew(call, time.perf_counter())
 
-    async def _move(self, call: Call, error: LoadFailed | UnknownFunction) -> None:
+    async def _move(self, call: Call, error: GpufaasError) -> None:
         """
         Give a call to the revision that serves instead: its own was on trial and did not load, or was removed. Of a
         removal, a gateway may learn after the scheduler, which is another process.
@@ -172,13 +179,14 @@ class Placing:
         """
         deployed = call.deployed
         assert deployed is not None
-        if call.stream is not None or (isinstance(error, LoadFailed) and deployed.trial is None):
+        removed = isinstance(error, UnknownFunction)
+        if call.stream is not None or (not removed and deployed.trial is None):
             raise error
         call.state = states.MOVE[call.state]
-        if isinstance(error, LoadFailed) and deployed.trial is not None:
-            await deployed.trial(str(error))
-        else:
+        if removed or deployed.trial is None:
             await self._catalogue.replaced(deployed)
+        else:
+            await deployed.trial(str(error))
         newer = self._catalogue.find(call.request.name)
         if newer is None or newer is deployed or newer.unavailable:
             raise error

@@ -13,9 +13,9 @@ from tests.unit.gateway.fakes import idle
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 from tests.waiting import eventually
 
-from gpufaas_core.errors import GpufaasError, LoadFailed, UnknownFunction
+from gpufaas_core.errors import GpufaasError, LoadFailed, OutOfMemory, UnknownFunction
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import Failing, FunctionId, ResidentStatus
+from gpufaas_core.model import CallId, Failing, FunctionId, ResidentStatus
 from gpufaas_core.wire.heads import AnswerHead, CallHead
 from gpufaas_gateway import handover
 
@@ -451,6 +451,35 @@ async def test_calls_of_a_revision_on_trial_that_does_not_load_are_answered_by_t
     assert serves(gateway, old)()
     assert (await shown(gateway))["failed"] == {"revision": revision(new), "reason": "no such weights"}
     assert history(gateway)[revision(new)] == ("failed", "no such weights")
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize("error", [LoadFailed("failed 3 times in a row"), OutOfMemory("it had all there is")], ids=type)
+async def test_calls_that_the_scheduler_refuses_for_a_revision_on_trial_are_answered_by_the_one_before(
+    gateway: Gateway, error: GpufaasError, later: bool
+) -> None:
+    """Those that came after its loads had failed got its error, until the gateway looked; so did want of memory."""
+    functions = Functions()
+    calls, ask = await gateway.calls(functions), functions.place
+    old = gateway.found().function_id
+    new = await update(gateway)
+
+    def place(call: CallId, function: FunctionId, *args: Any) -> Grant | asyncio.Future[Grant]:
+        if function != new:
+            return ask(call, function, *args)
+        if not later:
+            raise error
+        refused: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        refused.set_exception(error)
+        return refused
+
+    functions.place = place  # type: ignore[method-assign]
+    async with calling(calls.run) as client:
+        answer = await client.post("/function/echo", content=b"a body")
+
+    assert (answer.status_code, answer.content) == (200, b"a body")
+    assert serves(gateway, old)()
+    assert (await shown(gateway))["failed"]["reason"] == str(error)
 
 
 async def test_a_revision_that_has_answered_is_on_trial_no_more(gateway: Gateway) -> None:
