@@ -473,7 +473,7 @@ async def test_calls_that_the_scheduler_refuses_for_a_revision_on_trial_are_answ
         refused.set_exception(error)
         return refused
 
-    functions.place = place  # type: ignore[method-assign]
+    functions.place = place  # type: ignore[method-assign, assignment]
     async with calling(calls.run) as client:
         answer = await client.post("/function/echo", content=b"a body")
 
