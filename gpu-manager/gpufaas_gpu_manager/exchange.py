@@ -64,23 +64,17 @@ class CallOwner(Protocol):
     @property
     def worker(self) -> CallWorker: ...
 
-    def bind(self, exchange: "Exchange") -> None:
-        """Give a call to a slot, or let it wait for one."""
+    def bind(self, exchange: "Exchange") -> None: ...
 
-    def come(self, exchange: "Exchange") -> None:
-        """A call has come: it begins now, or waits."""
+    def come(self, exchange: "Exchange") -> None: ...
 
-    def cancel(self, exchange: "Exchange") -> None:
-        """Nobody waits for *exchange*, which a slot has, or the policy has stopped it."""
+    def cancel(self, exchange: "Exchange") -> None: ...
 
-    def give_back(self, exchange: "Exchange", reason: str) -> None:
-        """Have a call placed again, with its batch, unless its worker has begun it."""
+    def give_back(self, exchange: "Exchange", reason: str) -> None: ...
 
-    def leave(self, exchange: "Exchange") -> None:
-        """End an exchange that no slot has. The worker may go on loading, for the next call."""
+    def leave(self, exchange: "Exchange") -> None: ...
 
-    def refuse(self, exchange: "Exchange", reason: str, *, blameless: bool = False) -> None:
-        """Have the call, of which the worker took nothing, placed again. :param blameless: see `NodeRefused`"""
+    def refuse(self, exchange: "Exchange", reason: str, *, blameless: bool = False) -> None: ...
 
     def on_done(
         self, slot: Slot, exchange: "Exchange", run_s: Seconds, peak: Bytes, out_of_memory: bool, ok: bool,

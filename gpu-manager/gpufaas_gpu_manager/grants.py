@@ -48,24 +48,9 @@ class Grants:
         exchange = self._calls.by(grant)
         if exchange is not None:
             return exchange
-        if self._calls.revoked and self._calls.is_revoked(grant):
-            self._host.report(NodeRefused.of(grant, "the call was given up before its grant came"))
-            return None
-        device = self._devices.get(grant.parts[0].device)
-        spec = self._specs.get(grant.function)
-        if grant.epoch < self.epoch or device is None or spec is None or self.closing:
-            self._host.report(NodeRefused.of(grant, "unknown device or function, or a grant of an older scheduler"))
-            return None
-        self.epoch = grant.epoch
-        worker = device.workers.get(copy_id(grant.function, grant.copy))
-        if grant.number < 0 and (worker is None or worker.state is not WorkerState.READY):
-            # Without a leader nothing may be evicted or reserved for it.
-            self._host.report(NodeRefused.of(grant, "its worker is not ready, and no scheduler leads"))
-            return None
-        if worker is None and grant.cold:
-            worker = self._host.start(device, spec, grant)
-        if worker is None:
-            self._host.report(NodeRefused.of(grant, "its worker is not there any more"))
+        worker = self._worker_of(grant)
+        if isinstance(worker, str):
+            self._host.report(NodeRefused.of(grant, worker))
             return None
         exchange = self._add(grant, worker)
         if grant.cold:
@@ -73,6 +58,22 @@ class Grants:
         if len(grant.calls) > 1:
             worker.calls.waiting.expect(grant.number, 1 + self._open_others(grant, worker))
         return exchange
+
+    def _worker_of(self, grant: Grant) -> Worker | str:
+        """Return the worker of *grant*, which is started on a miss; or why the grant is refused."""
+        if self._calls.revoked and self._calls.is_revoked(grant):
+            return "the call was given up before its grant came"
+        device = self._devices.get(grant.parts[0].device)
+        spec = self._specs.get(grant.function)
+        if grant.epoch < self.epoch or device is None or spec is None or self.closing:
+            return "unknown device or function, or a grant of an older scheduler"
+        self.epoch = grant.epoch
+        worker = device.workers.get(copy_id(grant.function, grant.copy))
+        if grant.number < 0 and (worker is None or worker.state is not WorkerState.READY):
+            return "its worker is not ready, and no scheduler leads"  # nothing may be evicted or reserved for it
+        if worker is None and grant.cold:
+            return self._host.start(device, spec, grant)
+        return worker or "its worker is not there any more"
 
     def _open_others(self, grant: Grant, worker: Worker) -> int:
         """

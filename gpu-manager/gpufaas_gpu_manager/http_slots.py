@@ -93,7 +93,7 @@ class HttpSlot:
         self._taken: list[tuple[bytes, bytes]] | None = None
         """The headers of the last answer, which is a valid one. If they are the same list again, so is the next."""
         self._task: asyncio.Task[None] | None = None
-        self._connected: asyncio.Future[None] | None = None
+        self._connected = asyncio.Event()
         """For the caller that streams a body and waits for the connection."""
 
     @property
@@ -152,8 +152,8 @@ class HttpSlot:
         if self._task is None or self._exchange is None:
             return None
         exchange = self._exchange
-        self._connected = self.loop.create_future()
-        await self._connected
+        self._connected.clear()
+        await self._connected.wait()
         return self._connection if self._exchange is exchange else None
 
     async def _connect(self, head: CallHead, body: bytes | memoryview) -> None:
@@ -181,7 +181,7 @@ class HttpSlot:
                 if self._exchange is not None:
                     self._exchange.step(SEND)
                 self._send(connection, head, body)
-        _wake(self._connected)
+        self._connected.set()
 
     def _send(self, connection: "_Connection", head: CallHead, body: bytes | memoryview) -> None:
         mode = head.body_mode
@@ -277,7 +277,7 @@ class HttpSlot:
         self._owner.on_slot_lost()
 
     def _broke(self, reason: str) -> None:
-        _wake(self._connected)
+        self._connected.set()
         if self._exchange is not None:
             self._owner.on_call_lost(self, self._exchange, reason)
 
@@ -296,12 +296,7 @@ class HttpSlot:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        _wake(self._connected)
-
-
-def _wake(connected: "asyncio.Future[None] | None") -> None:
-    if connected is not None and not connected.done():
-        connected.set_result(None)
+        self._connected.set()
 
 
 class _Connection(asyncio.Protocol):
@@ -320,9 +315,9 @@ class _Connection(asyncio.Protocol):
         self._whole_timer: asyncio.TimerHandle | None = None
         self._paused = False
         self._heard_out = False
-        self._full = False
         self._room = asyncio.Event()
         """For those who send and wait for room: two may at once, after protocols were switched."""
+        self._room.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
@@ -338,8 +333,7 @@ class _Connection(asyncio.Protocol):
         if self.lost or self.transport.is_closing():
             return
         self.transport.write(data)
-        while self._full and not self.lost:
-            await self._room.wait()
+        await self._room.wait()
 
     def pause(self) -> None:
         if not self._paused and not self._heard_out and not self.transport.is_closing():
@@ -366,11 +360,9 @@ class _Connection(asyncio.Protocol):
     # --- the transport's side ---
 
     def pause_writing(self) -> None:
-        self._full = True
         self._room.clear()
 
     def resume_writing(self) -> None:
-        self._full = False
         self._room.set()
 
     def data_received(self, data: bytes) -> None:

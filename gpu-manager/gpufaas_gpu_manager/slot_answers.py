@@ -132,7 +132,7 @@ class SlotAnswers:
         if not self._turns.now.streams:
             raise BrokenFrame("room for a body that does not stream")
         self._slot.credit.add(decoded(_decode_room, header).room)
-        self._slot.wake_sender()
+        self._slot.roomy.set()
 
     def _on_answers(self, header: bytes, bodies: bytes) -> None:
         """Small answers of a batch have come."""
@@ -188,7 +188,7 @@ class SlotAnswers:
         wire.ended += 1
         wire.running -= 1
         if turns.now.streams:
-            self._slot.wake_sender()
+            self._slot.roomy.set()
         if turns.end() and turns.now.number:
             self._begin_next()
         return not turns.now.number

@@ -1,21 +1,14 @@
 """What a worker was given, and has certainly not begun, is taken from it, and placed again."""
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from gpufaas_functions.begun import GRACE_S
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.timers import Timers
-from gpufaas_gpu_manager.waiting_room import WaitingRoom
+from gpufaas_gpu_manager.waiting_room import Group, WaitingRoom
 from gpufaas_gpu_manager.worker_slot import WorkerSlot
 from gpufaas_gpu_manager.worker_wire import WorkerWire
-
-
-class UnbegunCalls(Protocol):
-    """The calls of the worker (`WorkerCalls`)."""
-
-    def place_again(self, exchanges: list[Exchange], reason: str, slot: WorkerSlot | None = None) -> None:
-        """*exchanges* were not begun, and are placed again. :param slot: it has them no more"""
 
 
 class TakingBack:
@@ -24,14 +17,20 @@ class TakingBack:
     says so; or the node finds a moment later that the worker has not come to it.
     """
 
-    def __init__(self, timers: Timers, waiting: WaitingRoom, calls: UnbegunCalls) -> None:
+    def __init__(
+        self, timers: Timers, waiting: WaitingRoom, place_again: Callable[[Group, str, WorkerSlot | None], None]
+    ) -> None:
+        """
+        :param place_again: called with calls that were not begun, the reason why they are placed again, and the slot
+            that has them no more, if one had them
+        """
         self.slots: Sequence[WorkerSlot] = ()
         """The slots of the worker; none, if it cannot be told to drop a call."""
         self.wire: WorkerWire | None = None
         """Their connection."""
         self._timers = timers
         self._waiting = waiting
-        self._calls = calls
+        self._place_again = place_again
         self._why = ""
         """Why calls are taken back."""
 
@@ -56,14 +55,14 @@ class TakingBack:
         if exchange.ahead:
             self.mark(cast(WorkerSlot, exchange.slot), reason)
         elif back := self._waiting.take(exchange):
-            self._calls.place_again(back, reason)
+            self._place_again(back, reason, None)
 
     def give_all_back(self, reason: str) -> None:
         """Have placed again all that the worker has not begun."""
         waiting = list(self._waiting.line)
         self._waiting.line.clear()
         for group in waiting:
-            self._calls.place_again(group, reason)
+            self._place_again(group, reason, None)
         for each in self.slots:
             self.mark(each, reason, all_of_it=True)
 
@@ -75,9 +74,9 @@ class TakingBack:
 
     def dropped(self, slot: WorkerSlot, exchanges: list[Exchange]) -> None:
         """The worker says that it has dropped what was marked."""
-        self._calls.place_again(exchanges, self._why, slot)
+        self._place_again(exchanges, self._why, slot)
 
     def _look(self) -> None:
         for slot in self.slots:
             if back := slot.take_back():
-                self._calls.place_again(back, self._why, slot)
+                self._place_again(back, self._why, slot)

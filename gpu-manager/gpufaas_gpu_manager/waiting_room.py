@@ -19,16 +19,6 @@ Group = list[Exchange]
 """Calls that begin together: one, or a batch."""
 
 
-class _Gathering:
-    """The calls of a grant until all are there."""
-
-    __slots__ = ("expected", "there")
-
-    def __init__(self, expected: int) -> None:
-        self.expected = expected
-        self.there: Group = []
-
-
 class WaitingRoom:
     """
     See module.
@@ -41,8 +31,10 @@ class WaitingRoom:
         """They wait until the worker is ready, or a slot is free."""
         self._timers = timers
         self._on_complete = complete
-        self._gathering: dict[int, _Gathering] = {}
-        """The batches whose calls still come, by the number of the grant."""
+        self._gathering: dict[int, Group] = {}
+        """What has come of batches whose calls still come, by the number of the grant."""
+        self._missing: dict[int, int] = {}
+        """How many of them still come."""
 
     def __iter__(self) -> Iterator[Exchange]:
         """Yield the calls in line."""
@@ -50,19 +42,20 @@ class WaitingRoom:
 
     def expect(self, number: int, calls: int) -> None:
         """Grant *number* was opened for so many calls."""
-        self._gathering[number] = _Gathering(calls)
+        self._gathering[number], self._missing[number] = [], calls
 
     def come(self, exchange: Exchange) -> None:
         """A call of a batch is there."""
         number = exchange.grant.number
-        found = self._gathering.get(number)
-        if found is None:
+        there = self._gathering.get(number)
+        if there is None:
             self._on_complete([exchange])  # it is late
             return
-        found.there.append(exchange)
-        if len(found.there) >= found.expected:
+        there.append(exchange)
+        self._missing[number] -= 1
+        if not self._missing[number]:
             self._complete(number)
-        elif len(found.there) == 1:
+        elif len(there) == 1:
             self._timers.later(_timer(number), LATE_S, lambda: self._complete(number))
 
     def leave(self, exchange: Exchange) -> None:
@@ -74,13 +67,14 @@ class WaitingRoom:
                     self.line.remove(group)
                 break
         number = exchange.grant.number
-        found = self._gathering.get(number)
-        if found is None:
+        there = self._gathering.get(number)
+        if there is None:
             return
-        found.expected -= 1
-        if exchange in found.there:
-            found.there.remove(exchange)
-        if len(found.there) >= found.expected:
+        if exchange in there:
+            there.remove(exchange)
+        else:
+            self._missing[number] -= 1
+        if not self._missing[number]:
             self._complete(number)
 
     def take(self, exchange: Exchange) -> Group:
@@ -100,20 +94,19 @@ class WaitingRoom:
         """The calls of batches that are not complete begin without those that are late."""
         self.hand_over(to)
         for number in list(self._gathering):
-            self._timers.cancel(_timer(number))
-            if there := self._gathering.pop(number).there:
-                to._on_complete(there)
+            self._complete(number, to)
 
     def clear(self) -> None:
         """The worker is gone."""
         self.line.clear()
         self._gathering.clear()
+        self._missing.clear()
 
-    def _complete(self, number: int) -> None:
+    def _complete(self, number: int, to: "WaitingRoom | None" = None) -> None:
         self._timers.cancel(_timer(number))
-        found = self._gathering.pop(number)
-        if found.there:
-            self._on_complete(found.there)
+        del self._missing[number]
+        if there := self._gathering.pop(number):
+            (to or self)._on_complete(there)
 
 
 def _timer(number: int) -> str:

@@ -17,7 +17,7 @@ from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, Seconds, copy_id
-from gpufaas_core.wire.heads import WARM, FailedHead, Imported, ParkedHead, ReadyHead, WokenHead
+from gpufaas_core.wire.heads import WARM, FailedHead, Imported, ReadyHead
 from gpufaas_gpu_manager.calls_ports import CallsHost, DevicePort
 from gpufaas_gpu_manager.disk_watch import watch_disk
 from gpufaas_gpu_manager.enforcement import WorkerLimits
@@ -32,6 +32,7 @@ from gpufaas_gpu_manager.proc import parent_of, state_of
 from gpufaas_gpu_manager.running import Running
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import WorkerCalls
+from gpufaas_gpu_manager.worker_connection import ParkingHeard
 from gpufaas_gpu_manager.worker_end import Cause, end_of
 from gpufaas_gpu_manager.worker_fetch import WorkerFetch
 from gpufaas_gpu_manager.worker_state import PARKED_STATES, WorkerEvent, WorkerState, advance
@@ -72,7 +73,7 @@ class WorkerDevicePort(DevicePort, Protocol):
     def successions(self) -> SuccessionsPort: ...
 
 
-class ParkingPort(Protocol):
+class ParkingPort(ParkingHeard, Protocol):
     """How a worker leaves its device without ending (parking.py)."""
 
     wakes: bool
@@ -82,11 +83,7 @@ class ParkingPort(Protocol):
 
     def park(self) -> None: ...
 
-    def on_parked(self, head: ParkedHead, /) -> None: ...
-
     def wake(self) -> None: ...
-
-    def on_woken(self, head: WokenHead, /) -> None: ...
 
     def close(self) -> None: ...
 
@@ -104,11 +101,9 @@ class WorkerHost(CallsHost, Protocol):
 
     def running(self, worker: "Worker") -> Running:
         """Return how *worker* runs."""
-        ...
 
     def parking(self, worker: "Worker") -> ParkingPort:
         """Return how *worker* is parked and wakes."""
-        ...
 
     def loaded(self, worker: "Worker") -> None:
         """*worker* is ready."""
@@ -169,8 +164,7 @@ class Worker:
         """Where its weights came from: see `Loaded.tier`. Empty: it is not ready."""
         self.outgrown = False
         """A call ran out of memory: the next one begins when the worker has what it was promised."""
-        self.number = number
-        self.scratch = scratch
+        self.number, self.scratch = number, scratch
         self.may_begin_blank = not self.scratch and not spec.own_process
         """A standby may become it."""
         self.state = WorkerState.WAITING
@@ -187,8 +181,7 @@ class Worker:
         """The limits of its memory and processes, if it is a process of this machine."""
         self.own = Own()
         """What it has within the walls of its node, if it is such a process; known when it is about to start."""
-        self.asked_at = self._begun_at = time.monotonic()
-        self.used_at = self.asked_at
+        self.asked_at = self._begun_at = self.used_at = time.monotonic()
         """When its last grant was opened; the start of its load if there was none."""
         self._cause = Cause()
         self.reaped = False
@@ -369,7 +362,6 @@ class Worker:
         self.device.call_over(self)
 
     def on_call_lost(self, slot: Slot, exchange: Exchange, reason: str) -> None:
-        """No answer will come for *exchange*, whose slot is not free yet."""
         lose(self.calls, slot, exchange, reason)
 
     # --- ending ---

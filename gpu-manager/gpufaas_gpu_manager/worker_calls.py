@@ -40,7 +40,7 @@ class WorkerCalls:
         self.free: list[Slot] = []
         """The slots that have no call. The last one gets the next."""
         self.waiting = WaitingRoom(worker.timers, self._come_together)
-        self.back = TakingBack(worker.timers, self.waiting, self)
+        self.back = TakingBack(worker.timers, self.waiting, self._place_again)
         self.watch = CallWatch(worker, host, self, self.back)
         self.ahead = CallsAhead(worker.timers, self.waiting, self.back, self.watch, self._begin)
         self.memory = MeasuredMemory(worker, host)
@@ -197,7 +197,7 @@ class WorkerCalls:
         self.host.report(NodeRefused.of(grant, reason, blameless=blameless))
         exchange.fail(GrantRefused(f"{grant.device} could not give call {grant.call} to its worker: {reason}"))
 
-    def place_again(self, exchanges: list[Exchange], reason: str, slot: WorkerSlot | None = None) -> None:
+    def _place_again(self, exchanges: Group, reason: str, slot: WorkerSlot | None) -> None:
         """*exchanges* were not begun, and are placed again. :param slot: it has them no more"""
         if slot is not None and not slot.turns.busy:
             self.free.append(slot)

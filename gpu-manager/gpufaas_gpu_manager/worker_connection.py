@@ -183,10 +183,10 @@ class WorkerConnection(asyncio.Protocol):
         self.wire.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
 
     def pause_writing(self) -> None:
-        self.wire.fill(True)
+        self.wire.room.clear()
 
     def resume_writing(self) -> None:
-        self.wire.fill(False)
+        self.wire.room.set()
 
     def eof_received(self) -> bool:
         return False
@@ -195,7 +195,7 @@ class WorkerConnection(asyncio.Protocol):
         self.lost = self.wire.closing = True
         self.resume_writing()
         for slot in self.slots:
-            slot.wake_sender()
+            slot.roomy.set()
         self._worker.on_slot_lost()
         if not self._closed:
             self._worker.on_slot_closed()

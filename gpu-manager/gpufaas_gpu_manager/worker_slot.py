@@ -38,8 +38,8 @@ class WorkerSlot:
         self.credit = Credit()
         """The room at the worker for pieces of a body."""
         self._counts = counts
-        self._roomy: asyncio.Future[None] | None = None
-        """The sender of the body waits for it."""
+        self.roomy = asyncio.Event()
+        """Its call has ended, room has come, or the connection is closed: the sender of a body looks again."""
 
     def begin(self, exchange: Exchange, head: CallHead, body: bytes | memoryview) -> None:
         turns, wire, streams = self.turns, self.wire, head.body_mode == STREAM
@@ -87,7 +87,7 @@ class WorkerSlot:
         turn = self.turns.now
         if turn.call is exchange:
             self.wire.write(encode_frame(Kind.CANCEL, CancelHead(turn.place, turn.number), lane=self.index))
-            self.wake_sender()
+            self.roomy.set()
             self.resume()
 
     async def send_body(self, piece: bytes) -> None:
@@ -95,11 +95,11 @@ class WorkerSlot:
         while not self.credit.is_left:
             if exchange is None or turn.call is not exchange or exchange.abandoned or self.wire.closing:
                 return  # nobody reads it any more
-            self._roomy = asyncio.get_running_loop().create_future()
-            await self._roomy
+            self.roomy.clear()
+            await self.roomy.wait()
         self.credit.spend(len(piece))
         self.wire.write(encode_prefix(Kind.BODY, None, len(piece), self.index), piece)
-        await self.wire.drain()
+        await self.wire.room.wait()
 
     async def end_body(self) -> None:
         self.wire.write(encode_frame(Kind.BODY_END, lane=self.index))
@@ -114,11 +114,6 @@ class WorkerSlot:
         """Tell the worker that it may send so much more of its answers."""
         if room:
             self.wire.write(encode_frame(Kind.ROOM, RoomHead(room), lane=self.index))
-
-    def wake_sender(self) -> None:
-        """Its call has ended, room has come, or the connection is closed: the sender of a body looks again."""
-        if self._roomy is not None and not self._roomy.done():
-            self._roomy.set_result(None)
 
     # --- what the worker has and has not begun ---
 

@@ -34,8 +34,9 @@ class WorkerWire:
         """Pings that are not answered yet."""
         self._loop = loop
         self._held: list[bytes] = []
-        self._full = False
-        self._writable: list[asyncio.Future[None]] = []
+        self.room = asyncio.Event()
+        """The transport takes more: who sends much waits for it."""
+        self.room.set()
 
     def write(self, *frame: bytes | memoryview) -> None:
         """Send a frame, in pieces, behind those that are held; nothing if the connection is closing."""
@@ -65,22 +66,6 @@ class WorkerWire:
         """Ask the worker for a sign of life: PONG, at the latest when it runs no call."""
         self.pings += 1
         self.write(encode_frame(Kind.PING))
-
-    async def drain(self) -> None:
-        """Wait while the worker does not take more."""
-        while self._full:
-            waits = asyncio.get_running_loop().create_future()
-            self._writable.append(waits)
-            await waits
-
-    def fill(self, full: bool) -> None:
-        """The transport has no room for more, or has some again."""
-        self._full = full
-        if not full:
-            writable, self._writable = self._writable, []
-            for each in writable:
-                if not each.done():
-                    each.set_result(None)
 
     def close(self) -> None:
         """The worker is gone, or the node closes."""

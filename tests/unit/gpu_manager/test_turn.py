@@ -181,8 +181,8 @@ def test_each_call_runs_or_is_placed_again_and_never_both(steps: list[str], size
                 each.step(FOLLOW)
 
     def send(size: int) -> None:
-        if made.busy and not made.has_room:
-            return
+        if made.marked or (made.busy and not made.has_room):
+            return  # nothing goes ahead while something is marked, and a silent worker gets no calls
         calls = [call(f"c{len(sent)}.{each}", ahead=made.busy) for each in range(size or 1)]
         if size:
             made.add_batch(size)
