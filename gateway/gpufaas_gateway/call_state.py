@@ -40,7 +40,6 @@ ENDED: Final = 6
 STREAMS: Final = ANSWERING
 """From this state on, the end of its `AnswerStream` ends the call."""
 WITH_CALLER: Final = frozenset((READING, ANSWERING))
-WITH_FUNCTION: Final = frozenset((AT_NODE, JOINED))
 
 _NAMES: Final = ("is read", "waits", "moves", "is at its node", "is answered", "is joined", "has ended")
 _step = partial(Step, "a call", _NAMES)
