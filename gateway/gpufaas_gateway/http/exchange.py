@@ -241,7 +241,8 @@ class HttpExchange(Cycle):
             return
         stream.pour(self._send_next)
         while (piece := await stream.chunk()) is not None:
-            await self._drained()
+            if self._connection.flow.write_paused:
+                await self._drained()
             if not self.disconnected and piece:
                 self._send_piece(piece)
         if not self.disconnected:
