@@ -21,7 +21,8 @@ KEPT: Final = 64 * 1024
 LINES: Final = 2000
 """As much of a traceback. What is longer would go through the pipe to the log a second for each, and its call waits."""
 _SERVERS: Final = (
-    "runner", "answers", "call_runner", "slot_threads", "batches", "async_server", "coroutines", "author_modules"
+    "answers", "async_server", "author_modules", "batches", "call_runner", "coroutines", "inbox", "reply", "runner",
+    "slot_threads",
 )  # fmt: skip
 _OURS: Final = frozenset(
     (
@@ -75,31 +76,30 @@ def opened(answer: HandlerAnswer, length: int) -> HandlerAnswer:
     The first piece may be empty. Without any, the answer is whole.
 
     :param length: the bytes of all pieces; -1: any number
-    :raises ValueError: they have more bytes, or fewer; other errors are the author's
+    :raises ValueError: the first one has more bytes, or there is none; other errors are the author's
     """
     assert answer.chunks is not None
-    answer.chunks = _checked(answer.chunks, length)
-    if next(answer.chunks, None) is None:
+    first = next(answer.chunks, None)
+    check_length(length, len(first or b""), is_over=first is None)
+    if first is None:
         answer.body, answer.chunks = b"", None
+    else:
+        answer.chunks = _behind(first, answer.chunks)
     return answer
 
 
-def _checked(chunks: Iterator[bytes], length: int) -> Iterator[bytes]:
-    """Yield nothing once the first of *chunks* is made, then *chunks*, and close them. See `opened`."""
-    left, begun = length, False
-    try:
-        for chunk in chunks:
-            left -= len(chunk)
-            if length >= 0 > left:
-                raise ValueError(f"the answer is longer than its Content-Length, {length}")
-            if not begun:
-                begun = True
-                yield b""
-            yield chunk
-        if length >= 0 and left:
-            raise ValueError(f"the answer ended {left} bytes before its Content-Length, {length}")
-    finally:
-        chunks.close()  # type: ignore[attr-defined]  # a generator, see `to_answer`
+def _behind(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    del first
+    yield from chunks
+
+
+def check_length(length: int, sent: int, *, is_over: bool) -> None:
+    """:raises ValueError: *sent* bytes are more than the declared *length*, or too few though the answer *is_over*"""
+    if 0 <= length < sent:
+        raise ValueError(f"the answer is longer than its Content-Length, {length}")
+    if is_over and sent < length:
+        raise ValueError(f"the answer ended {length - sent} bytes before its Content-Length, {length}")
 
 
 def from_the_author(exc: BaseException) -> BaseException:

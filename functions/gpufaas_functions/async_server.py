@@ -17,7 +17,7 @@ from gpufaas_core.wire.bodies import CHUNK_BYTES, pieces_of
 from gpufaas_core.wire.prefix import FrameReader
 from gpufaas_functions import call_lines
 from gpufaas_functions.answers import answer_of, declared_length, failure
-from gpufaas_functions.author import Context, HandlerAnswer
+from gpufaas_functions.author import Context, HandlerAnswer, piece_of
 from gpufaas_functions.call_runner import Served
 from gpufaas_functions.connection import HELD_S
 from gpufaas_functions.coroutines import Pieces, aopened, called, closed
@@ -154,6 +154,7 @@ class AsyncServer(asyncio.Protocol):
     async def _answer(self, slot: "AsyncSlot", call: Call, body: CallBody) -> None:
         served, head = self._served, call.head
         pieces: Pieces | None = None
+        first = b""
         began = time.perf_counter()
         try:
             if call.cancelled:
@@ -162,29 +163,29 @@ class AsyncServer(asyncio.Protocol):
             answer, pieces = await called(served.handle, event_of(head, body), context)
             if pieces is not None:
                 length = -1 if head.method == "HEAD" else declared_length(answer.headers)
-                pieces = await aopened(answer, pieces, length, rests=False)
+                first = await aopened(answer, pieces, length)
         except BaseException as exc:
             if isinstance(exc, KeyboardInterrupt):
                 raise
             answer = answer_of(exc) if _is_gone(call, exc) else failure(exc, self._memory)
         if slot.reply.whole(answer, head.method, call.area, began) < 0.0:
-            await self._stream(slot, call, answer, pieces, began)
+            await self._stream(slot, call, answer, first, pieces, began)
         if not self._measures:
             self._measures = True
             self._loop.call_soon(self._measure)
 
     async def _stream(
-        self, slot: "AsyncSlot", call: Call, answer: HandlerAnswer, pieces: Pieces | None, began: Seconds
+        self, slot: "AsyncSlot", call: Call, answer: HandlerAnswer, first: bytes, pieces: Pieces | None, began: Seconds
     ) -> None:
+        """Send *answer*: its body, or the *first* piece and the others."""
         error, out_of_memory = "", False
-        slot.reply.begin(answer)
+        slot.reply.begin(answer, call.head.method)
         try:
-            if answer.body is not None:
-                await self._send_chunk(slot, answer.body)
-            elif pieces is not None:
-                async for piece in pieces:
-                    if piece:
-                        await self._send_chunk(slot, piece)
+            await self._send_chunk(slot, first if answer.body is None else answer.body)
+            if answer.body is None and pieces is not None:
+                async for each in pieces:
+                    await self._send_chunk(slot, piece_of(each))
+            slot.reply.check()
         except BaseException as exc:
             if isinstance(exc, KeyboardInterrupt):
                 raise
@@ -196,6 +197,8 @@ class AsyncServer(asyncio.Protocol):
 
     async def _send_chunk(self, slot: "AsyncSlot", chunk: bytes) -> None:
         """Send *chunk*, as there is room."""
+        if not chunk:
+            return
         reply = slot.reply
         for piece in pieces_of(chunk) if len(chunk) > CHUNK_BYTES else (chunk,):
             if not self._writable.is_set():

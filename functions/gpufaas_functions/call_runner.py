@@ -100,7 +100,7 @@ class CallRunner:
         """:raises Closed: the connection is closed"""
         reply = work.slot.reply
         error, out_of_memory = "", False
-        reply.begin(answer)
+        reply.begin(answer, call.head.method)
         chunks = answer.chunks if answer.body is None else pieces_of(answer.body)
         assert chunks is not None
         try:
@@ -109,6 +109,8 @@ class CallRunner:
                 if not self._sent(work, call, chunk):
                     error = "cancelled"
                     break
+            else:
+                reply.check()
         except Closed:
             raise
         except BaseException as exc:

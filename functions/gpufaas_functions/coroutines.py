@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from gpufaas_functions.answers import check_length
 from gpufaas_functions.author import Context, Event, HandlerAnswer, keyed, piece_of, to_answer
 
 Pieces: TypeAlias = AsyncIterator[Any]
 """The pieces of an answer that streams, as the author's generator yields them."""
+_NONE: Final = object()
 
 
 def is_async(function: Any) -> bool:
@@ -40,41 +42,18 @@ async def called(
     return to_answer({**value, "body": nothing} if isinstance(value, dict) else nothing), body
 
 
-async def aopened(answer: HandlerAnswer, pieces: Pieces, length: int, *, rests: bool) -> Pieces | None:
-    """Do what `answers.opened` does: make the first of *pieces*, and return all as bytes; None: the answer is whole."""
-    pieces = _checked(pieces, length, rests=rests)
-    if await anext(pieces, None) is not None:
-        return pieces
-    answer.body = b""
-    return None
-
-
-async def _checked(pieces: Pieces, length: int, *, rests: bool) -> AsyncIterator[bytes]:
-    """
-    Yield nothing once the first of *pieces* is made, then *pieces* as bytes, and close them.
-
-    :param length: their bytes in all; -1: any number
-    :param rests: let other tasks run after each piece
-    :raises ValueError: they have more bytes, or fewer
-    """
-    left, begun = length, False
+async def aopened(answer: HandlerAnswer, pieces: Pieces, length: int) -> bytes:
+    """Do what `answers.opened` does: return the first of *pieces*. Without any, the answer is whole."""
     try:
-        async for each in pieces:
-            piece = piece_of(each)
-            left -= len(piece)
-            if length >= 0 > left:
-                raise ValueError(f"the answer is longer than its Content-Length, {length}")
-            if not begun:
-                begun = True
-                yield b""
-            yield piece
-            # A generator that never waits would stop the other calls, and not see that its caller is gone.
-            if rests:
-                await asyncio.sleep(0)
-        if length >= 0 and left:
-            raise ValueError(f"the answer ended {left} bytes before its Content-Length, {length}")
-    finally:
+        each = await anext(pieces, _NONE)
+        first = b"" if each is _NONE else piece_of(each)
+        check_length(length, len(first), is_over=each is _NONE)
+    except BaseException:
         await closed(pieces)
+        raise
+    if each is _NONE:
+        answer.body = b""
+    return first
 
 
 async def closed(pieces: Pieces) -> None:

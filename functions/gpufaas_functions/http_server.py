@@ -37,7 +37,7 @@ from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
 from gpufaas_functions import batches, call_lines, exit_hooks
 from gpufaas_functions.answers import answer_of, in_one_line, opened, traceback_of
-from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, to_answer
+from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, piece_of, to_answer
 from gpufaas_functions.author_modules import import_handler
 from gpufaas_functions.coroutines import Pieces, aopened, called, closed, is_async
 from gpufaas_functions.memory import is_out_of_memory
@@ -278,10 +278,11 @@ class _AsyncCall(_Call):
 
     async def _answer(self) -> None:
         pieces: Pieces | None = None
+        first = b""
         try:
             answer, pieces = await called(self._handle, self._event, self._context)
             if pieces is not None:
-                pieces = await aopened(answer, pieces, -1, rests=True)
+                first = await aopened(answer, pieces, -1)
         except asyncio.CancelledError:
             raise
         except BaseException as exc:  # a handler that raises SystemExit fails, and does not end this process
@@ -291,9 +292,10 @@ class _AsyncCall(_Call):
             return
         try:
             await self._sent(self._send(_start(answer)))
-            async for piece in pieces:
-                if piece:
-                    await self._sent(self._send({"type": "http.response.body", "body": piece, "more_body": True}))
+            await self._sent_piece(first)
+            async for each in pieces:
+                await self._sent_piece(piece_of(each))
+                await asyncio.sleep(0)  # else a generator that never waits would stop the other calls
         except (Gone, asyncio.CancelledError):
             raise
         except BaseException as exc:
@@ -302,6 +304,10 @@ class _AsyncCall(_Call):
         finally:
             await closed(pieces)
         await self._sent(self._send({"type": "http.response.body"}))
+
+    async def _sent_piece(self, piece: bytes) -> None:
+        if piece:
+            await self._sent(self._send({"type": "http.response.body", "body": piece, "more_body": True}))
 
     async def _sent(self, sending: Awaitable[None]) -> None:
         """Let the other loop send, and wait until the connection takes more."""

@@ -12,7 +12,7 @@ from gpufaas_core.wire.credit import Credit
 from gpufaas_core.wire.heads import AnswerHead, AnswersHead, DroppedHead, EndHead, LaidHead, MeasuredHead, RoomHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import encode_frame, encode_prefix
-from gpufaas_functions.answers import Memory, declared_length, failure, in_one_line
+from gpufaas_functions.answers import Memory, check_length, declared_length, failure, in_one_line
 from gpufaas_functions.areas import Area
 from gpufaas_functions.author import HandlerAnswer
 
@@ -41,10 +41,10 @@ class Out(Protocol):
 class Reply:
     """
     The answers of one slot. Each is sent at once (`whole`, `batch`), or in pieces: `begin`, then `piece` while there is
-    `credit`, then `end`. Its methods raise what sending raises: `Closed` in threads.
+    `credit`, then `check` and `end`. Its methods raise what sending raises: `Closed` in threads.
     """
 
-    __slots__ = ("_lane", "_memory", "_out", "credit")
+    __slots__ = ("_lane", "_length", "_memory", "_out", "_sent", "credit")
 
     def __init__(self, slot: int, out: Out, memory: Memory) -> None:
         self._lane = slot
@@ -52,6 +52,10 @@ class Reply:
         self._memory = memory
         self.credit: Final = Credit()
         """Of the answers of all calls: so room may come late, behind another one."""
+        self._length = -1
+        """The bytes that the answer must have which goes in pieces; -1: any number."""
+        self._sent = 0
+        """The bytes of its pieces."""
 
     def whole(self, answer: HandlerAnswer, method: str, area: Area | None, began: Seconds) -> Seconds:
         """
@@ -90,20 +94,29 @@ class Reply:
         for heads, body in together(answers):
             self._out.send(encode_frame(Kind.ANSWERS, heads, body, self._lane))
 
-    def begin(self, answer: HandlerAnswer) -> None:
+    def begin(self, answer: HandlerAnswer, method: str) -> None:
         """An answer begins to go in pieces."""
         length = declared_length(answer.headers) if answer.body is None else len(answer.body)
+        self._length, self._sent = -1 if method == "HEAD" else length, 0
         self._out.send(
             encode_frame(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length), lane=self._lane)
         )
 
     def piece(self, piece: bytes | memoryview) -> None:
-        """Send a *piece*, of `CHUNK_BYTES` at most."""
-        self.credit.spend(len(piece))
-        if len(piece) <= _JOINED:
+        """Send a *piece*, of `CHUNK_BYTES` at most. :raises ValueError: the answer is longer than it must be"""
+        size = len(piece)
+        self._sent += size
+        if 0 <= self._length < self._sent:
+            self.check()
+        self.credit.spend(size)
+        if size <= _JOINED:
             self._out.send(encode_frame(Kind.CHUNK, None, piece, self._lane))
         else:
-            self._out.send(encode_prefix(Kind.CHUNK, None, len(piece), self._lane), piece)
+            self._out.send(encode_prefix(Kind.CHUNK, None, size, self._lane), piece)
+
+    def check(self) -> None:
+        """All pieces were sent. :raises ValueError: the answer is shorter than it must be"""
+        check_length(self._length, self._sent, is_over=True)
 
     def failure(self, exc: BaseException) -> tuple[str, bool]:
         """Log why an answer breaks off in its middle. Return what `end` says of that."""

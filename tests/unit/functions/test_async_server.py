@@ -80,11 +80,18 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         while True:
             yield b"x" * 1000
 
+    async def sized(sizes: list[int]) -> AsyncIterator[bytes]:
+        for each in sizes:
+            yield b"x" * each
+
     async def handle(event: Event, context: Context) -> Any:  # noqa: ARG001
         made.ran.append(event.body)
         match event.path:
             case "/endless":
                 return endless()
+            case "/declares":
+                declared, *sizes = map(int, event.text.split())
+                return {"headers": {"content-length": str(declared)}, "body": sized(sizes)}
             case "/wait":
                 await asyncio.sleep(LIMIT_S)
         return event.body
@@ -118,6 +125,32 @@ def test_an_answer_waits_when_there_is_no_room_and_for_a_reader_who_leaves_it_en
     assert node.end() == "cancelled"
     node.call("/", b"next")
     assert node.answer() == (200, b"next")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [
+        (b"5 2 0 3", ""),
+        (b"5 2 4", "ValueError: the answer is longer than its Content-Length, 5"),
+        (b"5 2 2", "ValueError: the answer ended 1 bytes before its Content-Length, 5"),
+    ],
+)
+def test_an_answer_that_streams_has_as_many_bytes_as_it_declares_or_does_not_look_whole(
+    node: Node, pieces: bytes, says: str
+) -> None:
+    node.call("/declares", pieces)
+    assert node.next()[0] == Kind.HEAD
+    assert node.end() == says
+
+
+@pytest.mark.parametrize("pieces", [b"5 6", b"5"])
+def test_an_answer_whose_first_piece_is_too_long_or_that_has_none_fails_before_its_head(
+    node: Node, pieces: bytes
+) -> None:
+    node.call("/declares", pieces)
+    status, said = node.answer()
+    assert status == 500
+    assert b"Content-Length, 5" in said
 
 
 def test_a_body_that_streams_is_taken_as_it_comes_and_its_handler_begins_when_it_is_whole(node: Node) -> None:

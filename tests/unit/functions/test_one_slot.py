@@ -35,6 +35,12 @@ from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.slot_threads import OneSlot
 
 LARGE = b"x" * 200_000
+LENGTHS = [
+    (b"5 2 0 3", ""),
+    (b"5 2 4", "ValueError: the answer is longer than its Content-Length, 5"),
+    (b"5 2 2", "ValueError: the answer ended 1 bytes before its Content-Length, 5"),
+]
+"""What an answer declares and the sizes of its pieces, and with what it breaks off."""
 OURS: ContextVar[str] = ContextVar("ours", default="nothing")
 
 
@@ -115,6 +121,10 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
                 return iter((b"x" * (4 * WINDOW), b"end"))
             case "/late":
                 return late()
+            case "/declares":
+                declared, *sizes = map(int, event.text.split())
+                headers = {"content-length": str(declared)}
+                return {"headers": headers, "body": (b"x" * each for each in sizes)}
             case "/ours":
                 before = OURS.get()
                 OURS.set(event.text)
@@ -177,6 +187,25 @@ def test_who_leaves_in_the_middle_of_an_answer_of_a_batch_cuts_no_other_answer_o
 
     assert node.end().error == "cancelled"
     assert node.end().error == ""
+
+
+@pytest.mark.parametrize(("pieces", "says"), LENGTHS)
+def test_an_answer_that_streams_has_as_many_bytes_as_it_declares_or_does_not_look_whole(
+    node: Node, pieces: bytes, says: str
+) -> None:
+    node.send(call("a", pieces, path="/declares"))
+    assert msgspec.msgpack.decode(node.frame(Kind.HEAD)[0], type=AnswerHead).length == 5
+    assert node.end().error == says
+
+
+@pytest.mark.parametrize("pieces", [b"5 6", b"5"])
+def test_an_answer_whose_first_piece_is_too_long_or_that_has_none_fails_before_its_head(
+    node: Node, pieces: bytes
+) -> None:
+    node.send(call("a", pieces, path="/declares"))
+    head, said = node.answer()
+    assert head.status == 500
+    assert b"Content-Length, 5" in said
 
 
 def test_an_answer_without_an_end_stops_when_its_caller_leaves(node: Node) -> None:
