@@ -1,13 +1,11 @@
 """A gateway's end of a connection to a node. Each of its lanes carries one call, or one query, at a time."""
 
-import asyncio
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
 from gpufaas_cluster.kept_grants import KeptGrant
 from gpufaas_cluster.lane_connection import LaneConnection
-from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import Bytes
 from gpufaas_core.wire import order
@@ -16,9 +14,6 @@ from gpufaas_core.wire.heads import RoomHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.order import FROM_GATEWAY, FROM_NODE
 from gpufaas_core.wire.prefix import LANES, BrokenFrame
-
-BUFFER: Final[Bytes] = 256 * 1024
-"""Bytes of an answer that wait here for a slow reader; more stay with the node."""
 
 
 class LaneUser(Protocol):
@@ -157,23 +152,3 @@ class CallConnection(LaneConnection[CallLane]):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.node.rests(self)
-
-
-class LaneBuffer(AnswerBuffer):
-    """An answer that comes over a lane of a connection to a node, which sends no more while the buffer is full."""
-
-    __slots__ = ("_lane",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop, BUFFER)
-        self._lane: CallLane | None = None
-        """While the answer is waited for."""
-
-    def _pause_source(self) -> bool:
-        if self._lane is not None:
-            self._lane.pause()
-        return self._lane is not None
-
-    def _resume_source(self) -> None:
-        if self._lane is not None:
-            self._lane.resume()

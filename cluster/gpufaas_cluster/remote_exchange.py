@@ -6,10 +6,11 @@ from typing import Final
 
 import msgspec
 
-from gpufaas_cluster.call_connection import CallLane, LaneBuffer
+from gpufaas_cluster.call_connection import CallLane
 from gpufaas_cluster.call_heads import BODY_WINDOW, ErrorHead, NodeAnswerHead, NodeCallHead
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_cluster.kept_grants import KeptGrant
+from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.messages import Grant
 from gpufaas_core.units import Bytes
@@ -24,18 +25,21 @@ _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
 _decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
 _decode_failure: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
+BUFFER: Final[Bytes] = 256 * 1024
+"""Bytes of an answer that wait here for a slow reader; more stay with the node."""
 _BRIEF: Final[Bytes] = 64 * 1024
-"""A body of more has a connection to itself, so that others do not wait behind it."""
+"""A body of more goes beside what is large, so that small calls do not wait behind it."""
 
 OnUnreachable = Callable[[Grant, str], None]
 """Called with a call, its device and a reason when the node could not be reached: nothing was sent."""
 
 
-class RemoteExchange(LaneBuffer):
+class RemoteExchange(AnswerBuffer):
     """`CallExchange`."""
 
     __slots__ = (
-        "_body", "_cancelled", "_credit", "_head", "_kept", "_on_unreachable", "_over", "_roomy", "_sender", "grant",
+        "_body", "_cancelled", "_credit", "_head", "_kept", "_lane", "_on_unreachable", "_over", "_roomy", "_sender",
+        "grant",
     )  # fmt: skip
 
     def __init__(
@@ -48,8 +52,10 @@ class RemoteExchange(LaneBuffer):
         kept: KeptGrant | None = None,
     ) -> None:
         """:param kept: *grant*, if it may be kept"""
-        super().__init__(loop)
+        super().__init__(loop, BUFFER)
         self.grant = grant
+        self._lane: CallLane | None = None
+        """While the answer is waited for."""
         self._kept = kept
         self._on_unreachable = on_unreachable
         self._head = head
@@ -120,6 +126,15 @@ class RemoteExchange(LaneBuffer):
     def go_on(self) -> None:
         if self._roomy is not None and not self._roomy.done():
             self._roomy.set_result(None)
+
+    def _pause_source(self) -> bool:
+        if self._lane is not None:
+            self._lane.pause()
+        return self._lane is not None
+
+    def _resume_source(self) -> None:
+        if self._lane is not None:
+            self._lane.resume()
 
     # --- the lane's side ---
 

@@ -5,26 +5,29 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_cluster.call_connection import CallLane, LaneBuffer
+from gpufaas_cluster.call_connection import CallLane
 from gpufaas_cluster.call_heads import ErrorHead, QueryHead
 from gpufaas_cluster.connection import NotReached
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.wire.heads import EndHead
 from gpufaas_core.wire.kinds import Kind
 
 _decode_error: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
 
-class RemoteQuery(LaneBuffer):
+class RemoteQuery:
     """See `NodeClient.ask` and `ask_lines`. `reply` returns the answer whole, `chunk` in pieces as they come."""
 
+    brief = False
+
     def __init__(self, what: str, value: Any) -> None:
-        super().__init__(asyncio.get_running_loop())
         self.gone = False
         """It is answered, or was cancelled."""
         self._head = QueryHead(what)
         self._value = msgspec.msgpack.encode(value)
+        self._lane: CallLane | None = None
+        self._pieces: asyncio.Queue[bytes | GpufaasError | None] = asyncio.Queue()
+        """Those that have come; behind them the error, or None, with which the answer ends."""
 
     async def reply(self) -> bytes:
         """
@@ -41,25 +44,34 @@ class RemoteQuery(LaneBuffer):
             self.cancel()
         return b"".join(pieces)
 
+    async def chunk(self) -> bytes | None:
+        """Return the next piece; None at the end. Its node sends more as pieces are taken. Raises as `reply`."""
+        piece = await self._pieces.get()
+        if isinstance(piece, GpufaasError):
+            raise piece
+        if self._lane is not None and self._pieces.empty():
+            self._lane.resume()
+            self._lane.pause()
+        return piece
+
     def cancel(self) -> None:
         """Want no answer any more. Nothing once there is one."""
         if not self.gone and self._lane is not None:
             self._lane.send(Kind.CANCEL)
-            self._resume()
+            self._lane.resume()
         self.gone = True
-        self._chunks.clear()
 
     def _end(self, error: GpufaasError | None) -> None:
-        self._resume()
-        self.gone, self._lane, self._error, self.end = True, None, error, EndHead(0.0)
-        self._wake_reader()
+        if self._lane is not None:
+            self._lane.resume()
+        self.gone, self._lane = True, None
+        self._pieces.put_nowait(error)
 
     # --- the lane's side ---
 
-    brief = False
-
     def sent_on(self, lane: CallLane) -> None:
         self._lane = lane
+        lane.pause()
         lane.send(Kind.ASK, self._head, self._value)
 
     def not_sent(self, reason: str) -> None:
@@ -73,8 +85,7 @@ class RemoteQuery(LaneBuffer):
 
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         if kind in (Kind.CHUNK, Kind.REPLY) and not self.gone:
-            self._keep(body)
-            self._wake_reader()
+            self._pieces.put_nowait(body)
         if kind == Kind.ERROR:
             head = _decode_error(header)
             self._end(make_error(head.name, head.message, head.retry_after_s))

@@ -14,6 +14,7 @@ from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.answer_spool import AnswerSpool, SpooledAnswer
 from gpufaas_core.driven import PAUSE
 from gpufaas_core.errors import GpufaasError, StorageFailed
+from gpufaas_core.wire.credit import PIECE_COST
 from gpufaas_core.wire.heads import AnswerHead, EndHead
 
 Piece = tuple[AnswerHead, bytes | memoryview, bool] | bytes
@@ -21,8 +22,6 @@ Piece = tuple[AnswerHead, bytes | memoryview, bool] | bytes
 SLOW_S: Final[Seconds] = 1.0
 """A reader who makes the source wait longer is slow."""
 _JOINED: Final[Bytes] = 64 * 1024
-_PIECE_COST: Final[Bytes] = 64
-"""Memory of each piece beside its bytes: a function may send single bytes."""
 
 
 class AnswerBuffer:
@@ -160,7 +159,7 @@ class AnswerBuffer:
             full = self._spooled.full
         else:
             self._chunks.append(piece)
-            self._buffered += len(piece) + _PIECE_COST
+            self._buffered += len(piece) + PIECE_COST
             full = self._buffered > self._limit
         if full and not self._paused:
             self._paused = self._pause_source()
@@ -182,7 +181,7 @@ class AnswerBuffer:
                 taken += len(following)
                 count += 1
             piece = b"".join(pieces)
-        self._buffered -= taken + count * _PIECE_COST
+        self._buffered -= taken + count * PIECE_COST
         if self._paused and self._buffered <= self._limit // 2:
             self._may_resume()
         return piece

@@ -18,11 +18,10 @@ from tests.etcd_process import free_port
 from tests.waiting import LIMIT_S, eventually
 
 from gpufaas_cluster import control, remote_nodes
-from gpufaas_cluster.call_connection import BUFFER
 from gpufaas_cluster.call_heads import BODY_WINDOW
 from gpufaas_cluster.connection import Identity, NotReached, TurnedAway, connect
 from gpufaas_cluster.control import SILENCE_S
-from gpufaas_cluster.remote_exchange import RemoteExchange
+from gpufaas_cluster.remote_exchange import BUFFER, RemoteExchange
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_cluster.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_core.bundle import WorkerSpec

@@ -1,5 +1,6 @@
 """
 The order of the frames of a lane, as tables. Both its ends step the same state, with each frame that they send or get.
+What a node says to a worker is no table: a batch, or a call ahead, begins when the worker does.
 
 ::
 
@@ -8,9 +9,9 @@ The order of the frames of a lane, as tables. Both its ends step the same state,
       │◄───ANSWER────┘◄──────END───────┘                    BODY_END back. Pieces of a call that has ended are
       │     LAID, REFUSED, ERROR, DROPPED                   skipped: who sends them does not know it yet.
       │
-      ├──BATCH──► BATCHED ──HEAD──► BATCH_STREAMS ─┐ CHUNK
-      │◄─────────── ▲ │◄──END────────────┘ ▲───────┘
-      │ BATCH_OVER  └─┘ ANSWERS
+      │ a batch: BATCHED ──HEAD──► BATCH_STREAMS ─┐ CHUNK
+      │           ▲ │ ▲ ◄──END────────┘   ▲───────┘
+      │           └─┘ ANSWERS
       │
       └──ASK──► ASKED ─┐ CHUNK     ──REPLY, END, ERROR──► FREE
                  ▲─────┘
@@ -74,13 +75,6 @@ def _stays(*states: int) -> dict[int, int]:
     return {state: state for state in states}
 
 
-_ASKS: Final = {
-    Kind.CALL: {FREE: CALLED},
-    Kind.BODY: _stays(CALLED_BODY, STREAMS_BODY, FREE),
-    Kind.BODY_END: {CALLED_BODY: CALLED, STREAMS_BODY: STREAMS, FREE: FREE},
-    Kind.CANCEL: _stays(*range(len(_NAMES))),
-    Kind.ROOM: _stays(*range(len(_NAMES))),
-}
 _ANSWERS: Final = {
     Kind.ROOM: _stays(CALLED, CALLED_BODY, STREAMS, STREAMS_BODY),
     Kind.ANSWER: {CALLED: FREE, CALLED_BODY: FREE},
@@ -89,7 +83,14 @@ _ANSWERS: Final = {
     Kind.END: {STREAMS: FREE, STREAMS_BODY: FREE, BATCH_STREAMS: BATCHED, ASKED: FREE},
 }
 
-FROM_GATEWAY: Final = Says("a gateway", _ASKS | {Kind.ASK: {FREE: ASKED}})
+FROM_GATEWAY: Final = Says("a gateway", {
+    Kind.CALL: {FREE: CALLED},
+    Kind.BODY: _stays(CALLED_BODY, STREAMS_BODY, FREE),
+    Kind.BODY_END: {CALLED_BODY: CALLED, STREAMS_BODY: STREAMS, FREE: FREE},
+    Kind.ASK: {FREE: ASKED},
+    Kind.CANCEL: _stays(*range(len(_NAMES))),
+    Kind.ROOM: _stays(*range(len(_NAMES))),
+})  # fmt: skip
 FROM_NODE: Final = Says("a node", _ANSWERS | {
     Kind.RUNS: _stays(CALLED, CALLED_BODY),
     Kind.REFUSED: {CALLED: FREE, CALLED_BODY: FREE},
@@ -97,16 +98,12 @@ FROM_NODE: Final = Says("a node", _ANSWERS | {
     Kind.REPLY: {ASKED: FREE},
 })  # fmt: skip
 """To a gateway."""
-TO_WORKER: Final = Says("a node", _ASKS | {Kind.BATCH: {FREE: BATCHED}})
-"""Of what the worker runs: the calls of a batch, and a call or batch ahead of what runs, are no steps."""
 FROM_WORKER: Final = Says("a worker", _ANSWERS | {
     Kind.LAID: {CALLED: FREE, CALLED_BODY: FREE},
     Kind.ANSWERS: _stays(BATCHED),
     Kind.DROPPED: {CALLED: FREE, BATCHED: FREE},
 })  # fmt: skip
-"""Of what it runs: to drop what was taken back before is no step."""
+"""Of what it runs, from CALLED or BATCHED on: to drop what was taken back before is no step."""
 
 BODY_FOLLOWS: Final = After("the begin of a body", {CALLED: CALLED_BODY})
 """After a CALL whose body comes in pieces."""
-BATCH_OVER: Final = After("the end of a batch", {BATCHED: FREE})
-"""All its calls are answered."""
