@@ -50,6 +50,9 @@ class Bundles:
     def install(self, digest: str) -> Path:
         return self._root / digest
 
+    def compiled(self, digest: str) -> Path:
+        return self._root / "compiled" / digest
+
     def manifest(self, digest: str) -> Manifest:  # noqa: ARG002 - the port's
         return Manifest(kind="http", template="benchmark")
 

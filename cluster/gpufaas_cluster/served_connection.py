@@ -76,7 +76,8 @@ class ServedLane:
 
     @property
     def busy(self) -> bool:
-        return self._state != order.FREE
+        """Whether a call is not over. A node that stops waits for none who only asks: he may follow a log for ever."""
+        return self._state not in (order.FREE, order.ASKED)
 
     @property
     def full(self) -> bool:
@@ -113,7 +114,7 @@ class ServedLane:
         elif kind == Kind.ASK:
             self._connection.running += 1
             self._query = asyncio.get_running_loop().create_task(self._reply(_decode_query(header).what, body))
-        elif self.busy:  # CANCEL
+        elif self._state != order.FREE:  # CANCEL
             self.lose("the caller went away")
             self.calls.fail(CallCancelled("the caller went away"))
 

@@ -1,13 +1,16 @@
 """The two ends of a connection between gateway and node, frame by frame."""
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
+from tests.waiting import eventually
 
 from gpufaas_cluster.call_connection import CallConnection, CallLane
-from gpufaas_cluster.call_heads import NodeAnswerHead
+from gpufaas_cluster.call_heads import NodeAnswerHead, QueryHead
 from gpufaas_cluster.lane_connection import LaneConnection
+from gpufaas_cluster.served_connection import ServedConnection
 from gpufaas_core.model import NodeId
 from gpufaas_core.wire.credit import PIECE_COST, WINDOW
 from gpufaas_core.wire.heads import AnswerHead, EndHead, RoomHead
@@ -30,6 +33,8 @@ class Transport:
 
     def is_closing(self) -> bool:
         return self.aborted
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
 
 
 class Owner:
@@ -144,6 +149,81 @@ def test_room_is_given_while_the_reader_takes_and_once_he_goes_on(gateway: Gatew
         ((_, header, _),) = FrameReader().feed(gateway.transport.sent)
         assert msgspec.msgpack.decode(header, type=RoomHead) == RoomHead(WINDOW // 2 + PIECE_COST)
         gateway.says(Kind.END, EndHead(0.0))
+
+
+class Server:
+    """A node that thinks about each query for ever."""
+
+    closing = False
+
+    def __init__(self) -> None:
+        self.queries = self
+        self.asked: list[str] = []
+
+    async def answer(self, what: str, _: bytes) -> bytes:
+        self.asked.append(what)
+        await asyncio.get_running_loop().create_future()
+        return b""
+
+    def call_ended(self) -> None: ...
+
+
+class Node:
+    """A node's end, and a hand that is its gateway."""
+
+    def __init__(self) -> None:
+        self.server = Server()
+        self.closed: list[ServedConnection] = []
+        self.connection = ServedConnection(self.server, "g", WINDOW, self.closed.append)  # type: ignore[arg-type]
+        self.transport = Transport()
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+
+    def hears(self, kind: int, head: Any = None, body: bytes = b"", lane: int = 0) -> None:
+        self.connection.data_received(encode_frame(kind, head, body, lane))
+
+
+async def test_a_node_that_stops_waits_for_calls_and_not_for_those_who_ask() -> None:
+    node = Node()
+    node.hears(Kind.ASK, QueryHead("follow"))
+    await eventually(lambda: node.server.asked == ["follow"])
+    assert not node.connection.busy
+    assert node.connection.running == 1
+
+    node.hears(Kind.CANCEL)
+    assert node.connection.running == 0
+    ((kind, _, _),) = FrameReader().feed(node.transport.sent)
+    assert kind == Kind.ERROR
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        ([(Kind.ASK, QueryHead("usage")), (Kind.ASK, QueryHead("usage"))], "ASK on a lane that waits for a reply"),
+        ([(Kind.ASK, QueryHead("usage")), (Kind.BODY, None, b"x")], "BODY on a lane that waits for a reply"),
+        ([(Kind.ROOM, RoomHead(1))], "room for 1 bytes more"),
+        ([(Kind.ANSWER, HEAD)], "ANSWER, which a gateway never says"),
+        ([(Kind.CALL, QueryHead("usage"))], "no frame, or none that comes now"),
+    ],
+)
+async def test_a_gateway_that_is_out_of_step_loses_its_connection_and_the_log_says_why(
+    frames: list[tuple[Any, ...]], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node()
+    for frame in frames:
+        assert not node.transport.aborted
+        node.hears(*frame)
+
+    assert node.transport.aborted
+    assert "gateway g sent what is no frame" in caplog.text
+    assert said in caplog.text
+
+
+async def test_what_comes_late_for_a_call_that_has_ended_is_skipped() -> None:
+    node = Node()
+    for kind in (Kind.BODY, Kind.BODY_END, Kind.CANCEL):
+        node.hears(kind)
+
+    assert not node.transport.aborted
 
 
 class Greedy:
