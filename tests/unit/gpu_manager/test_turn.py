@@ -166,7 +166,9 @@ class Worker:
                 self.said.append(("answered", number, calls))
 
 
-STEPS = st.lists(st.sampled_from(("send", "send", "go on", "go on", "read", "read", "mark", "mark all", "look")))
+STEPS = st.lists(
+    st.sampled_from(("send", "send", "go on", "go on", "read", "read", "mark", "mark all", "late", "look"))
+)
 
 
 @given(STEPS, st.lists(st.integers(0, 3), min_size=1), st.booleans())
@@ -217,6 +219,8 @@ def test_each_call_runs_or_is_placed_again_and_never_both(steps: list[str], size
         elif step == "look":
             again.extend(made.take_back())
         elif marked := made.mark(all_of_it=step == "mark all"):
+            if step == "late":
+                worker.go_on()  # before it can see the mark
             worker.marked = marked
 
     if dies:
@@ -231,5 +235,6 @@ def test_each_call_runs_or_is_placed_again_and_never_both(steps: list[str], size
         worker.go_on()
         read()
     assert not made.busy
+    assert not made.marked
     assert sorted(each.name for each in [*answered, *again]) == sorted(each.name for each in sent)
     assert answered == worker.ran
