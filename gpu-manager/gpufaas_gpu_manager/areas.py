@@ -57,18 +57,22 @@ class Area:
 
 
 class Areas:
-    """Those of one worker. One event loop owns it."""
+    """Those of one worker, and which of its calls have them. One event loop owns it."""
 
-    def __init__(self, shared: Shared, on_held: Callable[[Bytes], None]) -> None:
-        """:param on_held: is told how much memory they have, whenever that changes"""
+    def __init__(self, shared: Shared | None = None, on_held: Callable[[Bytes], None] = lambda _: None) -> None:
+        """
+        :param shared: None: there is no room for areas, and all bodies and answers go in frames
+        :param on_held: is told how much memory they have, whenever that changes
+        """
         self.expects: Bytes = 0
         """As large was the last large answer: each call gets an area for one. 0: none of them is expected."""
+        self.small: Bytes = SMALL
+        """Bodies and answers of at most so many bytes go in their frames: `SMALL`, or -1 while answers are large."""
+        self.lent: dict[NodeCall, Area] = {}
         self._loop = asyncio.get_running_loop()
         self._shared = shared
-        self._bytes = memoryview(shared).cast("B")
-        self._base = ctypes.addressof(shared) + AREAS_AT
         self._on_held = on_held
-        self._taken = [False] * (max(0, len(shared) - AREAS_AT) // HUGE)
+        self._taken = [False] * (0 if shared is None else max(0, len(shared) - AREAS_AT) // HUGE)
         """The pages of 2 MiB that areas have."""
         self._free: list[Area] = []
         self._making = False
@@ -76,6 +80,42 @@ class Areas:
         self._held: Bytes = 0
         self._closed = False
         self._sweeping: asyncio.TimerHandle | None = None
+
+    # --- of calls ---
+
+    def lend(self, call: NodeCall, body: bytes | memoryview, *, answered: bool) -> AreaHead | None:
+        """
+        Lend *call* an area, and copy *body* there if it is large enough to lie there; None: there is none now.
+
+        :param answered: its answer may lie there
+        """
+        size = len(body) if len(body) > MIN else 0
+        wanted = max(size, self.expects if answered else 0)
+        area = self.take(wanted) if wanted else None
+        if area is None or self._shared is None:
+            return None
+        self.lent[call] = area
+        if size:
+            at = AREAS_AT + area.at
+            memoryview(self._shared).cast("B")[at : at + size] = memoryview(body).cast("B")
+        return AreaHead(area.at, area.size, size)
+
+    def laid(self, call: NodeCall, size: Bytes) -> memoryview:
+        """
+        Return the answer of *call*, which lies in its area. That is free when nobody has the answer any more.
+
+        :raises BrokenFrame: the call has no area of that size
+        """
+        area = self.lent.get(call)
+        if area is None or not 0 < size <= area.size or call.bodiless:
+            raise BrokenFrame(f"an answer of {size} bytes in memory that its call does not have")
+        del self.lent[call]
+        return lend(self._shared, AREAS_AT + area.at, area.size, self.give_back, area)[:size]
+
+    def release(self, call: NodeCall) -> None:
+        """*call* has ended."""
+        if (area := self.lent.pop(call, None)) is not None:
+            self.give_back(area)
 
     def take(self, size: Bytes) -> Area | None:
         """Return an area of at least *size* bytes; None: there is none now, and one is being made, if it can be."""
@@ -86,15 +126,6 @@ class Areas:
         area = min(fitting, key=lambda each: each.size)
         self._free.remove(area)
         return area
-
-    def put(self, area: Area, body: bytes | memoryview) -> None:
-        """Copy *body* into *area*."""
-        at = AREAS_AT + area.at
-        self._bytes[at : at + len(body)] = memoryview(body).cast("B")
-
-    def view(self, area: Area, size: Bytes) -> memoryview:
-        """Return the first *size* bytes of *area*, which is free when nobody has them any more."""
-        return lend(self._shared, AREAS_AT + area.at, area.size, self.give_back, area)[:size]
 
     def give_back(self, area: Area) -> None:
         """*area* is free."""
@@ -107,16 +138,19 @@ class Areas:
             self._sweeping = self._loop.call_later(IDLE_S, self._sweep)
 
     def answered(self, size: Bytes) -> None:
-        """A call of the worker was answered with *size* bytes. 0: with few. No area has room for very many."""
+        """A call, and no batch, was answered with *size* bytes; few are small. No area has room for very many."""
         if MIN < size <= len(self._taken) * HUGE:
             self.expects, self._small = size, 0
         elif self.expects:
             self._small += 1
             if self._small >= _FORGET:
                 self.expects = 0
+        self.small = -1 if self.expects else SMALL
 
     def close(self) -> None:
         """The worker is gone."""
+        for call in list(self.lent):
+            self.release(call)
         self._closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -129,7 +163,7 @@ class Areas:
     def _make(self, size: Bytes) -> None:
         """Begin to make an area of *size* bytes, unless one is being made, or there is no room."""
         pages = -(-size // HUGE)
-        if self._making or self._closed or not size:
+        if self._making or self._closed or not size or self._shared is None:
             return
         while (at := self._room(pages)) < 0 or _Held.bytes + pages * HUGE > ALL_BYTES:
             if not self._free:
@@ -171,7 +205,8 @@ class Areas:
 
     def _drop(self, area: Area) -> None:
         """Give its memory to the kernel."""
-        _libc.madvise(self._base + area.at, area.size, mmap.MADV_REMOVE)
+        assert self._shared is not None
+        _libc.madvise(ctypes.addressof(self._shared) + AREAS_AT + area.at, area.size, mmap.MADV_REMOVE)
         self._hold(area, -1)
 
     def _sweep(self) -> None:
@@ -181,60 +216,6 @@ class Areas:
             self._free.remove(each)
             self._drop(each)
         self._sweeping = self._loop.call_later(IDLE_S, self._sweep) if self._free else None
-
-
-class LentAreas:
-    """What the calls of one worker have of its areas. Every worker has this; some have no areas."""
-
-    def __init__(self, areas: Areas | None) -> None:
-        self.small: Bytes = SMALL
-        """Bodies and answers of at most so many bytes go in their frames: `SMALL`, or -1 while answers are large."""
-        self._areas = areas
-        self.lent: dict[NodeCall, Area] = {}
-
-    def lend(self, call: NodeCall, body: bytes | memoryview, *, answered: bool) -> AreaHead | None:
-        """
-        Lend *call* an area, and copy *body* there if it is large enough to lie there; None: there is none now.
-
-        :param answered: its answer may lie there
-        """
-        areas, size = self._areas, len(body) if len(body) > MIN else 0
-        if areas is None or not (wanted := max(size, areas.expects if answered else 0)):
-            return None
-        area = areas.take(wanted)
-        if area is None:
-            return None
-        self.lent[call] = area
-        if size:
-            areas.put(area, body)
-        return AreaHead(area.at, area.size, size)
-
-    def laid(self, call: NodeCall, size: Bytes) -> memoryview:
-        """Return the answer of *call*, which lies in its area. :raises BrokenFrame: it has none of that size"""
-        area = self.lent.get(call)
-        if area is None or not 0 < size <= area.size or call.bodiless:
-            raise BrokenFrame(f"an answer of {size} bytes in memory that its call does not have")
-        assert self._areas is not None
-        del self.lent[call]
-        return self._areas.view(area, size)
-
-    def note(self, size: Bytes) -> None:
-        """A call, and no batch, was answered with *size* bytes."""
-        if self._areas is not None:
-            self._areas.answered(size)
-            self.small = -1 if self._areas.expects else SMALL
-
-    def release(self, call: NodeCall) -> None:
-        """*call* has ended."""
-        if (area := self.lent.pop(call, None)) is not None and self._areas is not None:
-            self._areas.give_back(area)
-
-    def close(self) -> None:
-        """The worker is gone."""
-        for call in list(self.lent):
-            self.release(call)
-        if self._areas is not None:
-            self._areas.close()
 
 
 def _touch(shared: Shared, at: Bytes, size: Bytes) -> bool:

@@ -66,7 +66,7 @@ class SlotAnswers:
         assert exchange is not None  # the table of its order
         check_figures(head.run_s, head.peak)
         if len(body) > self._wire.areas.small:
-            self._wire.areas.note(len(body))
+            self._wire.areas.answered(len(body))
         free = self._ended(exchange)
         error = self._why_none(head, body)
         # Its device runs already what went ahead, or it holds none.
@@ -97,7 +97,7 @@ class SlotAnswers:
             if exchange.abandoned:
                 self._slot.cancel(exchange)  # its worker was not told before
         if head.length > MIN and not turn.batch:
-            self._wire.areas.note(head.length)
+            self._wire.areas.answered(head.length)
         self._left = -1 if exchange.bodiless else head.length
         if wrong := why_no_answer(head.status, head.headers):
             self._left = -1

@@ -6,7 +6,7 @@ from typing import Final
 
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import encode_frame
-from gpufaas_gpu_manager.areas import Areas, LentAreas
+from gpufaas_gpu_manager.areas import Areas
 
 _HELD: Final = 8
 """Frames for calls that go out together at most: the worker begins meanwhile."""
@@ -23,7 +23,7 @@ class WorkerWire:
         self.closing = False
         """Nothing can be sent any more: the worker has died, or will be killed for this."""
         self.shared = shared
-        self.areas = LentAreas(areas)
+        self.areas = areas or Areas()
         self.files = files
         """Over which open files of bodies go. It does not block."""
         self.running = 0
