@@ -48,6 +48,7 @@ class SlotAnswers:
         self._slot = slot
         self._turns = slot.turns
         self._wire = slot.wire
+        self._areas = slot.wire.areas
         self._owner = owner
         self._left = -1
         """Bytes that are left of the declared Content-Length; -1: none was declared."""
@@ -65,8 +66,8 @@ class SlotAnswers:
         head, exchange = decoded(_decode_answer, header), self._turns.now.call
         assert exchange is not None  # the table of its order
         check_figures(head.run_s, head.peak)
-        if len(body) > self._wire.areas.small:
-            self._wire.areas.answered(len(body))
+        if len(body) > self._areas.small:
+            self._areas.answered(len(body))
         free = self._ended(exchange)
         error = self._why_none(head, body)
         # Its device runs already what went ahead, or it holds none.
@@ -88,7 +89,7 @@ class SlotAnswers:
         laid = decoded(_decode_laid, header)
         if body:
             raise BrokenFrame(f"an answer of {laid.size} bytes in memory, and one in its frame")
-        self._on_answer(bytes(laid.head), self._wire.areas.laid(self._call, laid.size))
+        self._on_answer(bytes(laid.head), self._areas.laid(self._call, laid.size))
 
     def _on_head(self, header: bytes, _: bytes) -> None:
         head, turn = decoded(_decode_answer, header), self._turns.now
@@ -97,7 +98,7 @@ class SlotAnswers:
             if exchange.abandoned:
                 self._slot.cancel(exchange)  # its worker was not told before
         if head.length > MIN and not turn.batch:
-            self._wire.areas.answered(head.length)
+            self._areas.answered(head.length)
         self._left = -1 if exchange.bodiless else head.length
         if wrong := why_no_answer(head.status, head.headers):
             self._left = -1
@@ -183,8 +184,8 @@ class SlotAnswers:
     def _ended(self, exchange: Exchange) -> bool:
         """The call has ended. Return whether the slot is free."""
         wire, turns = self._wire, self._turns
-        if wire.areas.lent:
-            wire.areas.release(exchange)
+        if self._areas.lent:
+            self._areas.release(exchange)
         wire.ended += 1
         wire.running -= 1
         if turns.now.streams:

@@ -95,20 +95,19 @@ class Turns(Generic[CallT]):
             batch[len(batch)] = call
             self.coming -= 1
         else:
-            turn = self._number()
-            turn.state, turn.call, turn.streams = CALLED, call, streams
+            self._send(CALLED, call, streams)
 
     def add_batch(self, calls: int) -> None:
         """The so many calls that are added next are a batch. :raises IllegalStep: as `add`"""
-        self._number().state = BATCHED
+        self._send(BATCHED, None, False)
         self.coming = calls
 
-    def _number(self) -> Turn[CallT]:
+    def _send(self, state: int, call: CallT | None, streams: bool) -> None:
         turn = self.next if self.now.number else self.now
         if turn.number:
             raise IllegalStep("a slot that has two turns cannot take a third")
         self.sent = turn.number = self.sent + 1
-        return turn
+        turn.state, turn.call, turn.streams = state, call, streams
 
     # --- what the worker says ---
 
