@@ -83,7 +83,10 @@ class Node:
         self.staging = Staging(node, self.host_cache, bundles, report, fetch)
         recipes = Recipes(bundles, settings, self.enforcement, threads, self.host_cache)
         self._calls = OpenCalls(settings.untaken_s)
-        self.host = Supervisor(recipes, logs, report, on_said, containers, fetch, self._calls.over)
+        self.host = Supervisor(
+            recipes, logs, report, on_said, containers, fetch, self._calls.over, self.staging.loaded,
+            lambda worker: self.functions.unmount_if_gone(worker.spec.function),
+        )  # fmt: skip
         for each in devices:
             each.device = replace(
                 each.device,
@@ -94,8 +97,6 @@ class Node:
         self._devices = {each.device.id: WorkerDevice(each, self.host.parks) for each in devices}
         self.functions = Functions(self._devices, bundles, self.host, self.staging)
         self.grants = Grants(self._devices, self.functions.specs, self.host, self._calls)
-        self.host.on_loaded = self.staging.loaded
-        self.host.on_gone = lambda worker: self.functions.unmount_if_gone(worker.spec.function)
 
     # --- life ---
 

@@ -50,15 +50,7 @@ class ContainerEngine(Protocol):
 
 
 class Supervisor:
-    """
-    See module. `WorkerHost` of all of them.
-
-    The node sets `on_gone`, called with a worker that has no process, and will have none; and `on_loaded`, with what
-    one that is ready runs.
-    """
-
-    on_gone: Callable[[Worker], None]
-    on_loaded: Callable[[WorkerSpec], None]
+    """See module. `WorkerHost` of all of them."""
 
     def __init__(
         self,
@@ -69,9 +61,15 @@ class Supervisor:
         containers: ContainerEngine | None,
         fetch: Callable[[WorkerSpec], Awaitable[str]] | None,
         over: Callable[[Exchange], None],
+        on_loaded: Callable[[WorkerSpec], None],
+        on_gone: Callable[[Worker], None],
     ) -> None:
-        """:param over: called with a call that has no worker any more"""
-        self.over = over
+        """
+        :param over: called with a call that has no worker any more
+        :param on_loaded: called with what a worker runs that is ready
+        :param on_gone: called with a worker that has no process, and will have none
+        """
+        self.over, self.on_loaded, self.on_gone = over, on_loaded, on_gone
         self.settings = recipes.settings
         self.recipes = recipes
         self.logs = logs
