@@ -180,6 +180,19 @@ async def test_a_revision_that_does_not_load_is_dropped_with_its_reason_until_th
     assert "failed" not in await shown(gateway)
 
 
+async def test_a_revision_has_failed_with_its_first_load_though_it_is_loaded_once_more_by_then(
+    gateway: Gateway,
+) -> None:
+    """One that hung was told to its author after three times 60 s."""
+    old = await resident(gateway)
+    new = await update(gateway)
+
+    has(gateway, old, loading=new, failing=failing(new))
+    await eventually(lambda: gateway.scheduler.removed == [(new, False)])
+
+    assert history(gateway)[revision(new)] == ("failed", "no such weights")
+
+
 async def test_without_room_for_both_the_new_one_takes_the_calls_and_the_old_one_is_kept_in_mind(
     gateway: Gateway,
 ) -> None:
