@@ -196,7 +196,8 @@ async def test_the_layer_of_functions_that_are_deleted_ends_with_their_workers(r
     await rig.end(function)
 
     await eventually(lambda: not psutil.pid_exists(first["server"]))
-    assert rig.layers == []
+    await eventually(lambda: rig.layers == [] and not rig.node.workers())
+    assert not any("broke off" in each for each in rig.logs.lines), "nothing happened that its author should look at"
 
 
 @pytest.mark.parametrize("layer", [True, False])

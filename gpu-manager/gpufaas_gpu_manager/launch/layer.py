@@ -178,6 +178,11 @@ class Layer(OwnProcess):
             self._views[bundle] = str(view)
         return self._views[bundle]
 
+    def kill(self) -> None:
+        if self._server is not None:
+            self._server.ends()
+        super().kill()
+
     def close(self) -> None:
         super().close()
         if self._server is not None:
@@ -235,11 +240,16 @@ class LayerServer(Zygote):
 
     def _died(self) -> None:
         self._detach()
-        self._worker.kill("the process with its imports broke off")
+        if not self._closing:
+            self._worker.kill("the process with its imports broke off")
+
+    def ends(self) -> None:
+        """It is killed, for a reason that was told or because nobody needs it: that it breaks off is no news."""
+        self._closing = True
 
     def over(self) -> None:
         """It and all that it has started are gone."""
-        self._closing = True
+        self.ends()
         self._detach()
         self._timers.close()
         for worker in (*self._requests.give_up(list(self._requests)), *self._alive):
