@@ -86,9 +86,15 @@ def meant(name: str, history: Sequence[Revision], to: str | None) -> Revision:
     which is the one that serves while another is pending.
 
     :raises UnknownName: *to* is not in the history
-    :raises CannotRollBack: there is no earlier one, or its bundle is gone
+    :raises CannotRollBack: there is no earlier one, or its bundle is gone; or the last one has failed, and to go back
+        from it, nothing is to be done
     """
     there = ", ".join(each.revision for each in history if not each.gone) or "none"
+    if to is None and history[0].status == "failed":
+        raise CannotRollBack(
+            f"revision {history[0].revision} of function {name} never served, so the one before it still does: to go "
+            f"back from that one, name another with --to (there are {there})"
+        )
     before = "serving" if history[0].status == "pending" else "superseded"
     found = next((each for each in history if (each.status == before if to is None else each.revision == to)), None)
     if found is None and to is not None:

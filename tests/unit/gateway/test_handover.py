@@ -130,6 +130,27 @@ async def test_a_rollback_while_a_revision_is_pending_withdraws_it_and_loads_not
     assert serves(gateway, old)()
 
 
+async def test_a_rollback_from_a_revision_that_failed_does_not_take_the_calls_of_the_one_that_serves(
+    gateway: Gateway,
+) -> None:
+    """In a script, ``up || rollback`` went back behind the revision that served all the time."""
+    first = await resident(gateway)
+    second = await update(gateway)
+    has(gateway, second)
+    await eventually(serves(gateway, second))
+    third = await update(gateway)
+    has(gateway, second, failing=failing(third))
+    await eventually(lambda: gateway.found().record.handover.failed is not None)
+
+    unnamed = await gateway.client.post("/system/function/echo/rollback")
+
+    assert unnamed.status_code == 409
+    assert f"revision {revision(third)} of function echo never served" in unnamed.text
+    assert serves(gateway, second)()
+    named = await gateway.client.post("/system/function/echo/rollback", json={"revision": revision(first)})
+    assert named.json()["to"] == revision(first)
+
+
 async def test_an_update_right_after_a_hand_over_waits_for_its_own_copies_only(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
