@@ -20,13 +20,11 @@ from gpufaas_gateway import call_state as states
 from gpufaas_gateway.call import Call
 from gpufaas_gateway.call_headers import (
     BODILESS,
-    MAX_TEMPLATES,
     Header,
     answer_headers,
     call_headers,
     error_headers,
     head_template,
-    keep_template,
     placement_headers,
     timing,
 )
@@ -211,8 +209,7 @@ def whole(call: Call, answer: AnswerHead, body: bytes | memoryview, served_by: H
 
 def _lines(call: Call, answer: AnswerHead, exchange: CallExchange, size: Bytes, served_by: Header) -> bytes:
     """Return the headers of an answer as lines, from a template; empty if it is not of the common kind."""
-    given, grant, deployed = answer.headers, exchange.grant, call.deployed
-    assert deployed is not None
+    given, grant = answer.headers, exchange.grant
     if not 0 < len(given) <= _MOST_LINES or call.crossing:
         return b""
     if call.request.method == "HEAD" or answer.status in BODILESS:
@@ -220,14 +217,7 @@ def _lines(call: Call, answer: AnswerHead, exchange: CallExchange, size: Bytes, 
     if grant.cold or exchange.phases or grant.held_s or grant.load_s or len(grant.calls) > 1:
         return b""
     part = grant.parts[0]
-    alone = len(given) == 1
-    key = given[0] if alone else tuple(given), part.device, part.share
-    template = deployed.templates.get(key)
-    if template is None:
-        if not alone and len(deployed.templates) >= MAX_TEMPLATES:
-            return b""  # one of the headers is another one each time
-        template = head_template(given, served_by, placement_headers(grant))
-        keep_template(deployed.templates, key, template)
+    template = head_template(tuple(given), served_by, part.device, part.share)
     if not template:
         return b""
     run_s, ours = call.run_s, call.ours

@@ -7,7 +7,7 @@ Pure functions of pairs of bytes; names are in lower case. The rules are in docs
 import math
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -40,9 +40,6 @@ _HIT: Final = (b"x-gpufaas-start", b"hit")
 _FROM: Final = {each: (b"x-gpufaas-start", each.encode()) for each in ("parked", "host", "peer", "disk", "store")}
 
 
-TemplateKey = tuple[Header | tuple[Header, ...], DeviceId, int]
-"""The function's header or headers, device and share: what is the same in answers that have a template in common."""
-MAX_TEMPLATES: Final = 64
 ReadHead = tuple[list[Header], bytes, int, dict[bytes, bytes] | None]
 """See `read_head`."""
 
@@ -140,15 +137,15 @@ def placement_headers(grant: Grant, tier: str = "disk") -> tuple[Header, ...]:
     Return whether the call was a hit, or where its weights came from; its device, its copy's share of that, and how
     many ran together in a batch.
     """
-    found: tuple[Header, ...] = _FROM.get(tier, _FROM["disk"]) if grant.cold else _HIT, _on_device(grant.device)
-    if share := grant.parts[0].share:
-        found = (*found, (b"x-gpufaas-share", b"%d" % share))
+    start = _FROM.get(tier, _FROM["disk"]) if grant.cold else _HIT
+    found = (start, *_on_device(grant.device, grant.parts[0].share))
     return found if len(grant.calls) == 1 else (*found, (b"x-gpufaas-batch", b"%d" % len(grant.calls)))
 
 
 @lru_cache(1024)
-def _on_device(device: DeviceId) -> Header:
-    return b"x-gpufaas-device", device.encode()
+def _on_device(device: DeviceId, share: int) -> tuple[Header, ...]:
+    found = (b"x-gpufaas-device", device.encode())
+    return (found, (b"x-gpufaas-share", b"%d" % share)) if share else (found,)
 
 
 def timing(
@@ -175,9 +172,10 @@ def timing(
     return b"server-timing", value
 
 
-def head_template(given: Sequence[Header], served_by: Header, placement: Iterable[Header]) -> bytes:
+@lru_cache(512)  # one header that is another one each time is not worth more
+def head_template(given: tuple[Header, ...], served_by: Header, device: DeviceId, share: int) -> bytes:
     """
-    Return the headers of a whole answer with the headers *given* by the function, as `call_headers`,
+    Return the headers of a whole answer of a hit with the headers *given* by the function, as `call_headers`,
     `placement_headers` and `timing` make them. What differs from call to call is filled in: run, id, start, queue, load
     and run in ms, and the length of the body. Empty: they are not of the common kind, or there is a line break in them.
     """
@@ -185,7 +183,7 @@ def head_template(given: Sequence[Header], served_by: Header, placement: Iterabl
     if b"content-type" not in names or b"x-duration-seconds" in names or not _DROPPED.isdisjoint(names):
         return b""
     first = [b"%b: %b\r\n" % pair for pair in given]
-    last = [b"%b: %b\r\n" % pair for pair in (served_by, *placement)]
+    last = [b"%b: %b\r\n" % pair for pair in (served_by, _HIT, *_on_device(device, share))]
     form = (
         b"".join(first).replace(b"%", b"%%")
         + b"x-duration-seconds: %.6f\r\nx-call-id: %b\r\nx-start-time: %b\r\n"
@@ -193,13 +191,6 @@ def head_template(given: Sequence[Header], served_by: Header, placement: Iterabl
         + b"server-timing: queue;dur=%.3f, load;dur=%.3f, run;dur=%.3f\r\ncontent-length: %d\r\n"
     )
     return form if form.count(b"\n") == len(first) + len(last) + 5 == form.count(b"\r") else b""
-
-
-def keep_template(templates: dict[TemplateKey, bytes], key: TemplateKey, template: bytes) -> None:
-    """Keep it among those of its revision, which may answer with any number of content types."""
-    if len(templates) >= MAX_TEMPLATES:
-        templates.clear()
-    templates[key] = template
 
 
 def asked_timeout(text: bytes) -> Seconds:

@@ -13,7 +13,6 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, UnknownFunction
 from gpufaas_core.model import EngineStatus, Function, FunctionId, Profile
 from gpufaas_core.units import Bytes, Seconds
-from gpufaas_gateway.call_headers import TemplateKey
 from gpufaas_gateway.cors import Cors
 from gpufaas_gateway.errors import Unavailable
 from gpufaas_gateway.metrics import Metrics
@@ -47,9 +46,6 @@ class Deployed:
     when it has answered. Done when the right one serves."""
     gate: Gate | None = None
     """Counts its calls against the quota; None if its namespace has no limit on calls."""
-
-    templates: dict[TemplateKey, bytes] = field(default_factory=dict, init=False)
-    """Heads of its answers by headers, device and share of the copy: `call_headers.head_template`."""
 
     # Copied from the fields above, because each call reads them.
     name: str = field(init=False)
