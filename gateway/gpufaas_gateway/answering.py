@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import CallCancelled, GpufaasError
-from gpufaas_core.model import Seconds
+from gpufaas_core.model import CallId, Seconds
 from gpufaas_core.units import Bytes
 from gpufaas_core.wire.heads import AnswerHead
 from gpufaas_gateway import call_state as states
@@ -93,14 +93,14 @@ class AnswerStream:
     """
 
     def __init__(
-        self, call: Call, status: int, first: bytes, whole: bool, cancel: Callable[[Call], None],
+        self, call: Call, status: int, first: bytes, whole: bool, cancel: Callable[[CallId], None],
         end: Callable[[Call], None],
     ) -> None:  # fmt: skip
         """
         :param status: of the function's answer
         :param first: the part of the body that came with the head
         :param whole: *first* is all of it
-        :param cancel: called once, when nobody wants the rest
+        :param cancel: called once with the scheduler's id of the call, when nobody wants the rest
         :param end: called at the end of the context
         """
         assert call.exchange is not None
@@ -166,7 +166,7 @@ class AnswerStream:
         if not self._ended and not self._cancelled:
             self._cancelled = True
             self._call.stop_watching()
-            self._cancel(self._call)
+            self._cancel(self._call.id)
 
     def __enter__(self) -> "AnswerStream":
         return self

@@ -85,12 +85,7 @@ class Calls:
                 await self._read(call, deployed)
             else:
                 call.body, call.size = request.body, len(request.body)
-            if call.size > deployed.max_body:
-                raise too_large(deployed, len(call.body))
-            if call.asked_size is not None:
-                call.size = call.asked_size
-            elif call.length > 0:
-                call.size = call.length  # of a body that streams, no more is known
+            self._weigh(call, deployed)
             placing = self._placing
             placed = placing.place(call)
             while True:
@@ -104,7 +99,7 @@ class Calls:
                 except AGAIN as exc:
                     placed = await placing.again(call, exc)
             if not whole or request.upgrade:
-                stream = AnswerStream(call, answer.status, bytes(said), whole, self._give_up, self._end)
+                stream = AnswerStream(call, answer.status, bytes(said), whole, self._scheduler.cancel, self._end)
                 if stream.switched:
                     self._watching.end(call)  # its time limit was for the handshake
                 return answering.streamed(call, answer, stream, self._answers)
@@ -171,6 +166,15 @@ class Calls:
         if call.mode == STREAM:
             call.stream = BodyStream(caller, deployed, len(call.body), call.fail)
 
+    def _weigh(self, call: Call, deployed: Deployed) -> None:
+        """:raises BodyTooLarge: the body that came is larger than the function takes"""
+        if call.size > deployed.max_body:
+            raise too_large(deployed, len(call.body))
+        if call.asked_size is not None:
+            call.size = call.asked_size
+        elif call.length > 0:
+            call.size = call.length  # of a body that streams, no more is known
+
     def _crossing(self, call: Call, found: Deployed) -> Answer | None:
         """Note the headers for a page of another origin (CORS); return the answer if the call only asks for them."""
         if call.request.upgrade or (found.cors is None and found.spec.kind == "server"):
@@ -201,10 +205,6 @@ class Calls:
         answer = answering.refused(call, error)
         let_go(exc)
         return answer
-
-    def _give_up(self, call: Call) -> None:
-        """Nobody wants the rest of its answer."""
-        self._scheduler.cancel(call.id)
 
     def _end(self, call: Call) -> None:
         """Release all that the call has, and count it."""
