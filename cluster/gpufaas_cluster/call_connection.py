@@ -55,7 +55,7 @@ class ConnectionOwner(Protocol):
 class CallLane:
     """See module."""
 
-    __slots__ = ("_number", "_state", "_user", "_window", "connection", "kept")
+    __slots__ = ("_number", "_state", "_window", "connection", "kept", "user")
 
     def __init__(self, connection: "CallConnection", number: int) -> None:
         self.connection = connection
@@ -63,7 +63,8 @@ class CallLane:
         """The grant of its last call, if we may keep it."""
         self._number = number
         self._state = order.FREE
-        self._user: LaneUser | None = None
+        self.user: LaneUser | None = None
+        """Who has it, until its last frame."""
         self._window = Window(connection.window)
         """Of its answers."""
 
@@ -71,11 +72,6 @@ class CallLane:
     def full(self) -> bool:
         """Whether the node does not take more of a body for now."""
         return self.connection.full
-
-    def take(self, user: LaneUser) -> None:
-        """Let *user* have it until its last frame."""
-        self._user = user
-        user.sent_on(self)
 
     def send(self, kind: int, head: msgspec.Struct | None = None, body: bytes | memoryview = b"") -> None:
         self._state = FROM_GATEWAY[kind][self._state]
@@ -95,7 +91,7 @@ class CallLane:
 
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         self._state = state = FROM_NODE[kind][self._state]
-        user = self._user
+        user = self.user
         assert user is not None
         if kind == Kind.CHUNK:
             self._window.came(len(body))
@@ -105,15 +101,15 @@ class CallLane:
             return
         user.on_frame(kind, header, body)
         if state == order.FREE:
-            self._user = None
+            self.user = None
             self.connection.release(self)
 
     def go_on(self) -> None:
-        if self._user is not None:
-            self._user.go_on()
+        if self.user is not None:
+            self.user.go_on()
 
     def lose(self, why: str) -> None:
-        user, self._user = self._user, None
+        user, self.user = self.user, None
         if user is not None:
             user.on_lost(why)
 
@@ -137,7 +133,9 @@ class CallConnection(LaneConnection[CallLane]):
             self.add(number, CallLane(self, number))
             self._free.append(self.lanes[number])
         self.running += 1
-        self._free.pop().take(user)
+        lane = self._free.pop()
+        lane.user = user
+        user.sent_on(lane)
 
     def release(self, lane: CallLane) -> None:
         """The call of *lane* is over."""
