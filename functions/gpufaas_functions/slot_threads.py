@@ -136,7 +136,9 @@ class SlotThreads(Slots):
             if self.connection.sock.fileno() < 0:
                 end_process()  # the author's code has forked it
             self._ended = True
-            self._lead.put(None)  # who waits for it ends, too
+            self._lead.put(None)  # who waits, for it or for a frame, ends, too
+            for each in self._news:
+                each.set()
 
     # --- the leader ---
 
@@ -209,6 +211,8 @@ class SlotThreads(Slots):
         news = self._news[work.slot.index]
         news.wait()
         news.clear()  # who waits looks again after that
+        if self._ended:
+            raise Closed
 
     def look(self) -> None:
         """The leader gives calls what comes."""

@@ -242,6 +242,21 @@ def test_a_reader_who_reads_nothing_stops_his_own_answer_and_no_other(worker: Wo
     assert slow.call("/"), "the slot takes the next call"
 
 
+@pytest.mark.parametrize("waits_for", ["room", "body"])
+def test_a_call_that_waits_when_the_connection_ends_does_not_keep_the_worker(worker: Worker, waits_for: str) -> None:
+    """The first call runs in the main thread, with which the worker ends, as its fixture sees."""
+    slot = worker.slots[0]
+    if waits_for == "body":
+        slot.begin("/body", b"one", STREAM)
+        until(lambda: worker.begun[0] == 1)
+        return
+    slot.begin("/endless")
+    slot.next(Kind.HEAD)
+    sent = 0
+    while sent < WINDOW:
+        sent += len(slot.next(Kind.CHUNK)[1]) + PIECE_COST
+
+
 def test_of_many_answers_that_stream_one_is_cancelled(worker: Worker) -> None:
     first, *others, beside = worker.slots
     for each in (first, *others):
