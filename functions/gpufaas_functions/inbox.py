@@ -1,5 +1,5 @@
 """
-What comes over a worker's connection: its frames are made into work for the slots. No IO.
+What comes over a worker's connection: its frames are made into work for the slots. No IO, but for files of bodies.
 
 One thread at a time gives it frames, while others run what has come.
 """
