@@ -360,7 +360,7 @@ def write(rows: list[dict[str, Any]], rounds: int, private: dict[str, list[float
 
 
 def measured(options: argparse.Namespace, models: tuple[str, ...]) -> Rounds:
-    """Start *models* on each platform and by hand, by turns."""
+    """Start *models* on each platform and by hand, one after the other in each round."""
     console = Console(stderr=True)
     rounds = Rounds()
     with contextlib.ExitStack() as stack:

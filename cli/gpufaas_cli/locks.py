@@ -51,7 +51,7 @@ class Lock:
     inputs: str = ""
     """On what its files depend besides: the best tag of wheels that the nodes take, folders that it names."""
     is_read: bool = False
-    """It was read from a file, and fits."""
+    """The lock was read from a file, and fits."""
 
     @property
     def needs(self) -> Needs | None:

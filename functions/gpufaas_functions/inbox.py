@@ -128,13 +128,13 @@ class Slot:
         self._works: deque[Work] = deque()
         """The first one runs. The node sends others when that was answered, or ahead (`begun`)."""
         self._came = 0
-        """So many calls and batches have come."""
+        """The number of calls and batches that have come."""
         self._gathers: Work | None = None
         """A batch whose calls come."""
         self._stream: BodyStream | None = None
         """The body that comes in pieces: nothing comes behind it before it is whole."""
         self.area: Area | None = None
-        """It is for the call that comes next."""
+        """The area of the call that comes next."""
 
     # --- what comes ---
 
@@ -191,7 +191,7 @@ class Slot:
     # --- what runs ---
 
     def begin(self, work: Work) -> bool:
-        """Count *work* as begun. Return whether it is to be run: else the node has taken it back, and is told."""
+        """Count *work* as begun. Return whether the worker runs it: else the node has taken it back, and is told."""
         if self._counts.begin(self.index, work.number):
             return True
         work.calls.clear()  # with the files of their bodies

@@ -73,7 +73,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     confine: Confine = NOT_CONFINED
     """Of this, `cpus` and `hard` come with the worker."""
     env: dict[str, str] = {}
-    """Of the GPU on which it makes its context; empty: on none."""
+    """The variables that choose the GPU on which it makes its context; empty: it makes none."""
 
 
 class Layer(msgspec.Struct, frozen=True, tag=True):
