@@ -10,11 +10,14 @@ from gpufaas_core.model import Bytes
 
 
 def evictable(copy: Copy[OwnerT], others: int = 0) -> bool:
-    """Return whether it may be evicted together with *others* of its owner: not pinned, not within the minimum."""
+    """
+    Return whether it may be evicted together with *others* of its owner: not pinned, not within the minimum, and not
+    loaded to take the calls of another one, any moment now: those of that one that wait would take its room.
+    """
     if copy.running or copy.loading or copy.queued:
         return False
     owner = copy.owner
-    return owner.copies - others > owner.min_copies
+    return owner.before is None and owner.copies - others > owner.min_copies
 
 
 def victims(

@@ -190,6 +190,23 @@ def test_where_all_copies_run_calls_one_drains_and_calls_that_wait_do_not_take_i
     assert len(world.ended) == 8
 
 
+def test_calls_that_wait_for_the_old_one_do_not_take_the_room_of_the_new_one_before_it_has_the_calls() -> None:
+    """They evicted it as soon as it was loaded: it was loaded again and again, until the gateway saw it in between."""
+    world = full("a b")
+    world.calls(8, "f@1")
+    world.deploy("f@2", 10, succeeds="f@1")
+    while not world.loading():
+        world.finish(next(iter(world.running)))
+
+    world.loaded("f@2", world.loading()[0][1])
+
+    assert world.waiting
+    assert world.copies == {OLD: 1, NEW: 1}
+    while world.running:
+        world.finish(next(iter(world.running)))
+    assert len(world.ended) == 8
+
+
 def test_a_minimum_of_copies_is_not_loaded_again_until_the_new_one_is_given_up() -> None:
     world = full("a b", min_copies=2)
 
