@@ -1,6 +1,7 @@
 """The two ends of a connection between gateway and node, frame by frame."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,12 +9,17 @@ import pytest
 from tests.waiting import eventually
 
 from gpufaas_cluster.call_connection import CallConnection, CallLane
-from gpufaas_cluster.call_heads import NodeAnswerHead, QueryHead
+from gpufaas_cluster.call_heads import BODY_WINDOW, ErrorHead, NodeAnswerHead, QueryHead
 from gpufaas_cluster.lane_connection import LaneConnection
+from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.served_connection import ServedConnection
-from gpufaas_core.model import NodeId
+from gpufaas_core.errors import CallCancelled, GrantRefused
+from gpufaas_core.messages import Grant
+from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, Part
+from gpufaas_core.units import MiB
+from gpufaas_core.wire.bodies import FILE
 from gpufaas_core.wire.credit import PIECE_COST, WINDOW
-from gpufaas_core.wire.heads import AnswerHead, EndHead, RoomHead
+from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead, RoomHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import KIND, LANE, LANES, FrameReader, encode_frame
 
@@ -149,6 +155,80 @@ def test_room_is_given_while_the_reader_takes_and_once_he_goes_on(gateway: Gatew
         ((_, header, _),) = FrameReader().feed(gateway.transport.sent)
         assert msgspec.msgpack.decode(header, type=RoomHead) == RoomHead(WINDOW // 2 + PIECE_COST)
         gateway.says(Kind.END, EndHead(0.0))
+
+
+# --- bodies in pieces ---
+
+
+class Caller:
+    """A call whose body is a file of 3 MiB."""
+
+    def __init__(self, gateway: Gateway, path: Path) -> None:
+        path.write_bytes(b"x" * 3 * MiB)
+        grant = Grant(1, 1, (CallId("c"),), FunctionId("f.ns@1"), "digest", (Part(DeviceId("n/cpu:0"), MiB),), False)
+        head = CallHead("c", "POST", "/", b"", [], FILE, str(path))
+        self.exchange = RemoteExchange(asyncio.get_running_loop(), lambda *_: None, grant, head, b"")
+        self._transport = gateway.transport
+        gateway.connection.begin(self.exchange)
+
+    def sent(self) -> list[tuple[int, int]]:
+        """The kinds that were sent, and how much of a body each has."""
+        return [(kind, len(body)) for kind, _, body in FrameReader(lanes=LANES).feed(self._transport.sent)]
+
+    async def sends(self, size: int) -> None:
+        """Return once so much of the body was sent, and no more is on its way."""
+        await eventually(lambda: sum(size for _, size in self.sent()) >= size)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sum(size for _, size in self.sent()) == size
+
+
+async def test_a_file_waits_until_its_node_has_taken_the_call_and_then_for_room(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    caller = Caller(gateway, tmp_path / "body")
+    await caller.sends(0)
+    assert caller.sent() == [(Kind.CALL, 0)]
+
+    gateway.says(Kind.ROOM, RoomHead(BODY_WINDOW))
+    await caller.sends(BODY_WINDOW)
+    gateway.says(Kind.ROOM, RoomHead(BODY_WINDOW // 2))
+    await caller.sends(BODY_WINDOW + BODY_WINDOW // 2)
+    gateway.connection.pause_writing()  # the socket is full
+    gateway.says(Kind.ROOM, RoomHead(BODY_WINDOW))
+    await caller.sends(BODY_WINDOW + BODY_WINDOW // 2)
+    gateway.connection.resume_writing()
+    await caller.sends(2 * BODY_WINDOW + BODY_WINDOW // 2)
+    gateway.says(Kind.ROOM, RoomHead(BODY_WINDOW))
+    await caller.sends(3 * MiB)
+    await eventually(lambda: caller.sent()[-1] == (Kind.BODY_END, 0))
+
+
+@pytest.mark.parametrize("room", [0, BODY_WINDOW])
+async def test_a_call_that_is_cancelled_says_so_behind_nothing_of_its_body(
+    gateway: Gateway, tmp_path: Path, room: int
+) -> None:
+    caller = Caller(gateway, tmp_path / "body")
+    if room:
+        gateway.says(Kind.ROOM, RoomHead(room))
+    await caller.sends(room)
+    caller.exchange.fail(CallCancelled("the caller went away"))
+    gateway.says(Kind.ROOM, RoomHead(BODY_WINDOW))
+    await caller.sends(room)
+
+    assert caller.sent()[-1] == (Kind.CANCEL, 0)
+
+
+async def test_a_node_that_refuses_a_call_gets_nothing_of_its_file(gateway: Gateway, tmp_path: Path) -> None:
+    caller = Caller(gateway, tmp_path / "body")
+    gateway.says(Kind.REFUSED, ErrorHead("GrantRefused", "it is full"))
+
+    with pytest.raises(GrantRefused, match="it is full"):
+        await caller.exchange.answer()
+    await caller.sends(0)
+
+
+# --- a node's end ---
 
 
 class Server:
