@@ -6,6 +6,7 @@ extracted. What is here can be made again from the artifacts, and is where anoth
 """
 
 import contextlib
+import ctypes
 import errno
 import lzma
 import os
@@ -39,6 +40,7 @@ _ITS_FAULT: Final = (
     errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.EILSEQ,
     errno.ENOTEMPTY, errno.ENOENT,
 )  # fmt: skip
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _LONGEST_NAME: Final[Bytes] = 64 * 1024
 """The most bytes of a name whose header continues in the next blocks: `tarfile` reads it into memory as a whole."""
 
@@ -176,14 +178,15 @@ def _seal(directory: Path) -> None:
     or absent.
     """
     for path in files_in(directory):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fchmod(descriptor, 0o555 if os.fstat(descriptor).st_mode & 0o100 else 0o444)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        path.chmod(0o555 if path.stat().st_mode & 0o100 else 0o444)
     for folder, _, _ in os.walk(directory):
         os.chmod(folder, 0o555)
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        if _LIBC.syncfs(descriptor):  # once for all files: transformers has 4,000, and one takes 3 ms
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(directory))
+    finally:
+        os.close(descriptor)
 
 
 def files_in(directory: Path) -> Iterator[Path]:

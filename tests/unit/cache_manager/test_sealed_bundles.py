@@ -1,5 +1,7 @@
 """An extracted bundle cannot be written: what one worker does there, the next one would find."""
 
+import ctypes
+import errno
 import importlib.util
 import subprocess
 import sys
@@ -8,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.files import MODES_HOLD, hashed_files, opened_up
 from tests.unit.cache_manager.test_bundles import WEIGHTS, Stores, manifest_of
+
+from gpufaas_core.errors import StorageFailed
 
 HANDLER = b"import helper\ndef handle(event, context): return helper.TEXT"
 FILES = {
@@ -146,3 +150,18 @@ def test_its_owner_can_extract_import_relink_and_remove_it_and_not_write_there(t
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
 
     assert (done.stdout, done.stderr) == ("left: []\n", "")
+
+
+def test_a_bundle_that_was_not_synced_is_not_there(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    class BrokenDisk:
+        def syncfs(self, _: int) -> int:
+            ctypes.set_errno(errno.EIO)
+            return -1
+
+    monkeypatch.setattr("gpufaas_cache_manager.trees._LIBC", BrokenDisk())
+    stores.put(WEIGHTS)
+
+    with pytest.raises(StorageFailed, match="Input/output error"):
+        stores.bundles.install(stores.put_bundle(FILES))
+
+    assert stores.bundles.digests() == []
