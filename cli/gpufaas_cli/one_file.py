@@ -27,6 +27,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from gpufaas_cli.built_parts import drop_oldest
 from gpufaas_cli.files import alone, replace_file
 from gpufaas_cli.handler_check import defines
+from gpufaas_cli.locks import LOCK
 from gpufaas_cli.stack import FUNCTION_NAME, BadStack, Stack, StackFunction
 
 _BEGIN: Final = "# /// script"
@@ -84,8 +85,9 @@ def read(file: Path, name: str) -> tuple[Stack, list[StackFunction]]:
         required += "\n" * (text.count("\n", 0, max(0, found)) - required.count("\n")) + f"{each}\n"
     with alone(handler / "requirements.txt"):
         replace_file(handler / "requirements.txt", required)
-        (handler / "handler.py").unlink(missing_ok=True)
-        (handler / "handler.py").symlink_to(file.absolute())
+        for link, leads_to in ((handler / "handler.py", file.absolute()), (handler / LOCK, root / LOCK)):
+            link.unlink(missing_ok=True)
+            link.symlink_to(leads_to)  # a lock for all names: `run` gives the file a new one each time
     os.utime(root)
     drop_oldest(root.parent.iterdir(), _KEPT)
     settings = script.tool.gpufaas

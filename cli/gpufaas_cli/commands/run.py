@@ -38,7 +38,7 @@ def command(
       gpufaas run handler.py -d '{"n": 3}' --content-type application/json -e LOG=debug
       gpufaas run handler.py -d hello --json | jq .phases
     """
-    name = f"{one_file.name_of(file)[:50].strip('-')}-{secrets.token_hex(4)}"
+    name = f"{one_file.name_of(file)[:50]}-{secrets.token_hex(4)}".lstrip("-")
     stack, functions = one_file.read(file, name)
     steps, url = pipeline.Steps(push=True, deploy=True), flags.gateway_url(gateway)
     for each in (signal.SIGTERM, signal.SIGHUP):

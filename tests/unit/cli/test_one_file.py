@@ -84,3 +84,17 @@ def test_a_file_is_deployed_by_itself_and_one_that_is_not_there_is_named(run: Ru
     missing = run("deploy", "missing.py")
     assert missing.exit_code == 2
     assert missing.stderr.startswith("gpufaas: missing.py cannot be read")
+
+
+def test_a_file_keeps_its_lock_under_each_name_that_it_is_given(here: Path) -> None:
+    file = here / "f.py"
+    file.write_text("def handle(event, context): ...\n")
+    handlers = []
+    for name in ("f-1", "f-2"):
+        _, (function,) = one_file.read(file, name)
+        assert function.handler is not None
+        handlers.append(function.handler)
+        if name == "f-1":
+            (function.handler / "requirements.lock").write_text("lib==1\n")
+
+    assert (handlers[1] / "requirements.lock").read_text() == "lib==1\n"
