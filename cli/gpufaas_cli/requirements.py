@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 from gpufaas_cli.build_target import BuildTarget
 from gpufaas_cli.locks import LOCK, Lock, MadeFor, machine_of, place, read_lock, shown
 from gpufaas_cli.requirement_files import Requirements
-from gpufaas_cli.resolvers import Unresolved, install, resolve
+from gpufaas_cli.resolvers import Unresolved, UvFailed, install, resolve
 from gpufaas_core.bundle import Needs
 from gpufaas_core.environment import Distribution, Environment, applies, installed, measure, misfits, required_by
 from gpufaas_core.errors import InvalidSpec
@@ -82,9 +82,10 @@ def _resolve(
             found = resolve(files, have, have, old, environment)
         except Unresolved:
             found = resolve(files, have, environment.fixed, old, environment)
-    except Unresolved as exc:
+    except UvFailed as exc:
         only = " with wheels" if environment.build_target != measure().build_target else ""
-        fixed = _IMAGE if any(re.search(rf"\b{name}\b", str(exc)) for name in environment.fixed) else ""
+        named = any(re.search(rf"(?<![\w./-]){name}(?![\w/-])", str(exc)) for name in environment.fixed)
+        fixed = _IMAGE if named else ""
         raise InvalidSpec(
             f"{said} cannot be met{only} beside what {target.who} provides ({environment}): {exc}{fixed}"
         ) from None
@@ -156,7 +157,7 @@ def install_missing(
     progress(f"installing {what}")
     try:
         install(lock.pins, [each for of in requirements for each in of.options], target.shared, folder, site)
-    except Unresolved as exc:
+    except UvFailed as exc:
         file = folder / LOCK
         where = f"{place(file, str(exc))}: `rm {file}` to resolve anew: " if lock.is_read else ""
         raise InvalidSpec(f"{where}{what} cannot be installed for {target.shared}: {exc}") from None

@@ -29,8 +29,12 @@ _KNOWN_GLIBC: Final = (17, 28, *range(31, 41))
 """The minor versions for which uv has a name of a platform."""
 
 
-class Unresolved(InvalidSpec):
-    """uv found no way. The message is its reason, in one line."""
+class UvFailed(InvalidSpec):
+    """The message is uv's reason, in one line."""
+
+
+class Unresolved(UvFailed):
+    """It found no way: it may with fewer constraints."""
 
 
 def resolve(
@@ -46,7 +50,7 @@ def resolve(
     :param provided: packages that are there, by name
     :param pinned: those of *provided* that must have their version; that of others is preferred
     :param kept: pins that are preferred
-    :raises Unresolved: there is no way
+    :raises UvFailed: as `_uv`
     """
     with tempfile.TemporaryDirectory(prefix="gpufaas-build-") as scratch:
         constraints, answer = Path(scratch, "constraints.txt"), Path(scratch, "answer")
@@ -74,7 +78,7 @@ def install(pins: Sequence[str], options: Sequence[str], environment: Environmen
 
     :param options: lines of a requirements file: where packages are
     :param folder: relative paths in *pins* are meant from it
-    :raises Unresolved: it cannot be had, or has other digests
+    :raises UvFailed: it cannot be had, or has other digests
     """
     with tempfile.NamedTemporaryFile("w", prefix="gpufaas-build-", suffix=".txt") as file:
         file.write("\n".join([*options, *pins]) + "\n")
@@ -113,7 +117,10 @@ def _write_stubs(provided: Mapping[str, Distribution], environment: Environment,
 
 
 def _uv(folder: Path, environment: Environment, command: str, *arguments: str) -> None:
-    """:raises Unresolved: it failed; with its words, but for all lines between the second and the last"""
+    """
+    :raises Unresolved: there is no way; with its words, but for all lines between the second and the last
+    :raises UvFailed: it found out nothing, as where an index does not answer; with its words, too
+    """
     options = ["--quiet", "--no-progress", "--color", "never", "--python", sys.executable]
     if environment.build_target != measure().build_target:
         found = [_GLIBC.fullmatch(each) for each in environment.platforms]
@@ -131,4 +138,4 @@ def _uv(folder: Path, environment: Environment, command: str, *arguments: str) -
         text = re.sub(r"error: No solution found when.*\n|error: |cause: ", "", done.stdout)
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         said = "; ".join(lines if len(lines) <= 3 else [*lines[:2], lines[-1]])
-        raise Unresolved(f"{said}: check names, versions and package index")
+        raise (Unresolved if done.returncode == 1 else UvFailed)(f"{said}: check names, versions and package index")

@@ -94,16 +94,29 @@ def test_what_fights_a_fixed_package_further_down_is_refused_and_told_the_way_ou
     assert "\n" not in message
 
 
-def test_a_requirement_that_is_nowhere_is_told_in_one_line_without_talk_of_images(
-    project: Project, wheels: Wheels
-) -> None:
-    del wheels
-    project.write("fn/requirements.txt", "nowhere==1\n")
+@pytest.mark.usefixtures("wheels")
+@pytest.mark.parametrize("name", ["nowhere", "torch-nowhere"])
+def test_a_requirement_that_is_nowhere_is_told_in_one_line_without_talk_of_images(project: Project, name: str) -> None:
+    project.write("fn/requirements.txt", f"{name}==1\n")
 
-    message = project.refuse("nowhere==1.*package index", target=target(with_packages(PLATFORM)))
+    message = project.refuse(f"{name}==1.*package index", target=target(with_packages(PLATFORM)))
 
     assert "\n" not in message
     assert "image" not in message
+
+
+def test_an_index_that_does_not_answer_is_asked_once(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, stand_in = tmp_path / "asked", tmp_path / "uv"
+    stand_in.write_text(f"#!/bin/sh\necho asked >> {asked}\necho 'error: Failed to fetch: http://index'\nexit 2\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr("gpufaas_cli.resolvers.find_uv_bin", lambda: str(stand_in))
+    project.write("fn/requirements.txt", "lib\n")
+
+    project.refuse("Failed to fetch: http://index: check names", target=target(with_packages(PLATFORM)))
+
+    assert asked.read_text() == "asked\n"
 
 
 def test_wheels_are_taken_that_fit_the_nodes_older_c_library(project: Project, wheels: Wheels) -> None:
