@@ -109,6 +109,8 @@ class BuiltParts:
 
     def drop_unused(self, used: Collection[str]) -> None:
         """Remove what no function uses, but for the last `_KEPT`. Nothing may be built meanwhile."""
+        for left in self._root.glob("*.*"):  # of a build that was killed
+            remove_tree(left)
         drop_oldest((each for each in self._root.glob("*") if each.name not in used), _KEPT)
 
 

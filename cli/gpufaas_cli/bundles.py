@@ -138,9 +138,10 @@ def build(request: BuildRequest, progress: Callable[[str], None] = lambda _: Non
     """
     began = time.perf_counter()
     making = _Build.of(request, progress)
-    inputs, before, folder = making.hash_inputs(), making.earlier(), making.folder
-    up_to_date = before is not None and making.is_up_to_date(before, inputs)
+    before, folder = making.earlier(), making.folder
     try:
+        inputs = making.hash_inputs()
+        up_to_date = before is not None and making.is_up_to_date(before, inputs)
         stamp = before if before is not None and up_to_date else making.make(inputs, before)
     except OSError as exc:
         what = f"{exc.filename or folder}: {exc.strerror or exc}"
@@ -279,7 +280,7 @@ class _Build:
         weights |= {name: (tree / name, sha256) for name, sha256 in made.weights.items()}
         weights = dict(sorted(weights.items()))
         for name, (path, _) in weights.items():
-            self._check_pickle(name, path)
+            self._check_weights(name, path)
             code.pop(name, None)
         parts = tuple((each.part, key) for each, key in ((site, lock.key), (made, made_key)) if each.part)
         manifest = Manifest(
@@ -392,8 +393,10 @@ class _Build:
     def _is_weights(self, name: str, path: Path) -> bool:
         return name.startswith(f"{self.function}/") and is_weights(path)
 
-    def _check_pickle(self, name: str, path: Path) -> None:
-        """:raises InvalidSpec: the weights *path* are pickled, and the author did not accept that"""
+    def _check_weights(self, name: str, path: Path) -> None:
+        """:raises InvalidSpec: a manifest cannot name *path*; it is pickled, and the author did not accept that"""
+        if any("\ud800" <= each <= "\udfff" for each in name):
+            raise InvalidSpec(f"the name of the weights {name!a} of {self.request.name} is not UTF-8: rename the file")
         if is_pickled(path) and not self.request.allows_pickle and not loads_as_tensors(path):
             raise InvalidSpec(
                 f"{name.removeprefix(f'{self.function}/')} of function {self.request.name} is a pickle, which runs any "

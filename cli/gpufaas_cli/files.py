@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpufaas_core.errors import GpufaasError
@@ -14,13 +14,28 @@ from gpufaas_core.errors import GpufaasError
 def alone(file: Path) -> Iterator[None]:
     """Make the folder of *file*, and keep other commands from changing what is in it, from reading to replacing it."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder = os.open(file.parent, os.O_RDONLY)
+    with in_turn(file.parent):
+        yield
+
+
+@contextlib.contextmanager
+def in_turn(folder: Path, waits: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """
+    Keep other commands that ask for it out of *folder*, which is there.
+
+    :param waits: called before another command keeps this one waiting
+    """
+    opened = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # NFS locks no folders
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waits()
+                fcntl.flock(opened, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(folder)
+        os.close(opened)
 
 
 def replace_file(file: Path, text: str, mode: int = 0o600) -> None:

@@ -11,7 +11,7 @@ uploaded to the gateway; from any other, or a Dockerfile, a container image, whi
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ from gpufaas_cli import images, output
 from gpufaas_cli.build_target import BuildTargets
 from gpufaas_cli.bundles import BuildRequest, Built, build, drop_unused_parts
 from gpufaas_cli.contents import contents
+from gpufaas_cli.files import in_turn
 from gpufaas_cli.following import follow
 from gpufaas_cli.images import Building
 from gpufaas_cli.stack import Stack, StackFunction
@@ -178,22 +179,21 @@ class _Pipeline:
 
     def run(self, functions: Sequence[StackFunction], targets: BuildTargets) -> None:
         results: list[dict[str, Any]] = [{"name": each.name} for each in functions]
-        with self._making(functions, targets, results) as making:
+        with self._alone(functions), self._making(functions, targets, results) as making:
             for function, make, result in zip(functions, making, results, strict=True):
                 try:
                     made = make()
                     if not (self.building.shrinkwrap or self.building.lists):
                         self._deliver(function, made, result)
-                except (GatewayUnreachable, NotAuthorised):
+                except (GatewayUnreachable, NotAuthorised, BrokenPipeError):
                     raise
-                except GpufaasError as exc:
+                except (GpufaasError, OSError) as exc:  # a file may go at any time
                     first, *rest = self.stack.said(str(exc)).splitlines() or [type(exc).__name__]
                     if sys.stderr.isatty():  # elsewhere these lines were shown as they came
                         for line in rest:
                             output.note(line)
                     output.note(f"gpufaas: {function.name}: {first}")
                     result["error"] = first
-        drop_unused_parts(self.stack.folder / "build")
         if self.as_json:
             output.show_json(results)
         if failed := [result["name"] for result in results if "error" in result]:
@@ -207,6 +207,21 @@ class _Pipeline:
             output.show(text)
 
     # --- building ---
+
+    @contextmanager
+    def _alone(self, functions: Sequence[StackFunction]) -> Iterator[None]:
+        """Keep other commands from building here, and from deploying the same, until this one is done."""
+        root = self.stack.folder / "build"
+        if self.building.lists or not any(each.is_built for each in functions):
+            yield
+            return
+        with ExitStack() as held:
+            with suppress(OSError):  # the build says why
+                root.mkdir(parents=True, exist_ok=True)
+                told = f"gpufaas: another command builds in {root}: waiting for its end"
+                held.enter_context(in_turn(root, lambda: output.note(told)))
+            yield
+            drop_unused_parts(root)
 
     @contextmanager
     def _making(
@@ -269,7 +284,7 @@ class _Pipeline:
             self._say(f"{request.name}: {len(found.files)} files, {format_bytes(result['bytes'])}.")
             for name, size in found.files.items():
                 self._say(f"{format_bytes(size):>10}  {name}")
-        if told := found.told():
+        if (told := found.told()) and not self.stack.made_of:  # of one file nothing else is packed
             self._say(f"Left out: {told}.")
         if warning := found.warning():
             output.note(f"gpufaas: {request.name}: {warning}")

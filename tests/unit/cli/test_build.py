@@ -404,6 +404,21 @@ def test_a_build_folder_that_cannot_be_written_is_an_error_of_its_own(project: P
         project.build()
 
 
+def test_a_file_that_goes_while_it_is_built_is_an_error_of_that_function(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpufaas_cli.bundles.hash_file", lambda path: (path.unlink(), path.read_bytes()))
+
+    with pytest.raises(StorageFailed, match=r"cannot build in .*handler.py: No such file"):
+        project.build()
+
+
+def test_weights_whose_name_no_manifest_can_have_are_refused(project: Project) -> None:
+    project.write("fn/w\udcff.safetensors", b"weights")
+
+    project.refuse(r"'function/w.udcff.safetensors' of fn is not UTF-8: rename the file")
+
+
 # Pickled weights.
 
 

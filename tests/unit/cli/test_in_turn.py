@@ -1,0 +1,54 @@
+"""Two commands in one folder, and files that go while a command looks at them."""
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.unit.cli.conftest import Run
+
+from gpufaas_cli import pipeline
+from gpufaas_cli.contents import Contents
+from gpufaas_cli.files import in_turn
+
+BUILD = [sys.executable, "-m", "gpufaas_cli", "build", "--offline"]
+
+
+@pytest.fixture
+def built(here: Path, run: Run) -> Path:
+    """The folder for what is built of the two functions here."""
+    for name in ("hello", "other"):
+        run("new", name, "--lang", "python3-http")
+    (here / "build").mkdir()
+    return here / "build"
+
+
+def test_a_command_waits_until_another_one_has_built_in_the_same_folder_and_says_so(built: Path, run: Run) -> None:
+    with ExitStack() as first:
+        first.enter_context(in_turn(built))
+        with subprocess.Popen(BUILD, stderr=subprocess.PIPE, text=True) as second:
+            assert second.stderr is not None
+            assert second.stderr.readline() == "gpufaas: another command builds in build: waiting for its end\n"
+            assert run("build", "--list").exit_code == 0, "which builds nothing"
+            assert list(built.iterdir()) == []
+            first.close()
+            second.communicate()
+
+    assert second.returncode == 0
+    assert {each.name for each in built.iterdir()} == {"hello", "other"}
+
+
+def test_a_file_that_goes_fails_its_function_and_not_the_others(
+    built: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(handler: Path, *_: object, **__: object) -> Contents:
+        return Contents(data=(handler / "gone").stat().st_size) if handler.name == "hello" else Contents()
+
+    monkeypatch.setattr(pipeline, "contents", gone)
+    result = run("build", "--offline")
+
+    assert result.exit_code == 1
+    assert "gpufaas: hello: [Errno 2] No such file or directory: 'hello/gone'\n" in result.stderr
+    assert "1 of 2 functions not built: hello" in result.stderr
+    assert (built / "other/bundle.tar").exists()
