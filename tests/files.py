@@ -83,13 +83,13 @@ def put(store: ArtifactStore, content: bytes) -> str:
 def hashed_files(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Return a list that gets the files that stores read from now on, to hash them."""
     read: list[Path] = []
-    hash_file = artifacts._hash_file
+    hash_file = artifacts.hash_file
 
     def hashing(path: Path) -> str:
         read.append(path)
         return hash_file(path)
 
-    monkeypatch.setattr(artifacts, "_hash_file", hashing)
+    monkeypatch.setattr(artifacts, "hash_file", hashing)
     return read
 
 

@@ -30,6 +30,7 @@ from typing import IO, Final
 import msgspec
 
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed, UnknownArtifact
+from gpufaas_core.files import hash_file
 from gpufaas_core.units import Bytes, MiB
 
 PIECE: Final[Bytes] = 4 * MiB
@@ -161,7 +162,7 @@ class ArtifactStore:
         if seen == self._recorded(target):
             return target
         with storage_errors(target):
-            found = _hash_file(target)
+            found = hash_file(target)
             if found == digest:
                 self._record(target, seen)
                 return target
@@ -338,11 +339,6 @@ def _seen(stat: os.stat_result) -> _Seen:
 
 def _sidecar(target: Path) -> Path:
     return target.with_name(target.name + ".json")
-
-
-def _hash_file(path: Path) -> str:
-    with open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_directory(path: Path) -> None:

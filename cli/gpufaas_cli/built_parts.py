@@ -20,9 +20,9 @@ from typing import Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from gpufaas_cli.packing import Output, hash_file, pack
+from gpufaas_cli.packing import Output, pack
 from gpufaas_core.bundle import SITE_DIR, Part
-from gpufaas_core.files import identity, remove_tree
+from gpufaas_core.files import hash_file, identity, remove_tree
 
 _TREE: Final = "tree"
 _TAR: Final = "part.tar"

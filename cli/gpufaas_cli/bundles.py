@@ -34,7 +34,7 @@ from gpufaas_cli.build_target import BuildTarget, this_python
 from gpufaas_cli.built_parts import BuiltPart, BuiltParts, Made, key_of
 from gpufaas_cli.handler_check import check_handler
 from gpufaas_cli.locks import LOCK, Lock, shown
-from gpufaas_cli.packing import Output, hash_file, pack
+from gpufaas_cli.packing import Output, pack
 from gpufaas_cli.requirement_files import Requirements, read_requirements
 from gpufaas_cli.requirements import RESERVED, find_lock, install_missing, settle
 from gpufaas_cli.script_inputs import SCRIPT, inputs_of_script
@@ -44,7 +44,7 @@ from gpufaas_cli.subprocess_lines import run_shown
 from gpufaas_cli.weights import is_pickled, is_weights, loads_as_tensors
 from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, WeightsFile
 from gpufaas_core.errors import InvalidSpec, StorageFailed
-from gpufaas_core.files import FileIdentity, identity
+from gpufaas_core.files import FileIdentity, hash_file, identity
 from gpufaas_core.units import MiB, Seconds
 from gpufaas_templates import Template, find_template
 

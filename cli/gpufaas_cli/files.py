@@ -3,39 +3,32 @@
 import contextlib
 import fcntl
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gpufaas_core import files
 from gpufaas_core.errors import GpufaasError
 
 
 @contextlib.contextmanager
-def alone(file: Path) -> Iterator[None]:
-    """Make the folder of *file*, and keep other commands from changing what is in it, from reading to replacing it."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with in_turn(file.parent):
-        yield
-
-
-@contextlib.contextmanager
-def in_turn(folder: Path, waits: Callable[[], object] = lambda: None) -> Iterator[None]:
+def alone(file: Path, waits: Callable[[], object] = lambda: None) -> Iterator[None]:
     """
-    Keep other commands that ask for it out of *folder*, which is there.
+    Make the folder of *file*, and keep other commands from changing what is in it, from reading to replacing it.
 
     :param waits: called before another command keeps this one waiting
     """
-    opened = os.open(folder, os.O_RDONLY)
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = os.open(file.parent, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # NFS locks no folders
             try:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 waits()
-                fcntl.flock(opened, fcntl.LOCK_EX)
+                fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(opened)
+        os.close(folder)
 
 
 def replace_file(file: Path, text: str, mode: int = 0o600) -> None:
@@ -44,14 +37,7 @@ def replace_file(file: Path, text: str, mode: int = 0o600) -> None:
 
     :raises GpufaasError: it cannot be written
     """
-    aside, file = None, file.resolve()
     try:
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, newline="", encoding="utf-8", delete=False) as made:
-            aside = Path(made.name)
-            made.write(text)
-        aside.chmod(mode)
-        os.replace(aside, file)
+        files.replace_file(file.resolve(), text.encode(), mode)
     except OSError as exc:
-        if aside is not None:
-            aside.unlink(missing_ok=True)
-        raise GpufaasError(f"{file} cannot be written: {exc.strerror}") from exc
+        raise GpufaasError(f"{file.resolve()} cannot be written: {exc.strerror}") from exc

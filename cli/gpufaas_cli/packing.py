@@ -1,7 +1,6 @@
 """Tars of a function's files that are the same wherever, whenever and by whomever they are packed."""
 
 import contextlib
-import hashlib
 import os
 import tarfile
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpufaas_core.files import FileIdentity, identity
+from gpufaas_core.files import FileIdentity, hash_file, identity
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -25,11 +24,6 @@ class Output(msgspec.Struct, frozen=True):
         with contextlib.suppress(OSError):
             return identity(os.stat(os.path.normpath(folder / self.path))) == self.identity
         return False
-
-
-def hash_file(path: Path) -> str:
-    with open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def pack(target: Path, files: Mapping[str, Path]) -> str:

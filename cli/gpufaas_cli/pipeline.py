@@ -24,10 +24,11 @@ from gpufaas_cli import images, output
 from gpufaas_cli.build_target import BuildTargets
 from gpufaas_cli.bundles import BuildRequest, Built, build, drop_unused_parts
 from gpufaas_cli.contents import contents
-from gpufaas_cli.files import in_turn
+from gpufaas_cli.files import alone
 from gpufaas_cli.following import follow
 from gpufaas_cli.images import Building
 from gpufaas_cli.stack import Stack, StackFunction
+from gpufaas_cli.subprocess_lines import end_as_by_ctrl_c
 from gpufaas_cli.templating import template_of
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.units import format_bytes
@@ -160,6 +161,7 @@ def run(
     :param quiet: print nothing but errors
     :raises GatewayUnreachable, NotAuthorised: at once
     """
+    end_as_by_ctrl_c()
     needed = steps.deploy or (steps.push and not building.shrinkwrap and makes_bundles(stack, functions))
     if needed:
         client.info()  # a build may take minutes: say first that the gateway is not there
@@ -219,7 +221,7 @@ class _Pipeline:
             with suppress(OSError):  # the build says why
                 root.mkdir(parents=True, exist_ok=True)
                 told = f"gpufaas: another command builds in {root}: waiting for its end"
-                held.enter_context(in_turn(root, lambda: output.note(told)))
+                held.enter_context(alone(root / "NAME", lambda: output.note(told)))
             yield
             drop_unused_parts(root)
 

@@ -30,11 +30,11 @@ _KNOWN_GLIBC: Final = (17, 28, *range(31, 41))
 
 
 class UvFailed(InvalidSpec):
-    """The message is uv's reason, in one line."""
+    """uv found out nothing, as where an index does not answer. The message is its reason, in one line."""
 
 
 class Unresolved(UvFailed):
-    """It found no way: it may with fewer constraints."""
+    """There is no way; with fewer constraints there may be one."""
 
 
 def resolve(
@@ -117,10 +117,7 @@ def _write_stubs(provided: Mapping[str, Distribution], environment: Environment,
 
 
 def _uv(folder: Path, environment: Environment, command: str, *arguments: str) -> None:
-    """
-    :raises Unresolved: there is no way; with its words, but for all lines between the second and the last
-    :raises UvFailed: it found out nothing, as where an index does not answer; with its words, too
-    """
+    """:raises UvFailed, Unresolved: with its words, but for all lines between the second and the last"""
     options = ["--quiet", "--no-progress", "--color", "never", "--python", sys.executable]
     if environment.build_target != measure().build_target:
         found = [_GLIBC.fullmatch(each) for each in environment.platforms]

@@ -1,6 +1,8 @@
 """Programs whose output is shown while they run."""
 
 import collections
+import os
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +11,13 @@ from typing import Final
 from gpufaas_core.errors import InvalidSpec
 
 _TAIL_LINES: Final = 20
+
+
+def end_as_by_ctrl_c() -> None:
+    """Let SIGTERM and SIGHUP end this process as Ctrl-C does: with what it has begun. After nohup, SIGHUP does not."""
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, signal.default_int_handler)
 
 
 def run_shown(
@@ -24,7 +33,7 @@ def run_shown(
     tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
     with subprocess.Popen(
         command, cwd=folder, env=env, text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.STDOUT, start_new_session=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
         try:
@@ -32,7 +41,7 @@ def run_shown(
                 tail.append(line.rstrip())
                 progress(tail[-1])
         except BaseException:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
             raise
     if process.returncode:
         last = next((line for line in reversed(tail) if line), "it printed nothing")

@@ -1,6 +1,7 @@
 """Files of this machine: whether one is as it was, replacing one, and removing folders that cannot be written."""
 
 import contextlib
+import hashlib
 import os
 import secrets
 from pathlib import Path
@@ -19,6 +20,12 @@ def identity(status: os.stat_result) -> FileIdentity:
     Nobody can set ctime. It changes with links and modes, too: who finds another identity looks at the bytes.
     """
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def hash_file(path: Path) -> str:
+    """Return the sha256 of *path*. :raises OSError: it cannot be read"""
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def replace_file(path: Path, value: bytes, mode: int = 0o600, uid: int = 0) -> None:

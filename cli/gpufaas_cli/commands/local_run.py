@@ -27,6 +27,7 @@ from gpufaas_cli import build_flags, declare, flags, output, pipeline
 from gpufaas_cli.docker_command import check_engine
 from gpufaas_cli.images import Building
 from gpufaas_cli.stack import Stack, StackFunction
+from gpufaas_cli.subprocess_lines import end_as_by_ctrl_c
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.files import remove_tree
 from gpufaas_core.units import Seconds
@@ -125,7 +126,7 @@ def _platform(port: int, devices: tuple[str, ...]) -> Iterator[tuple[str, "subpr
     command = [sys.executable, "-P", "-m", "gpufaas_cli", "serve", "--port", str(port or _free_port()), "--data", data]
     command += [word for each in devices for word in ("--device", each)]
     # In a session of its own: Ctrl-C reaches this process only, which then stops the platform. So do other ends of it.
-    before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGTERM, signal.SIGHUP)}
+    end_as_by_ctrl_c()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield _ready(process), process
@@ -140,8 +141,6 @@ def _platform(port: int, devices: tuple[str, ...]) -> Iterator[tuple[str, "subpr
         if process.stdout is not None:
             process.stdout.close()
         remove_tree(Path(data))
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _ready(process: "subprocess.Popen[str]") -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import secrets
-import signal
 from pathlib import Path
 
 import click
@@ -41,8 +40,6 @@ def command(
     name = f"{one_file.name_of(file)[:50]}-{secrets.token_hex(4)}".lstrip("-")
     stack, functions = one_file.read(file, name)
     steps, url = pipeline.Steps(push=True, deploy=True), flags.gateway_url(gateway)
-    for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.default_int_handler)
     with flags.connect(url) as client:
         try:
             pipeline.run(stack, functions, steps, client, overrides=overrides, quiet=True)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.unit.cli.conftest import Run
+from tests.waiting import until
 
 from gpufaas_cli import pipeline
 from gpufaas_cli.contents import Contents
-from gpufaas_cli.files import in_turn
+from gpufaas_cli.files import alone
 
 BUILD = [sys.executable, "-m", "gpufaas_cli", "build", "--offline"]
 
@@ -26,7 +27,7 @@ def built(here: Path, run: Run) -> Path:
 
 def test_a_command_waits_until_another_one_has_built_in_the_same_folder_and_says_so(built: Path, run: Run) -> None:
     with ExitStack() as first:
-        first.enter_context(in_turn(built))
+        first.enter_context(alone(built / "hello"))
         with subprocess.Popen(BUILD, stderr=subprocess.PIPE, text=True) as second:
             assert second.stderr is not None
             assert second.stderr.readline() == "gpufaas: another command builds in build: waiting for its end\n"
@@ -52,3 +53,18 @@ def test_a_file_that_goes_fails_its_function_and_not_the_others(
     assert "gpufaas: hello: [Errno 2] No such file or directory: 'hello/gone'\n" in result.stderr
     assert "1 of 2 functions not built: hello" in result.stderr
     assert (built / "other/bundle.tar").exists()
+
+
+def test_a_build_that_is_terminated_ends_what_its_script_has_started_and_leaves_nothing(built: Path) -> None:
+    started = built / "started"
+    shell = f"echo $$ > {started}.new; mv {started}.new {started}; sleep 600"
+    (built.parent / "hello/build.py").write_text(f"import subprocess\nsubprocess.call({shell!r}, shell=True)\n")
+
+    with subprocess.Popen(BUILD, stderr=subprocess.PIPE) as process:
+        until(started.exists)
+        process.terminate()
+        process.communicate()
+
+    assert process.returncode == 130
+    until(lambda: not Path("/proc", started.read_text().strip()).exists())
+    assert list((built / ".parts").iterdir()) == []
