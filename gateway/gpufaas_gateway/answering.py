@@ -137,8 +137,8 @@ class AnswerStream:
             found = await self._exchange.chunk()
             if found is None:
                 self._ended = True
-                if not self.switched:
-                    call.run_s = self._exchange.end.run_s
+                if not self.switched and (end := self._exchange.end) is not None:
+                    call.run_s = end.run_s
                 call.stop_watching()
             elif not self._bodiless:
                 return found

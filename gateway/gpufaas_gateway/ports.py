@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.bundle import Manifest, WorkerSpec
@@ -13,7 +13,7 @@ from gpufaas_core.errors import GpufaasError
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile, Seconds
-from gpufaas_core.wire.heads import AnswerHead, CallHead
+from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
 from gpufaas_gateway.history import Revision
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
@@ -264,7 +264,9 @@ class CallExchange(Protocol):
         ...
 
     @property
-    def end(self) -> Any: ...
+    def end(self) -> EndHead | None:
+        """How its function ended; None: it has not."""
+        ...
 
     @property
     def unread(self) -> int: ...

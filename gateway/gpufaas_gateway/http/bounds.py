@@ -9,20 +9,23 @@ read it, for ever.
 import asyncio
 import logging
 from collections.abc import Sized
-from typing import Any, Final
+from typing import Final
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gpufaas_core.descriptors import callers_share
 from gpufaas_core.loopback import count_unsent, unpace
 from gpufaas_core.units import Bytes, MiB, Seconds
 from gpufaas_gateway.errors import RETRY_AFTER_REFUSED_S
+from gpufaas_gateway.http.cycle import Cycle
 from gpufaas_gateway.http.heads import in_ascii, why_not_taken, without_offer
 from gpufaas_gateway.http.lingering import linger
 
 log = logging.getLogger(__name__)
+
+AnyCycle = Cycle | RequestResponseCycle
 
 MAX_HEAD: Final[Bytes] = 1 * MiB
 """Request line and headers; OpenFaaS's gateway takes as much."""
@@ -68,6 +71,8 @@ class _BoundedFlow(FlowControl):
 class BoundedHttp(HttpToolsProtocol):
     """For `uvicorn.Config(http=...)`."""
 
+    cycle: AnyCycle | None  # type: ignore[assignment]  # that of a call is none of uvicorn's own
+    """The last request that has come."""
     _head_bytes = 0
     _in_head = False
     _head_timer: asyncio.TimerHandle | None = None
@@ -97,7 +102,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._reader is not None:
             self._reader.stop()
         super().connection_lost(exc)
-        cycle: Any = self.cycle
+        cycle = self.cycle
         if exc is None and (self._refused or (cycle is not None and cycle.response_complete and cycle.more_body)):
             linger(self.transport, REST_S)
 
@@ -113,7 +118,7 @@ class BoundedHttp(HttpToolsProtocol):
                 self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
 
     def _parse(self, data: bytes) -> None:
-        cycle: Any = self.cycle
+        cycle = self.cycle
         begins = bool(self.url) if self._in_head else cycle is None or not cycle.more_body
         while data:
             try:
@@ -204,7 +209,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._idle_since = self.loop.time()
         if self._idle_timer is None:
             self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_idle)
-        if self.cycle.more_body:
+        if self.cycle is not None and self.cycle.more_body:
             self._rest_timer = self.loop.call_later(REST_S, self.transport.close)
 
     def _look_idle(self) -> None:
@@ -246,11 +251,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._refused = True
         if not quiet:
             _log(self.client, status, reason)
-        cycle: Any = self.cycle
-        if self._answering() and not cycle.more_body:
-            cycle.keep_alive = False  # requests that came before are answered: this would be taken for their answer
+        answering = self._answering()
+        if answering is not None and not answering.more_body:
+            answering.keep_alive = False  # requests that came before are answered: this would be taken for their answer
             return
-        if not self._answering() or not (cycle.response_started or self.pipeline):
+        if answering is None or not (answering.response_started or self.pipeline):
             body = f"{reason}\n".encode()
             after = f"Retry-After: {RETRY_AFTER_REFUSED_S:.0f}\r\n" if status == 503 else ""
             self.transport.write(
@@ -265,9 +270,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._rest_timer.cancel()
             self._rest_timer = None
 
-    def _answering(self) -> bool:
-        cycle: Any = self.cycle
-        return cycle is not None and not cycle.response_complete
+    def _answering(self) -> AnyCycle | None:
+        """Return the last request that has come, if it is not answered."""
+        return None if self.cycle is None or self.cycle.response_complete else self.cycle
 
 
 def _log(client: tuple[str, int] | None, status: int, reason: str) -> None:

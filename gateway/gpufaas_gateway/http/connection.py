@@ -7,7 +7,8 @@ import httptools
 
 from gpufaas_gateway.call_headers import read_head
 from gpufaas_gateway.fronts.target import Target
-from gpufaas_gateway.http.bounds import BoundedHttp
+from gpufaas_gateway.http.bounds import AnyCycle, BoundedHttp
+from gpufaas_gateway.http.cycle import Cycle
 from gpufaas_gateway.http.exchange import HttpExchange, HttpFront
 from gpufaas_gateway.http.half_closed import HalfClosed
 from gpufaas_gateway.http.known_head import TRIES, KnownHead, known_head
@@ -26,7 +27,7 @@ class HttpConnection(BoundedHttp):
         self._admitted = True
         self._unbegun: HttpExchange | None = None
         """The call whose head has just come."""
-        self._answers: Any = None
+        self._answers: AnyCycle | None = None
         """The request that is answered now, or was answered last."""
         self._half: HalfClosed | None = None
         """The caller sends nothing more, but waits for the answers to what he has sent."""
@@ -39,17 +40,17 @@ class HttpConnection(BoundedHttp):
         super().connection_made(transport)
         self._admitted = self._front.admits(self.client[0] if self.client else "")
 
-    def eof_received(self) -> Any:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether the connection stays: all requests have come whole, and one is not answered yet."""
-        last: Any = self.cycle
-        if not self._answering() or last.more_body or self.transport.is_closing():
+        last, now = self._answering(), self._answers
+        if last is None or now is None or last.more_body or self.transport.is_closing():
             return False
         if self._half is None:
-            last.keep_alive, now = False, self._answers
-            half = HalfClosed(self.transport, started=now.response_started, chunked=now.chunked_encoding)
+            last.keep_alive = False
+            half = HalfClosed(self.transport, started=now.response_started, chunked=bool(now.chunked_encoding))
             self._half = self.transport = half  # type: ignore[assignment]
-            if type(now) is not HttpExchange:  # which asks the connection
-                now.transport = half
+            if not isinstance(now, Cycle):  # which asks the connection
+                now.transport = half  # type: ignore[assignment]
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -60,7 +61,7 @@ class HttpConnection(BoundedHttp):
             if type(each) is HttpExchange:
                 each.gone()
         # They refer to it: it would be left, with their bodies, until garbage is collected, which is rare.
-        self.cycle = self._answers = self._unbegun = None  # type: ignore[assignment]
+        self.cycle = self._answers = self._unbegun = None
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
@@ -86,7 +87,7 @@ class HttpConnection(BoundedHttp):
         headers, read = known.with_length(digits, self.client)
         call = HttpExchange(self, self._front, known.target, known.method, headers, read)
         call.body, call.more_body = body, False
-        self.cycle = call  # type: ignore[assignment]
+        self.cycle = call
         self._begin(call)
 
     def take_request(self, version: str, *, upgrades: bool) -> None:
@@ -95,7 +96,7 @@ class HttpConnection(BoundedHttp):
             super().take_request(version, upgrades=upgrades)
             return
         parser, before, method = self.parser, self._answering(), self.parser.get_method().decode()
-        self.cycle = call = HttpExchange(  # type: ignore[assignment]
+        self.cycle = call = HttpExchange(
             self, self._front, target, method, self.headers, read_head(self.headers, self.client),
             expects=self.expect_100_continue, keep_alive=version != "1.0" and parser.should_keep_alive(),
         )  # fmt: skip
@@ -106,27 +107,27 @@ class HttpConnection(BoundedHttp):
             self._unbegun = call
 
     def on_body(self, body: bytes) -> None:
-        call: Any = self.cycle
+        call = self.cycle
         if type(call) is not HttpExchange:
             super().on_body(body)
         elif not self.parser.should_upgrade():
             call.on_body(body)
 
     def on_message_complete(self) -> None:
-        call: Any = self.cycle
+        call = self.cycle
         if type(call) is not HttpExchange or self.parser.should_upgrade():
             super().on_message_complete()
             return
         self._stop_rest_timer()
         call.on_body_end()
 
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+    def _start_asgi_task(self, cycle: AnyCycle, app: Any) -> None:
         """The request is the next of the pipeline, or none of a function."""
         self._answers = cycle
         if type(cycle) is HttpExchange:
             # In a turn of its own: a thousand that are answered at once would be a thousand calls deep.
             self.loop.call_soon(self._begin, cycle)
-        else:
+        elif not isinstance(cycle, Cycle):
             super()._start_asgi_task(cycle, app)
 
     def _begin(self, call: HttpExchange) -> None:

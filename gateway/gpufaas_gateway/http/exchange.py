@@ -231,7 +231,8 @@ class HttpExchange(Cycle):
 
     async def _pass_on(self, answer: Answer, stream: AnswerStream) -> None:
         """Send an answer piece by piece, each in one write."""
-        await self._drained()
+        if self._connection.flow.write_paused:
+            await self._drained()
         head = self._head(answer)
         if not self.disconnected:
             self.response_started = True
