@@ -85,8 +85,11 @@ class Handovers:
         :raises StorageFailed: it could not be stored; nothing has changed
         :raises Overtaken: another gateway has changed the function; nothing has changed here
         """
-        gone = None if old is None else old.record.handover.pending
         status = self.scheduler.status()
+        if old is not None and old.trial is not None and (failing := status.failing.get(old.function_id)) is not None:
+            await self._end_trial(old, failing.reason)
+            old = self.catalogue.get(old.full_name)
+        gone = None if old is None else old.record.handover.pending
         if old is None or old.unavailable is not None or old.function_id in status.failing:
             await self._serve(new, old, Handover(), noted)
         elif old.trial is not None or not (status.age_s or old.function_id in copies_of(status)):

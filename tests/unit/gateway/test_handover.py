@@ -298,6 +298,24 @@ async def test_another_update_of_one_on_trial_keeps_the_last_revision_that_was_l
     assert before.function_id == old
 
 
+async def test_another_update_of_one_on_trial_that_has_just_failed_keeps_the_one_before_too(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had nothing to go back to: if it did not load either, calls failed."""
+    monkeypatch.setattr(handover, "LOOK_S", 3600.0)
+    old = await gateway.deployed()
+    first = await update(gateway)
+    has(gateway, loading=first, failing=failing(first))
+
+    second = await update(gateway)
+
+    assert serves(gateway, second)()
+    before = gateway.found().record.handover.before
+    assert before is not None
+    assert before.function_id == old
+    assert history(gateway)[revision(first)] == ("failed", "no such weights")
+
+
 async def test_a_removal_ends_the_pending_one_too(gateway: Gateway) -> None:
     old = await resident(gateway)
     new = await update(gateway)
