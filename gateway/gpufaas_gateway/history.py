@@ -49,13 +49,14 @@ def noting(kept: Sequence[Revision], record: FunctionRecord, noted: Sequence[Rev
     """
     Return the history *kept*, newest first, as it is with *record*, and with those of *noted* that it lacks as newest.
 
-    Of more than `KEPT`, the oldest that has never served goes, else the oldest.
+    Of more than `KEPT`, the oldest that has never served goes, else the oldest; never the one before one on trial.
     """
+    before = record.handover.before
     there = {each.revision for each in kept}
     oldest_first = [*reversed(kept), *(each for each in noted if each.revision not in there)]
     while len(oldest_first) > KEPT:
-        unserved = (each for each in oldest_first[:-1] if each.status in ("pending", "failed"))
-        oldest_first.remove(next(unserved, oldest_first[0]))
+        may_go = [each for each in oldest_first[:-1] if before is None or each.revision != before.revision]
+        oldest_first.remove(next((each for each in may_go if each.status in ("pending", "failed")), may_go[0]))
     pending, failed = record.handover.pending, record.handover.failed
     history = []
     for each in reversed(oldest_first):

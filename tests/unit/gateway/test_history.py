@@ -67,6 +67,20 @@ async def test_a_rollback_deploys_the_one_before_anew_and_a_second_one_goes_fort
     assert (await rolled_back(gateway)).json()["to"] == second
 
 
+async def test_the_revision_that_takes_the_calls_again_stays_in_the_history_and_so_do_its_files(
+    gateway: Gateway,
+) -> None:
+    """After ten updates of an idle function, which are all on trial, it was forgotten, and its files were collected."""
+    await gateway.deployed(envVars={"n": "0"})
+    first = gateway.found().record.revision
+
+    last = [await updated(gateway, n=str(each)) for each in range(1, KEPT + 2)][-1]
+
+    assert gateway.found().record.handover.before is not None
+    kept = [each["revision"] for each in await history(gateway)]
+    assert (kept[0], kept[-1], len(kept)) == (last, first, KEPT)
+
+
 async def test_a_rollback_goes_to_the_revision_that_it_names(gateway: Gateway) -> None:
     await gateway.deployed(envVars={"n": "1"})
     first = gateway.found().record.revision
