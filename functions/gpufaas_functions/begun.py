@@ -44,7 +44,7 @@ class Counts(NamedTuple):
     """The number of the call or batch that it must not begin, as `taken` writes it; 0: none."""
 
     def begin(self, slot: int, number: int) -> bool:
-        """Count *number* as begun, at the worker. Return whether the worker runs it: False if the node has taken it back."""
+        """Count *number* as begun, at the worker. Return whether it runs: False if the node has taken it back."""
         self.begun[slot] = number
         mark = self.taken[slot]
         return not mark or not is_taken(number, mark)

@@ -130,7 +130,7 @@ class Reply:
         self._out.send(encode_frame(Kind.END, end, lane=self._lane))
 
     def room(self, room: Bytes) -> None:
-        """So much more of the body of the call may come."""
+        """Let the node send so much more of the body of the call."""
         self._out.send(encode_frame(Kind.ROOM, RoomHead(room), lane=self._lane))
 
     def drop(self, number: int) -> None:
