@@ -138,28 +138,27 @@ class SlotAnswers:
     def _on_answers(self, header: bytes, bodies: bytes) -> None:
         """Small answers of a batch have come."""
         batch = self._turns.now.batch
-        found: list[tuple[Exchange, AnswerHead, bytes]] = []
+        found: list[tuple[Exchange, AnswerHead, bytes, GpufaasError | None]] = []
         at = 0
         for place, size, head in decoded(_decode_answers, header).answers:
             check_figures(head.run_s, head.peak)
             exchange = batch.pop(place, None)
             if exchange is None or not 0 <= size <= len(bodies) - at:
                 raise BrokenFrame(f"an answer of {size} bytes for call {place} of its batch")
-            found.append((exchange, head, bodies[at : at + size]))
+            found.append((exchange, head, body := bodies[at : at + size], self._why_none(head, body)))
             at += size
         if at < len(bodies):
             raise BrokenFrame("bytes of no answer")
         self._wire.ended += len(found)
-        self._slot.let_go([each for each, _, _ in found])
+        self._slot.let_go([each for each, *_ in found])
         if self._turns.end() and self._turns.busy:
             self._begin_next()
-        errors = [self._why_none(head, body) for _, head, body in found]
         # The engine first, as it may have the next batch for this slot. Then the callers.
-        for place, (exchange, head, _) in enumerate(found, 1):
-            ok = not head.failed and errors[place - 1] is None
+        for place, (exchange, head, _, error) in enumerate(found, 1):
+            ok = not head.failed and error is None
             free = place == len(found) and not self._turns.busy
             self._owner.on_done(self._slot, exchange, head.run_s, head.peak, head.out_of_memory, ok, free)
-        for (exchange, head, body), error in zip(found, errors, strict=True):
+        for exchange, head, body, error in found:
             if error is not None:
                 exchange.fail(error)
             else:

@@ -134,6 +134,11 @@ async def test_a_slot_is_free_with_the_last_answer_of_its_batch() -> None:
     assert waits.slot is rig.connection.slots[0]
     assert rig.said() == [("Finished", "1a"), ("Finished", "1b")]
 
+    rig.say(Kind.ANSWER, OK)
+    rig.batch(3)
+    rig.answer(1, 0)
+    assert rig.calls.free == rig.connection.slots, "once"
+
 
 async def test_a_call_ahead_begins_when_what_ran_before_it_is_answered() -> None:
     rig = Rig()
