@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import time
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from gpufaas_core.errors import BadAnswer
 from gpufaas_core.loopback import count_unread, unpace
@@ -19,10 +19,12 @@ from gpufaas_core.plausible import why_no_answer
 from gpufaas_core.wire.bodies import FILE, STREAM, UPGRADE
 from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
 from gpufaas_functions.body_file import BodyFile
-from gpufaas_gpu_manager.exchange import CallOwner, Exchange, Slot
+from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.http_messages import SWITCHED, AnswerParser, BadHttp, chunk, declared_length, request_head
+from gpufaas_gpu_manager.last_calls import lose
 from gpufaas_gpu_manager.node_call import HOLD, SEND
 from gpufaas_gpu_manager.proc import is_exiting
+from gpufaas_gpu_manager.worker import Worker
 
 SHORT: Final = 16 * 1024
 """An answer of this length at most is passed on whole if it comes whole; a request's body is sent with its head."""
@@ -57,25 +59,11 @@ async def connected(path: str) -> socket.socket:
     return made
 
 
-class HttpOwner(Protocol):
-    """The worker of a slot."""
-
-    pid: int | None
-
-    @property
-    def calls(self) -> CallOwner: ...
-
-    def on_slot_lost(self) -> None: ...
-
-    def on_call_lost(self, slot: Slot, exchange: Exchange, reason: str) -> None:
-        """No answer will come for *exchange*, whose slot is not free until `on_done` says so."""
-
-
 class HttpSlot:
     """`Slot`: at most one call at a time to ``host:port``. Connects when it has to."""
 
-    def __init__(self, owner: HttpOwner, host: str, port: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._owner = owner
+    def __init__(self, worker: Worker, host: str, port: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._worker = worker
         self._host = host
         self._port = port
         self.loop = loop
@@ -173,7 +161,7 @@ class HttpSlot:
             self._task = None
             if connection.lost:
                 self._broke("it closed the connection at once")
-            elif self._host == HERE and (pid := self._owner.pid) is not None and is_exiting(pid):
+            elif self._host == HERE and (pid := self._worker.pid) is not None and is_exiting(pid):
                 connection.close()
                 self._broke("it was about to end")
             else:
@@ -274,18 +262,18 @@ class HttpSlot:
             self._task = self.loop.create_task(self._connect(self._head, self._body))
         else:
             self._broke(reason)
-        self._owner.on_slot_lost()
+        self._worker.on_slot_lost()
 
     def _broke(self, reason: str) -> None:
         self._connected.set()
         if self._exchange is not None:
-            self._owner.on_call_lost(self, self._exchange, reason)
+            lose(self._worker.calls, self, self._exchange, reason)
 
     def _over(self, exchange: Exchange, *, ok: bool) -> Seconds:
         run_s = time.monotonic() - self._begun_at
         self._exchange = self._head = None
         self._body = b""
-        self._owner.calls.on_done(self, exchange, run_s, 0, False, ok)
+        self._worker.calls.on_done(self, exchange, run_s, 0, False, ok)
         return run_s
 
     def close(self) -> None:

@@ -17,14 +17,13 @@ from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, Seconds, copy_id
-from gpufaas_core.wire.heads import WARM, FailedHead, Imported, ReadyHead
+from gpufaas_core.wire.heads import WARM, FailedHead, Imported, ParkedHead, ReadyHead, WokenHead
 from gpufaas_gpu_manager.calls_ports import CallsHost, DevicePort
 from gpufaas_gpu_manager.disk_watch import watch_disk
 from gpufaas_gpu_manager.enforcement import WorkerLimits
-from gpufaas_gpu_manager.exchange import Exchange, Slot
 from gpufaas_gpu_manager.isolation.binds import advice
 from gpufaas_gpu_manager.isolation.walls import Own
-from gpufaas_gpu_manager.last_calls import conclude, lose
+from gpufaas_gpu_manager.last_calls import conclude
 from gpufaas_gpu_manager.load_watch import watch_load
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink, Output
@@ -32,7 +31,6 @@ from gpufaas_gpu_manager.proc import parent_of, state_of
 from gpufaas_gpu_manager.running import Running
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import WorkerCalls
-from gpufaas_gpu_manager.worker_connection import ParkingHeard
 from gpufaas_gpu_manager.worker_end import Cause, end_of
 from gpufaas_gpu_manager.worker_fetch import WorkerFetch
 from gpufaas_gpu_manager.worker_state import PARKED_STATES, WorkerEvent, WorkerState, advance
@@ -73,7 +71,7 @@ class WorkerDevicePort(DevicePort, Protocol):
     def successions(self) -> SuccessionsPort: ...
 
 
-class ParkingPort(ParkingHeard, Protocol):
+class ParkingPort(Protocol):
     """How a worker leaves its device without ending (parking.py)."""
 
     wakes: bool
@@ -83,7 +81,11 @@ class ParkingPort(ParkingHeard, Protocol):
 
     def park(self) -> None: ...
 
+    def on_parked(self, head: ParkedHead, /) -> None: ...
+
     def wake(self) -> None: ...
+
+    def on_woken(self, head: WokenHead, /) -> None: ...
 
     def close(self) -> None: ...
 
@@ -360,9 +362,6 @@ class Worker:
 
     def call_over(self) -> None:
         self.device.call_over(self)
-
-    def on_call_lost(self, slot: Slot, exchange: Exchange, reason: str) -> None:
-        lose(self.calls, slot, exchange, reason)
 
     # --- ending ---
 

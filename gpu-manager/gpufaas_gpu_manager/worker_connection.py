@@ -7,7 +7,7 @@ limited by ROOM.
 
 import asyncio
 import socket
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -20,7 +20,8 @@ from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import KIND, LANE, MAX_SAID, BrokenFrame, FrameReader, encode_frame
 from gpufaas_functions.begun import Counts
 from gpufaas_gpu_manager.areas import Areas
-from gpufaas_gpu_manager.slot_answers import SlotAnswers, SlotOwner, check_figures, decoded
+from gpufaas_gpu_manager.slot_answers import SlotAnswers, check_figures, decoded
+from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_slot import WorkerSlot
 from gpufaas_gpu_manager.worker_wire import WorkerWire
 
@@ -34,44 +35,11 @@ _decode_woken: Final = msgspec.msgpack.Decoder(WokenHead).decode
 _decode_failed: Final = msgspec.msgpack.Decoder(FailedHead).decode
 
 
-class ParkingHeard(Protocol):
-    """What a worker says of its parking (parking.py)."""
-
-    def on_parked(self, head: ParkedHead, /) -> None: ...
-
-    def on_woken(self, head: WokenHead, /) -> None: ...
-
-
-class ConnectedWorker(Protocol):
-    """The worker of a connection, as that tells it what comes."""
-
-    loop: asyncio.AbstractEventLoop
-
-    @property
-    def calls(self) -> SlotOwner: ...
-
-    @property
-    def parking(self) -> ParkingHeard: ...
-
-    def on_ready(self, head: ReadyHead, /) -> None: ...
-
-    def on_failed(self, head: FailedHead, /) -> None: ...
-
-    def on_measured(self, peak: Bytes, held: Bytes, /) -> None: ...
-
-    def kill(self, reason: str, /) -> None: ...
-
-    def on_slot_lost(self) -> None: ...
-
-    def on_slot_closed(self) -> None:
-        """It has closed the connection; as `on_slot_lost` before."""
-
-
 class WorkerConnection(asyncio.Protocol):
     """See module. `slots` carry calls."""
 
     def __init__(
-        self, worker: ConnectedWorker, counts: Counts, areas: Areas | None = None, files: socket.socket | None = None
+        self, worker: Worker, counts: Counts, areas: Areas | None = None, files: socket.socket | None = None
     ) -> None:
         """
         :param counts: of what the worker has begun on each of its slots (`functions/begun.py`)

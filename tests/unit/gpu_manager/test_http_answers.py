@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.unit.gpu_manager.world import exchange_of
@@ -38,6 +38,12 @@ class Owner:
         self.lost.set_result(reason)
 
 
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner is told at once that a call is lost."""
+    monkeypatch.setattr(http_slots, "lose", lambda owner, *lost: owner.on_call_lost(*lost))
+
+
 async def answered(
     said: bytes, *, again: bytes = b"", pid: int | None = None, host: str = HERE
 ) -> tuple[Owner, Exchange]:
@@ -59,7 +65,7 @@ async def answered(
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     loop = asyncio.get_running_loop()
     owner = Owner(pid)
-    slot = HttpSlot(owner, host, server.sockets[0].getsockname()[1], loop)
+    slot = HttpSlot(cast(Any, owner), host, server.sockets[0].getsockname()[1], loop)
     exchange = exchange_of("c", owner)
     exchange.arrive(CallHead("c", "GET", "/", b"", []), b"")
     exchange.bind(slot, 0.0, False)
@@ -104,7 +110,7 @@ async def test_a_connection_that_was_idle_for_too_long_is_not_used_again(
     monkeypatch.setattr(http_slots, "_IDLE_S", idle_s)
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     owner = Owner()
-    slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], asyncio.get_running_loop())
+    slot = HttpSlot(cast(Any, owner), "127.0.0.1", server.sockets[0].getsockname()[1], asyncio.get_running_loop())
     for call in ("first", "second"):
         exchange = exchange_of(call, owner)
         exchange.arrive(CallHead(call, "POST", "/", b"", []), b"")
