@@ -54,7 +54,7 @@ class CallWorker(Protocol):
 
 
 class CallOwner(Protocol):
-    """The calls of one worker (`WorkerCalls`), as their exchanges, slots and grants use them."""
+    """The calls of one worker (`WorkerCalls`), as their exchanges and grants use them."""
 
     exchanges: "dict[CallId, Exchange]"
     """The calls that have a grant on the worker and are not over."""
@@ -75,12 +75,6 @@ class CallOwner(Protocol):
     def leave(self, exchange: "Exchange") -> None: ...
 
     def refuse(self, exchange: "Exchange", reason: str, *, blameless: bool = False) -> None: ...
-
-    def on_done(
-        self, slot: Slot, exchange: "Exchange", run_s: Seconds, peak: Bytes, out_of_memory: bool, ok: bool,
-        free: bool = True,
-    ) -> None:  # fmt: skip
-        """A call has ended. :param free: *slot* has no other one"""
 
 
 class Exchange(AnswerBuffer, NodeCall):

@@ -1,7 +1,7 @@
 """What a worker says of the calls of one slot. Which frame may come when is a table, `wire.order`."""
 
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -12,8 +12,9 @@ from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.order import FROM_WORKER
 from gpufaas_core.wire.prefix import BrokenFrame
 from gpufaas_functions.areas import MIN
-from gpufaas_gpu_manager.exchange import CallOwner, Exchange
+from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.node_call import ABANDON
+from gpufaas_gpu_manager.worker_calls import WorkerCalls
 from gpufaas_gpu_manager.worker_slot import WorkerSlot
 
 HeadT = TypeVar("HeadT")
@@ -25,26 +26,10 @@ _decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
 _decode_dropped: Final = msgspec.msgpack.Decoder(DroppedHead).decode
 
 
-class SlotOwner(CallOwner, Protocol):
-    """The calls of the worker, as `SlotAnswers` tells them what came."""
-
-    caller_first: bool
-    """Its calls hold no device that others wait for: the caller gets an answer before the engine learns of it."""
-
-    def on_follows(self, exchanges: list[Exchange]) -> None:
-        """What went ahead begins now."""
-
-    def on_dropped(self, slot: WorkerSlot, dropped: list[Exchange]) -> None:
-        """The worker has dropped *dropped*, which was being taken back, and came next."""
-
-    def ran_out(self, said: bytes) -> GpufaasError:
-        """Return the error of a call that hit the memory limit. :param said: the text of its exception"""
-
-
 class SlotAnswers:
     """See module. Each answer goes to the owner of its call, and to its exchange."""
 
-    def __init__(self, slot: WorkerSlot, owner: SlotOwner) -> None:
+    def __init__(self, slot: WorkerSlot, owner: WorkerCalls) -> None:
         self._slot = slot
         self._turns = slot.turns
         self._wire = slot.wire
@@ -171,7 +156,7 @@ class SlotAnswers:
             self._slot.let_go(dropped)
             if self._turns.busy:
                 self._begin_next()
-            self._owner.on_dropped(self._slot, dropped)
+            self._owner.back.dropped(self._slot, dropped)
 
     @property
     def _call(self) -> Exchange:
@@ -204,7 +189,7 @@ class SlotAnswers:
         """Return what the caller gets in place of this answer; None: the answer."""
         if wrong := why_no_answer(head.status, head.headers):
             return _no_answer(wrong)
-        return self._owner.ran_out(bytes(body)) if head.out_of_memory else None
+        return self._owner.memory.ran_out(bytes(body)) if head.out_of_memory else None
 
 
 _ON: Final[dict[int, Callable[[SlotAnswers, bytes, bytes], None]]] = {

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final, cast
 
-from gpufaas_core.errors import GpufaasError, GrantRefused
+from gpufaas_core.errors import GrantRefused
 from gpufaas_core.messages import Finished, NodeRefused
 from gpufaas_core.model import Bytes, CallId, Seconds
 from gpufaas_core.steps import Step
@@ -35,6 +35,7 @@ class WorkerCalls:
     def __init__(self, worker: CallsWorker, host: CallsHost) -> None:
         self.worker = worker
         self.caller_first = not worker.spec.need.compute
+        """Its calls hold no device that others wait for: the caller gets an answer before the engine learns of it."""
         self.exchanges: dict[CallId, Exchange] = {}
         """The calls that have a grant on the worker and are not over."""
         self.free: list[Slot] = []
@@ -147,6 +148,7 @@ class WorkerCalls:
         self, slot: Slot, exchange: Exchange, run_s: Seconds, peak: Bytes, out_of_memory: bool, ok: bool,
         free: bool = True,
     ) -> None:  # fmt: skip
+        """A call has ended. :param free: *slot* has no other one"""
         worker, memory, grant = self.worker, self.memory, exchange.grant
         self.watch.answered = True
         if free:
@@ -168,17 +170,12 @@ class WorkerCalls:
             self._begin(self.free.pop(), self.waiting.line.popleft(), time.monotonic(), BIND)
 
     def on_follows(self, exchanges: list[Exchange]) -> None:
+        """What went ahead begins now."""
         now = time.monotonic()
         for each in exchanges:
             each.follow(now)
         if not self.watch.looks:
             self.watch.begin()
-
-    def on_dropped(self, slot: WorkerSlot, dropped: list[Exchange]) -> None:
-        self.back.dropped(slot, dropped)
-
-    def ran_out(self, said: bytes) -> GpufaasError:
-        return self.memory.ran_out(said)
 
     # --- the ends of calls ---
 

@@ -805,7 +805,7 @@ async def test_what_the_worker_had_not_begun_when_it_was_marked_is_the_node_s_ag
     later = rig.bind(0, "later")
     rig.say(dropped(2), encode_frame(Kind.ANSWER, OK, b"later"))
 
-    assert (rig.owner.dropped, rig.owner.broken, rig.connection.wire.running) == (0, "", 0)
+    assert (rig.owner.drops, rig.owner.broken, rig.connection.wire.running) == (0, "", 0)
     assert later.take() == (OK, b"later", True)
     assert not rig.slot.turns.marked
 
@@ -833,7 +833,7 @@ async def test_what_the_worker_says_it_has_dropped_is_no_call_of_the_slot_any_mo
     assert not rig.slot.take_back()
     rig.say(encode_frame(Kind.ANSWER, OK), dropped(2))
 
-    assert (rig.owner.dropped, rig.owner.broken, rig.slot.turns.busy, rig.connection.wire.running) == (1, "", False, 0)
+    assert (rig.owner.drops, rig.owner.broken, rig.slot.turns.busy, rig.connection.wire.running) == (1, "", False, 0)
     assert rig.say(dropped(2)).owner.broken, "once"
 
 
@@ -854,7 +854,7 @@ async def test_a_worker_cannot_mark_a_call_itself(number: int) -> None:
     rig.counts.taken[0] = number  # the worker can write there
 
     assert rig.say(dropped(number)).owner.broken
-    assert rig.owner.dropped == 0, "what runs is not let go"
+    assert rig.owner.drops == 0, "what runs is not let go"
 
 
 async def test_a_worker_that_drops_a_call_before_it_has_answered_the_one_that_runs_is_ended() -> None:
@@ -862,7 +862,7 @@ async def test_a_worker_that_drops_a_call_before_it_has_answered_the_one_that_ru
     rig.slot.mark()
 
     assert rig.say(dropped(2)).owner.broken
-    assert rig.owner.dropped == 0
+    assert rig.owner.drops == 0
 
 
 async def test_a_worker_that_drops_what_it_has_answered_in_part_is_ended() -> None:
@@ -918,7 +918,7 @@ async def test_all_that_a_silent_worker_had_not_begun_is_the_node_s_again() -> N
     later = rig.bind(0, "later")
     rig.say(dropped(1), dropped(2), encode_frame(Kind.ANSWER, OK, b"later"))
 
-    assert (rig.owner.dropped, rig.owner.broken, bool(rig.slot.turns.marked)) == (0, "", False)
+    assert (rig.owner.drops, rig.owner.broken, bool(rig.slot.turns.marked)) == (0, "", False)
     assert later.take() == (OK, b"later", True)
 
 
@@ -944,7 +944,7 @@ async def test_a_worker_that_goes_on_before_the_node_has_looked_runs_what_it_had
     rig.say(encode_frame(Kind.ANSWER, OK, b"ran"), dropped(2))
 
     assert rig.exchange.take() == (OK, b"ran", True)
-    assert (rig.owner.dropped, rig.owner.broken, rig.slot.turns.busy, bool(rig.slot.turns.marked)) == (
+    assert (rig.owner.drops, rig.owner.broken, rig.slot.turns.busy, bool(rig.slot.turns.marked)) == (
         0,
         "",
         False,
@@ -960,7 +960,7 @@ async def test_a_worker_that_says_first_that_it_dropped_all_has_no_call_any_more
 
     rig.say(dropped(1), dropped(2), MEASURED)
 
-    assert (rig.owner.dropped, rig.owner.broken, rig.slot.turns.busy, rig.connection.wire.running) == (2, "", False, 0)
+    assert (rig.owner.drops, rig.owner.broken, rig.slot.turns.busy, rig.connection.wire.running) == (2, "", False, 0)
     assert rig.slot.take_back() == []
 
 

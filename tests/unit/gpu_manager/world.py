@@ -39,11 +39,11 @@ class Owner:
         self.done: list[tuple[float, int, bool]] = []
         self.measured: list[int] = []
         self.on_measured = lambda *sizes: self.measured.append(sizes[0])
-        self.calls = self.parking = self.worker = self
+        self.calls = self.parking = self.worker = self.back = self.memory = self
         self.ready_head = None
         self.broken = ""
         self.spoken: list[ReadyHead | FailedHead] = []
-        self.dropped = 0
+        self.drops = 0
         self.closed = 0
         self.on_ready = self.on_failed = self.spoken.append
         self.caller_first = False
@@ -64,8 +64,8 @@ class Owner:
         for each in exchanges:
             each.follow(1.0)
 
-    def on_dropped(self, *_: Any) -> None:
-        self.dropped += 1
+    def dropped(self, *_: Any) -> None:
+        self.drops += 1
 
     def on_slot_closed(self) -> None:
         self.closed += 1
