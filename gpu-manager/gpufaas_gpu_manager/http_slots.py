@@ -70,7 +70,7 @@ class HttpSlot:
         self.unix = ""
         """The path of the unix socket on which it listens in place of the port."""
         self._connection: _Connection | None = None
-        self._exchange: Exchange | None = None
+        self.exchange: Exchange | None = None
         self._head: CallHead | None = None
         self._body: bytes | memoryview = b""
         self._begun_at = 0.0
@@ -87,10 +87,10 @@ class HttpSlot:
     @property
     def expects(self) -> bool:
         """Whether something of an answer may still come."""
-        return self._exchange is not None and self._connection is not None
+        return self.exchange is not None and self._connection is not None
 
     def begin(self, exchange: Exchange, head: CallHead, body: bytes | memoryview) -> None:
-        self._exchange = exchange
+        self.exchange = exchange
         self._head = head
         self._body = body
         self._begun_at = now = time.monotonic()
@@ -107,7 +107,7 @@ class HttpSlot:
 
     def cancel(self, exchange: Exchange) -> None:
         """No caller waits any more: close the connection, by which the server knows."""
-        if exchange is self._exchange:
+        if exchange is self.exchange:
             self.close()
             self._over(exchange, ok=False)
 
@@ -137,12 +137,12 @@ class HttpSlot:
 
     async def _ready(self) -> "_Connection | None":
         """Wait for the connection of the call that is being begun; None: there will be none."""
-        if self._task is None or self._exchange is None:
+        if self._task is None or self.exchange is None:
             return None
-        exchange = self._exchange
+        exchange = self.exchange
         self._connected.clear()
         await self._connected.wait()
-        return self._connection if self._exchange is exchange else None
+        return self._connection if self.exchange is exchange else None
 
     async def _connect(self, head: CallHead, body: bytes | memoryview) -> None:
         try:
@@ -166,8 +166,8 @@ class HttpSlot:
                 self._broke("it was about to end")
             else:
                 self._connection = connection
-                if self._exchange is not None:
-                    self._exchange.step(SEND)
+                if self.exchange is not None:
+                    self.exchange.step(SEND)
                 self._send(connection, head, body)
         self._connected.set()
 
@@ -176,7 +176,7 @@ class HttpSlot:
         self._sending = mode in (STREAM, FILE)
         self._chunked = False
         connection.expect(head.method, mode == UPGRADE)
-        if (exchange := self._exchange) is not None and exchange.file is not None:
+        if (exchange := self.exchange) is not None and exchange.file is not None:
             self._task = self.loop.create_task(self._send_file(connection, head, exchange.file))
             return
         length = declared_length(head) if mode == STREAM else len(body)
@@ -207,7 +207,7 @@ class HttpSlot:
 
     def on_answer(self, connection: "_Connection", body: bytes | None) -> None:
         """The answer is whole; *body* is None when its head was passed on before."""
-        exchange, answer = self._exchange, connection.answer
+        exchange, answer = self.exchange, connection.answer
         assert exchange is not None
         status, headers = answer.status, answer.headers
         if body is not None and self._refused(status, headers):
@@ -225,25 +225,21 @@ class HttpSlot:
             exchange.on_answer(AnswerHead(status, headers, run_s, length=answer.length), body)
 
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]], length: int) -> None:
-        if self._exchange is not None and not self._refused(status, headers):
-            self._exchange.on_head(AnswerHead(status, headers, length=length))
+        if self.exchange is not None and not self._refused(status, headers):
+            self.exchange.on_head(AnswerHead(status, headers, length=length))
 
     def _refused(self, status: int, headers: list[tuple[bytes, bytes]]) -> bool:
         """If this is no valid answer, fail the call, close the connection, and return True."""
         if headers is self._taken:
             return False
         wrong = why_no_answer(200 if status == SWITCHED else status, headers)
-        exchange = self._exchange
+        exchange = self.exchange
         self._taken = None if wrong else headers
         if wrong and exchange is not None:
             self.close()
             self._over(exchange, ok=False)
             exchange.fail(BadAnswer(f"the function's answer cannot be sent: {wrong}"))
         return bool(wrong)
-
-    def on_chunk(self, piece: bytes) -> None:
-        if self._exchange is not None:
-            self._exchange.on_chunk(piece)
 
     def on_lost(self, connection: "_Connection", reason: str) -> None:
         """*connection* is gone or cannot be used any more, before the end of an answer if it carried a call."""
@@ -252,7 +248,7 @@ class HttpSlot:
         untouched = not connection.answering
         begun = connection.head_sent
         self.close()
-        exchange = self._exchange
+        exchange = self.exchange
         if exchange is None:
             return
         if begun:
@@ -266,12 +262,12 @@ class HttpSlot:
 
     def _broke(self, reason: str) -> None:
         self._connected.set()
-        if self._exchange is not None:
-            lose(self._worker.calls, self, self._exchange, reason)
+        if self.exchange is not None:
+            lose(self._worker.calls, self, self.exchange, reason)
 
     def _over(self, exchange: Exchange, *, ok: bool) -> Seconds:
         run_s = time.monotonic() - self._begun_at
-        self._exchange = self._head = None
+        self.exchange = self._head = None
         self._body = b""
         self._worker.calls.on_done(self, exchange, run_s, 0, False, ok)
         return run_s
@@ -368,7 +364,7 @@ class _Connection(asyncio.Protocol):
             self._finish()
         elif self.head_sent:
             if answer.pieces:
-                self._slot.on_chunk(answer.take())
+                self._pass(answer.take())
         elif answer.status:
             if not 0 <= answer.length <= SHORT:
                 self._begin()
@@ -400,7 +396,11 @@ class _Connection(asyncio.Protocol):
         self.head_sent = True
         self._slot.on_head(answer.status, answer.headers, answer.length)
         if answer.pieces:
-            self._slot.on_chunk(answer.take())
+            self._pass(answer.take())
+
+    def _pass(self, piece: bytes) -> None:
+        if self._slot.exchange is not None:
+            self._slot.exchange.on_chunk(piece)
 
     def _finish(self) -> None:
         self._expecting = False
@@ -413,5 +413,5 @@ class _Connection(asyncio.Protocol):
             self._slot.on_answer(self, body)
             return
         if body:
-            self._slot.on_chunk(body)
+            self._pass(body)
         self._slot.on_answer(self, None)
