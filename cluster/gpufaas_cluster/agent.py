@@ -97,7 +97,7 @@ class Agent:
                 before = now
                 link.send(control.CpuUsed(now))
 
-    def heard(self, message: Any) -> None:
+    def heard(self, message: object) -> None:
         node = self.node
         assert node is not None
         if type(message) is control.ExecuteCommand:

@@ -75,7 +75,7 @@ class Link(asyncio.Protocol):
     `on_lost` is called once, with the reason, when the link is over.
     """
 
-    def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
+    def __init__(self, on_message: Callable[[object], None], on_lost: Callable[[str], None]) -> None:
         self.on_message = on_message
         self.on_lost = on_lost
         self.peer: control.ClientHello | None = None
@@ -85,7 +85,7 @@ class Link(asyncio.Protocol):
         self.peer_id = ""
         self.successor: asyncio.Protocol | None = None
         """The protocol that gets the connection after the welcome; set by `Accept`."""
-        self.early: list[Any] = []
+        self.early: list[object] = []
         self._loop = asyncio.get_running_loop()
         self._reader = control.MessageReader()
         self._transport: asyncio.Transport | None = None
@@ -100,7 +100,7 @@ class Link(asyncio.Protocol):
     def closed(self) -> bool:
         return self._over
 
-    def attend(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
+    def attend(self, on_message: Callable[[object], None], on_lost: Callable[[str], None]) -> None:
         """Set the listeners; they get at once what came since the handshake."""
         self.on_message, self.on_lost = on_message, on_lost
         early, self.early = self.early, []
@@ -259,7 +259,7 @@ class _Connecting(Link):
         self._window = window
         self._nonce = os.urandom(16)
 
-    def check_welcome(self, said: Any) -> None:
+    def check_welcome(self, said: object) -> None:
         """
         Check the answer *said*; set `epoch` and `peer_id`.
 
@@ -275,7 +275,7 @@ class _Connecting(Link):
             raise TurnedAway("token", f"{self._address} cannot show that it has our token: it is of another cluster")
         self.epoch, self.peer_id = said.epoch, said.id
 
-    def _on_handshake(self, message: Any) -> None:
+    def _on_handshake(self, message: object) -> None:
         if isinstance(message, control.Challenge):
             self._introduce(message)
         elif not self.answer.done():
@@ -365,7 +365,7 @@ class _Taken(Link):
                 return
         super().data_received(data)
 
-    def _on_hello(self, hello: Any) -> None:
+    def _on_hello(self, hello: object) -> None:
         self._end_handshake()
         self.on_message = lambda _: None
         if not isinstance(hello, control.ClientHello):

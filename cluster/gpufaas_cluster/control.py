@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Union
+from typing import Annotated, Final, Literal, Union
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -307,7 +307,7 @@ class MessageReader:
     def __init__(self) -> None:
         self._left = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Any]:
+    def feed(self, data: bytes) -> Iterator[object]:
         """:raises BrokenMessage: the bytes are no message"""
         left = self._left
         if left:

@@ -7,7 +7,7 @@ A gateway is where the answers to its calls go. One that comes back within `GRAC
 import asyncio
 import logging
 from collections.abc import Callable, Set
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -82,39 +82,38 @@ class GatewaySessions:
         log.info("gateway.connected id=%s", name)
         return gateway
 
-    def heard(self, gateway: GatewaySession, message: Any) -> None:
+    def heard(self, gateway: GatewaySession, message: object) -> None:
         service = self._service
-        kind = type(message)
-        if kind is control.PlaceCall:
+        if isinstance(message, control.PlaceCall):
             deadline = service.driver.now() + message.timeout_s
             arrived = Arrived(
                 message.call, message.function, deadline, message.age_s, message.size, message.outer, message.endless,
                 message.goal_s,
             )  # fmt: skip
             self._deployed.when_known(message.function, lambda: self._place(gateway, arrived))
-        elif kind is control.CancelCall:
+        elif isinstance(message, control.CancelCall):
             service.cancel(message.call)
-        elif kind is control.ReturnGrant:
+        elif isinstance(message, control.ReturnGrant):
             calls = max(1, message.calls)
             service.report(Finished(message.call, message.device, message.service_s / calls, further=calls - 1))
-        elif kind is control.PlaceAgain:
+        elif isinstance(message, control.PlaceAgain):
             self._say_if_unknown(gateway, message.call)
-        elif kind is control.NodeUnreachable:
+        elif isinstance(message, control.NodeUnreachable):
             device, grant = DeviceId(message.device), (message.epoch, message.number)
             service.report(NodeRefused(message.call, device, message.reason, True, *grant))
             self._say_if_unknown(gateway, message.call)
-        elif kind is control.RunningCalls:
+        elif isinstance(message, control.RunningCalls):
             gateway.running = set(message.running)
             if self._early is None:
                 self._forget_others(gateway)
-        elif kind is control.CallCounts:
+        elif isinstance(message, control.CallCounts):
             gateway.counted = message.functions
-        elif kind is control.ScaleFunction:
+        elif isinstance(message, control.ScaleFunction):
             self._deployed.when_known(message.function, lambda: service.scale(message.function, message.copies))
-        elif kind is control.UnreachedNodes:
+        elif isinstance(message, control.UnreachedNodes):
             gateway.unreached = frozenset(message.nodes)
             self.look_at_reach()
-        elif kind is control.Query:
+        elif isinstance(message, control.Query):
             gateway.link.send(self._reply(message))
 
     def send(self, message: control.Message) -> None:

@@ -107,7 +107,7 @@ class Leader:
             return self.epoch
         return control.Turned("protocol", f"a {hello.role} has no business here")
 
-    def _hear(self, link: Link, heard: Callable[[Any, Any], None], session: Any, message: Any) -> None:
+    def _hear(self, link: Link, heard: Callable[[Any, Any], None], session: Any, message: object) -> None:
         """
         Pass *message* on, if we may act on it.
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from gpufaas_cluster.connection import Identity, Link, NotReached, TurnedAway, connect
 from gpufaas_core._types import Seconds
@@ -33,7 +33,7 @@ class Party(Protocol):
     def begin(self, link: Link) -> None:
         """There is a link to a leader: send what it needs to know."""
 
-    def heard(self, message: Any) -> None:
+    def heard(self, message: object) -> None:
         """The leader sent a message. Messages that it sent before `end` may still come."""
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ view at once.
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -105,21 +105,20 @@ class NodeSessions:
         link.on_lost = lambda why: self._lost(node, why)
         return node
 
-    def heard(self, node: NodeSession, message: Any) -> None:
-        kind = type(message)
-        if kind is control.NodeEvent:
+    def heard(self, node: NodeSession, message: object) -> None:
+        if isinstance(message, control.NodeEvent):
             if self.by_id.get(node.id) is node:
                 if type(message.event) is DeviceLeft:
                     node.devices = [each for each in node.devices if each.id != message.event.device]
                     self._on_change(False)
                 self._service.report(message.event)
-        elif kind is control.NodeJoins:
+        elif isinstance(message, control.NodeJoins):
             self._join(node, message)
-        elif kind is control.NodeHoldings:
+        elif isinstance(message, control.NodeHoldings):
             self._compare(node, message)
-        elif kind is control.CpuUsed:
+        elif isinstance(message, control.CpuUsed):
             node.cpu_s = message.cpu_s
-        elif kind is control.NodeNote:
+        elif isinstance(message, control.NodeNote):
             node.note = message.note
             self._on_change(False)
             if message.note:

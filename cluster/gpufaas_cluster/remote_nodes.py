@@ -148,7 +148,7 @@ class NodeClient:
         """Give *user* a lane: at once if there is a connection, else as soon as there is one."""
         (self.small if user.brief else self.large).begin(user)
 
-    async def ask(self, what: str, value: Any) -> bytes:
+    async def ask(self, what: str, value: object) -> bytes:
         """
         Return what the node answers to a query (`call_heads.QueryHead`).
 
@@ -159,7 +159,7 @@ class NodeClient:
         self.begin(query)
         return await query.reply()
 
-    async def ask_lines(self, what: str, value: Any) -> AsyncGenerator[bytes, None]:
+    async def ask_lines(self, what: str, value: object) -> AsyncGenerator[bytes, None]:
         """Yield the lines of an answer in pieces as they come. :raises GpufaasError: as `ask`"""
         query = RemoteQuery(what, value)
         self.begin(query)

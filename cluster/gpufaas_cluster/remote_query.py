@@ -1,7 +1,7 @@
 """A query to a node elsewhere, and what it answers."""
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -20,7 +20,7 @@ class RemoteQuery:
 
     brief = False
 
-    def __init__(self, what: str, value: Any) -> None:
+    def __init__(self, what: str, value: object) -> None:
         self.gone = False
         """It is answered, or was cancelled."""
         self._head = QueryHead(what)

@@ -8,7 +8,7 @@ those that wait again, with their age.
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -135,20 +135,19 @@ class RemoteScheduler(RemotePlacement):
         self._asked.clear()
         self._go_on_without()
 
-    def heard(self, message: Any) -> None:
-        kind = type(message)
-        if kind is control.Granted:
+    def heard(self, message: object) -> None:
+        if isinstance(message, control.Granted):
             self._granted(message.grant, message.keep_s)
-        elif kind is control.CallRejected:
+        elif isinstance(message, control.CallRejected):
             self._rejected(message)
-        elif kind is control.CallUnknown:
+        elif isinstance(message, control.CallUnknown):
             self._unknown(message.call)
-        elif kind is control.ClusterState:
+        elif isinstance(message, control.ClusterState):
             self.view = message
             self._ready = None
             self._lost_at = None if self.connected else self._lost_at
             self._on_view(message)
-        elif kind is control.QueryReply:
+        elif isinstance(message, control.QueryReply):
             future = self._asked.pop(message.number, None)
             if future is not None and not future.done():
                 if message.error:

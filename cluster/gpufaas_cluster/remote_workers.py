@@ -192,7 +192,7 @@ class RemoteLogs:
         return asyncio.run_coroutine_threadsafe(work, self._nodes.loop).result()
 
 
-async def _ask_all(nodes: RemoteNodes, what: str, value: Any) -> list[bytes]:
+async def _ask_all(nodes: RemoteNodes, what: str, value: object) -> list[bytes]:
     """Return the answers of the nodes that answer."""
     answers = await _gather([node.ask(what, value) for node in nodes.nodes if not node.down])
     return [each for each in answers if each is not None]
