@@ -94,20 +94,21 @@ class Turns(Generic[CallT]):
             batch = (self.next if self.next.number else self.now).batch
             batch[len(batch)] = call
             self.coming -= 1
-        else:
-            self._send(CALLED, call, streams)
+            return
+        turn = self._behind() if self.now.number else self.now
+        self.sent = turn.number = self.sent + 1
+        turn.state, turn.call, turn.streams = CALLED, call, streams
 
     def add_batch(self, calls: int) -> None:
         """The so many calls that are added next are a batch. :raises IllegalStep: as `add`"""
-        self._send(BATCHED, None, False)
-        self.coming = calls
-
-    def _send(self, state: int, call: CallT | None, streams: bool) -> None:
-        turn = self.next if self.now.number else self.now
-        if turn.number:
-            raise IllegalStep("a slot that has two turns cannot take a third")
+        turn = self._behind() if self.now.number else self.now
         self.sent = turn.number = self.sent + 1
-        turn.state, turn.call, turn.streams = state, call, streams
+        turn.state, self.coming = BATCHED, calls
+
+    def _behind(self) -> Turn[CallT]:
+        if self.next.number:
+            raise IllegalStep("a slot that has two turns cannot take a third")
+        return self.next
 
     # --- what the worker says ---
 
