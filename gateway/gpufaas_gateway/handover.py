@@ -42,8 +42,9 @@ def outlook(status: EngineStatus, function: FunctionId) -> tuple[Outlook, str]:
     """Return how the copies of *function* come along that are loaded without a call, and why they failed."""
     copies = copies_of(status).get(function) or Copies()
     failing = status.failing.get(function)
-    if failing is not None and not (status.age_s or copies.ready):
-        return "failed", failing.reason  # though it may be loaded once more by now: there is one that serves
+    why = status.kept_out.get(function, "") if failing is None else failing.reason
+    if why and not (status.age_s or copies.ready):
+        return "failed", why  # though it may be loaded once more by now: there is one that serves
     if status.age_s or copies.loading or function in status.rolling:
         return "wait", ""
     if copies.ready:

@@ -9,7 +9,7 @@ from functools import partial
 from math import inf
 
 from gpufaas_core.driven import PAUSE
-from gpufaas_core.errors import GpufaasError, GrantRefused, LoadFailed, OutOfMemory, UnknownFunction
+from gpufaas_core.errors import GpufaasError, GrantRefused, LoadFailed, NoRoom, OutOfMemory, UnknownFunction
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId
 from gpufaas_core.wire.bodies import UPGRADE
@@ -23,7 +23,7 @@ from gpufaas_gateway.ports import CallExchange, NodePort, PlacementPort
 from gpufaas_gateway.request import Request
 
 Placed = Grant | asyncio.Future[Grant]
-AGAIN = (GrantRefused, OutOfMemory, LoadFailed, UnknownFunction)
+AGAIN = (GrantRefused, OutOfMemory, LoadFailed, NoRoom, UnknownFunction)
 """Errors after which a call may run all the same: `Placing.again`."""
 
 
@@ -73,7 +73,7 @@ class Placing:
             # The function was updated while the body came: the new revision answers.
             call.deployed = self.find(call.request)
             return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
-        except (LoadFailed, OutOfMemory) as exc:
+        except (LoadFailed, NoRoom, OutOfMemory) as exc:
             if call.deployed.trial is None:
                 raise
             refused: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
@@ -148,7 +148,7 @@ class Placing:
         :raises GpufaasError: *error*, if the call may not run again; or the error that ended it meanwhile
         """
         too_large = isinstance(error, OutOfMemory) and call.future is not None  # no device has enough for its load
-        if too_large or isinstance(error, LoadFailed | UnknownFunction):
+        if too_large or isinstance(error, LoadFailed | NoRoom | UnknownFunction):
             await self._move(call, error)
             return self._place_anew(call, call.began)
         if call.future is not None:

@@ -28,7 +28,9 @@ def kept_out(world: World, owner: FunctionState) -> str | None:
             continue
         if owner.queued and device.id in owner.holders:
             need = 0
-        kept = in_the_way(device.residency, need, lambda each: each in each.owner.draining, owner.wanted)
+        kept = in_the_way(
+            device.residency, need, lambda each: each in each.owner.draining or each.owner is owner.before, owner.wanted
+        )
         if not kept:
             return None
         names.update(dict.fromkeys(each.owner.id for each in kept))

@@ -13,7 +13,7 @@ from tests.unit.gateway.fakes import idle
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 from tests.waiting import eventually
 
-from gpufaas_core.errors import GpufaasError, LoadFailed, OutOfMemory, UnknownFunction
+from gpufaas_core.errors import GpufaasError, LoadFailed, NoRoom, OutOfMemory, UnknownFunction
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Failing, FunctionId, ResidentStatus
 from gpufaas_core.wire.heads import AnswerHead, CallHead
@@ -35,7 +35,7 @@ def has(gateway: Gateway, *functions: FunctionId, loading: FunctionId | None = N
         ResidentStatus(each, 1, 0, loading=each == loading, pinned=False, last_used=0.0)
         for each in (*functions, *of_loading)
     )
-    fields = {"failing": {}, "lacking": {}, "rolling": (), "age_s": 0.0, **fields}
+    fields = {"failing": {}, "lacking": {}, "kept_out": {}, "rolling": (), "age_s": 0.0, **fields}
     gateway.scheduler.now = replace(gateway.scheduler.now, devices=(replace(idle(DEVICE), resident=copies),), **fields)
 
 
@@ -212,6 +212,18 @@ async def test_a_revision_has_failed_with_its_first_load_though_it_is_loaded_onc
     await eventually(lambda: gateway.scheduler.removed == [(new, False)])
 
     assert history(gateway)[revision(new)] == ("failed", "no such weights")
+
+
+async def test_a_revision_that_others_keep_out_is_dropped_and_the_one_that_has_room_goes_on(gateway: Gateway) -> None:
+    """It took the calls, and all of them were refused."""
+    old = await resident(gateway)
+    new = await update(gateway)
+
+    has(gateway, old, lacking={new: "there is no room"}, kept_out={new: "a minimum holds its room"})
+    await eventually(lambda: gateway.scheduler.removed == [(new, False)])
+
+    assert serves(gateway, old)()
+    assert history(gateway)[revision(new)] == ("failed", "a minimum holds its room")
 
 
 async def test_without_room_for_both_the_new_one_takes_the_calls_and_the_old_one_is_kept_in_mind(
@@ -506,7 +518,11 @@ async def test_calls_of_a_revision_on_trial_that_does_not_load_are_answered_by_t
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
-@pytest.mark.parametrize("error", [LoadFailed("failed 3 times in a row"), OutOfMemory("it had all there is")], ids=type)
+@pytest.mark.parametrize(
+    "error",
+    [LoadFailed("failed 3 times in a row"), OutOfMemory("it had all there is"), NoRoom("others keep it")],
+    ids=type,
+)
 async def test_calls_that_the_scheduler_refuses_for_a_revision_on_trial_are_answered_by_the_one_before(
     gateway: Gateway, error: GpufaasError, later: bool
 ) -> None:

@@ -66,6 +66,20 @@ def test_without_room_its_weights_are_brought_to_where_the_old_one_is_and_only_t
     assert NEW in world.status.lacking
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_it_is_kept_out_by_the_minimum_of_others_and_not_by_that_of_the_old_one(kept: bool) -> None:
+    world = World()
+    world.deploy("f@1", 10, min_copies=1)
+    world.deploy("g", 10, min_copies=int(kept))
+    world.device("a", 25)
+    for name, device, _ in world.loading():
+        world.loaded(name, device)
+
+    world.deploy("f@2", 20, min_copies=1, succeeds="f@1")
+
+    assert list(world.status.kept_out) == ([NEW] if kept else [])
+
+
 def test_when_the_old_one_is_removed_it_takes_the_room_without_a_call() -> None:
     world = World().set_up("f@1", "a", memory=25, warm="f@1")
     world.call("runs", "f@1")
