@@ -14,6 +14,8 @@ from gpufaas_core.files import identity
 from gpufaas_core.units import Seconds
 
 _EVERY_S: Final = 0.1
+_LOOKS: Final = 20
+"""After so many a change is told although files go on changing, as where a program writes its log there."""
 _LOOKING: Final = 0.1
 """The part of one core that it takes at most: it looks less often where a look takes long."""
 
@@ -27,7 +29,8 @@ def changes(
     """
     Yield, without end, the files below *paths* that were changed, added or removed since this was called.
 
-    Files that are written together, as by a checkout, come together: it waits until one look finds nothing new.
+    Files that are written together, as by a checkout, come together: it waits until one look finds nothing new, for
+    `_LOOKS` at most.
 
     :param paths: files and folders, each with what is left out of it; asked at each look, since a stack file may name
         others after a change
@@ -36,15 +39,16 @@ def changes(
 
 
 def _changes(before: _Seen, paths: _Paths, every_s: Seconds, sleep: Callable[[Seconds], None]) -> Iterator[set[Path]]:
-    now, took_s = before, 0.0
+    now, took_s, waited = before, 0.0, 0
     while True:
         sleep(max(every_s, took_s / _LOOKING))
         began = time.perf_counter()
         later = _look(paths())
         took_s = time.perf_counter() - began
-        if later == now and now != before:
+        waited = waited + 1 if now != before else 0
+        if waited and (later == now or waited > _LOOKS):
             yield {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
-            before = now
+            before, waited = now, 0
         now = later
 
 

@@ -72,7 +72,7 @@ def watch(read: Callable[[], tuple[Stack, list[StackFunction]]], act: _Act) -> N
                 output.note(f"gpufaas: {exc}")
                 continue
             stack, functions = known[-1]
-            _attempt(act, stack, concerned(functions, changed))
+            _attempt(act, stack, concerned(stack, functions, changed))
     except KeyboardInterrupt:
         output.note("Stopped watching.")
 
@@ -89,9 +89,10 @@ def watched(stack: Stack, functions: Sequence[StackFunction]) -> list[tuple[Path
     ]
 
 
-def concerned(functions: Sequence[StackFunction], changed: set[Path]) -> list[StackFunction]:
+def concerned(stack: Stack, functions: Sequence[StackFunction], changed: set[Path]) -> list[StackFunction]:
     """Return those of *functions* with something *changed* in their own folder; all, when anything else has changed."""
-    folders = [each.handler for each in functions if each.handler]
+    # A folder with the stack file in it has what others are made from, too.
+    folders = [each.handler for each in functions if each.handler and not stack.path.is_relative_to(each.handler)]
     if any(not any(path.is_relative_to(folder) for folder in folders) for path in changed):
         return list(functions)
     return [each for each in functions if each.handler and any(path.is_relative_to(each.handler) for path in changed)]

@@ -18,7 +18,7 @@ from gpufaas_cli import flags
 from gpufaas_cli.commands.up import concerned
 from gpufaas_cli.file_changes import changes
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, is_cache
-from gpufaas_cli.stack import BadStack, StackFunction, read_stack
+from gpufaas_cli.stack import BadStack, Stack, StackFunction, read_stack
 
 GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))
 STACK = """\
@@ -160,9 +160,12 @@ def test_what_is_written_before_the_first_look_back_is_a_change_too(tmp_path: Pa
 def test_a_change_concerns_the_function_whose_folder_it_is_in_and_elsewhere_all() -> None:
     a, b = (StackFunction(name, "x", lang="l", handler=Path(name)) for name in ("a", "b"))
 
-    assert concerned([a, b], {Path("a/handler.py")}) == [a]
-    assert concerned([a, b], {Path("a/x"), Path("b/y")}) == [a, b]
-    assert concerned([a, b], {Path("a/x"), Path("stack.yaml")}) == [a, b]
+    stack = Stack(Path("stack.yaml"), None, {})
+    assert concerned(stack, [a, b], {Path("a/handler.py")}) == [a]
+    assert concerned(stack, [a, b], {Path("a/x"), Path("b/y")}) == [a, b]
+    assert concerned(stack, [a, b], {Path("a/x"), Path("stack.yaml")}) == [a, b]
+    around = StackFunction("c", "x", lang="l", handler=Path())
+    assert concerned(stack, [a, around], {Path("stack.yaml")}) == [a, around]
 
 
 @pytest.mark.slow

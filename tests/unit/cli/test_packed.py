@@ -170,6 +170,17 @@ def test_saves_in_a_row_are_one_change_and_one_during_a_build_is_another(project
     assert next(changes) == {project.root / "fn/c"}
 
 
+def test_a_change_is_told_although_a_program_goes_on_writing_there(project: Project) -> None:
+    numbers = iter(range(100))
+    changes = file_changes.changes(
+        lambda: [(project.root / "fn", ignored(project))], sleep=lambda _: write(project, f"log{next(numbers)}")
+    )
+
+    write(project, "a")
+    assert project.root / "fn/a" in next(changes)
+    assert next(numbers) < 30
+
+
 @pytest.mark.parametrize(
     ("content", "pickled"), [(b"import site\n./lib\n", False), (b"\x80\x02}q\x00.", True), (b"PK\x03\x04..", True),
                              (b"(lp0\n.", True)],
