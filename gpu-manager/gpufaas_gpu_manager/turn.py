@@ -45,7 +45,7 @@ class Turn(Generic[CallT]):
     @property
     def calls(self) -> list[CallT]:
         """Those that are not answered."""
-        return [*([self.call] if self.call is not None else ()), *self.batch.values()]
+        return [*self.batch.values()] if self.call is None else [self.call, *self.batch.values()]
 
     def take(self) -> list[CallT]:
         """Return its calls, and have none any more."""
