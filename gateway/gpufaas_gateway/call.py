@@ -90,10 +90,8 @@ class Call:
         """When it ends at the latest, whatever it does then."""
         self.exec_s: Seconds = inf
         """How long it may run."""
-        self.whose = _TO_WAIT
-        """Where `ends` comes from, for the error."""
-        self.whose_last = "its time limit (annotation gpufaas.timeout)"
-        """Where `last` comes from."""
+        self.whose, self.whose_last = _TO_WAIT, "its time limit (annotation gpufaas.timeout)"
+        """Where `ends` and `last` come from, for the error."""
         self.watch: Watch | None = None
 
     def ask(self, asked: dict[bytes, bytes]) -> None:
