@@ -10,13 +10,11 @@ from gpufaas_core.model import Bytes
 
 
 def evictable(copy: Copy[OwnerT], others: int = 0) -> bool:
-    """
-    Return whether it may be evicted together with *others* of its owner: not pinned, not within the minimum, and not
-    loaded to take the calls of another one, any moment now: those of that one that wait would take its room.
-    """
+    """Return whether it may be evicted with *others* of its owner: not pinned, beyond the minimum, not pending."""
     if copy.running or copy.loading or copy.queued:
         return False
     owner = copy.owner
+    # Of a pending one, calls that wait for the revision before it would take the room, until it has the calls.
     return owner.before is None and owner.copies - others > owner.min_copies
 
 

@@ -51,13 +51,12 @@ def noting(kept: Sequence[Revision], record: FunctionRecord, noted: Sequence[Rev
 
     Of more than `KEPT`, the oldest that has never served goes, else the oldest; never the one before one on trial.
     """
-    before = record.handover.before
+    pending, before, failed = record.handover.pending, record.handover.before, record.handover.failed
     there = {each.revision for each in kept}
     oldest_first = [*reversed(kept), *(each for each in noted if each.revision not in there)]
     while len(oldest_first) > KEPT:
         may_go = [each for each in oldest_first[:-1] if before is None or each.revision != before.revision]
         oldest_first.remove(next((each for each in may_go if each.status in ("pending", "failed")), may_go[0]))
-    pending, failed = record.handover.pending, record.handover.failed
     history = []
     for each in reversed(oldest_first):
         status, reason = each.status, each.reason
@@ -87,8 +86,7 @@ def meant(name: str, history: Sequence[Revision], to: str | None) -> Revision:
     which is the one that serves while another is pending.
 
     :raises UnknownName: *to* is not in the history
-    :raises CannotRollBack: there is no earlier one, or its bundle is gone; or the last one has failed, and to go back
-        from it, nothing is to be done
+    :raises CannotRollBack: there is no earlier one, its bundle is gone, or the last one never served
     """
     there = ", ".join(each.revision for each in history if not each.gone) or "none"
     if to is None and history[0].status == "failed":
