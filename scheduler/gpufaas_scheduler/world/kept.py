@@ -28,9 +28,8 @@ def kept_out(world: World, owner: FunctionState) -> str | None:
             continue
         if owner.queued and device.id in owner.holders:
             need = 0
-        kept = in_the_way(
-            device.residency, need, lambda each: each in each.owner.draining or each.owner is owner.before, owner.wanted
-        )
+        there = device.residency
+        kept = in_the_way(there, need, lambda it: it in it.owner.draining or it.owner is owner.before, owner.wanted)
         if not kept:
             return None
         names.update(dict.fromkeys(each.owner.id for each in kept))
