@@ -9,9 +9,9 @@ class Running(Protocol):
     """
     How one worker runs: a process forked from the zygote, a program, a container.
 
-    It calls its worker: `on_started` when there is a process; `calls.on_slots`, then `on_ready`; `on_failed` with the reason
-    of a failure; `on_reaped` once, when nothing of it is left. After `start`, unless that raised, `on_reaped` always
-    comes.
+    It calls its worker: `on_started` when there is a process; `calls.on_slots`, then `on_ready`; `on_failed` with the
+    reason of a failure; `on_reaped` once, when nothing of it is left. After `start`, unless that raised, `on_reaped`
+    always comes.
     """
 
     waits_for: str
