@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpufaas_core.errors import StorageFailed
+from gpufaas_core.files import sync_directory
 
 
 class SpoolFile:
@@ -32,11 +33,7 @@ class SpoolFile:
             os.fsync(self._file.fileno())
             self._file.close()
             self._part.rename(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_directory(self.path.parent)
         return self.path
 
     def discard(self) -> None:

@@ -30,7 +30,7 @@ from typing import IO, Final
 import msgspec
 
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed, UnknownArtifact
-from gpufaas_core.files import hash_file
+from gpufaas_core.files import hash_file, sync_directory
 from gpufaas_core.units import Bytes, MiB
 
 PIECE: Final[Bytes] = 4 * MiB
@@ -339,14 +339,6 @@ def _seen(stat: os.stat_result) -> _Seen:
 
 def _sidecar(target: Path) -> Path:
     return target.with_name(target.name + ".json")
-
-
-def sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _remove_if_abandoned(path: Path) -> bool:

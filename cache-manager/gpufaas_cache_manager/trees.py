@@ -181,12 +181,9 @@ def _seal(directory: Path) -> None:
         path.chmod(0o555 if path.stat().st_mode & 0o100 else 0o444)
     for folder, _, _ in os.walk(directory):
         os.chmod(folder, 0o555)
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        if _LIBC.syncfs(descriptor):  # once for all files: transformers has 4,000, and one takes 3 ms
+    with open(directory / MADE_BY) as one:  # any file tells the file system; transformers has 4,000, of 3 ms each
+        if _LIBC.syncfs(one.fileno()):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(directory))
-    finally:
-        os.close(descriptor)
 
 
 def files_in(directory: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ uploaded to the gateway; from any other, or a Dockerfile, a container image, whi
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -217,11 +217,10 @@ class _Pipeline:
         if self.building.lists or not any(each.is_built for each in functions):
             yield
             return
-        with ExitStack() as held:
-            with suppress(OSError):  # the build says why
-                root.mkdir(parents=True, exist_ok=True)
-                told = f"gpufaas: another command builds in {root}: waiting for its end"
-                held.enter_context(alone(root / "NAME", lambda: output.note(told)))
+        with suppress(OSError):  # the build says why
+            root.mkdir(parents=True, exist_ok=True)
+        told = f"gpufaas: another command builds in {root}: waiting for its end"
+        with alone(root / "NAME", lambda: output.note(told)) if root.is_dir() else nullcontext():
             yield
             drop_unused_parts(root)
 

@@ -84,8 +84,7 @@ def _resolve(
             found = resolve(files, have, environment.fixed, old, environment)
     except UvFailed as exc:
         only = " with wheels" if environment.build_target != measure().build_target else ""
-        named = any(re.search(rf"(?<![\w./-]){name}(?![\w/-])", str(exc)) for name in environment.fixed)
-        fixed = _IMAGE if named else ""
+        fixed = _IMAGE * any(re.search(rf"(?<![\w./-]){name}(?![\w/-])", str(exc)) for name in environment.fixed)
         raise InvalidSpec(
             f"{said} cannot be met{only} beside what {target.who} provides ({environment}): {exc}{fixed}"
         ) from None

@@ -28,6 +28,15 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sync_directory(path: Path) -> None:
+    """Return when the names of the files in *path* are on the disk. :raises OSError: it refuses"""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
 def replace_file(path: Path, value: bytes, mode: int = 0o600, uid: int = 0) -> None:
     """
     Write *value* to the file *path*, which has all of it or what it had, also after a power cut.

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
-from gpufaas_cache_manager.artifacts import PIECE, check_digest, file_pieces, storage_errors, sync_directory
+from gpufaas_cache_manager.artifacts import PIECE, check_digest, file_pieces, storage_errors
 from gpufaas_core.errors import CorruptArtifact, StorageFailed, UnknownArtifact
+from gpufaas_core.files import sync_directory
 from gpufaas_core.units import Bytes
 
 T = TypeVar("T")
