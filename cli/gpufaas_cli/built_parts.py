@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Final, Literal
@@ -97,15 +96,15 @@ class BuiltParts:
                 made = replace(made, part=Part(name, digest, tar.stat().st_size))
                 files = {_TAR: digest, **files}
             outputs = tuple(Output(path, identity((aside / path).stat()), sha256) for path, sha256 in files.items())
-            (aside / _RECORD).write_bytes(msgspec.json.encode(replace(made, outputs=outputs)))
-            if self.find(key) is None:  # else another thread was faster
-                shutil.rmtree(folder, ignore_errors=True)
-                aside.rename(folder)
+            made = replace(made, outputs=outputs)
+            (aside / _RECORD).write_bytes(msgspec.json.encode(made))
+            if found := self.find(key):  # another thread was faster
+                return found
+            remove_tree(folder)
+            aside.rename(folder)
+            return made
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
-        found = self.find(key)
-        assert found is not None
-        return found
+            remove_tree(aside)
 
     def drop_unused(self, used: Collection[str]) -> None:
         """Remove what no function uses, but for the last `_KEPT`. Nothing may be built meanwhile."""

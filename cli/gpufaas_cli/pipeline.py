@@ -250,7 +250,7 @@ class _Pipeline:
 
     def _make(self, function: StackFunction, targets: BuildTargets, result: dict[str, Any], alone: bool) -> _Made:
         with output.waiting(f"Building {function.name}") if alone else _lines_of(function.name) as shown:
-            progress = _unheard if self.building.quiet else shown
+            progress: _Progress = (lambda _: None) if self.building.quiet else shown
             template = template_of(self.stack, function, not self.building.disable_stack_pull, progress)
             request = self._request(function, template, targets)
             makes_bundle = template is not None and template.kind is not None
@@ -370,7 +370,7 @@ class _Pipeline:
             return
         self._say(f"Pushing {function.name} [{name}]")
         with output.waiting(f"Pushing {function.name}") as progress:
-            images.push_image(name, _unheard if self.building.quiet else progress)
+            images.push_image(name, (lambda _: None) if self.building.quiet else progress)
 
     def _deploy(self, function: StackFunction, made: _Made, result: dict[str, Any]) -> None:
         digest = made.digest if isinstance(made, Built) else None
@@ -404,9 +404,6 @@ def _check_python(function: StackFunction, request: BuildRequest) -> None:
                 f"{function.where}: requires-python {function.requires_python} does not fit {target.who} ({each}): "
                 "correct it, or name nodes that fit (constraints)"
             )
-
-
-def _unheard(_: str) -> None: ...
 
 
 @contextmanager
