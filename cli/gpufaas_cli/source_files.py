@@ -1,6 +1,7 @@
 """The files that a function is made from: what belongs to it, what is left out and why, and copying them."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
@@ -143,7 +144,7 @@ def _parsed(file: str, _: FileIdentity) -> GitIgnoreSpec:
     lines = Path(file).read_text(errors="surrogateescape").split("\n")
     try:
         return GitIgnoreSpec.from_lines(line if line.strip() else "#" for line in lines)
-    except ValueError as exc:
+    except (ValueError, re.error) as exc:
         raise InvalidSpec(f"{os.path.relpath(file)}: {exc}: correct or remove that line") from exc
 
 

@@ -90,8 +90,7 @@ def watched(stack: Stack, functions: Sequence[StackFunction]) -> list[tuple[Path
 
 
 def concerned(stack: Stack, functions: Sequence[StackFunction], changed: set[Path]) -> list[StackFunction]:
-    """Return those of *functions* with something *changed* in their own folder; all, when anything else has changed."""
-    # A folder with the stack file in it has what others are made from, too.
+    """Return those of *functions* with a change in their own folder, without the stack file; all, if one is outside."""
     folders = [each.handler for each in functions if each.handler and not stack.path.is_relative_to(each.handler)]
     if any(not any(path.is_relative_to(folder) for folder in folders) for path in changed):
         return list(functions)

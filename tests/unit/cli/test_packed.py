@@ -140,10 +140,11 @@ def test_an_ignore_file_that_leaves_out_the_handler_is_refused_with_its_line(pro
     project.refuse(rf"{file}:3 leaves out .*fn/handler.py, .* write `!handler.py` into .*fn/.gpufaasignore")
 
 
-def test_a_line_that_is_no_pattern_is_refused_with_the_file(project: Project) -> None:
-    project.write("fn/.gitignore", "*.log\n!\n")
+@pytest.mark.parametrize(("line", "why"), [("!", "Invalid git pattern: '!'"), ("[z-a]", "bad character range z-a .*")])
+def test_a_line_that_is_no_pattern_is_refused_with_the_file(project: Project, line: str, why: str) -> None:
+    project.write("fn/.gitignore", f"*.log\n{line}\n")
 
-    project.refuse(r"fn/.gitignore: Invalid git pattern: '!': correct or remove that line")
+    project.refuse(rf"fn/.gitignore: {why}: correct or remove that line")
 
 
 def test_files_that_are_not_packed_change_no_digest_and_wake_no_watch(project: Project) -> None:
