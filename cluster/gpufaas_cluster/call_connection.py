@@ -1,5 +1,6 @@
 """A gateway's end of a connection to a node. Each of its lanes carries one call, or one query, at a time."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -40,16 +41,6 @@ class LaneUser(Protocol):
         """The connection takes more again."""
 
     def on_lost(self, reason: str) -> None: ...
-
-
-class ConnectionOwner(Protocol):
-    """The node that a connection goes to."""
-
-    @property
-    def id(self) -> NodeId: ...
-
-    def rests(self, connection: "CallConnection") -> None:
-        """No call is on it any more, or it is closed."""
 
 
 class CallLane:
@@ -117,9 +108,11 @@ class CallLane:
 class CallConnection(LaneConnection[CallLane]):
     """See module."""
 
-    def __init__(self, node: ConnectionOwner, window: Bytes) -> None:
-        super().__init__(f"node {node.id}", window)
+    def __init__(self, node: NodeId, window: Bytes, rests: Callable[["CallConnection"], None]) -> None:
+        """:param rests: is called when no call is on it any more, or it is closed"""
+        super().__init__(f"node {node}", window)
         self.node = node
+        self._rests = rests
         self._free: list[CallLane] = []
         """The lanes without a call; the last one is taken first, since it may know our grant."""
 
@@ -128,7 +121,7 @@ class CallConnection(LaneConnection[CallLane]):
         if not self._free:
             number = len(self.lanes)
             if number == LANES:
-                user.not_sent(f"node {self.node.id} has {LANES} calls of this gateway")
+                user.not_sent(f"node {self.node} has {LANES} calls of this gateway")
                 return
             self.add(number, CallLane(self, number))
             self._free.append(self.lanes[number])
@@ -142,11 +135,11 @@ class CallConnection(LaneConnection[CallLane]):
         self.running -= 1
         self._free.append(lane)
         if not self.running:
-            self.node.rests(self)
+            self._rests(self)
 
     def new_lane(self, number: int) -> CallLane:
         raise BrokenFrame(f"a frame of lane {number}, which has had no call")
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.node.rests(self)
+        self._rests(self)

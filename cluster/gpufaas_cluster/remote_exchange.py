@@ -170,7 +170,7 @@ class RemoteExchange(AnswerBuffer):
 
     def on_lost(self, reason: str) -> None:
         assert self._lane is not None
-        name = self._lane.connection.node.id
+        name = self._lane.connection.node
         self._finish()
         self._fail_with(WorkerCrashed(f"node {name} was lost during the call, which may have run there: {reason}"))
 

@@ -292,7 +292,7 @@ class Kept:
             user.not_sent(why)
 
     async def _dial(self) -> None:
-        connection = CallConnection(self._node, self._window)
+        connection = CallConnection(self._node.id, self._window, self._node.rests)
         try:
             await connect(self._node.address, self._me, DIAL_S, connection)
         except GpufaasError as exc:

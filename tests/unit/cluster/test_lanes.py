@@ -43,12 +43,6 @@ class Transport:
     def set_write_buffer_limits(self, high: int) -> None: ...
 
 
-class Owner:
-    id = NodeId("n")
-
-    def rests(self, connection: CallConnection) -> None: ...
-
-
 class User:
     """A call that takes what comes."""
 
@@ -83,7 +77,7 @@ class Gateway:
     """A gateway's end, and a hand that is its node."""
 
     def __init__(self) -> None:
-        self.connection = CallConnection(Owner(), WINDOW)
+        self.connection = CallConnection(NodeId("n"), WINDOW, lambda _: None)
         self.transport = Transport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
