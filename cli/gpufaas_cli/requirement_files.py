@@ -131,7 +131,7 @@ def _logical_lines(file: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as exc:
         raise InvalidSpec(f"{file} is not UTF-8 text ({exc.reason} at byte {exc.start}): save it as UTF-8") from None
     joined, start = "", 0
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate([*text.splitlines(), ""], 1):  # the last line may be continued, too
         start = start or number
         if line.endswith("\\") and not line.lstrip().startswith("#"):
             joined += line[:-1] + " "

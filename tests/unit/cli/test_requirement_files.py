@@ -133,3 +133,11 @@ def test_read_requirements_raises_what_a_build_refuses(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidSpec, match=r"requirements\.txt:1: "):
         read_requirements(tmp_path / "requirements.txt")
+
+
+def test_a_last_line_that_is_continued_is_read(project: Project) -> None:
+    file = project.write("fn/requirements.txt", "numpy \\\n")
+
+    assert [(where, requirement.name) for where, requirement in read_requirements(file).lines] == [
+        (f"{file}:1", "numpy")
+    ]
