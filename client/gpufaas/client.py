@@ -111,7 +111,7 @@ class _Client:
         :param token: a bearer token, instead of *auth*
         :param verify: whether the certificate of an https:// gateway is checked
         :param timeout_s: for each answer of the gateway; answers of functions have no limit
-        :param deploy_s: for a deployment, and for each step of an upload
+        :param deploy_s: for a deployment, for each step of an upload, and for what `prune` removes
         :param event_hooks: httpx's
         :raises GatewayUnreachable: *gateway* is no URL
         """

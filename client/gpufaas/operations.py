@@ -330,7 +330,7 @@ def prune(at: Gateway, *, dry: bool = False) -> Steps[dict[str, int]]:
 
     :param dry: only say what would go
     """
-    return at.json(Request("POST", "/system/prune", {"dry": "1"} if dry else {}), Refused)
+    return at.json(Request("POST", "/system/prune", {"dry": "1"} if dry else {}, timeout_s=at.deploy_s), Refused)
 
 
 def nodes(at: Gateway) -> Steps[list[Node]]:

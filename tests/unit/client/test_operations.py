@@ -201,3 +201,9 @@ def test_timing_is_what_the_headers_say() -> None:
     assert timing.phases == pytest.approx({"queue": 0.0005, "load": 0.03, "run": 0.0013})
     assert timing.parts["load"] == pytest.approx({"process": 0.024, "init": 0.006})
     assert gpufaas.Timing.of({}) == gpufaas.Timing(None, None, {}, {})
+
+
+def test_pruning_may_take_as_long_as_a_deployment() -> None:
+    sent, _ = played(operations.prune(AT), [httpx.Response(200, json={"artifacts": 1, "size": 2})])
+
+    assert [each.timeout_s for each in sent] == [AT.deploy_s]
