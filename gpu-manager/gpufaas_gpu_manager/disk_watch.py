@@ -9,13 +9,12 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from gpufaas_core.files import remove_tree
 from gpufaas_core.model import Seconds
 from gpufaas_core.units import Bytes, GiB, format_bytes
-from gpufaas_gpu_manager.isolation.walls import Own
-from gpufaas_gpu_manager.timers import Timers
+from gpufaas_gpu_manager.worker import Worker
 
 BYTES: Final[Bytes] = 4 * GiB
 """Of one directory: what is compiled for a large model has some hundred MiB."""
@@ -23,15 +22,7 @@ FILES: Final = 100_000
 _LOOK_S: Final[Seconds] = 2.0
 
 
-class WritingWorker(Protocol):
-    own: Own
-    reaped: bool
-    timers: Timers
-
-    def kill(self, reason: str) -> None: ...
-
-
-def watch_disk(worker: WritingWorker) -> None:
+def watch_disk(worker: Worker) -> None:
     """Look at the directories of *worker* repeatedly, by its timer "disk", until that is cancelled."""
     loop = asyncio.get_running_loop()
 

@@ -6,13 +6,9 @@ Time is counted in looks, not by the clock: a node that was held up itself has l
 
 from typing import Final, Protocol
 
-from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.model import Bytes
-from gpufaas_gpu_manager.calls_ports import DevicePort
+from gpufaas_gpu_manager.calls_ports import CallsWorker
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.proc import progress_of
-from gpufaas_gpu_manager.running import Running
-from gpufaas_gpu_manager.timers import Timers
 
 LOOKS: Final = 4
 """At progress, within the time that a load may make none."""
@@ -20,21 +16,12 @@ _LOOK_S: Final = 1.0
 """Time between two checks for thrashing."""
 
 
-class LoadingWorker(Protocol):
+class LoadingWorker(CallsWorker, Protocol):
     """A worker that loads."""
 
-    spec: WorkerSpec
-    memory: Bytes
     scratch: bool
     pid: int | None
-    run: Running
     limits: WorkerLimits | None
-    timers: Timers
-
-    @property
-    def device(self) -> DevicePort: ...
-
-    def kill(self, reason: str) -> None: ...
 
     def on_over_memory(self, reason: str) -> None: ...
 

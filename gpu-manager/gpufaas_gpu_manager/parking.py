@@ -8,14 +8,13 @@ A model leaves the device by the worker itself (`gpufaas_functions.parking`), or
 import asyncio
 import subprocess
 import time
-from typing import Final, Protocol, runtime_checkable
-
-import msgspec
+from typing import Final
 
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import MiB
 from gpufaas_core.wire.heads import ParkedHead, WakeHead, WokenHead
 from gpufaas_core.wire.kinds import Kind
+from gpufaas_gpu_manager.launch.processes import ForkedProcess
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
 
@@ -25,19 +24,6 @@ _WAKES_S: Final[Seconds] = 60.0
 """One that has not woken within this is loaded anew."""
 _CONTEXT: Final[Bytes] = 512 * MiB
 """What a process holds of a GPU without any tensor, if nobody can say: more than any that we have seen."""
-
-
-@runtime_checkable
-class ParkableRun(Protocol):
-    """How a worker runs that can be parked."""
-
-    def ask(self, kind: int, head: msgspec.Struct | None = None) -> None:
-        """Send a frame over its first slot."""
-
-    def stop(self) -> None:
-        """Stop all of its processes, so that they use no CPU."""
-
-    def go_on(self) -> None: ...
 
 
 class Parking:
@@ -61,7 +47,7 @@ class Parking:
         head, run = worker.ready_head, worker.run
         if worker.state is not WorkerState.READY or worker.calls.exchanges or worker.standby or worker.replaced:
             return "it is in use"
-        if head is None or not isinstance(run, ParkableRun) or worker.device.source.emulation is not None:
+        if head is None or not isinstance(run, ForkedProcess) or worker.device.source.emulation is not None:
             return "only models of handlers can be parked"
         if not (head.parks or self._checkpoint):
             return "its model is no torch module, and its handler has no park and wake"
@@ -126,9 +112,9 @@ class Parking:
             worker.kill(reason)
 
     @property
-    def _run(self) -> ParkableRun:
+    def _run(self) -> ForkedProcess:
         run = self._worker.run
-        assert isinstance(run, ParkableRun)  # `why_not` saw to it
+        assert isinstance(run, ForkedProcess)  # `why_not` saw to it
         return run
 
     @property

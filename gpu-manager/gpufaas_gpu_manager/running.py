@@ -14,10 +14,10 @@ class Running(Protocol):
     always comes.
     """
 
-    waits_for: str
+    waits_for: str = ""
     """What the error says that a stuck load has not done: ``to listen on port 8080``. Empty: nothing."""
 
-    death_known_s: Seconds
+    death_known_s: Seconds = 0.5
     """
     How long it may take until its end is known here. A broken connection mostly means that the worker died: the error
     for the caller waits so long for the reason.
@@ -28,12 +28,14 @@ class Running(Protocol):
 
     def end(self) -> None:
         """End it in an orderly way: it was evicted, and runs no call."""
+        self.kill()
 
     def kill(self) -> None:
         """End it and all that it started, at once. May be called repeatedly, and before there is a process."""
 
     def said_all(self) -> bool:
         """Whether all output of a worker that is gone was read."""
+        return True
 
     def hear_out(self) -> bool:
         """
@@ -41,11 +43,14 @@ class Running(Protocol):
 
         :return: whether some of it still waits
         """
+        return False
 
-    def limit_to(self, memory: Bytes) -> None: ...
+    def limit_to(self, memory: Bytes) -> None:
+        """Hold it to *memory* bytes from now on, if its limit can change."""
+        return
 
     def in_use(self) -> Bytes:
-        """Return the memory that counts against its limit now, in bytes; 0: unknown."""
+        """Return the memory that counts against its limit now, in bytes; 0: it is not measured."""
         return 0
 
     def close(self) -> None:

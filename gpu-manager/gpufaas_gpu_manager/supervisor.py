@@ -190,9 +190,6 @@ class Supervisor:
     def imported(self, worker: Worker, imported: Imported) -> None:
         self.layers.learn(worker, imported)
 
-    def gone(self, worker: Worker) -> None:
-        worker.device.leave(worker)
-
     def cpu_seconds(self) -> dict[FunctionId, Seconds]:
         """Return the CPU time of the living workers, by function."""
         used: dict[FunctionId, Seconds] = {}

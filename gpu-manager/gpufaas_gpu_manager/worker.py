@@ -19,7 +19,6 @@ from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, Seconds, copy_id
 from gpufaas_core.wire.heads import WARM, FailedHead, Imported, ParkedHead, ReadyHead, WokenHead
 from gpufaas_gpu_manager.calls_ports import CallsHost, DevicePort
-from gpufaas_gpu_manager.disk_watch import watch_disk
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.isolation.binds import advice
 from gpufaas_gpu_manager.isolation.walls import Own
@@ -118,9 +117,6 @@ class WorkerHost(CallsHost, Protocol):
 
     def drop(self, worker: "Worker") -> None:
         """*worker* has no process, and will have none any more."""
-
-    def gone(self, worker: "Worker") -> None:
-        """*worker* is reaped, and leaves its device."""
 
 
 class Worker:
@@ -234,7 +230,6 @@ class Worker:
         if self.limits is not None:
             shares_nothing = self.spec.kind == "server" or self.spec.own_process
             self.limits.started(pid, None if shares_nothing else parent_of(pid) or None)
-        watch_disk(self)
         if self.state is WorkerState.ENDING or self._cause.killed_for:
             self.run.kill()
         if self._early is not None:
@@ -469,10 +464,10 @@ class Worker:
                 self.host.load_instead(self, end.reason)
             elif before in PARKED_STATES:
                 self.device.not_parked(self, end.reason)
-                self.host.gone(self)
+                self.device.leave(self)
                 return
         kept = None if end.asked_for else self.device.successions.kept_share(self)
-        self.host.gone(self)
+        self.device.leave(self)
         if kept is not None:
             self.host.report(ShareKept(self.spec.function, self.device.id, self.copy, kept, end.reason))
         if self.replaced or self.standby:

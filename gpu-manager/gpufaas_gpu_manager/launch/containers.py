@@ -281,8 +281,8 @@ class Containers:
         self.ask("remove_container", engine_id, force=True, v=True)
 
 
-class Container:
-    """`Running`: one container."""
+class Container(Running):
+    """One container. Its limit follows its reservation, and its use is not measured."""
 
     waits_for = f"to listen on port {PORT}"
     death_known_s = 2.0  # the engine takes its time over events, on a busy machine most of all
@@ -337,9 +337,6 @@ class Container:
         if self._id and not self.worker.spec.memory_limit and self.worker.device.source.enforced:
             limits = {"mem_limit": memory, "memswap_limit": memory}
             self._in_thread(self._containers.ask, "update_container", self._id, **limits)
-
-    def in_use(self) -> Bytes:
-        return 0  # its limit follows its reservation, and its use is not measured
 
     def close(self) -> None:
         self._closed = True

@@ -240,15 +240,14 @@ class Pods:
             log.exception("kubernetes.not_handled pod=%s", name)  # one pod must not end the watch of all
 
 
-class WorkerPod:
-    """`Running`: one pod."""
+class WorkerPod(Running):
+    """One pod. Its limit follows its reservation, and its use is not measured."""
 
-    death_known_s: Seconds = 3.0  # the kubelet looks once a second, and then reports
+    death_known_s = 3.0  # the kubelet looks once a second, and then reports
 
     def __init__(self, worker: Worker, recipes: Recipes, pods: Pods, name: str) -> None:
         self.worker = worker
         self.recipes = recipes
-        self.waits_for = ""
         self.name = name
         self.created = self.dead = self.has_secret = False
         self._pods = pods
@@ -286,9 +285,6 @@ class WorkerPod:
     def limit_to(self, memory: Bytes) -> None:
         if self._runs and not self.worker.spec.memory_limit:
             self._pods.resize(self, memory)
-
-    def in_use(self) -> Bytes:
-        return 0  # its limit follows its reservation, and its use is not measured
 
     def close(self) -> None:
         self._closed = True

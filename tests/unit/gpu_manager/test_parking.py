@@ -12,6 +12,7 @@ from tests.waiting import eventually
 from gpufaas_core.units import MiB
 from gpufaas_core.wire.heads import ParkedHead, ReadyHead, WakeHead, WokenHead
 from gpufaas_core.wire.kinds import Kind
+from gpufaas_gpu_manager.launch.processes import ForkedProcess
 from gpufaas_gpu_manager.parking import Parking
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
@@ -19,7 +20,7 @@ from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
 CONTEXT = 300 * MiB
 
 
-class Run:
+class Run(ForkedProcess):
     def __init__(self) -> None:
         self.told: list[object] = []
 
