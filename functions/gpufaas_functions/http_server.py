@@ -18,13 +18,12 @@ answers CORS preflights); write_timeout; OPENFAAS_NAME and OPENFAAS_NAMESPACE.
 import asyncio
 import concurrent.futures
 import contextlib
-import contextvars
 import math
 import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +35,7 @@ from gpufaas_core.hop_by_hop import end_to_end
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
 from gpufaas_functions import batches, call_lines, exit_hooks
-from gpufaas_functions.answers import answer_of, in_one_line, opened, traceback_of
+from gpufaas_functions.answers import Handle, answer_of, in_one_line, traceback_of
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, piece_of, to_answer
 from gpufaas_functions.author_modules import import_handler
 from gpufaas_functions.coroutines import Pieces, aopened, called, closed, is_async
@@ -46,7 +45,6 @@ from gpufaas_functions.thread_state import ThreadState, give_loops
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Handle = Callable[[Event, Context], Any]
 
 SECRETS: Final = "/var/openfaas/secrets"
 _TEXT: Final = [(b"content-type", b"text/plain; charset=utf-8")]
@@ -173,148 +171,130 @@ class Application:
         )
         call_id = next((value for name, value in scope["headers"] if name == b"x-call-id"), b"").decode("latin-1")
         context = Context(call_id, self._settings.function, self._device)
-        alone = self._settings.slots == 1
-        if self._handlers is not None:
-            async with self._slots:
-                running = _AsyncCall(handle, event, context, send, self._loop)
-                await running.run_on(self._handlers, self._state.context, receive, alone)
-            return
-        call = _HandlerCall(handle, event, context, send, self._loop)
-        listening = asyncio.ensure_future(call.listen(receive))
-        try:
-            await self._loop.run_in_executor(self._pool, self._state.run, call.run, alone)
-        finally:
-            listening.cancel()
-
-
-class _Call:
-    """What one call is made of."""
-
-    def __init__(
-        self, handle: Handle, event: Event, context: Context, send: _Send, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        """:param loop: that of *send*"""
-        self._handle, self._event, self._context = handle, event, context
-        self._send, self._loop = send, loop
-
-
-class _HandlerCall(_Call):
-    """One call in a slot's thread."""
-
-    gone = False
-
-    async def listen(self, receive: _Receive) -> None:
-        """Note when the caller goes away. Its generator is closed before the next piece; if it waits, it never runs."""
-        await _until_gone(receive)
-        self.gone = True
-
-    def run(self, alone: bool) -> None:
-        """:param alone: no other call runs meanwhile"""
-        if self.gone:
-            return
-        call_lines.begin(self._context.call_id, alone=alone)
-        try:
-            self._run()
-        finally:
-            call_lines.end(self._context.call_id, alone=alone)
-
-    def _run(self) -> None:
-        try:
-            answer = to_answer(self._handle(self._event, self._context))
-            if answer.chunks is not None:
-                answer = opened(answer, -1)
-        except BaseException as exc:  # a handler that raises SystemExit fails, and does not end this process
-            answer = _failure(exc, self._context.device)
-        if answer.chunks is None:
-            self._wait(_send_whole(self._send, answer))
-            return
-        try:
-            self._wait(self._send(_start(answer)))
-            for piece in answer.chunks:
-                if self.gone:
-                    break
-                if piece:
-                    self._wait(self._send({"type": "http.response.body", "body": piece, "more_body": True}))
-        except Gone:
-            return
-        except BaseException as exc:
-            print(traceback_of(exc), end="", file=sys.stderr)
-            raise RuntimeError("the answer broke off") from None  # the connection is cut: half must not look whole
-        finally:
-            answer.chunks.close()  # type: ignore[attr-defined]  # a generator, see `to_answer`
-        self._wait(self._send({"type": "http.response.body"}))
-
-    def _wait(self, sending: Awaitable[None]) -> None:
-        """Let the loop send, and wait until the connection takes more, which is the back-pressure."""
-        try:
-            asyncio.run_coroutine_threadsafe(_awaited(sending), self._loop).result()
-        except (OSError, RuntimeError, concurrent.futures.CancelledError):
-            self.gone = True
-            raise Gone from None
-
-
-class _AsyncCall(_Call):
-    """One call of an async handler."""
-
-    async def run_on(
-        self, handlers: asyncio.AbstractEventLoop, variables: contextvars.Context, receive: _Receive, alone: bool
-    ) -> None:
-        """Run the call on *handlers*, in a copy of *variables*; cancel it if its caller goes away."""
-        running = asyncio.wrap_future(variables.run(asyncio.run_coroutine_threadsafe, self._run(alone), handlers))
+        kind = _ThreadCall if self._handlers is None else _Call
+        call = kind(handle, event, context, send, self._loop, self._settings.slots == 1)
         gone = asyncio.ensure_future(_until_gone(receive))
+        try:
+            async with self._slots:
+                if not gone.done():
+                    await self._run(call, gone)
+        finally:
+            gone.cancel()
+
+    async def _run(self, call: "_Call", gone: asyncio.Future[None]) -> None:
+        """Run *call* with all that the load has set. Its caller is *gone*: a coroutine is cancelled."""
+        if isinstance(call, _ThreadCall):
+            running = self._loop.run_in_executor(self._pool, self._state.run, call.run_here)
+        else:
+            assert self._handlers is not None
+            begun = self._state.context.run(asyncio.run_coroutine_threadsafe, call.run(), self._handlers)
+            running = asyncio.wrap_future(begun)
         await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            running.cancel()
-            raise Gone
-        gone.cancel()
-        running.result()
+            call.gone = True
+            if not isinstance(call, _ThreadCall):
+                running.cancel()
+                raise Gone
+        await running
 
-    async def _run(self, alone: bool) -> None:
-        call_lines.begin(self._context.call_id, alone=alone)
+
+@dataclass(eq=False)
+class _Call:
+    """One call of an async handler."""
+
+    handle: Handle
+    event: Event
+    context: Context
+    send: _Send
+    loop: asyncio.AbstractEventLoop
+    """That of `send`."""
+    alone: bool
+    """No other call runs meanwhile."""
+    gone: bool = False
+    """The caller is gone: the next piece is not sent."""
+
+    async def run(self) -> None:
+        """:raises Gone: the caller went away"""
+        call_lines.begin(self.context.call_id, self.alone)
         try:
             await self._answer()
         finally:
-            call_lines.end(self._context.call_id, alone=alone)
+            call_lines.end(self.context.call_id, self.alone)
 
     async def _answer(self) -> None:
         pieces: Pieces | None = None
         first = b""
         try:
-            answer, pieces = await called(self._handle, self._event, self._context)
+            answer, pieces = await self._called()
             if pieces is not None:
                 first = await aopened(answer, pieces, -1)
-        except asyncio.CancelledError:
-            raise
         except BaseException as exc:  # a handler that raises SystemExit fails, and does not end this process
-            answer = _failure(exc, self._context.device)
+            if self.gone and isinstance(exc, asyncio.CancelledError):
+                raise
+            answer = _failure(exc, self.context.device)
         if answer.body is not None or pieces is None:
-            await self._sent(_send_whole(self._send, answer))
+            await self._sent(_send_whole(self.send, answer))
             return
         try:
-            await self._sent(self._send(_start(answer)))
+            await self._sent(self.send(_start(answer)))
             await self._sent_piece(first)
             async for each in pieces:
                 await self._sent_piece(piece_of(each))
                 await asyncio.sleep(0)  # else a generator that never waits would stop the other calls
-        except (Gone, asyncio.CancelledError):
-            raise
         except BaseException as exc:
+            if isinstance(exc, Gone) or (self.gone and isinstance(exc, asyncio.CancelledError)):
+                raise
             print(traceback_of(exc), end="", file=sys.stderr)
             raise RuntimeError("the answer broke off") from None  # the connection is cut: half must not look whole
         finally:
             await closed(pieces)
-        await self._sent(self._send({"type": "http.response.body"}))
+        await self._sent(self.send({"type": "http.response.body"}))
 
     async def _sent_piece(self, piece: bytes) -> None:
+        if self.gone:
+            raise Gone
         if piece:
-            await self._sent(self._send({"type": "http.response.body", "body": piece, "more_body": True}))
+            await self._sent(self.send({"type": "http.response.body", "body": piece, "more_body": True}))
 
     async def _sent(self, sending: Awaitable[None]) -> None:
-        """Let the other loop send, and wait until the connection takes more."""
+        """Let the other loop send, and wait until the connection takes more, which is the back-pressure."""
         try:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_awaited(sending), self._loop))
-        except (OSError, RuntimeError):
+            await self._wait(asyncio.run_coroutine_threadsafe(_awaited(sending), self.loop))
+        except (OSError, RuntimeError, concurrent.futures.CancelledError):
             raise Gone from None
+
+    async def _called(self) -> tuple[HandlerAnswer, Pieces | None]:
+        return await called(self.handle, self.event, self.context)
+
+    async def _wait(self, sent: "concurrent.futures.Future[None]") -> None:
+        await asyncio.wrap_future(sent)
+
+
+class _ThreadCall(_Call):
+    """One call of a plain handler, in a slot's thread: where the other kind awaits something, it blocks."""
+
+    def run_here(self) -> None:
+        """As `run`, without an event loop."""
+        running = self.run()
+        with contextlib.suppress(StopIteration):
+            while True:
+                running.send(None)
+
+    async def _called(self) -> tuple[HandlerAnswer, Pieces | None]:
+        answer = to_answer(self.handle(self.event, self.context))
+        return answer, None if answer.chunks is None else _each(answer.chunks)
+
+    async def _wait(self, sent: "concurrent.futures.Future[None]") -> None:
+        sent.result()
+
+
+async def _each(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield *chunks*, and close them."""
+    try:
+        for each in chunks:
+            yield each
+    finally:
+        chunks.close()  # type: ignore[attr-defined]  # a generator, see `to_answer`
 
 
 async def _until_gone(receive: _Receive) -> None:
