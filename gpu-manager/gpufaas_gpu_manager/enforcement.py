@@ -48,7 +48,8 @@ class Enforcement:
         """:raises InvalidSpec: *mode* is ``cgroup``, and there are no control groups"""
         self._pids = pids
         self._groups: Cgroups | None = None
-        self._watch: MemoryWatch | None = None
+        self.watch: MemoryWatch | None = None
+        """Watches the memory of workers where there are no control groups."""
         self._left: list[Group] = []
         self._spare: dict[object, Collection[int]] = {}
         self.why = ""
@@ -68,7 +69,7 @@ class Enforcement:
                     raise InvalidSpec(f"--memory-enforcement cgroup: {exc}") from None
         if self._groups is None and mode in ("auto", "watcher"):
             self.name = WATCHER
-            self._watch = MemoryWatch()
+            self.watch = MemoryWatch()
         by_quota = self._groups is not None and self._groups.limits_cpu
         self.shares_by = CPU_QUOTA if by_quota else AFFINITY
         """What holds workers on devices with cores to their shares; the value of these devices' label."""
@@ -95,18 +96,17 @@ class Enforcement:
 
     def stand_by(self, pool: object, pids: Collection[int]) -> None:
         """These children of fork servers, all of *pool*, are no workers, and did not escape from one."""
-        if self._watch is not None:
+        if self.watch is not None:
             self._spare[pool] = pids
-            self._watch.spare = frozenset(pid for each in self._spare.values() for pid in each)
+            self.watch.spare = frozenset(pid for each in self._spare.values() for pid in each)
             if not pids:
                 del self._spare[pool]
 
     def remove(self, group: Group | None) -> None:
-        """Kill what is in *group*, and remove it."""
-        if group is not None:
+        """Remove *group*, and kill what is in it."""
+        if group is not None and not group.remove():
             group.kill()
-            if not group.remove():
-                self._left.append(group)
+            self._left.append(group)
 
     def limits(
         self, number: int, memory: Bytes, capacity: Bytes, on_over: Callable[[str], None], cpu: CpuShare | None = None,
@@ -127,12 +127,12 @@ class Enforcement:
         if cpu is not None and self.shares_by == AFFINITY:
             pinned = self._pinning.take(cpu)
         hard = 0 if self.hard_is_soft else capacity
-        return WorkerLimits(number, memory, group, self._watch, self._left, hard, on_over, cpu, pinned)
+        return WorkerLimits(self, number, memory, group, hard, on_over, cpu, pinned)
 
     def close(self) -> None:
         """Kill what is left of workers."""
-        if self._watch is not None:
-            self._watch.close()
+        if self.watch is not None:
+            self.watch.close()
         if self._groups is not None:
             self._groups.close()
 
@@ -146,22 +146,14 @@ class WorkerLimits:
     """The limits of one worker; `close` them when it is reaped."""
 
     def __init__(
-        self,
-        number: int,
-        memory: Bytes,
-        group: Group | None,
-        watch: MemoryWatch | None,
-        left: list[Group],
-        hard: Bytes,
-        on_over: Callable[[str], None],
-        cpu: CpuShare | None = None,
-        pinned: Pinned | None = None,
-    ) -> None:
+        self, enforcement: Enforcement, number: int, memory: Bytes, group: Group | None, hard: Bytes,
+        on_over: Callable[[str], None], cpu: CpuShare | None, pinned: Pinned | None,
+    ) -> None:  # fmt: skip
+        self._enforcement = enforcement
+        self._watch = enforcement.watch
         self._number = number
         self._memory = memory
         self._group = group
-        self._watch = watch
-        self._left = left
         self._on_over = on_over
         self.not_counted: frozenset[Identity] = frozenset()
         """Memory files that the platform has given it: weights that are charged to the node."""
@@ -250,9 +242,7 @@ class WorkerLimits:
         if self._group is not None:
             if self._group.oom_kills():
                 reason = _reason(self._memory, self._memory)
-            if not self._group.remove():  # something is left in it
-                self._group.kill()
-                self._left.append(self._group)
+            self._enforcement.remove(self._group)
             self._group = None
         return reason
 

@@ -90,10 +90,6 @@ class Nvml:
         held = [each.usedGpuMemory for each in running if each.pid in pids]
         return None if any(size is None for size in held) else int(sum(held))
 
-    def used(self, index: int) -> Bytes:
-        """Return the bytes of device *index* that are in use, by whomever."""
-        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._devices[index]).used)
-
     def _gpus(self) -> Iterator[Any]:
         for index in range(int(self._nvml.nvmlDeviceGetCount())):
             yield self._nvml.nvmlDeviceGetHandleByIndex(index)

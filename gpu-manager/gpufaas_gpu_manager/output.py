@@ -5,7 +5,7 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from gpufaas_core.log_marks import lines_in, new_secret
@@ -55,7 +55,7 @@ class Output:
             for stream in STREAMS:
                 read, write = os.pipe()
                 ends.append(write)
-                self._pipes.append(_Pipe(read, stream, allowance, self.extend, self._keep))
+                self._pipes.append(_Pipe(read, stream, allowance, self))
             yield ends
         finally:
             for end in ends:
@@ -71,7 +71,7 @@ class Output:
         self._keep_all((each.call, each.text) for each in printed)
         self._logs.extend(self._function, self._instance, printed)
 
-    def _keep(self, left_out: Iterable[bytes]) -> None:
+    def keep(self, left_out: Iterable[bytes]) -> None:
         """Keep lines that are not in the log: they may be the reason for what happens next."""
         for each in left_out:
             self._keep_all(lines_in(each.decode(errors="replace"), self.secret))
@@ -98,20 +98,12 @@ class Output:
 
 
 class _Pipe:
-    """The read end of one stream. Lines go to *on_lines*, those above the limit to *on_left_out*."""
+    """The read end of one stream of *output*."""
 
-    def __init__(
-        self,
-        fd: int,
-        stream: str,
-        allowance: Allowance,
-        on_lines: Callable[[Sequence[str], str], None],
-        on_left_out: Callable[[Iterable[bytes]], None],
-    ) -> None:
+    def __init__(self, fd: int, stream: str, allowance: Allowance, output: Output) -> None:
         self._fd: int | None = fd
         self._stream = stream
-        self._on_lines = on_lines
-        self._on_left_out = on_left_out
+        self._output = output
         self._limit = LineLimit(time.monotonic(), allowance)
         self._later: asyncio.TimerHandle | None = None
         os.set_blocking(fd, False)
@@ -141,9 +133,9 @@ class _Pipe:
     def _take(self, *, idle: bool = False) -> None:
         now = time.monotonic()
         if lines := self._limit.turn(now, idle=idle):
-            self._on_lines(lines, self._stream)
+            self._output.extend(lines, self._stream)
         if self._limit.left_out:
-            self._on_left_out(self._limit.left_out)
+            self._output.keep(self._limit.left_out)
         loop = asyncio.get_running_loop()
         if (wait := self._limit.wait()) and self._fd is not None:
             loop.remove_reader(self._fd)  # its pipe fills, and then its writer waits
@@ -167,7 +159,7 @@ class _Pipe:
             if not self._read():
                 break
         if rest := self._limit.end(time.monotonic()):
-            self._on_lines(rest, self._stream)
+            self._output.extend(rest, self._stream)
         self._detach()
 
     def _detach(self) -> None:

@@ -71,10 +71,6 @@ class ParkedWorkers:
     def forget(self, function: FunctionId) -> None:
         self._unfit.discard(function)
 
-    @property
-    def count(self) -> int:
-        return len(self._workers)
-
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()

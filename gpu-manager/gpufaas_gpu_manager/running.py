@@ -45,7 +45,7 @@ class Running(Protocol):
         """
         return False
 
-    def limit_to(self, memory: Bytes) -> None:
+    def limit_to(self, memory: Bytes) -> None:  # noqa: ARG002 - the port's
         """Hold it to *memory* bytes from now on, if its limit can change."""
         return
 

@@ -75,8 +75,11 @@ def test_a_swap_storm_answers_all_and_never_holds_more_than_the_device(kind: str
     drawn, _ = swap.storm(tmp_path, given, devices=1, room=5, device=device)
     held = swap.held_by_workers
     if cuda is not None:
-        before = cuda.used(0)
-        held = lambda _: {device: cuda.used(0) - before}  # noqa: E731
+        import pynvml
+
+        used = lambda: pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used  # noqa: E731
+        before = used()
+        held = lambda _: {device: used() - before}  # noqa: E731
     large = f"{kind}:0={2 if cuda is None else 8}GiB"
     room = swap.occupation(drawn.source, BENCHMARKS.parent, (), large)
 

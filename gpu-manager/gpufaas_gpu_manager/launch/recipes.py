@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import msgspec
 
 from gpufaas_core.bundle import SITE_DIR, Manifest
-from gpufaas_core.constraints import CGROUP_V1, CGROUP_V2, CPU_QUOTA
+from gpufaas_core.constraints import CPU_QUOTA
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.files import remove_tree
 from gpufaas_core.log_marks import MARK_VARIABLE
@@ -338,4 +338,4 @@ def _room(worker: Worker, enforcement: Enforcement) -> Bytes:
     """Return the most that its files in memory take: what it may be lent, where a control group counts them."""
     if not (worker.device.source.enforced and worker.memory):
         return GiB
-    return worker.device.ledger.capacity if enforcement.name in (CGROUP_V1, CGROUP_V2) else worker.memory
+    return worker.device.ledger.capacity if enforcement.has_groups else worker.memory
