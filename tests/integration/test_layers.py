@@ -107,7 +107,7 @@ async def test_each_function_that_preloads_has_a_layer_of_its_own_and_others_hav
     assert third["server"] == rig.node.host.zygote.pid
     assert rig.node.host.blank()["layers"] == 2
     assert 0 < rig.node.host.blank()["layerMemory"] < 16 << 20, "of a small module"
-    watch = rig.node.enforcement._watch
+    watch = rig.node.enforcement.watch
     assert watch is None or set(rig.layers) <= watch.spare, "the memory watcher takes none for an orphan"
     assert rig.said == []
 
