@@ -92,14 +92,15 @@ class WorkerSlot:
 
     async def send_body(self, piece: bytes) -> None:
         turn, exchange = self.turns.now, self.turns.now.call
-        while not self.credit.is_left:
-            if exchange is None or turn.call is not exchange or exchange.abandoned or self.wire.closing:
-                return  # nobody reads it any more
+        while exchange is not None and turn.call is exchange and not exchange.abandoned and not self.wire.closing:
+            if self.credit.is_left:
+                self.credit.spend(len(piece))
+                self.wire.write(encode_prefix(Kind.BODY, None, len(piece), self.index), piece)
+                await self.wire.room.wait()
+                return
             self.roomy.clear()
             await self.roomy.wait()
-        self.credit.spend(len(piece))
-        self.wire.write(encode_prefix(Kind.BODY, None, len(piece), self.index), piece)
-        await self.wire.room.wait()
+        # Nobody reads it any more; the slot may have another call, which has credit of its own.
 
     async def end_body(self) -> None:
         self.wire.write(encode_frame(Kind.BODY_END, lane=self.index))

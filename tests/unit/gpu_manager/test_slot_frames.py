@@ -28,6 +28,7 @@ from gpufaas_core.wire.heads import (
 from gpufaas_core.wire.kinds import KINDS, Kind
 from gpufaas_core.wire.prefix import LANE, PREFIX, FrameReader, encode_frame
 from gpufaas_functions.begun import UNKNOWN, no_counts, taken
+from gpufaas_gpu_manager import node_call
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.node_call import ABANDON, GO_AHEAD
 from gpufaas_gpu_manager.worker_connection import WorkerConnection
@@ -640,6 +641,23 @@ async def test_who_waits_to_send_a_body_goes_on_when_the_call_ends(end: str) -> 
 
     async with asyncio.timeout(20):
         await sending
+
+
+async def test_who_waits_to_send_a_body_sends_nothing_of_it_to_the_next_call_of_its_slot() -> None:
+    rig = Rig(body_mode=STREAM)
+    sending = asyncio.ensure_future(_send_pieces(rig.exchange, 4))
+    await asyncio.sleep(0.01)
+    rig.transport.written = b""
+
+    rig.say(encode_frame(Kind.ANSWER, OK))
+    rig.exchange.step(node_call.END)
+    following = rig.bind(0, "next", STREAM)  # before the sender has looked
+    async with asyncio.timeout(20):
+        await sending
+    await following.send_body(b"its own")
+
+    sent = [body for kind, _, body in FrameReader().feed(rig.transport.written) if kind == Kind.BODY]
+    assert sent == [b"its own"]
 
 
 async def _send_pieces(exchange: Exchange, count: int) -> None:
