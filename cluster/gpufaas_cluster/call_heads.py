@@ -9,7 +9,10 @@ from gpufaas_core.messages import Grant
 from gpufaas_core.wire.heads import AnswerHead, CallHead
 
 BODY_WINDOW: Final[Bytes] = 1024 * 1024
-"""The credit of a body that comes in pieces. The node gives it when it takes the call."""
+"""
+The credit of a body that comes in pieces. The node gives it when it takes the call, or when a worker takes it, if the
+body streams: the call may be placed again until then.
+"""
 
 
 class NodeCallHead(msgspec.Struct, array_like=True, frozen=True):

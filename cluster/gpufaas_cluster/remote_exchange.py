@@ -115,7 +115,7 @@ class RemoteExchange(AnswerBuffer):
                 return self._credit
             self._roomy = self._loop.create_future()
             await self._roomy
-        if isinstance(self._error, GrantRefused) and not (self._credit is not None and self._credit.is_left):
+        if isinstance(self._error, GrantRefused):
             raise self._error
         return None
 

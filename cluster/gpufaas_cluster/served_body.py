@@ -27,7 +27,10 @@ class ServedBody:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._window = Window(BODY_WINDOW)
-        send(Kind.ROOM, RoomHead(BODY_WINDOW))
+
+    def begin(self) -> None:
+        """It may come."""
+        self._send(Kind.ROOM, RoomHead(BODY_WINDOW))
 
     def add(self, piece: bytes) -> None:
         """A piece has come. :raises OSError: the disk is full"""
@@ -60,6 +63,7 @@ class SpooledBody(ServedBody):
         self._file = os.fdopen(fd, "wb", buffering=0)
         self._on_whole = on_whole
         super().__init__(send)
+        self.begin()
 
     def add(self, piece: bytes) -> None:
         self.size += len(piece)

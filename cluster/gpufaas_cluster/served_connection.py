@@ -217,11 +217,19 @@ class ServedLane:
             return
         self._exchange = exchange
         exchange.watcher = self._pump
-        if grant.cold or grant.load_s:
-            exchange.when_runs(partial(self.send, Kind.RUNS))
         if head.body_mode not in (INLINE, FILE):
             self._body = StreamedBody(self.send, exchange)
+            exchange.when_runs(self._runs)
+        elif grant.cold or grant.load_s:
+            exchange.when_runs(partial(self.send, Kind.RUNS))
         self._pump()
+
+    def _runs(self) -> None:
+        """A worker has a call whose body streams. Pieces that came before would be lost if it were placed again."""
+        if self._grant is not None and (self._grant.cold or self._grant.load_s):
+            self.send(Kind.RUNS)
+        if self._body is not None:
+            self._body.begin()
 
     def _on_body(self, piece: bytes | None) -> None:
         """A piece of the body comes; None: its end. Those of a call that is over are skipped."""

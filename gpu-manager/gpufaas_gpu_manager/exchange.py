@@ -109,7 +109,6 @@ class Exchange(AnswerBuffer, NodeCall):
         """Send a piece of a body that streams; wait while the worker does not read. Nothing, once the call is over."""
         slot = self.slot or await self._slot()
         if slot is not None and not self.finished:
-            self.once = True
             await slot.send_body(piece)
 
     def when_runs(self, tell: Callable[[], None]) -> None:

@@ -94,6 +94,7 @@ class HttpSlot:
         self._head = head
         self._body = body
         self._begun_at = now = time.monotonic()
+        exchange.once = head.body_mode == STREAM
         connection = self._connection
         if connection is not None and not connection.lost and now - connection.idle_since < _IDLE_S:
             self._may_retry = head.body_mode != STREAM and head.method in _IDEMPOTENT

@@ -46,7 +46,7 @@ class WorkerSlot:
         in_batch = turns.coming > 0
         turns.add(exchange, streams=streams)
         if streams:
-            self.credit = Credit()
+            exchange.once, self.credit = True, Credit()
         if wire.closing:
             if not streams:
                 exchange.step(HOLD)

@@ -11,7 +11,7 @@ end that asks::
     → ROOM while an answer streams, ← ROOM while a body does: so much more may be sent (`credit`)
 
 From gateway to node, CALL has the grant in front. Bodies in pieces wait for the first ROOM, which says that the node
-took the call::
+took the call; of a body that streams, that a worker did::
 
     ← RUNS, where the grant waits for a load: a worker has the call
     ← REFUSED in place of an answer: nothing was taken  or  ERROR, in place of what is left of it

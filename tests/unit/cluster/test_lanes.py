@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.gpu_manager.world import exchange_of
 from tests.waiting import eventually
 
 from gpufaas_cluster.call_connection import CallConnection, CallLane
-from gpufaas_cluster.call_heads import BODY_WINDOW, ErrorHead, NodeAnswerHead, QueryHead
+from gpufaas_cluster.call_heads import BODY_WINDOW, ErrorHead, NodeAnswerHead, NodeCallHead, QueryHead
 from gpufaas_cluster.lane_connection import LaneConnection
 from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.served_connection import ServedConnection
@@ -17,13 +18,16 @@ from gpufaas_core.errors import CallCancelled, GrantRefused
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, Part
 from gpufaas_core.units import MiB
-from gpufaas_core.wire.bodies import FILE
+from gpufaas_core.wire.bodies import FILE, STREAM
 from gpufaas_core.wire.credit import PIECE_COST, WINDOW
 from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead, RoomHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import KIND, LANE, LANES, FrameReader, encode_frame
+from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.node_call import END
 
 HEAD = NodeAnswerHead(AnswerHead(200, []))
+GRANT = Grant(1, 1, (CallId("c"),), FunctionId("f.ns@1"), "digest", (Part(DeviceId("n/cpu:0"), MiB),), False)
 
 
 class Transport:
@@ -159,9 +163,8 @@ class Caller:
 
     def __init__(self, gateway: Gateway, path: Path) -> None:
         path.write_bytes(b"x" * 3 * MiB)
-        grant = Grant(1, 1, (CallId("c"),), FunctionId("f.ns@1"), "digest", (Part(DeviceId("n/cpu:0"), MiB),), False)
         head = CallHead("c", "POST", "/", b"", [], FILE, str(path))
-        self.exchange = RemoteExchange(asyncio.get_running_loop(), lambda *_: None, grant, head, b"")
+        self.exchange = RemoteExchange(asyncio.get_running_loop(), lambda *_: None, GRANT, head, b"")
         self._transport = gateway.transport
         gateway.connection.begin(self.exchange)
 
@@ -298,6 +301,69 @@ async def test_what_comes_late_for_a_call_that_has_ended_is_skipped() -> None:
         node.hears(kind)
 
     assert not node.transport.aborted
+
+
+class Slot:
+    """Takes a call, and pieces of its body."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def begin(self, *_: object) -> None: ...
+
+    async def send_body(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+
+
+class Waiting:
+    """A node with a call whose body streams, and which waits for its worker."""
+
+    def __init__(self) -> None:
+        self.node = Node()
+        self.exchange = exchange_of("c", None)
+        self.node.server.node = self.node.server.grants = self  # type: ignore[attr-defined]
+        self.grants = self
+        self.node.hears(Kind.CALL, NodeCallHead(GRANT, CallHead("c", "POST", "/", b"", [], STREAM)), b"first")
+
+    def call(self, _: Grant, head: CallHead, body: bytes, __: int) -> Exchange:
+        self.exchange.arrive(head, body)
+        return self.exchange
+
+    @property
+    def said(self) -> list[int]:
+        return [kind & KIND for kind, _, _ in FrameReader().feed(self.node.transport.sent)]
+
+
+async def test_a_body_that_streams_comes_once_a_worker_has_its_call() -> None:
+    rig, slot = Waiting(), Slot()
+    assert rig.said == []
+
+    rig.exchange.bind(slot, 0.0, 1)  # type: ignore[arg-type]
+    rig.node.hears(Kind.BODY, None, b"more")
+
+    assert rig.said == [Kind.ROOM]
+    await eventually(lambda: slot.pieces == [b"more"])
+
+
+async def test_a_call_that_waited_for_its_worker_can_be_placed_again_as_nothing_of_its_body_came() -> None:
+    rig = Waiting()
+    rig.exchange.step(END)
+    rig.exchange.fail(GrantRefused("its worker gives no sign of life"))
+
+    assert rig.said == [Kind.REFUSED]
+
+
+async def test_a_piece_of_a_body_that_comes_with_the_refusal_of_its_grant_goes_under_the_next_one(
+    gateway: Gateway,
+) -> None:
+    head = CallHead("c", "POST", "/", b"", [], STREAM)
+    exchange = RemoteExchange(asyncio.get_running_loop(), lambda *_: None, GRANT, head, b"")
+    gateway.connection.begin(exchange)
+    gateway.says(Kind.ROOM, RoomHead(BODY_WINDOW))
+    gateway.says(Kind.REFUSED, ErrorHead("GrantRefused", "its worker gives no sign of life"))
+
+    with pytest.raises(GrantRefused):
+        await exchange.send_body(b"piece")
 
 
 class Greedy:
