@@ -166,13 +166,13 @@ class RemoteExchange(AnswerBuffer):
         self._over = True
         if not self._cancelled:
             self._on_unreachable(self.grant, reason)
-            self._fail_with(GrantRefused(reason))
+            self.fail(GrantRefused(reason))
 
     def on_lost(self, reason: str) -> None:
         assert self._lane is not None
         name = self._lane.connection.node
         self._finish()
-        self._fail_with(WorkerCrashed(f"node {name} was lost during the call, which may have run there: {reason}"))
+        self.fail(WorkerCrashed(f"node {name} was lost during the call, which may have run there: {reason}"))
 
     def on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         if kind == Kind.ANSWER or kind == Kind.HEAD:
@@ -201,13 +201,13 @@ class RemoteExchange(AnswerBuffer):
             self.end = end = _decode_end(header)
             self._finish()
             if end.error and not self._cancelled:
-                self._fail_with(GpufaasError(f"the function's answer broke off: {end.error}"))
+                self.fail(GpufaasError(f"the function's answer broke off: {end.error}"))
             self._wake()
         elif kind == Kind.REFUSED or kind == Kind.ERROR:
             failure = _decode_failure(header)
             self.load_s, self.phases, self.tier = failure.load_s, failure.phases, failure.tier
             self._finish()
-            self._fail_with(make_error(failure.name, failure.message, failure.retry_after_s))
+            self.fail(make_error(failure.name, failure.message, failure.retry_after_s))
         else:
             raise BrokenFrame(f"{name_of(kind)} in answer to a call")
 
@@ -216,11 +216,6 @@ class RemoteExchange(AnswerBuffer):
         self._over = True
         self._lane = None
         self._stop_sending()
-
-    def _fail_with(self, error: GpufaasError) -> None:
-        if self._error is None:
-            self._error = error
-        self._wake()
 
     def _stop_sending(self) -> None:
         if self._sender is not None:
