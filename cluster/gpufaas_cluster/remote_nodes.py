@@ -10,6 +10,7 @@ needs no task.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
 
@@ -126,9 +127,9 @@ class NodeClient:
         self.down = ""
         """Why it cannot be reached; empty: it can, or it was not tried yet."""
         self.tasks: set[asyncio.Task[None]] = set()
-        self.small = Kept(self, nodes.me, _SMALL_WINDOW)
+        self.small = StandingConnection(self, nodes.me, _SMALL_WINDOW)
         """The connection of small calls."""
-        self.large = Kept(self, nodes.me, WINDOW)
+        self.large = StandingConnection(self, nodes.me, WINDOW)
         """That of all others, and of queries."""
         self._nodes = nodes
         self._link: Link | None = None
@@ -155,22 +156,22 @@ class NodeClient:
         :raises NotReached: it is not there, or was lost
         :raises GpufaasError: its error
         """
-        query = RemoteQuery(what, value)
-        self.begin(query)
-        return await query.reply()
+        async with aclosing(self._ask(what, value)) as pieces:
+            return b"".join([piece async for piece in pieces])
 
     async def ask_lines(self, what: str, value: object) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of an answer in pieces as they come. :raises GpufaasError: as `ask`"""
-        query = RemoteQuery(what, value)
-        self.begin(query)
+        """Yield the lines of an answer as they come. :raises GpufaasError: as `ask`"""
         rest = b""
-        try:
-            while (piece := await query.chunk()) is not None:
+        async with aclosing(self._ask(what, value)) as pieces:
+            async for piece in pieces:
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
                     yield line
-        finally:
-            query.cancel()
+
+    def _ask(self, what: str, value: object) -> AsyncGenerator[bytes, None]:
+        query = RemoteQuery(what, value)
+        self.begin(query)
+        return query.pieces()
 
     def rests(self, connection: CallConnection) -> None:
         """No call is on *connection* any more, or it is closed."""
@@ -182,8 +183,8 @@ class NodeClient:
     def leave(self) -> None:
         """The node is no longer in the view: take no new calls; those that run go on."""
         self._left = True
-        for kept in (self.small, self.large):
-            kept.refuse(f"node {self.id} left")
+        for each in (self.small, self.large):
+            each.refuse(f"node {self.id} left")
         for connection in self._open:
             if not connection.running:
                 connection.close()
@@ -254,12 +255,12 @@ class NodeClient:
             connection.abort(why)
 
     def _refuse_waiting(self, why: str) -> None:
-        for kept in (self.small, self.large):
-            kept.refuse(f"node {self.id} cannot be reached: {why}")
+        for each in (self.small, self.large):
+            each.refuse(f"node {self.id} cannot be reached: {why}")
 
 
-class Kept:
-    """A connection that is kept, and made again when one is wanted after it broke."""
+class StandingConnection:
+    """A connection that stands, and is made again when one is wanted after it broke."""
 
     def __init__(self, node: NodeClient, me: Identity, window: Bytes) -> None:
         self.connection: CallConnection | None = None

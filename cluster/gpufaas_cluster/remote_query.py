@@ -1,6 +1,7 @@
 """A query to a node elsewhere, and what it answers."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Final
 
 import msgspec
@@ -16,7 +17,7 @@ _decode_error: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
 
 class RemoteQuery:
-    """See `NodeClient.ask` and `ask_lines`. `reply` returns the answer whole, `chunk` in pieces as they come."""
+    """See `NodeClient.ask` and `ask_lines`. It is a `LaneUser`."""
 
     brief = False
 
@@ -29,32 +30,25 @@ class RemoteQuery:
         self._pieces: asyncio.Queue[bytes | GpufaasError | None] = asyncio.Queue()
         """Those that have come; behind them the error, or None, with which the answer ends."""
 
-    async def reply(self) -> bytes:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         """
-        Return what the node answers.
+        Yield the answer in pieces as they come. Its node sends more as they are taken; none, once this is closed.
 
         :raises NotReached: the node is not there, or was lost
         :raises GpufaasError: its error
         """
-        pieces = []
         try:
-            while (piece := await self.chunk()) is not None:
-                pieces.append(piece)
+            while (piece := await self._pieces.get()) is not None:
+                if isinstance(piece, GpufaasError):
+                    raise piece
+                if self._lane is not None and self._pieces.empty():
+                    self._lane.resume()
+                    self._lane.pause()
+                yield piece
         finally:
-            self.cancel()
-        return b"".join(pieces)
+            self._cancel()
 
-    async def chunk(self) -> bytes | None:
-        """Return the next piece; None at the end. Its node sends more as pieces are taken. Raises as `reply`."""
-        piece = await self._pieces.get()
-        if isinstance(piece, GpufaasError):
-            raise piece
-        if self._lane is not None and self._pieces.empty():
-            self._lane.resume()
-            self._lane.pause()
-        return piece
-
-    def cancel(self) -> None:
+    def _cancel(self) -> None:
         """Want no answer any more. Nothing once there is one."""
         if not self.gone and self._lane is not None:
             self._lane.send(Kind.CANCEL)
