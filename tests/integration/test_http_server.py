@@ -439,6 +439,8 @@ ASYNC = """
                 open(event.text).read()
             case "/raise":
                 raise KeyError(event.text)
+            case "/cancelled":
+                raise asyncio.CancelledError("by itself")
             case "/break":
                 return breaks()
         return event.body
@@ -474,6 +476,7 @@ def test_an_async_handler_streams_side_by_side_on_a_loop_of_its_own(
 
     failed = server.call("/raise", content=b"b")
     assert (failed.status_code, failed.text) == (500, "KeyError: 'b'")
+    assert server.call("/cancelled").text.endswith("CancelledError: by itself")
     with pytest.raises(httpx.RemoteProtocolError):
         server.call("/break")
     assert "ValueError: then this" in server.log.read_text()
