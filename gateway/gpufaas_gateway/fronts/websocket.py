@@ -138,6 +138,8 @@ class _Connection(Caller):
         self._pump: asyncio.Task[None] | None = None
         self._control: asyncio.Task[None] | None = None
         self._controlled: Bytes = 0
+        self._sending = asyncio.Lock()
+        """One message goes to the function at a time, since a large one goes in parts."""
         self._pieces: list[bytes | bytearray | memoryview] = []
         self._text = False
         self._told = False
@@ -302,9 +304,10 @@ class _Connection(Caller):
 
     async def _flush(self) -> None:
         try:
-            while data := b"".join(self._function.data_to_send()):
-                async with asyncio.timeout(self._timeout_s):
-                    await self._stream.send(data)
+            async with self._sending:
+                while data := b"".join(self._function.data_to_send()):
+                    async with asyncio.timeout(self._timeout_s):
+                        await self._stream.send(data)
         except TimeoutError:
             self._stream.fail(WorkerCrashed(f"{self._name} took no message for {self._timeout_s:g} s, its time limit"))
 
