@@ -100,10 +100,6 @@ class Catalogue:
         self.loaded = False
         """False while functions are read from the store: one that is not found may still appear."""
 
-    def complete(self) -> None:
-        """Note that all functions of the store have been read."""
-        self.loaded = True
-
     def find(self, name: str) -> Deployed | None:
         """Return the function ``NAME`` or ``NAME.NAMESPACE``. O(1)."""
         return self._called.get(name)

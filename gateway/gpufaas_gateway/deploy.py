@@ -34,6 +34,7 @@ from gpufaas_gateway.errors import Overtaken, Unavailable
 from gpufaas_gateway.handover import Handovers
 from gpufaas_gateway.history import Revision, RolledBack, meant
 from gpufaas_gateway.metrics import Metrics
+from gpufaas_gateway.names import check_name
 from gpufaas_gateway.namespaces import Namespaces
 from gpufaas_gateway.placement import check_needs
 from gpufaas_gateway.ports import Artifacts, Scheduler, SecretStore, Store, Workers
@@ -48,15 +49,7 @@ from gpufaas_gateway.revision import (
     unavailable,
     worker_spec,
 )
-from gpufaas_gateway.spec import (
-    DEFAULT_NAMESPACE,
-    Defaults,
-    FunctionRecord,
-    FunctionSpec,
-    check_name,
-    placement_of,
-    read_options,
-)
+from gpufaas_gateway.spec import DEFAULT_NAMESPACE, Defaults, FunctionRecord, FunctionSpec, placement_of, read_options
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +116,7 @@ class Deployer:
         async with asyncio.TaskGroup() as tasks:
             for record in records:
                 tasks.create_task(self._take_up(record, at_once))
-        self.catalogue.complete()
+        self.catalogue.loaded = True
         log.info("catalogue.loaded functions=%d", len(records))
 
     def adopt(self, record: FunctionRecord, worker: WorkerSpec, function: Function) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
+from gpufaas_core.environment import Environment
 from gpufaas_core.errors import (
     FunctionExists,
     InvalidSpec,
@@ -48,6 +49,7 @@ UsageOf = Callable[[FunctionId], Awaitable[tuple[float, Bytes] | None]]
 REVISION: Final = "X-Gpufaas-Revision"
 """Of an answer to a deployment: the revision that takes the calls now, or once it is loaded."""
 _FUNCTIONS: Final = "/system/functions"
+_ENVIRONMENTS: Final = "/system/environments"
 _UNCHANGED: Final = {"description": "It is deployed so: there is no new revision."}
 _NDJSON: Final = "application/x-ndjson"
 
@@ -141,6 +143,23 @@ def deployment_routes(deployer: Deployer, logs: LogReader) -> APIRouter:
         if asked.service_name not in (None, "", name, found.name, found.full_name):
             raise InvalidSpec(f"serviceName: it is {asked.service_name[:80]!r}, but the path names {found.full_name}")
         deployer.scale(found, asked.replicas)
+
+    return routes
+
+
+def environment_routes(deployer: Deployer) -> APIRouter:
+    """Return the routes that tell builders of bundles what nodes provide: Python, wheels, packages."""
+    routes = router()
+
+    @routes.get(_ENVIRONMENTS)
+    async def list_environments() -> list[Environment]:
+        """Python, the wheels that it takes, and the packages of each node."""
+        return await deployer.environments()
+
+    @routes.post(_ENVIRONMENTS)
+    async def list_environments_for_a_function(asked: FunctionDeployment) -> list[Environment]:
+        """The same, of the nodes on which the function may run."""
+        return await deployer.environments(asked.to(FunctionSpec))
 
     return routes
 

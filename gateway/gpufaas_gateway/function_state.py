@@ -13,7 +13,7 @@ from gpufaas_core.model import EngineStatus, FunctionId
 from gpufaas_gateway.catalogue import Deployed, replicas_of
 from gpufaas_gateway.isolation import not_enforced
 from gpufaas_gateway.memory_advice import memory_advice
-from gpufaas_gateway.wire import FailedShown, FunctionDetail, FunctionStatus, PlacementShown, ProfileShown, timestamp
+from gpufaas_gateway.wire import FunctionDetail, FunctionStatus, PlacementShown, ProfileShown, timestamp
 
 
 @dataclass(slots=True)
@@ -46,20 +46,13 @@ def status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Func
     replicas = replicas_of(deployed, status)
     copies = all_copies.get(deployed.function_id) or Copies()
     detail = _detail(deployed, status, copies)
-    spec = deployed.record.spec
+    sent = msgspec.structs.asdict(deployed.record.spec)
+    del sent["service"]
+    sent["namespace"], sent["annotations"] = deployed.namespace, sent["annotations"] or {}
+    sent["labels"] = {**(sent["labels"] or {}), "faas_function": deployed.name}  # clients expect this one
     return FunctionStatus(
+        **sent,
         name=deployed.name,
-        image=spec.image,
-        namespace=deployed.namespace,
-        env_process=spec.env_process,
-        env_vars=spec.env_vars,
-        constraints=spec.constraints,
-        secrets=spec.secrets,
-        limits=spec.limits,
-        requests=spec.requests,
-        read_only_root_filesystem=spec.read_only_root_filesystem,
-        labels={**(spec.labels or {}), "faas_function": deployed.name},  # clients expect this one
-        annotations=spec.annotations or {},
         created_at=timestamp(deployed.record.created_at),
         replicas=replicas,
         # At least 1 for a function that can be called, because faas-cli takes 0 for not ready: the next call loads one
@@ -84,7 +77,7 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
         revision=deployed.record.revision,
         pending=None if pending is None else pending.record.revision,
         before=None if before is None else before.revision,
-        failed=None if failed is None else FailedShown(failed.revision, failed.reason),
+        failed=failed,
         bundle=deployed.spec.digest,
         devices=list(copies.by_device),
         copies=dict(copies.by_device),

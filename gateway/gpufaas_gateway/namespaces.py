@@ -9,8 +9,9 @@ from typing import Final
 
 from gpufaas_core.errors import InvalidSpec, NameTaken, UnknownName
 from gpufaas_gateway.errors import NotEmpty
-from gpufaas_gateway.ports import FunctionStore
-from gpufaas_gateway.spec import DEFAULT_NAMESPACE, Namespace, check_namespace
+from gpufaas_gateway.names import check_namespace
+from gpufaas_gateway.ports import Store
+from gpufaas_gateway.spec import DEFAULT_NAMESPACE, Namespace
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class Namespaces:
 
     def __init__(
         self,
-        store: FunctionStore,
+        store: Store,
         has_functions: Callable[[str], bool],
         drop_contents: Callable[[str], None],
         on_removed: Callable[[str], None] = lambda _: None,

@@ -18,9 +18,9 @@ from gpufaas_gateway.history import Revision
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
 
-class FunctionStore(Protocol):
+class Store(Protocol):
     """
-    Keeps functions and namespaces over restarts. Calls block, and may come from several threads.
+    Keeps functions, namespaces and their quotas over restarts. Calls block, and may come from several threads.
 
     Each method raises `StorageFailed` if it cannot read or write; then nothing has changed.
     """
@@ -82,10 +82,6 @@ class FunctionStore(Protocol):
         """Return all namespaces except the default one, which is not stored, sorted by name."""
         ...
 
-
-class QuotaStore(Protocol):
-    """Keeps the quotas of namespaces that have one. Calls block; each may raise `StorageFailed`."""
-
     def put_quota(self, namespace: str, quota: Quota) -> None:
         """Store *quota*, replacing an earlier one. It is durable when this returns."""
         ...
@@ -97,10 +93,6 @@ class QuotaStore(Protocol):
     def quotas(self) -> dict[str, Quota]:
         """Return all quotas by namespace, sorted by it."""
         ...
-
-
-class Store(FunctionStore, QuotaStore, Protocol):
-    """Both stores in one."""
 
 
 class SecretStore(Protocol):

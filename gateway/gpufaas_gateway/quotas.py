@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gpufaas_core.errors import Overloaded
 from gpufaas_core.units import Bytes, format_bytes
 from gpufaas_gateway.errors import QuotaExceeded
-from gpufaas_gateway.ports import QuotaStore
+from gpufaas_gateway.ports import Store
 from gpufaas_gateway.spec import Quota
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Passage:
 class NamespaceQuotas:
     """The quotas and gates of all namespaces. One event loop owns it."""
 
-    def __init__(self, store: QuotaStore, on_changed: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, store: Store, on_changed: Callable[[str], None] = lambda _: None) -> None:
         """:param on_changed: called with a namespace whose `gate` may have changed"""
         self._store = store
         self._on_changed = on_changed

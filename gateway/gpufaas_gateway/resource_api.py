@@ -1,22 +1,23 @@
 """The management routes of namespaces, quotas and secrets."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fastapi import APIRouter
 from msgspec.structs import asdict
 
-from gpufaas_core.errors import InvalidSpec, NameTaken, StorageFailed, UnknownName
+from gpufaas_core.errors import GpufaasError, InvalidSpec, NameTaken, StorageFailed, UnknownName
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.errors import NotEmpty
+from gpufaas_gateway.names import check_secret
 from gpufaas_gateway.ports import SecretStore
-from gpufaas_gateway.spec import DEFAULT_NAMESPACE, Namespace, Quota, check_secret
+from gpufaas_gateway.spec import DEFAULT_NAMESPACE, Namespace, Quota
 from gpufaas_gateway.typed_routes import refuses, router
 from gpufaas_gateway.wire import (
     FunctionNamespace,
     InNamespace,
     NamespaceQuota,
-    NamespaceStatus,
     QuotaStatus,
     QuotaUsed,
     Secret,
@@ -37,26 +38,8 @@ def namespace_routes(deployer: Deployer) -> APIRouter:
         # Strings, not objects: Go clients cannot read anything else.
         return namespaces.names()
 
-    async def describe_namespace(name: str) -> NamespaceStatus:
-        return NamespaceStatus(**asdict(namespaces.get(name)))
-
-    async def create_namespace(asked: FunctionNamespace) -> None:
-        await create_namespace_by_path(asked.name, asked)
-
-    async def update_namespace(asked: FunctionNamespace) -> None:
-        await update_namespace_by_path(asked.name, asked)
-
-    async def remove_namespace(asked: FunctionNamespace) -> None:
-        await remove_namespace_by_path(asked.name, asked)
-
-    async def create_namespace_by_path(name: str, asked: FunctionNamespace | None = None) -> None:
-        await namespaces.create(named(name, asked))
-
-    async def update_namespace_by_path(name: str, asked: FunctionNamespace | None = None) -> None:
-        await namespaces.update(named(name, asked))
-
-    async def remove_namespace_by_path(name: str, asked: FunctionNamespace | None = None) -> None:
-        await namespaces.remove(named(name, asked).name)
+    async def describe_namespace(name: str) -> Namespace:
+        return namespaces.get(name)
 
     def named(name: str, asked: FunctionNamespace | None) -> Namespace:
         """Return the namespace that is meant; its name may be in the path, in the body, or in both."""
@@ -68,18 +51,29 @@ def namespace_routes(deployer: Deployer) -> APIRouter:
             raise InvalidSpec("name is missing")
         return Namespace(name, asked.labels, asked.annotations)
 
-    exists, unknown = refuses(NameTaken, StorageFailed), refuses(UnknownName, StorageFailed)
-    in_use = refuses(UnknownName, NotEmpty, StorageFailed)
+    def add(
+        method: str, verb: str, status: int, act: Callable[[Namespace], Awaitable[None]], *errors: type[GpufaasError]
+    ) -> None:
+        async def by_body(asked: FunctionNamespace) -> None:
+            await act(named(asked.name, asked))
+
+        async def by_path(name: str, asked: FunctionNamespace | None = None) -> None:
+            await act(named(name, asked))
+
+        said = refuses(*errors, StorageFailed)
+        for paths, handler, name in ((_ALL, by_body, verb), (_ONE, by_path, f"{verb}_by_path")):
+            for path in paths:
+                routes.add_api_route(
+                    path, handler, methods=[method], name=name, status_code=status, responses=responses
+                )
+
     for path in _ALL:
         routes.get(path)(list_namespaces)
-        routes.post(path, status_code=201, responses=exists)(create_namespace)
-        routes.put(path, status_code=202, responses=unknown)(update_namespace)
-        routes.delete(path, status_code=202, responses=in_use)(remove_namespace)
     for path in _ONE:
         routes.get(path, responses=refuses(UnknownName))(describe_namespace)
-        routes.post(path, status_code=201, responses=exists)(create_namespace_by_path)
-        routes.put(path, status_code=202, responses=unknown)(update_namespace_by_path)
-        routes.delete(path, status_code=202, responses=in_use)(remove_namespace_by_path)
+    add("POST", "create_namespace", 201, namespaces.create, NameTaken)
+    add("PUT", "update_namespace", 202, namespaces.update, UnknownName)
+    add("DELETE", "remove_namespace", 202, lambda each: namespaces.remove(each.name), UnknownName, NotEmpty)
     return routes
 
 

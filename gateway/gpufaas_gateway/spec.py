@@ -23,6 +23,7 @@ from gpufaas_core.ports import read_ports
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_core.units import Bytes, MiB, Seconds, parse_bytes, parse_duration
 from gpufaas_gateway.cors import HEADERS, METHODS, ORIGINS, Cors, read_cors
+from gpufaas_gateway.names import check_digest
 from gpufaas_gateway.placement import DEVICE_ANNOTATION, NOTHING_ASKED, PROFILES, Placement, Profiles, read_placement
 
 DEFAULT_NAMESPACE: Final = "openfaas-fn"
@@ -31,10 +32,6 @@ DEFAULT_NAMESPACE: Final = "openfaas-fn"
 DEFAULT_QUEUE: Final = "faas-request"
 """OpenFaaS's name for the queue of asynchronous calls to functions that name none."""
 _QUEUE_NAME: Final = re.compile(r"[a-zA-Z0-9]([-._a-zA-Z0-9]{0,62})")
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_SUBDOMAIN: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*")
-_MAX_SUBDOMAIN: Final = 253
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_SLOTS: Final = 1024  # threads of one worker; more run into limits of the kernel
 _MAX_PRELOAD: Final = 32
 MOST_BATCH_WAIT_S: Final = 10.0
@@ -114,8 +111,8 @@ class FunctionRecord(Struct, frozen=True):
         return FunctionId(f"{self.name}.{self.namespace}@{self.revision}")
 
 
-class Namespace(Struct, frozen=True):
-    """A namespace as the client sent it. None: the field was not sent."""
+class Namespace(Struct, frozen=True, omit_defaults=True):
+    """A namespace as the client sent it, and as it is shown. None: the field was not sent."""
 
     name: str
     labels: dict[str, str] | None = None
@@ -212,48 +209,6 @@ class Options:
     def memory(self) -> Bytes:
         """The declared reservation; 0: not declared, so that it is derived from the weights."""
         return self.device_memory or self.memory_limit
-
-
-def check_name(name: str) -> None:
-    """:raises InvalidSpec: *name* is not a DNS label, as function names must be"""
-    if not _NAME.fullmatch(name):
-        raise InvalidSpec(
-            f"service: {name[:80]!r} is not a function name: use at most 63 of a-z, 0-9 and '-', "
-            "beginning and ending with a letter or digit"
-        )
-
-
-def check_namespace(name: str) -> None:
-    """:raises InvalidSpec: *name* is not a DNS label, or one of Kubernetes' own namespaces"""
-    if not _NAME.fullmatch(name) or name.startswith("kube-"):
-        raise InvalidSpec(
-            f"name: {name[:80]!r} is not a namespace: use at most 63 of a-z, 0-9 and '-', "
-            "beginning and ending with a letter or digit, and not with 'kube-'"
-        )
-
-
-def check_secret(name: str) -> None:
-    """:raises InvalidSpec: *name* is not a DNS subdomain, as secret names must be (so they are safe file names)"""
-    if len(name) > _MAX_SUBDOMAIN or not _SUBDOMAIN.fullmatch(name):
-        raise InvalidSpec(
-            f"name: {name[:80]!r} is not a secret's name: use at most {_MAX_SUBDOMAIN} of a-z, 0-9, '-' and '.', "
-            "every part between dots beginning and ending with a letter or digit"
-        )
-
-
-def check_queue(name: str) -> None:
-    """:raises InvalidSpec: *name* cannot be the name of a queue"""
-    if not _QUEUE_NAME.fullmatch(name):
-        raise InvalidSpec(
-            f"{name[:80]!r} is not the name of a queue: use at most 63 of a-z, A-Z, 0-9, '-', '_' and '.', "
-            "beginning with a letter or digit"
-        )
-
-
-def check_digest(digest: str, what: str) -> None:
-    """:raises InvalidSpec: *digest* is not a sha256 in lower-case hex; *what* names the field in the message"""
-    if not _SHA256.fullmatch(digest):
-        raise InvalidSpec(f"{what}: {digest[:80]!r} is not a sha256 digest: 64 lower-case hex digits are expected")
 
 
 def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
@@ -451,10 +406,12 @@ def _whole(text: str) -> int:
 
 
 def _queue(text: str) -> str:
-    name = text.strip()
-    if not name:
-        return DEFAULT_QUEUE
-    check_queue(name)
+    name = text.strip() or DEFAULT_QUEUE
+    if not _QUEUE_NAME.fullmatch(name):
+        raise InvalidSpec(
+            f"{name[:80]!r} is not the name of a queue: use at most 63 of a-z, A-Z, 0-9, '-', '_' and '.', "
+            "beginning with a letter or digit"
+        )
     return name
 
 

@@ -18,7 +18,8 @@ from pydantic.alias_generators import to_camel
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Bytes, Seconds, parse_bytes
-from gpufaas_gateway.spec import check_digest
+from gpufaas_gateway.names import check_digest
+from gpufaas_gateway.spec import FailedRevision
 
 _Struct = TypeVar("_Struct", bound=Struct)
 
@@ -249,11 +250,6 @@ class PlacementShown(Struct):
     devices: list[str]
 
 
-class FailedShown(_Answer):
-    revision: str
-    reason: str
-
-
 class FunctionDetail(_Answer, kw_only=True):
     """What only this platform knows of a function. From `kind` on: of one that can be called."""
 
@@ -270,7 +266,7 @@ class FunctionDetail(_Answer, kw_only=True):
     revision: Annotated[str, Meta(description="of the deployment that takes the calls")]
     pending: Annotated[str | None, Meta(description="the revision that takes the calls once it is loaded")] = None
     before: Annotated[str | None, Meta(description="takes the calls again if this one cannot be loaded")] = None
-    failed: Annotated[FailedShown | None, Meta(description="the last deployment, if that did not load")] = None
+    failed: Annotated[FailedRevision | None, Meta(description="the last deployment, if that did not load")] = None
     bundle: str
     devices: list[str]
     copies: Annotated[dict[str, int], Meta(description="by device")]
@@ -323,14 +319,6 @@ class FunctionStatus(_Answer, kw_only=True):
     gpufaas: FunctionDetail
     invocation_count: Annotated[int | None, Meta(description="in lists only")] = None
     usage: Usage | None = None
-
-
-class NamespaceStatus(_Answer):
-    """A namespace (§4.3), with the fields that were sent."""
-
-    name: str
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
 
 
 class QuotaUsed(_Answer):

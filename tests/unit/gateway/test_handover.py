@@ -383,7 +383,7 @@ def another(gateway: Gateway, root: Path) -> Gateway:
     other.workers.bundle(other.bundle)
     found = gateway.found()
     other.deployer.adopt(found.record, found.spec, found.function)
-    other.catalogue.complete()
+    other.catalogue.loaded = True
     return other
 
 
