@@ -50,7 +50,7 @@ class EtcdFeed:
                             if each.full_name not in seen:
                                 self._deployer.dropped(each.full_name)
                         await self._limited.wait()  # or early calls would pass quotas
-                        catalogue.complete()
+                        catalogue.loaded = True
                         self.listed.set()
 
     async def _follow_namespaces(self) -> None:

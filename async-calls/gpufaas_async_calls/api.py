@@ -8,6 +8,7 @@ tell what became of a call (docs/async.md).
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, cast
 
@@ -20,12 +21,7 @@ from gpufaas_async_calls.call import INLINE_BODY, AcceptedCall, Body, CallStatus
 from gpufaas_async_calls.callbacks import HttpCallbacks
 from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.spool_file import SpoolFile
-from gpufaas_core.errors import (
-    CallCancelled,
-    DeadlineExceeded,
-    GpufaasError,
-    StorageFailed,
-)
+from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, StorageFailed
 from gpufaas_gateway.answering import Answer, refusal
 from gpufaas_gateway.asgi import AsgiCaller, send_whole
 from gpufaas_gateway.call_body import Caller, too_large
@@ -42,15 +38,15 @@ METHOD: Final = "POST"
 _MOST_LISTED: Final = 10_000
 
 
+@dataclass(frozen=True, eq=False)
 class AsyncInvocations:
     """The ASGI application, for `METHOD` only."""
 
-    def __init__(self, catalogue: Catalogue, calls: AsyncCalls, *, served_by: str, callbacks: HttpCallbacks) -> None:
-        """:param served_by: our product token, ``NAME/VERSION``"""
-        self._catalogue = catalogue
-        self._calls = calls
-        self._served_by = served_by.encode()
-        self._callbacks = callbacks
+    catalogue: Catalogue
+    calls: AsyncCalls
+    served_by: str
+    """Our product token, ``NAME/VERSION``."""
+    callbacks: HttpCallbacks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start_ns = time.time_ns()
@@ -62,16 +58,16 @@ class AsyncInvocations:
         said = dict(headers).get(b"x-callback-url")
         url = None if said is None else said.decode("latin-1").strip()
         answered: list[Header] = [
-            (b"x-call-id", call_id), (b"x-start-time", b"%d" % start_ns), (b"x-served-by", self._served_by),
+            (b"x-call-id", call_id), (b"x-start-time", b"%d" % start_ns), (b"x-served-by", self.served_by.encode()),
         ]  # fmt: skip
         asked = name.decode("latin-1")
         answer = Answer(202, [(b"content-length", b"0"), *answered])
         try:
-            deployed = self._catalogue.find(asked)
+            deployed = self.catalogue.find(asked)
             if deployed is None or deployed.unavailable is not None:
-                raise self._catalogue.why_not(asked)
+                raise self.catalogue.why_not(asked)
             if url is not None:
-                self._callbacks.check(url)
+                self.callbacks.check(url)
             if size := told.get(b"x-gpufaas-size"):
                 told_size(size)
             if goal := told.get(b"x-latency-goal"):
@@ -83,7 +79,7 @@ class AsyncInvocations:
                 headers, url or None, start_ns,
             )  # fmt: skip
             await self._accept(call, deployed, AsgiCaller(receive))
-            if url and (doubt := await self._callbacks.doubt(url, self._catalogue.find)):
+            if url and (doubt := await self.callbacks.doubt(url, self.catalogue.find)):
                 answer.headers.append((b"x-callback-warning", doubt.encode()))
         except CallCancelled:
             return
@@ -93,14 +89,14 @@ class AsyncInvocations:
 
     async def _accept(self, call: AcceptedCall, deployed: Deployed, caller: Caller) -> None:
         """Read the body of *call*, and return once it is durable."""
-        self._calls.backlog.reserve(call.function)
+        self.calls.backlog.reserve(call.function)
         try:
             body, file = await self._read(deployed, caller)
         except BaseException:
-            self._calls.backlog.release(call.function)
+            self.calls.backlog.release(call.function)
             raise
         try:
-            await self._calls.accept(replace(call, body=body))
+            await self.calls.accept(replace(call, body=body))
         except StorageFailed:
             if file is not None:
                 file.discard()
@@ -120,7 +116,7 @@ class AsyncInvocations:
                     pieces.append(piece)
                     if size > INLINE_BODY:
                         if file is None:
-                            file = self._calls.new_file()
+                            file = self.calls.new_file()
                         for each in pieces:
                             file.write(each)
                         pieces.clear()

@@ -5,6 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from gpufaas_async_calls.call import (
@@ -21,7 +22,7 @@ from gpufaas_async_calls.call import (
     Redeliver,
     Retry,
 )
-from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused, Callbacks
+from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused, HttpCallbacks
 from gpufaas_async_calls.execution import execute
 from gpufaas_async_calls.retry import GiveUp, RetryPolicy, TryAgain, backoff_s, decide, parse_retry_after
 from gpufaas_async_calls.spool_file import SpoolFile
@@ -39,42 +40,33 @@ _NEVER_TO_CALLBACK: Final = HOP_BY_HOP | {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
 class Attempts:
-    def __init__(
-        self,
-        run: Run,
-        callbacks: Callbacks,
-        policy_of: Callable[[str], RetryPolicy],
-        callback_retry: RetryPolicy,
-        new_file: Callable[[], SpoolFile],
-        rng: random.Random,
-        clock: Callable[[], float],
-    ) -> None:
-        self._run = run
-        self._callbacks = callbacks
-        self._policy_of = policy_of
-        self._callback_retry = callback_retry
-        self._new_file = new_file
-        self._rng = rng
-        self._clock = clock
+    run: Run
+    callbacks: HttpCallbacks
+    policy_of: Callable[[str], RetryPolicy]
+    callback_retry: RetryPolicy
+    new_file: Callable[[], SpoolFile]
+    rng: random.Random
+    clock: Callable[[], float]
 
     async def execute(self, claimed: ClaimedCall) -> Outcome:
         call = claimed.call
-        policy = self._policy_of(call.function)
-        answer = AnswerKeeper(None if call.callback_url is None else self._new_file)
+        policy = self.policy_of(call.function)
+        answer = AnswerKeeper(None if call.callback_url is None else self.new_file)
         began = time.perf_counter()
         kept = False
         try:
             try:
-                await answer.take(await execute(self._run, call))
+                await answer.take(await execute(self.run, call))
             except Exception as exc:  # whatever it is, it is an answer that may be tried again
                 if not answer.begun:
                     log.exception("async.execution_failed call=%s function=%s", call.id, call.function)
                 answer.failed(GpufaasError(f"the answer broke off: {exc}"), 502 if answer.begun else 500)
             duration_s = time.perf_counter() - began
-            now = self._clock()
+            now = self.clock()
             retry_after_s = parse_retry_after(found, now) if (found := answer.header(b"retry-after")) else None
-            decision = decide(policy, answer.status, answer.internal, retry_after_s, claimed.attempts, self._rng)
+            decision = decide(policy, answer.status, answer.internal, retry_after_s, claimed.attempts, self.rng)
             attempts = claimed.attempts + 1
             exhausted: str | None = None
             match decision:
@@ -91,7 +83,7 @@ class Attempts:
             except StorageFailed as exc:
                 # It was executed, but what it answered is lost: that is an attempt like any other that failed.
                 log.warning("async.answer_not_kept call=%s: %s", call.id, exc)
-                wait_s = backoff_s(attempts, policy.min_wait_s, policy.max_wait_s, self._rng)
+                wait_s = backoff_s(attempts, policy.min_wait_s, policy.max_wait_s, self.rng)
                 return Retry(claimed.key, now + wait_s, attempts, answer.status, str(exc))
             kept = True
             given = KeptAnswer(answer.status, tuple(answer.headers), body, duration_s, policy.attempts)
@@ -104,7 +96,7 @@ class Attempts:
         call, answer = claimed.call, claimed.answer
         assert answer is not None
         assert call.callback_url is not None
-        policy = self._callback_retry
+        policy = self.callback_retry
         deliveries = claimed.deliveries + 1
         headers = [pair for pair in answer.headers if pair[0].lower() not in _NEVER_TO_CALLBACK]
         headers += [
@@ -118,17 +110,17 @@ class Attempts:
         ]
         reason: str
         try:
-            await self._callbacks.deliver(call.callback_url, headers, answer.body)
+            await self.callbacks.deliver(call.callback_url, headers, answer.body)
         except CallbackFailed as exc:
-            now, reason = self._clock(), str(exc)
+            now, reason = self.clock(), str(exc)
             if deliveries < policy.attempts:
-                wait_s = backoff_s(deliveries, policy.min_wait_s, policy.max_wait_s, self._rng)
+                wait_s = backoff_s(deliveries, policy.min_wait_s, policy.max_wait_s, self.rng)
                 return Redeliver(claimed.key, now + wait_s, deliveries, reason)
             reason += f"; the last of {policy.attempts} attempts failed"
         except CallbackRefused as exc:
-            now, reason = self._clock(), str(exc)
+            now, reason = self.clock(), str(exc)
         else:
-            now = self._clock()
+            now = self.clock()
             if claimed.exhausted is None:
                 return Done(claimed.key, now, answer.status, claimed.attempts)
             return Dead(claimed.key, now, claimed.attempts, answer.status, claimed.exhausted)

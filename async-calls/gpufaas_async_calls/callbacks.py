@@ -12,7 +12,7 @@ import ipaddress
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from gpufaas_async_calls.call import Body, Header
@@ -47,17 +47,6 @@ class CallbackRefused(GpufaasError):
 
 class CallbackFailed(GpufaasError):
     """The receiver could not be reached, or is in trouble: try again."""
-
-
-class Callbacks(Protocol):
-    async def deliver(self, url: str, headers: Sequence[Header], body: Body) -> None:
-        """
-        POST *body*; return once the receiver has answered 2xx.
-
-        :raises CallbackRefused: to try again would not help
-        :raises CallbackFailed: to try again may help
-        """
-        ...
 
 
 def check_address(host: str, address: Address, allow_local: bool) -> None:
@@ -106,7 +95,7 @@ async def resolve(host: str, port: int, family: int = socket.AF_UNSPEC) -> list[
 
 
 class HttpCallbacks:
-    """`Callbacks` over aiohttp, with connections kept alive. Used in one event loop; `close` when done."""
+    """Delivers them over aiohttp, with connections kept alive. Used in one event loop; `close` when done."""
 
     def __init__(self, product: str, *, allow_local: bool = False, resolver: Any = resolve, gateway: str = "") -> None:
         """
@@ -172,6 +161,12 @@ class HttpCallbacks:
         return found
 
     async def deliver(self, url: str, headers: Sequence[Header], body: Body) -> None:
+        """
+        POST *body*; return once the receiver has answered 2xx.
+
+        :raises CallbackRefused: to try again would not help
+        :raises CallbackFailed: to try again may help
+        """
         # Imported late: a gateway whose calls ask for no callback does not pay for it.
         import aiohttp
         import yarl

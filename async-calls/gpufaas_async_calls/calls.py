@@ -37,7 +37,7 @@ from gpufaas_async_calls.call import (
     State,
     Waiting,
 )
-from gpufaas_async_calls.callbacks import Callbacks
+from gpufaas_async_calls.callbacks import HttpCallbacks
 from gpufaas_async_calls.lanes import Backlog, Lane, Wanted
 from gpufaas_async_calls.ports import AsyncQueue
 from gpufaas_async_calls.retry import RetryPolicy
@@ -65,7 +65,7 @@ class AsyncCalls:
         self,
         queue: AsyncQueue,
         run: Run,
-        callbacks: Callbacks,
+        callbacks: HttpCallbacks,
         policy_of: Callable[[str], RetryPolicy],
         settings: AsyncSettings | None = None,
         *,

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpufaas_async_calls.call import Phase
@@ -19,18 +20,18 @@ class Wanted(NamedTuple):
     limit: int
 
 
+@dataclass(eq=False)
 class Lane:
     """The calls of one phase: when some of a function are due, and how many are being worked on."""
 
-    def __init__(self, phase: Phase, settings: AsyncSettings, queue_of: Callable[[str], str]) -> None:
-        self.phase: Phase = phase
-        self._settings = settings
-        self._queue_of = queue_of
-        self._busy: Counter[str] = Counter()
-        self.busy_in: Counter[str] = Counter()
-        """By queue, of which a function's calls may be in two: it was updated."""
-        self.due: dict[str, float] = {}
-        """By function: when its next unclaimed call is due. The order is that of their turns."""
+    phase: Phase
+    settings: AsyncSettings
+    queue_of: Callable[[str], str]
+    busy_in: Counter[str] = field(default_factory=Counter)
+    """By queue, of which a function's calls may be in two: it was updated."""
+    due: dict[str, float] = field(default_factory=dict)
+    """By function: when its next unclaimed call is due. The order is that of their turns."""
+    _busy: Counter[str] = field(default_factory=Counter)
 
     def expect(self, function: str, at: float) -> None:
         self.due[function] = min(at, self.due.get(function, math.inf))
@@ -42,9 +43,9 @@ class Lane:
         for function, due in self.due.items():
             if due > now:
                 continue
-            queue = self._queue_of(function)
+            queue = self.queue_of(function)
             if queue not in rooms:
-                at_once, per_function = self._settings.bounds(self.phase, queue)
+                at_once, per_function = self.settings.bounds(self.phase, queue)
                 rooms[queue] = at_once - self.busy_in[queue], per_function
             room, per_function = rooms[queue]
             if (count := min(room, per_function - self._busy[function])) > 0:
@@ -71,15 +72,15 @@ class Lane:
         return min((due for due in self.due.values() if due > now), default=None)
 
 
+@dataclass(eq=False)
 class Backlog:
     """How many calls have not ended, and how many may be. Those being accepted count."""
 
-    def __init__(self, settings: AsyncSettings, queue_of: Callable[[str], str]) -> None:
-        self._settings = settings
-        self._queue_of = queue_of
-        self._open: Counter[str] = Counter()
-        self._open_in: Counter[str] = Counter()
-        """The calls that have not ended, by queue; made anew by `recount`: functions may have gone over to another."""
+    settings: AsyncSettings
+    queue_of: Callable[[str], str]
+    _open: Counter[str] = field(default_factory=Counter)
+    _open_in: Counter[str] = field(default_factory=Counter)
+    """The calls that have not ended, by queue; made anew by `recount`: functions may have gone over to another."""
 
     def reserve(self, function: str) -> None:
         """
@@ -87,8 +88,8 @@ class Backlog:
 
         :raises Overloaded: there is none
         """
-        settings = self._settings
-        queue = self._queue_of(function)
+        settings = self.settings
+        queue = self.queue_of(function)
         for count, limit, whose in (
             (self._open[function], settings.max_queue, f"the asynchronous queue of {function}"),
             (self._open_in[queue], settings.of_queue(queue).limit, f"the asynchronous queue {queue}"),
@@ -103,7 +104,7 @@ class Backlog:
     def release(self, function: str) -> None:
         """A place in the queue is free again."""
         self.change(function, -1)
-        self._open_in[self._queue_of(function)] -= 1
+        self._open_in[self.queue_of(function)] -= 1
 
     def change(self, function: str, by: int) -> None:
         self._open[function] += by
@@ -116,7 +117,7 @@ class Backlog:
     def by_queue(self) -> Counter[str]:
         pending: Counter[str] = Counter()
         for function, count in self._open.items():
-            pending[self._queue_of(function)] += count
+            pending[self.queue_of(function)] += count
         return pending
 
     def counts(self) -> dict[str, int]:

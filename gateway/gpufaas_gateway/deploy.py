@@ -19,14 +19,7 @@ from msgspec.structs import replace
 
 from gpufaas_core.bundle import Kind, WorkerSpec
 from gpufaas_core.environment import Environment
-from gpufaas_core.errors import (
-    FunctionExists,
-    GpufaasError,
-    InvalidSpec,
-    StorageAway,
-    UnknownArtifact,
-    UnknownFunction,
-)
+from gpufaas_core.errors import FunctionExists, GpufaasError, InvalidSpec, StorageAway, UnknownArtifact, UnknownFunction
 from gpufaas_core.model import Function, Need
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, Deployed

@@ -9,14 +9,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
 from gpufaas_core.environment import Environment
-from gpufaas_core.errors import (
-    FunctionExists,
-    InvalidSpec,
-    LoadFailed,
-    StorageFailed,
-    UnknownFunction,
-    UnknownName,
-)
+from gpufaas_core.errors import FunctionExists, InvalidSpec, LoadFailed, StorageFailed, UnknownFunction, UnknownName
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.model import FunctionId
 from gpufaas_core.units import Bytes

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpufaas_core.errors import InvalidSpec, NameTaken, UnknownName
@@ -18,28 +19,19 @@ log = logging.getLogger(__name__)
 _DEFAULT: Final = Namespace(DEFAULT_NAMESPACE, {"openfaas": "1"}, {"openfaas": "1"})
 
 
+@dataclass(eq=False)
 class Namespaces:
-    """
-    The default namespace always exists, and cannot be changed. One event loop owns this.
+    """The default namespace always exists, and cannot be changed. One event loop owns this."""
 
-    :param has_functions: returns whether a namespace has functions, so that it must stay
-    :param drop_contents: removes the secrets and the quota of a namespace; blocks
-    :param on_removed: called with the name of a namespace after its removal
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        has_functions: Callable[[str], bool],
-        drop_contents: Callable[[str], None],
-        on_removed: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._store = store
-        self._has_functions = has_functions
-        self._drop_contents = drop_contents
-        self._on_removed = on_removed
-        self._namespaces = {DEFAULT_NAMESPACE: _DEFAULT}
-        self._entering: Counter[str] = Counter()
+    store: Store
+    has_functions: Callable[[str], bool]
+    """Returns whether a namespace has functions, so that it must stay."""
+    drop_contents: Callable[[str], None]
+    """Removes the secrets and the quota of a namespace; blocks."""
+    on_removed: Callable[[str], None]
+    """Called with the name of a namespace after its removal."""
+    _namespaces: dict[str, Namespace] = field(default_factory=lambda: {DEFAULT_NAMESPACE: _DEFAULT})
+    _entering: Counter[str] = field(default_factory=Counter)
 
     async def load(self) -> None:
         """
@@ -47,7 +39,7 @@ class Namespaces:
 
         :raises StorageFailed: the store cannot be read
         """
-        found = await asyncio.to_thread(self._store.namespaces)
+        found = await asyncio.to_thread(self.store.namespaces)
         self._namespaces = {DEFAULT_NAMESPACE: _DEFAULT} | {each.name: each for each in found}
 
     def names(self) -> list[str]:
@@ -112,25 +104,25 @@ class Namespaces:
         :raises StorageFailed: the store could not remove it; it stays
         """
         self._check_alterable(name)
-        if self._entering[name] or self._has_functions(name):
+        if self._entering[name] or self.has_functions(name):
             raise NotEmpty(f"namespace {name} has functions: remove them first, then the namespace")
         # Removed here before the store is asked, so that nothing enters meanwhile.
         removed = self._namespaces.pop(name)
         try:
             # In this order: after a kill half-way the namespace is still there, and can be removed again.
-            await asyncio.to_thread(self._drop_contents, name)
-            await asyncio.to_thread(self._store.remove_namespace, name)
+            await asyncio.to_thread(self.drop_contents, name)
+            await asyncio.to_thread(self.store.remove_namespace, name)
         except BaseException:
             self._namespaces[name] = removed
             raise
-        self._on_removed(name)
+        self.on_removed(name)
         log.info("namespace.removed name=%s", name)
 
     async def _put(self, namespace: Namespace) -> None:
         with_this_name = self._namespaces.get(namespace.name)
         self._namespaces[namespace.name] = namespace  # at once: a second `create` meanwhile finds the name taken
         try:
-            await asyncio.to_thread(self._store.put_namespace, namespace)
+            await asyncio.to_thread(self.store.put_namespace, namespace)
         except BaseException:
             if with_this_name is None:
                 del self._namespaces[namespace.name]

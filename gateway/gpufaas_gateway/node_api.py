@@ -24,7 +24,6 @@ class ClusterNodes(Protocol):
 
         :raises GpufaasError: there is no such node, or no scheduler leads
         """
-        ...
 
 
 class DeviceShown(Struct, rename="camel"):

@@ -10,14 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from gpufaas_core.errors import (
-    BodyTooLarge,
-    DeadlineExceeded,
-    InvalidSpec,
-    Overloaded,
-    StorageFailed,
-    UnknownFunction,
-)
+from gpufaas_core.errors import BodyTooLarge, DeadlineExceeded, InvalidSpec, Overloaded, StorageFailed, UnknownFunction
 from gpufaas_gateway.auth import is_public
 from gpufaas_gateway.errors import METHODS, BodyTooSlow, Unavailable
 from gpufaas_gateway.typed_routes import SCHEMAS, TEXT, Responses, refuses

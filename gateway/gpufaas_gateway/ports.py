@@ -41,58 +41,45 @@ class Store(Protocol):
         :param seen: the state of the record that is replaced, empty: there is none; None: whatever is there
         :raises Overtaken: the record there has another state than *seen*
         """
-        ...
 
     def history(self, name: str) -> list[Revision]:
         """Return the last revisions of ``NAME.NAMESPACE``, newest first; none if there is no such function."""
-        ...
 
     def remove(self, name: str) -> None:
         """
         Remove the function ``NAME.NAMESPACE``, if it is there, and its history. Its profiles stay: they belong to the
         bundle.
         """
-        ...
 
     def all(self) -> list[FunctionRecord]:
         """Return all records, sorted by namespace and name."""
-        ...
 
     def save_profile(self, digest: str, kind: str, profile: Profile) -> None:
         """Store the profile of *digest* (`WorkerSpec.profiled`) on devices of *kind*, replacing an earlier one."""
-        ...
 
     def profiles(self, digest: str) -> dict[str, Profile]:
         """Return the profiles of *digest* (`WorkerSpec.profiled`) by kind of device."""
-        ...
 
     def add_invocations(self, counts: Mapping[str, int]) -> None:
         """Add to the numbers of calls by ``NAME.NAMESPACE``, all or none. Unknown names are skipped."""
-        ...
 
     def put_namespace(self, namespace: Namespace) -> None:
         """Store *namespace*, replacing an earlier one of that name."""
-        ...
 
     def remove_namespace(self, name: str) -> None:
         """Remove the namespace, if it is there, but nothing that is in it."""
-        ...
 
     def namespaces(self) -> list[Namespace]:
         """Return all namespaces except the default one, which is not stored, sorted by name."""
-        ...
 
     def put_quota(self, namespace: str, quota: Quota) -> None:
         """Store *quota*, replacing an earlier one. It is durable when this returns."""
-        ...
 
     def remove_quota(self, namespace: str) -> None:
         """Remove the quota of *namespace*, if it has one."""
-        ...
 
     def quotas(self) -> dict[str, Quota]:
         """Return all quotas by namespace, sorted by it."""
-        ...
 
 
 class SecretStore(Protocol):
@@ -104,11 +91,9 @@ class SecretStore(Protocol):
 
     def names(self, namespace: str) -> list[str]:
         """Return the names in *namespace*, sorted; none if there is no such namespace."""
-        ...
 
     def create(self, namespace: str, name: str, value: bytes) -> None:
         """:raises NameTaken: it exists"""
-        ...
 
     def update(self, namespace: str, name: str, value: bytes) -> None:
         """
@@ -116,15 +101,12 @@ class SecretStore(Protocol):
 
         :raises UnknownName: it does not exist
         """
-        ...
 
     def remove(self, namespace: str, name: str) -> None:
         """:raises UnknownName: it does not exist"""
-        ...
 
     def drop(self, namespace: str) -> None:
         """Remove all secrets of *namespace*."""
-        ...
 
 
 class ArtifactWriter(Protocol):
@@ -143,7 +125,6 @@ class Artifacts(Protocol):
         :raises CorruptArtifact: raised at the end of the block: the bytes have another digest
         :raises StorageFailed: they could not be written
         """
-        ...
 
 
 class Workers(Protocol):
@@ -158,7 +139,6 @@ class Workers(Protocol):
         :raises CorruptArtifact: their bytes on disk are not those of their digest
         :raises InvalidSpec: the bundle is malformed
         """
-        ...
 
     async def check(self, spec: WorkerSpec) -> None:
         """
@@ -166,14 +146,12 @@ class Workers(Protocol):
 
         :raises InvalidSpec: the import failed; has the last line of the traceback
         """
-        ...
 
     async def forget(self, function: FunctionId) -> None:
         """
         Drop the definition of a revision that gets no new calls, once the calls that the scheduler still has are
         served. Does nothing for a revision that was never defined.
         """
-        ...
 
     def devices(self) -> Sequence[Device]: ...
 
@@ -182,7 +160,6 @@ class Workers(Protocol):
         Return the different Python environments, each with its nodes, of the nodes that have a device for
         *constraints*. Nodes that do not answer are left out.
         """
-        ...
 
 
 class Scheduler(Protocol):
@@ -193,21 +170,17 @@ class Scheduler(Protocol):
         Add a revision, which may be called from now on; *worker* is for the nodes that run it. It is loaded as often as
         the one that it *succeeds*, and beside that one.
         """
-        ...
 
     def remove(self, function: FunctionId, drain: bool) -> None:
         """Stop placing new calls. Waiting calls are served if *drain*, else answered ``removed`` at once."""
-        ...
 
     def scale(self, function: FunctionId, copies: int) -> None:
         """Set the desired copies of a deployed function, within its bounds. 0 evicts idle copies."""
-        ...
 
     def status(self) -> EngineStatus: ...
 
     async def explain(self, call: CallId) -> Explanation | None:
         """Return why a call of a model function was started where it was, or waits; None if the call is not known."""
-        ...
 
 
 class LogReader(Protocol):
@@ -215,19 +188,15 @@ class LogReader(Protocol):
 
     def query(self, query: LogQuery) -> list[LogLine]:
         """Return the lines, oldest first. Blocks; may be called from any thread."""
-        ...
 
     def follow(self, query: LogQuery) -> AsyncIterator[LogLine]:
         """Yield what `query` returns, then each line as it comes, until the logs are closed."""
-        ...
 
     def known(self, name: str, namespace: str) -> bool:
         """Return whether there are lines of this function, also if it is not deployed."""
-        ...
 
     def drop(self, name: str, namespace: str) -> None:
         """Delete what a removed function printed."""
-        ...
 
 
 class CallExchange(Protocol):
@@ -245,7 +214,6 @@ class CallExchange(Protocol):
     @property
     def loading_s(self) -> Seconds:
         """How long it has waited for a worker that still loads; 0.0: it does not, or nobody here knows."""
-        ...
 
     def when_runs(self, tell: Callable[[], None]) -> None:
         """Call *tell* when a worker takes the call; now, if one has."""
@@ -253,12 +221,10 @@ class CallExchange(Protocol):
     @property
     def silent(self) -> bool:
         """Whether `answer` would wait."""
-        ...
 
     @property
     def end(self) -> EndHead | None:
         """How its function ended; None: it has not."""
-        ...
 
     @property
     def unread(self) -> int: ...

@@ -63,9 +63,7 @@ def namespace_routes(deployer: Deployer) -> APIRouter:
         said = refuses(*errors, StorageFailed)
         for paths, handler, name in ((_ALL, by_body, verb), (_ONE, by_path, f"{verb}_by_path")):
             for path in paths:
-                routes.add_api_route(
-                    path, handler, methods=[method], name=name, status_code=status, responses=responses
-                )
+                routes.add_api_route(path, handler, methods=[method], name=name, status_code=status, responses=said)
 
     for path in _ALL:
         routes.get(path)(list_namespaces)

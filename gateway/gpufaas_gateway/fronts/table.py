@@ -9,6 +9,7 @@ A call that a worker makes has a token before its path, which says who makes it 
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
@@ -31,28 +32,19 @@ _FORGED: Final = (
 )
 
 
+@dataclass(frozen=True, eq=False)
 class Fronts:
     """The table, and the ASGI application of all that is no plain call. A forged token is answered 403."""
 
-    def __init__(
-        self,
-        origins: Origins,
-        calls: Mapping[bytes, ReadTarget],
-        websockets: Mapping[bytes, ASGIApp],
-        posted: Mapping[bytes, ASGIApp],
-        rest: ASGIApp,
-    ) -> None:
-        """
-        :param calls: what reads the URLs of plain calls, by the prefix of their paths
-        :param websockets: what serves WebSockets; on other paths they are refused
-        :param posted: what serves POST requests
-        :param rest: what serves all other requests
-        """
-        self._origins = origins
-        self._calls = calls
-        self._websockets = websockets
-        self._posted = posted
-        self._rest = rest
+    origins: Origins
+    calls: Mapping[bytes, ReadTarget]
+    """What reads the URLs of plain calls, by the prefix of their paths."""
+    websockets: Mapping[bytes, ASGIApp]
+    """What serves WebSockets; on other paths they are refused."""
+    posted: Mapping[bytes, ASGIApp]
+    """What serves POST requests."""
+    rest: ASGIApp
+    """What serves all other requests."""
 
     def target(self, path: bytes, query: bytes) -> Target | None:
         """Return what the URL of a plain call says; None: it is of none, and for the application."""
@@ -61,7 +53,7 @@ class Fronts:
             path, outer = self._caller(path)
             if outer is None:
                 return None
-        for prefix, read in self._calls.items():
+        for prefix, read in self.calls.items():
             if path.startswith(prefix):
                 return read(path[len(prefix) :], query, outer)
         return None
@@ -84,13 +76,13 @@ class Fronts:
     def _caller(self, path: bytes) -> tuple[bytes, Outer | None]:
         """Return the path that is meant by one with a token, and the worker that the token is of, if it is ours."""
         token, _, meant = path[len(_FROM_WORKER) :].partition(b"/")
-        return b"/" + meant, self._origins.read(unquote(token.decode("latin-1")))
+        return b"/" + meant, self.origins.read(unquote(token.decode("latin-1")))
 
     def _app_of(self, scope: Scope) -> ASGIApp:
         if scope["type"] == "websocket":
-            return _found(self._websockets, scope["raw_path"]) or refuse_elsewhere
-        posted = _found(self._posted, scope["raw_path"]) if scope["method"] == "POST" else None
-        return posted or self._rest
+            return _found(self.websockets, scope["raw_path"]) or refuse_elsewhere
+        posted = _found(self.posted, scope["raw_path"]) if scope["method"] == "POST" else None
+        return posted or self.rest
 
 
 def _found(table: Mapping[bytes, ASGIApp], path: bytes) -> ASGIApp | None:

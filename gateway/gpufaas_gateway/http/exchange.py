@@ -8,6 +8,7 @@ one write.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -33,20 +34,16 @@ _FAILED: Final = (
 )
 
 
+@dataclass(eq=False, slots=True)
 class HttpFront:
     """What the connections of a server need to serve calls."""
 
-    def __init__(
-        self, target: Callable[[bytes, bytes], Target | None], admits: Callable[[str], bool] = lambda _: True
-    ) -> None:
-        """
-        :param target: returns what path and query of a call say; None: the request is for the application
-        :param admits: whether calls from this address are served here; all others are left to the application
-        """
-        self.target = target
-        self.admits = admits
-        self._starts: dict[int, bytes] = {}
-        self._starts_with: list[Header] = []
+    target: Callable[[bytes, bytes], Target | None]
+    """Returns what path and query of a call say; None: the request is for the application."""
+    admits: Callable[[str], bool] = lambda _: True
+    """Whether calls from this address are served here; all others are left to the application."""
+    _starts: dict[int, bytes] = field(default_factory=dict)
+    _starts_with: list[Header] = field(default_factory=list)
 
     def start_of(self, status: int, headers: list[Header]) -> bytes:
         """Return the first lines of an answer. *headers*: those of the server, a new list whenever they change."""

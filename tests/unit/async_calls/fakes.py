@@ -173,7 +173,7 @@ def _remove_bodies(claimed: ClaimedCall) -> None:
 
 
 class FakeCallbacks:
-    """`Callbacks`: remembers what was delivered; `failures` are raised first, one for each delivery."""
+    """As `HttpCallbacks`: remembers what was delivered; `failures` are raised first, one for each delivery."""
 
     def __init__(self) -> None:
         self.delivered: list[tuple[str, dict[str, str], bytes]] = []

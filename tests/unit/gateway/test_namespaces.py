@@ -133,7 +133,7 @@ async def test_a_namespace_stays_while_a_function_is_being_deployed_into_it(dev:
 
 async def test_a_full_disk_changes_nothing() -> None:
     store = MemoryStore()
-    namespaces = Namespaces(store, lambda _: False, lambda _: None)
+    namespaces = Namespaces(store, lambda _: False, lambda _: None, lambda _: None)
     await namespaces.create(Namespace("dev"))
     store.failure = "the disk is full"
 
