@@ -142,11 +142,9 @@ Outcome: TypeAlias = Done | Retry | Deliver | Redeliver | Dead
 def settled(outcome: Outcome) -> dict[str, Any]:
     """Return what *outcome* changes, but for requests and answers."""
     match outcome:
-        case Done():
-            ended = {"phase": "done", "due_at": None, "ended_at": outcome.at, "reason": None}
-            return {**ended, "attempts": outcome.attempts, "status": outcome.status}
-        case Dead():
-            ended = {"phase": "dead", "due_at": None, "ended_at": outcome.at, "reason": outcome.reason}
+        case Done() | Dead():
+            phase, reason = ("dead", outcome.reason) if isinstance(outcome, Dead) else ("done", None)
+            ended = {"phase": phase, "due_at": None, "ended_at": outcome.at, "reason": reason}
             return {**ended, "attempts": outcome.attempts, "status": outcome.status}
         case Retry():
             waits = {"due_at": outcome.at, "reason": outcome.reason}

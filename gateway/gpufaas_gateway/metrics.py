@@ -8,6 +8,7 @@ metrics are OpenFaaS's, so that its dashboards and alert rules work; ours begin 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter
 from typing import Final
@@ -54,14 +55,14 @@ class Metrics:
         """The figures of functions, by ``NAME.NAMESPACE``."""
         self.rules: dict[str, tuple[int, ScalingRule | None]] = {}
         """Desired copies until it is scaled, and the rule of its labels, by ``NAME.NAMESPACE``."""
+        self.status = status
         self.pending = pending
         self.queues = queues
-        self._requests: dict[tuple[str, str, str], list[float]] = {}
+        self.requests: dict[tuple[str, str, str], list[float]] = {}
         """Requests to management routes by method, path and status; values as in `FunctionStats.by_code`."""
-        self._registry = CollectorRegistry()
-        self._registry.register(_Families(self, self._requests, status, with_status=True))
-        self._own = CollectorRegistry()
-        self._own.register(_Families(self, self._requests, status, with_status=False))
+        self._registry, self._own = CollectorRegistry(), CollectorRegistry()
+        self._registry.register(_Families(self, with_status=True))
+        self._own.register(_Families(self, with_status=False))
 
     def show(self, families: Collector) -> None:
         """Show *families*, too: those of a node in this process."""
@@ -104,22 +105,23 @@ class Metrics:
         return count
 
     def _observe_request(self, labels: tuple[str, str, str], seconds: Seconds) -> None:
-        counts = self._requests.setdefault(labels, [0.0] * (BUCKETS + 1))
+        counts = self.requests.setdefault(labels, [0.0] * (BUCKETS + 1))
         counts[bisect_left(BOUNDS, seconds)] += 1
         counts[SUM] += seconds
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format (`CONTENT_TYPE`)."""
-        return self._text(self._registry)
+        return _text(self._registry)
 
     def render_own(self) -> bytes:
         """Return the metrics of this gateway alone: in a cluster the scheduler shows devices and queues, once."""
-        return self._text(self._own)
+        return _text(self._own)
 
-    def _text(self, registry: CollectorRegistry) -> bytes:
-        text = generate_latest(registry)
-        # OpenFaaS's name for this counter does not end in _total, which prometheus_client insists on.
-        return text.replace(b"gateway_function_invocation_started_total", b"gateway_function_invocation_started")
+
+def _text(registry: CollectorRegistry) -> bytes:
+    # OpenFaaS's name for this counter does not end in _total, which prometheus_client insists on.
+    name = b"gateway_function_invocation_started"
+    return generate_latest(registry).replace(name + b"_total", name)
 
 
 def collapsed(path: str) -> str:
@@ -128,28 +130,16 @@ def collapsed(path: str) -> str:
     return max(known, key=len) if known and not path.startswith("//") else "other"
 
 
+@dataclass(frozen=True, eq=False)
 class _Families(Collector):
     """Makes the families at each scrape."""
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        requests: Mapping[tuple[str, str, str], list[float]],
-        status: Callable[[], EngineStatus],
-        *,
-        with_status: bool,
-    ) -> None:
-        self._metrics = metrics
-        self._requests = requests
-        self._status = status
-        self._with_status = with_status
-
-    def describe(self) -> list[Metric]:
-        return []  # registering must not call `status`: the engine may not run yet
+    metrics: Metrics
+    with_status: bool
 
     def collect(self) -> Iterator[Metric]:
-        functions = sorted(self._metrics.functions.values(), key=lambda stats: stats.name)
-        status = self._status()
+        functions = sorted(self.metrics.functions.values(), key=lambda stats: stats.name)
+        status = self.metrics.status()
         yield from _histogram(
             ("gateway_function_invocation", "Calls ended, by HTTP status"),
             ("gateway_functions_seconds", "Duration of calls at the gateway"),
@@ -159,24 +149,24 @@ class _Families(Collector):
         yield from families(_OF_FUNCTION, "function_name", ((each.name, each) for each in functions))
         yield _batch_sizes(functions)
         yield _batch_waits(functions)
-        yield from _services(self._metrics.rules, status)
+        yield from _services(self.metrics.rules, status)
         yield family(
             GAUGE,
             "queue_worker_pending_messages",
             "Asynchronous calls that have not ended",
             _FUNCTION,
-            (([name], count) for name, count in sorted(self._metrics.pending().items())),
+            (([name], count) for name, count in sorted(self.metrics.pending().items())),
         )
-        yield from families(_OF_QUEUE, "queue", self._metrics.queues().items())
+        yield from families(_OF_QUEUE, "queue", self.metrics.queues().items())
         yield from _histogram(
             ("http_requests", "Requests to management routes"),
             ("http_request_duration_seconds", "Their duration"),
             ("method", "path", "status"),
-            sorted(self._requests.items()),
+            sorted(self.metrics.requests.items()),
         )
         what = "The age of what this gateway knows of devices and copies; 0: a scheduler leads"
         yield GaugeMetricFamily("gpufaas_status_age_seconds", what, status.age_s)
-        if self._with_status and not status.age_s:
+        if self.with_status and not status.age_s:
             yield from status_metrics(status)
 
 
