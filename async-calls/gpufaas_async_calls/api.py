@@ -220,22 +220,11 @@ def _shown(call: str, status: CallStatus | None) -> AsyncCall:
     """:raises UnknownCall: there is none of the id *call*"""
     if status is None:
         raise _unknown(call)
+    times = (status.accepted_at, status.ended_at, status.due_at)
     return AsyncCall(
-        status.id,
-        status.function,
-        status.state,
-        status.attempts,
-        status.deliveries,
-        status.status,
-        status.reason,
-        _time(status.accepted_at),
-        _time(status.ended_at),
-        _time(status.due_at),
-    )
-
-
-def _time(at: float | None) -> str | None:
-    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat()
+        status.id, status.function, status.state, status.attempts, status.deliveries, status.status, status.reason,
+        *(None if at is None else datetime.fromtimestamp(at, UTC).isoformat() for at in times),
+    )  # fmt: skip
 
 
 def _not_dead(call: str) -> UnknownCall:

@@ -149,12 +149,6 @@ class Deployer:
         if (old := self.catalogue.get(full_name)) is not None:
             self.catalogue.drop(old)
 
-    def used(self, namespace: str) -> dict[str, int]:
-        """Return what *namespace* uses of its quota; the numbers of calls only if there is a limit on calls."""
-        functions, gate = self.catalogue.all(namespace), self.quotas.gate(namespace)
-        calls = {} if gate is None else {"in_flight": gate.in_flight, "waiting": gate.waiting}
-        return {"functions": len(functions), "memory": sum(each.reserved for each in functions), **calls}
-
     async def deploy(self, spec: FunctionSpec, update: bool, by: str = "", tries: int = 3) -> Deployed:
         """
         Deploy *spec*; with *update*, let it take the calls of the deployed revision (`handover`). An error changes

@@ -10,40 +10,14 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from gpufaas_core.errors import (
-    BadAnswer,
-    BodyTooLarge,
-    CallCancelled,
-    CheckBroken,
-    CorruptArtifact,
-    DeadlineExceeded,
-    FetchFailed,
-    FunctionExists,
-    GpufaasError,
-    GrantRefused,
-    InvalidSpec,
-    LoadFailed,
-    NameTaken,
-    NestedCall,
-    NoDeviceFits,
-    NoRoom,
-    NotAdmitted,
-    OutOfMemory,
-    Overloaded,
-    Preempted,
-    StorageAway,
-    StorageFailed,
-    UnknownArtifact,
-    UnknownFunction,
-    UnknownName,
-    WorkerCrashed,
-)
+from gpufaas_core import errors as core
+from gpufaas_core.errors import GpufaasError
 
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 """The methods with which functions can be called."""
 
 
-class MethodNotAllowed(InvalidSpec):
+class MethodNotAllowed(core.InvalidSpec):
     """Functions cannot be called with this method."""
 
 
@@ -67,7 +41,7 @@ class NotReady(GpufaasError):
     """No device has joined, or the node cannot start workers."""
 
 
-class BadQuery(InvalidSpec):
+class BadQuery(core.InvalidSpec):
     """A value of the query is malformed."""
 
 
@@ -96,50 +70,52 @@ class NoWebSocket(GpufaasError):
 
 
 STATUS: Final[Mapping[type[GpufaasError], int]] = {
-    InvalidSpec: 400,
-    NoDeviceFits: 400,
-    UnknownArtifact: 400,  # a deployment names it
+    core.InvalidSpec: 400,
+    core.NoDeviceFits: 400,
+    core.UnknownArtifact: 400,  # a deployment names it
     QuotaExceeded: 403,  # as Kubernetes answers it
-    UnknownFunction: 404,
+    core.UnknownFunction: 404,
     UnknownCall: 404,
-    UnknownName: 404,
+    core.UnknownName: 404,
     MethodNotAllowed: 405,
     BodyTooSlow: 408,
-    FunctionExists: 409,
-    NameTaken: 409,
+    core.FunctionExists: 409,
+    core.NameTaken: 409,
     NotEmpty: 409,
     CallEnded: 409,
     CannotRollBack: 409,
     Overtaken: 409,
-    BodyTooLarge: 413,
+    core.BodyTooLarge: 413,
     BadQuery: 422,  # as OpenFaaS answers it
-    NotAdmitted: 429,
-    Overloaded: 429,
-    CallCancelled: 499,  # nginx's number for a client that hung up; only logs and metrics show it
+    core.NotAdmitted: 429,
+    core.Overloaded: 429,
+    core.CallCancelled: 499,  # nginx's number for a client that hung up; only logs and metrics show it
     NoWebSocket: 501,
-    LoadFailed: 502,
-    NestedCall: 508,  # it would wait for a call that waits for it
-    WorkerCrashed: 502,
-    BadAnswer: 502,
-    CheckBroken: 503,
-    FetchFailed: 503,
-    GrantRefused: 503,
-    NoRoom: 503,
+    core.LoadFailed: 502,
+    core.NestedCall: 508,  # it would wait for a call that waits for it
+    core.WorkerCrashed: 502,
+    core.BadAnswer: 502,
+    core.CheckBroken: 503,
+    core.FetchFailed: 503,
+    core.GrantRefused: 503,
+    core.NoRoom: 503,
     NotReady: 503,
-    Preempted: 503,
+    core.Preempted: 503,
     Unavailable: 503,
-    DeadlineExceeded: 504,
-    StorageAway: 503,
-    StorageFailed: 507,
-    OutOfMemory: 507,
-    CorruptArtifact: 500,  # on our disk; an upload with another digest is 400
+    core.DeadlineExceeded: 504,
+    core.StorageAway: 503,
+    core.StorageFailed: 507,
+    core.OutOfMemory: 507,
+    core.CorruptArtifact: 500,  # on our disk; an upload with another digest is 400
     GpufaasError: 500,
 }
 
 INTERNAL_HEADER: Final = "X-OpenFaaS-Internal"
 ERROR_HEADER: Final = "X-Gpufaas-Error"
 """The reason for programs, finer than the status: `code_of`."""
-_PASSING: Final = (CheckBroken, FetchFailed, GrantRefused, NotAdmitted, NotReady, Preempted, Starting)
+_PASSING: Final = (
+    core.CheckBroken, core.FetchFailed, core.GrantRefused, core.NotAdmitted, NotReady, core.Preempted, Starting,
+)  # fmt: skip
 """They pass by themselves. What people have to change does not."""
 RETRY_AFTER_REFUSED_S: Final = 1.0  # a node that restarts is back, or replaced, within seconds
 _RETRY_AFTER_AWAY_S: Final = 5.0  # etcd elects a leader, or restarts, within seconds
@@ -169,13 +145,13 @@ def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
     }
     if error is not None:
         headers[ERROR_HEADER] = code_of(error)
-    if isinstance(error, Overloaded) or (isinstance(error, LoadFailed) and error.retry_after_s):
+    if isinstance(error, core.Overloaded) or (isinstance(error, core.LoadFailed) and error.retry_after_s):
         headers["Retry-After"] = _whole_seconds(error.retry_after_s)
     elif isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(METHODS)
     elif isinstance(error, _PASSING):
         headers["Retry-After"] = _whole_seconds(RETRY_AFTER_REFUSED_S)
-    elif isinstance(error, StorageAway):
+    elif isinstance(error, core.StorageAway):
         headers["Retry-After"] = _whole_seconds(_RETRY_AFTER_AWAY_S)
     return headers
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.model import Learnt, Profile
@@ -13,17 +14,17 @@ from gpufaas_gateway.ports import Store
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Keeper:
     """Run `keep` beside the server. One event loop owns it."""
 
-    def __init__(self, store: Store, catalogue: Catalogue) -> None:
-        self._store = store
-        self._catalogue = catalogue
-        self._unsaved: dict[tuple[str, str], Profile] = {}
+    store: Store
+    catalogue: Catalogue
+    _unsaved: dict[tuple[str, str], Profile] = field(default_factory=dict)
 
     def learn(self, learnt: Learnt) -> None:
         """Note a profile that the engine learnt; `save` writes it. Cheap: called after each call."""
-        deployed = self._catalogue.by_id(learnt.function)
+        deployed = self.catalogue.by_id(learnt.function)
         if deployed is not None:
             deployed.profiles[learnt.kind] = learnt.profile
             self._unsaved[deployed.spec.profiled, learnt.kind] = learnt.profile
@@ -34,15 +35,15 @@ class Keeper:
 
         :raises StorageFailed: some are not written; the next call writes them
         """
-        counts = {each.full_name: each.stats.finished - each.stats.saved for each in self._catalogue.everywhere()}
+        counts = {each.full_name: each.stats.finished - each.stats.saved for each in self.catalogue.everywhere()}
         counts = {name: count for name, count in counts.items() if count}
         if counts:
-            await asyncio.to_thread(self._store.add_invocations, counts)
+            await asyncio.to_thread(self.store.add_invocations, counts)
             for name, count in counts.items():
-                if (found := self._catalogue.get(name)) is not None:
+                if (found := self.catalogue.get(name)) is not None:
                     found.stats.saved += count
         for key, profile in list(self._unsaved.items()):
-            await asyncio.to_thread(self._store.save_profile, *key, profile)
+            await asyncio.to_thread(self.store.save_profile, *key, profile)
             if self._unsaved.get(key) is profile:
                 del self._unsaved[key]
 

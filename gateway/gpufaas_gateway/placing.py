@@ -5,6 +5,7 @@ names. Again, where the node did not take it; at another revision, where its own
 
 import asyncio
 import time
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -27,15 +28,15 @@ AGAIN = (GrantRefused, OutOfMemory, LoadFailed, NoRoom, UnknownFunction)
 """Errors after which a call may run all the same: `Placing.again`."""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Placing:
     """See module. One event loop owns it."""
 
-    def __init__(self, catalogue: Catalogue, scheduler: PlacementPort, node: NodePort, suffix: str) -> None:
-        """:param suffix: see `Calls`"""
-        self._catalogue = catalogue
-        self._scheduler = scheduler
-        self._node = node
-        self._suffix = suffix
+    catalogue: Catalogue
+    scheduler: PlacementPort
+    node: NodePort
+    suffix: str
+    """See `Calls`."""
 
     def find(self, request: Request) -> Deployed:
         """
@@ -43,13 +44,13 @@ class Placing:
 
         :raises GpufaasError: there is none, or it does not take such a request
         """
-        deployed = self._catalogue.find(request.name)
+        deployed = self.catalogue.find(request.name)
         if deployed is None:
-            raise self._catalogue.why_not(request.name)
+            raise self.catalogue.why_not(request.name)
         if request.method not in METHODS:
             raise MethodNotAllowed(f"{request.method} is not forwarded to functions: use one of {', '.join(METHODS)}")
         if deployed.unavailable is not None:
-            raise self._catalogue.why_not(request.name)
+            raise self.catalogue.why_not(request.name)
         if request.upgrade and deployed.spec.kind != "server":
             raise NoWebSocket(
                 f"{deployed.name} does not speak WebSocket: functions with a handle() take plain HTTP calls; "
@@ -66,7 +67,7 @@ class Placing:
         assert call.deployed is not None
         call.state = states.PLACE[call.state]
         left_s = (call.last if call.exec_s == inf else min(call.last, call.ends + call.exec_s)) - time.perf_counter()
-        place, endless = self._scheduler.place, call.mode == UPGRADE
+        place, endless = self.scheduler.place, call.mode == UPGRADE
         try:
             return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
         except UnknownFunction:
@@ -91,8 +92,8 @@ class Placing:
         call.future, driven = promised, call.request.driven
         if driven is not None and not promised.done():
             promised.add_done_callback(driven.awake)
-        self._scheduler.on_grant(call.id, partial(self._begin_early, call))
-        if call.watch is not None or not self._suffix:
+        self.scheduler.on_grant(call.id, partial(self._begin_early, call))
+        if call.watch is not None or not self.suffix:
             # If the scheduler is another process, every call waits for it, but few wait long.
             call.watched().listen()
         while driven is not None and not promised.done():
@@ -115,7 +116,7 @@ class Placing:
         head = CallHead(
             call.name, request.method, request.path, request.query, call.passed, call.mode, call.file, left_s
         )
-        exchange = call.exchange = self._node.call(grant, head, call.body)
+        exchange = call.exchange = self.node.call(grant, head, call.body)
         call.state = states.BEGIN[call.state]
         if request.driven is not None:
             exchange.resume = request.driven.resume
@@ -161,7 +162,7 @@ class Placing:
                 call.stream.end()
             call.state = states.PLACE[call.state]
             call.waits(call.began)
-            return self._scheduler.again(call.id)
+            return self.scheduler.again(call.id)
         assert call.deployed is not None
         once = call.deployed.idempotent and call.stream is None and call.mode != UPGRADE
         if not once or call.ran_out or call.error is not None:
@@ -184,10 +185,10 @@ class Placing:
             raise error
         call.state = states.MOVE[call.state]
         if removed or deployed.trial is None:
-            await self._catalogue.replaced(deployed)
+            await self.catalogue.replaced(deployed)
         else:
             await deployed.trial(str(error))
-        newer = self._catalogue.find(call.request.name)
+        newer = self.catalogue.find(call.request.name)
         if newer is None or newer is deployed or newer.unavailable:
             raise error
         if call.error is not None:
@@ -198,6 +199,6 @@ class Placing:
         """Place a call for the scheduler as another one, which waits since *since*."""
         call.exchange = call.future = None
         call.waits(since)
-        self._scheduler.over(call.id)
-        call.id = CallId(f"{new_call_id()}#{self._suffix}" if self._suffix else new_call_id())
+        self.scheduler.over(call.id)
+        call.id = CallId(f"{new_call_id()}#{self.suffix}" if self.suffix else new_call_id())
         return self.place(call)

@@ -8,6 +8,7 @@ calls have one, so that other calls cost one look-up.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gpufaas_core.errors import Overloaded
 from gpufaas_core.units import Bytes, format_bytes
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 _NO_LIMITS = Quota()
 
 
+@dataclass(slots=True, eq=False)
 class Gate:
     """
     Counts the calls of one namespace at this gateway. One event loop owns it; everything is O(1).
@@ -27,16 +29,13 @@ class Gate:
     Calls that began before there was a limit are not counted.
     """
 
-    __slots__ = ("in_flight", "max_in_flight", "max_waiting", "namespace", "waiting")
-
-    def __init__(self, namespace: str) -> None:
-        self.namespace = namespace
-        self.max_in_flight: int | None = None
-        self.max_waiting: int | None = None
-        self.in_flight = 0
-        """Calls from their arrival to the end of their answer."""
-        self.waiting = 0
-        """The calls of them that have no grant."""
+    namespace: str
+    max_in_flight: int | None = None
+    max_waiting: int | None = None
+    in_flight: int = 0
+    """Calls from their arrival to the end of their answer."""
+    waiting: int = 0
+    """The calls of them that have no grant."""
 
     def enter(self) -> "Passage":
         """
@@ -57,15 +56,13 @@ class Gate:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Passage:
     """One call in a `Gate`."""
 
-    __slots__ = ("_gate", "_granted", "_waits")
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        self._waits = False
-        self._granted = False
+    _gate: Gate
+    _waits: bool = False
+    _granted: bool = False
 
     def wait(self) -> None:
         """

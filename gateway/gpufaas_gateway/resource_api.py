@@ -83,7 +83,11 @@ def quota_routes(deployer: Deployer) -> APIRouter:
     async def describe_quota(name: str) -> QuotaStatus:
         """The limits of a namespace, and what it uses."""
         namespaces.get(name)
-        return QuotaStatus(namespace=name, used=QuotaUsed(**deployer.used(name)), **asdict(quotas.get(name)))
+        functions, gate = deployer.catalogue.all(name), quotas.gate(name)
+        used = QuotaUsed(len(functions), sum(each.reserved for each in functions))
+        if gate is not None:
+            used.in_flight, used.waiting = gate.in_flight, gate.waiting
+        return QuotaStatus(namespace=name, used=used, **asdict(quotas.get(name)))
 
     @routes.put(_QUOTA, status_code=202, responses=refuses(UnknownName, StorageFailed))
     async def set_quota(name: str, asked: NamespaceQuota) -> None:

@@ -1,6 +1,7 @@
 """The counts of each function, kept without labels and locks, and the state of queues. `metrics` shows them."""
 
 from bisect import bisect_left
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec import Struct
@@ -13,34 +14,29 @@ BUCKETS: Final = len(BOUNDS) + 1  # the last one is +Inf
 SUM: Final = BUCKETS  # index of the sum of seconds, behind the buckets
 
 
+@dataclass(slots=True, eq=False)
 class FunctionStats:
     """The counts of one function, over all its revisions. The event loop that serves calls owns it."""
 
-    __slots__ = (
-        "batch_waits", "batches", "begun", "by_code", "finished", "hits", "load_s", "misses", "name", "queue_s",
-        "run_s", "saved", "saved_before",
-    )  # fmt: skip
-
-    def __init__(self, name: str, saved_before: int = 0) -> None:
-        self.name = name
-        """``NAME.NAMESPACE``, the value of the label function_name."""
-        self.begun = 0
-        self.finished = 0
-        self.by_code: dict[int, list[float]] = {}
-        """By status: the count of each bucket (not cumulative), then the sum of seconds."""
-        self.batches: dict[int, int] = {}
-        """Calls that ran together with others, by the number of these and itself."""
-        self.batch_waits: list[float] = []
-        """As one of `by_code`: how long calls were held back for others of their batch. Empty: none was."""
-        self.hits = 0
-        self.misses = 0
-        self.queue_s: Seconds = 0.0
-        self.load_s: Seconds = 0.0
-        self.run_s: Seconds = 0.0
-        self.saved_before = saved_before
-        """Calls of earlier runs of the platform."""
-        self.saved = 0
-        """How many of `finished` the store has."""
+    name: str
+    """``NAME.NAMESPACE``, the value of the label function_name."""
+    saved_before: int = 0
+    """Calls of earlier runs of the platform."""
+    saved: int = 0
+    """How many of `finished` the store has."""
+    begun: int = 0
+    finished: int = 0
+    by_code: dict[int, list[float]] = field(default_factory=dict)
+    """By status: the count of each bucket (not cumulative), then the sum of seconds."""
+    batches: dict[int, int] = field(default_factory=dict)
+    """Calls that ran together with others, by the number of these and itself."""
+    batch_waits: list[float] = field(default_factory=list)
+    """As one of `by_code`: how long calls were held back for others of their batch. Empty: none was."""
+    hits: int = 0
+    misses: int = 0
+    queue_s: Seconds = 0.0
+    load_s: Seconds = 0.0
+    run_s: Seconds = 0.0
 
     def started(self) -> None:
         """Count a call that begins. `observe` must follow at its end."""

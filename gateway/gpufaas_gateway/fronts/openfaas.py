@@ -1,5 +1,6 @@
 """Calls as OpenFaaS has them: ``/function/NAME[/path]``, with any method."""
 
+from dataclasses import dataclass
 from typing import Final
 
 from gpufaas_core.messages import Outer
@@ -9,12 +10,12 @@ from gpufaas_gateway.fronts.target import Target
 PREFIX: Final = b"/function/"
 
 
+@dataclass(frozen=True)
 class OpenFaasFront:
     """Reads what the URL of a call says (`target.ReadTarget`)."""
 
-    def __init__(self, run: RunEarly) -> None:
-        self._run = run
+    run: RunEarly
 
     def __call__(self, below: bytes, query: bytes, outer: Outer | None) -> Target:
         name, _, path = below.partition(b"/")
-        return Target(self._run, name.decode("latin-1"), "/" + path.decode("latin-1"), query, outer)
+        return Target(self.run, name.decode("latin-1"), "/" + path.decode("latin-1"), query, outer)

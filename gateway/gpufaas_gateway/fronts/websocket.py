@@ -77,19 +77,19 @@ class WebSocketCalls:
         try:
             answer = await self._run(request)
             if answer.stream is None:
-                await _refuse(scope, send, answer.status, answer.headers, bytes(answer.body))
+                await _refuse(send, answer.status, answer.headers, bytes(answer.body))
                 return
             with answer.stream as stream:
                 try:
                     if answer.status != SWITCHED:
-                        await _pass_refusal(scope, send, answer, stream)
+                        await _pass_refusal(send, answer, stream)
                         return
                     await connection.accept(answer, stream, key, scope["subprotocols"])
                 except GpufaasError as error:
                     stream.count_as(status_of(error))
                     if not isinstance(error, CallCancelled):
                         said = refusal(error, [pair for pair in answer.headers if pair[0] in _OURS])
-                        await _refuse(scope, send, said.status, said.headers, bytes(said.body))
+                        await _refuse(send, said.status, said.headers, bytes(said.body))
                     stream.cancel()
                     return
                 await self._join(connection, stream)
@@ -365,33 +365,30 @@ def _passed(scope: Scope) -> list[Header]:
     ]
 
 
-async def _pass_refusal(scope: Scope, send: Send, answer: Answer, stream: AnswerStream) -> None:
+async def _pass_refusal(send: Send, answer: Answer, stream: AnswerStream) -> None:
     """Pass on the answer of a function that did not switch protocols."""
     body = b""
     while len(body) < _REFUSAL and (piece := await stream.chunk()) is not None:
         body += piece
     stream.cancel()
-    await _refuse(scope, send, answer.status, answer.headers, body[:_REFUSAL])
+    await _refuse(send, answer.status, answer.headers, body[:_REFUSAL])
 
 
-async def _refuse(scope: Scope, send: Send, status: int, headers: list[Header], body: bytes) -> None:
-    """Answer a handshake with an HTTP answer, or with a Close frame if the server cannot."""
+async def _refuse(send: Send, status: int, headers: list[Header], body: bytes) -> None:
+    """Answer a handshake with an HTTP answer."""
+    headers = [pair for pair in headers if not pair[0].startswith(_HANDSHAKE) and pair[0] != b"content-length"]
     try:
-        if "websocket.http.response" in scope.get("extensions", {}):
-            headers = [pair for pair in headers if not pair[0].startswith(_HANDSHAKE) and pair[0] != b"content-length"]
-            await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
-            await send({"type": "websocket.http.response.body", "body": body})
-        else:
-            await send({"type": "websocket.close", "code": CloseCode.POLICY_VIOLATION, "reason": ""})
+        await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": body})
     except OSError:
         pass  # the caller went away
 
 
-async def refuse_elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse_elsewhere(_: Scope, receive: Receive, send: Send) -> None:
     """Refuse a handshake on any other path: only functions speak WebSocket."""
     await receive()
     headers = [(name.lower().encode(), value.encode()) for name, value in headers_of().items()]
-    await _refuse(scope, send, 400, headers, b"WebSockets are for functions: /function/NAME\n")
+    await _refuse(send, 400, headers, b"WebSockets are for functions: /function/NAME\n")
 
 
 def _status_at_end(error: GpufaasError) -> int:
