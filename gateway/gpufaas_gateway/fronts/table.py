@@ -63,8 +63,7 @@ class Fronts:
             if scope["raw_path"].startswith(_FROM_WORKER):
                 path, outer = self._caller(scope["raw_path"])
                 if outer is None:
-                    await _refuse_forged(scope, receive, send)
-                    return
+                    return await Response(_FORGED, 403, headers_of())(scope, receive, send)
                 scope = {**scope, "path": without_origin(scope["path"])[1], "raw_path": path, OUTER: outer}
             await self._app_of(scope)(scope, receive, send)
         except BrokenAnswer:
@@ -87,10 +86,3 @@ class Fronts:
 
 def _found(table: Mapping[bytes, ASGIApp], path: bytes) -> ASGIApp | None:
     return next((app for prefix, app in table.items() if path.startswith(prefix)), None)
-
-
-async def _refuse_forged(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": "of no worker of this platform"})
-    else:
-        await Response(_FORGED, 403, headers_of())(scope, receive, send)
