@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from gpufaas_core.constraints import (
     COMPUTE,
@@ -59,92 +59,58 @@ _OPTIONS: Final[Mapping[str, Sequence[str]]] = {"cpu": ("cores",), "cuda": ("mps
 _GO_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # the names that Kubernetes uses
 
 
-class NodeDevice(Protocol):
-    """What the supervisor needs of a device beside its id and size."""
+class NodeDevice:
+    """What the supervisor needs of a device. What most of them need not do is done here."""
 
     device: Device
-
-    @property
-    def torch_device(self) -> str:
-        """The device that load() of a handler gets."""
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Added to the environment of its workers."""
-
-    @property
-    def compiles_for(self) -> str:
-        """What code that is compiled for it fits, as the name of a folder. torch says the rest in names of files."""
-
-    @property
-    def enforced(self) -> bool:
-        """Whether the kernel holds workers to their reservation (RLIMIT_DATA)."""
-
-    @property
-    def cores(self) -> float:
-        """Return the cores that the workers of a CPU device may use together; 0: nothing is capped."""
-
-    @property
-    def emulation(self) -> Emulation | None:
-        """Its time and its cost model, if it is emulated."""
+    torch_device: str
+    """The device that load() of a handler gets."""
+    env: dict[str, str]
+    """Added to the environment of its workers."""
+    compiles_for = "cpu"
+    """What code that is compiled for it fits, as the name of a folder. torch says the rest in names of files."""
+    enforced: bool
+    """Whether the kernel holds workers to their reservation (RLIMIT_DATA)."""
+    cores = 0.0
+    """The cores that the workers of a CPU device may use together; 0: nothing is capped."""
+    emulation: Emulation | None = None
+    """Its time and its cost model, if it is emulated."""
+    contexts = False
+    """Whether a standby makes a context on it before it is taken."""
+    note = ""
+    """What people should know of it, in a line; empty: nothing."""
 
     @property
     def nodes(self) -> Sequence[str]:
         """Return the device nodes that its workers open."""
+        return ()
 
-    @property
-    def contexts(self) -> bool:
-        """Whether a standby makes a context on it before it is taken."""
-
-    @property
-    def note(self) -> str:
-        """What people should know of it, in a line; empty: nothing."""
-
-    def share_env(self, need: Need, share: int, memory: Bytes) -> dict[str, str]:
+    def share_env(self, need: Need, share: int, memory: Bytes) -> dict[str, str]:  # noqa: ARG002 - the port's
         """
         Return what is added to the environment of a worker that has *share* per cent of the compute (0: no share) and
         *memory* bytes. May block.
 
         :raises OSError: the worker cannot share the device
         """
+        return {}
 
     def close(self) -> None:
         """End what was started for it. May block."""
 
-    def used_bytes(self, pids: Sequence[int]) -> Bytes | None:
-        """Return the device's memory that the processes *pids* occupy by the driver's account; None: it keeps none."""
-
-    def fault(self) -> str:
-        """Return why the device cannot be used any more; empty: it can. May block for long: call it in a thread."""
-
-
-class _Plain:
-    """What most devices need not do."""
-
-    note = ""
-    compiles_for = "cpu"
-    nodes: Sequence[str] = ()
-    contexts = False
-
-    def share_env(self, need: Need, share: int, memory: Bytes) -> dict[str, str]:  # noqa: ARG002 - the port's
-        return {}
-
-    def close(self) -> None:
-        """Do nothing: nothing was started."""
-
     def used_bytes(self, pids: Sequence[int]) -> Bytes | None:  # noqa: ARG002 - the port's
+        """Return the device's memory that the processes *pids* occupy by the driver's account; None: it keeps none."""
         return None
 
     def fault(self) -> str:
+        """Return why the device cannot be used any more; empty: it can. May block for long: call it in a thread."""
         return ""
 
 
-class CpuDevice(_Plain):
+class CpuDevice(NodeDevice):
     """A share of the machine's memory as a device: real, and enforced on each worker (enforcement.py)."""
 
     torch_device = "cpu"
     enforced = True
-    emulation = None
 
     def __init__(
         self,
@@ -173,7 +139,7 @@ class CpuDevice(_Plain):
         self.env = {"CUDA_VISIBLE_DEVICES": ""}
 
 
-class CudaDevice:
+class CudaDevice(NodeDevice):
     """
     One GPU, or a MIG device of one. Workers see it alone, as ``cuda:0``. Those that share it do so by MPS, or else take
     turns.
@@ -181,8 +147,6 @@ class CudaDevice:
 
     torch_device = "cuda:0"
     enforced = False
-    cores = 0.0
-    emulation = None
 
     def __init__(
         self, node: NodeId, index: int, memory: Bytes | None, nvml: Nvml, labels: Mapping[str, str] | None = None,
@@ -198,10 +162,15 @@ class CudaDevice:
         self._nvml = nvml
         self._index = index
         device = DeviceId(f"{node}/cuda:{index}")
+        self._mps: Mps | None = None
+        why = "it is switched off"
         if mps and isolation != "none":
-            self._mps, why = None, "its clients have one uid and one /dev/shm together, as only with --isolation none"
-        else:
-            self._mps, why = _started(self.uuid) if mps else (None, "it is switched off")
+            why = "its clients have one uid and one /dev/shm together, as only with --isolation none"
+        elif mps:
+            try:
+                self._mps = Mps(self.uuid)
+            except OSError as exc:
+                why = str(exc)
         self.note = "" if self._mps else f"{device}: its workers take turns: no MPS: {why}"
         # A context has threads, which Landlock does not hold if they are there before it (below ABI 8).
         self.contexts = self._mps is None and (isolation == "none" or (isolation == "best" and os.geteuid() == 0))
@@ -236,21 +205,12 @@ def with_allocator(env: dict[str, str]) -> dict[str, str]:
     return env if "PYTORCH_CUDA_ALLOC_CONF" in env else {**_ALLOCATOR, **env}
 
 
-def _started(uuid: str) -> tuple[Mps | None, str]:
-    """Return the MPS daemon of a GPU, or why there is none."""
-    try:
-        return Mps(uuid), ""
-    except OSError as exc:
-        return None, str(exc)
-
-
-class EmulatedDevice(_Plain):
+class EmulatedDevice(NodeDevice):
     """
     A device that takes the time of a cost model and computes nothing. Its kind begins with ``emulated-``, so that it
     shares no profiles with real devices.
     """
 
-    cores = 0.0
     enforced = False
     """The kernel holds nobody to memory that is not there: see `EmulatedHandler.load`."""
 
