@@ -12,9 +12,8 @@ from gpufaas_core.constraints import Constraint, satisfied
 from gpufaas_core.environment import Environment, grouped, measure
 from gpufaas_core.errors import CheckBroken, InvalidSpec
 from gpufaas_core.model import Device, DeviceId, FunctionId
-from gpufaas_gpu_manager.launch.recipes import Bundles
 from gpufaas_gpu_manager.room import WorkerDevice
-from gpufaas_gpu_manager.staging import Staging
+from gpufaas_gpu_manager.staging import Bundles, Staging
 from gpufaas_gpu_manager.supervisor import Supervisor
 
 _FORGOTTEN_KEPT: Final = 1000

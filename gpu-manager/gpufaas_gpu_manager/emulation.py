@@ -18,7 +18,6 @@ from msgspec import Struct
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.cost import ANY, Cost, Truth, truth
-from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import ALL_COMPUTE, Bytes, DeviceId, FunctionId, Seconds, copy_id
 from gpufaas_core.processor_sharing import begin, demand_of, paced, recap
 from gpufaas_functions.emulated import ASK, Emulated
@@ -81,11 +80,6 @@ class Emulation:
                 "and infer_s"
             )
         return ""
-
-    def check(self, spec: WorkerSpec) -> None:
-        """:raises InvalidSpec: workers of *spec* cannot be emulated"""
-        if reason := self.reason_against(spec):
-            raise InvalidSpec(reason)
 
     def start_of(self, spec: WorkerSpec, memory: Bytes) -> Emulated:
         """Return what a worker of *spec* with so much reserved memory is told, whose load begins now."""
@@ -184,5 +178,5 @@ class Emulation:
 
     def _truth(self, spec: WorkerSpec) -> Truth:
         found = self._named(spec)
-        assert found is not None  # `check` saw to it
+        assert found is not None  # the worker has asked `reason_against`
         return truth(found[0], spec.need, found[1])

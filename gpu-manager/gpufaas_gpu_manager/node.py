@@ -38,12 +38,12 @@ from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.grants import Grants
 from gpufaas_gpu_manager.host_cache import HostCache
-from gpufaas_gpu_manager.launch.recipes import Bundles, Recipes
+from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.open_calls import OpenCalls
 from gpufaas_gpu_manager.output import LogSink
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.settings import NodeSettings
-from gpufaas_gpu_manager.staging import Staging
+from gpufaas_gpu_manager.staging import Bundles, Staging
 from gpufaas_gpu_manager.supervisor import ContainerEngine, Supervisor
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_state import WorkerState

@@ -22,6 +22,9 @@ class Bundles(Protocol):
 
     def manifest(self, digest: str) -> Manifest: ...
 
+    def compiled(self, digest: str) -> Path:
+        """Return the directory with what workers have compiled."""
+
 
 class Staging:
     """

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.descriptors import is_lack
-from gpufaas_core.errors import GpufaasError
+from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.messages import Loaded, ShareKept
 from gpufaas_core.model import Bytes, Seconds, copy_id
 from gpufaas_core.wire.heads import WARM, FailedHead, Imported, ParkedHead, ReadyHead, WokenHead
@@ -206,8 +206,9 @@ class Worker:
 
     async def _begin(self) -> None:
         try:
-            if self.device.source.emulation is not None and not self.scratch:
-                self.device.source.emulation.check(self.spec)
+            emulation = self.device.source.emulation
+            if emulation is not None and not self.scratch and (reason := emulation.reason_against(self.spec)):
+                raise InvalidSpec(reason)
             if self.host.fetch is not None and not self.spec.image:
                 await self._fetch.run(self.host.fetch, lambda: self._cause.killed_for)
             self.host.open_files.take(self.number, self._connections)

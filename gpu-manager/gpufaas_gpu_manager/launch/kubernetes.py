@@ -256,7 +256,6 @@ class WorkerPod(Running):
         self._deleted_with: float | None = None
         """The grace of the deletion that was asked for."""
         self._pull_error = ""
-        self._stall: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         worker = self.worker
@@ -289,7 +288,6 @@ class WorkerPod(Running):
     def close(self) -> None:
         self._closed = True
         self._face.close()
-        self._forget_stall()
         if self.created:
             self._pods.delete(self, 0 if self.dead else _KILL_GRACE_S)
         if self.dead:
@@ -348,8 +346,7 @@ class WorkerPod(Running):
         if what == self.waits_for:
             return
         self.waits_for = what
-        self._forget_stall()
-        self._stall = asyncio.get_running_loop().call_later(self.worker.spec.stall_s, self._stalled)
+        self.worker.timers.later("stall", self.worker.spec.stall_s, self._stalled)
 
     def _stalled(self) -> None:
         if self.worker.ready_head is None and not self.dead:
@@ -357,10 +354,6 @@ class WorkerPod(Running):
                 f"its load made no progress for {self.worker.spec.stall_s:g} s (its pod is {self.name}), and has yet "
                 f"{self.waits_for}"
             )
-
-    def _forget_stall(self) -> None:
-        if self._stall is not None:
-            self._stall.cancel()
 
     def _fail(self, reason: str, message: str) -> None:
         """Its container will never run."""
@@ -378,7 +371,6 @@ class WorkerPod(Running):
     def _died(self, how: str, *, ran: bool = False) -> None:
         """:param ran: its container began, so that it may have printed something"""
         self.dead = True
-        self._forget_stall()
         if not self._runs and ran:
             self._pods.follow(self)  # it ended before it was seen to run
         elif not self._runs:

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -20,7 +20,6 @@ from gpufaas_core.messages import Outer
 from gpufaas_core.model import ALL_COMPUTE, Bytes
 from gpufaas_core.units import GiB, MiB
 from gpufaas_functions.runner import WorkerStart
-from gpufaas_gpu_manager import staging
 from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.cores import CpuShare
 from gpufaas_gpu_manager.devices import NodeDevice, with_allocator
@@ -31,6 +30,7 @@ from gpufaas_gpu_manager.host_cache import Attached, HostCache
 from gpufaas_gpu_manager.isolation.ports import ports_of
 from gpufaas_gpu_manager.isolation.walls import HOME, USER, Own, Walls
 from gpufaas_gpu_manager.settings import NodeSettings
+from gpufaas_gpu_manager.staging import Bundles
 from gpufaas_gpu_manager.standbys import ANYWHERE, Home
 from gpufaas_gpu_manager.worker import Worker
 
@@ -71,12 +71,6 @@ def scratch_at(path: str) -> dict[str, str]:
 
 def _cpu_name(source: NodeDevice) -> str:
     return source.device.id.rpartition("/")[2].replace(":", "-")
-
-
-class Bundles(staging.Bundles, Protocol):
-    """The installed bundles, with what their workers have compiled."""
-
-    def compiled(self, digest: str) -> Path: ...
 
 
 class Recipes:
