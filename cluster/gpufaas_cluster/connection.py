@@ -289,7 +289,7 @@ class _Connecting(Link):
         shown = control.proof(me.token, challenge.nonce, me.role, me.id)
         self.send(
             control.ClientHello(
-                control.PROTOCOL, me.role, me.id, me.boot, self._nonce, shown, me.version, self._window
+                control.PROTOCOL, me.role, me.id, me.boot, self._nonce, shown, me.version, self._window or False
             )
         )  # fmt: skip
 

@@ -69,8 +69,11 @@ class ClientHello(Message, frozen=True, array_like=True, tag=2):
     proof: bytes
     version: Annotated[str, Meta(max_length=64)] = ""
     """The version of the release, for people."""
-    window: Annotated[Bytes, Meta(ge=0)] = 0
-    """After the welcome, this connection carries calls, whose answers have this credit each; 0: it carries messages."""
+    window: Annotated[Bytes, Meta(ge=0)] | Literal[False] = False
+    """
+    After the welcome, this connection carries calls, whose answers have this credit each. False: it carries messages;
+    protocol 3 reads that, too, and logs whom it turns away.
+    """
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=3):

@@ -158,6 +158,7 @@ async def test_a_gateway_says_which_release_a_node_speaks_that_turns_it_away_or_
         await connect(address, Identity("gateway", "g", "b", TOKEN, "1.0"))
 
     assert (heard[0].id, heard[0].version, heard[0].protocol) == ("g", "1.0", control.PROTOCOL)
+    assert heard[0].window is False, "protocol 3 has no number there"
     assert turned.value.code == "protocol"
     assert str(turned.value) == (
         "as the node logs it"
