@@ -1,20 +1,25 @@
 """A gateway's end of a connection to a node. Each of its lanes carries one call, or one query, at a time."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
+from gpufaas_cluster.call_heads import BODY_WINDOW
 from gpufaas_cluster.kept_grants import KeptGrant
 from gpufaas_cluster.lane_connection import LaneConnection
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import Bytes
 from gpufaas_core.wire import order
-from gpufaas_core.wire.credit import Window
+from gpufaas_core.wire.credit import Credit, Window
 from gpufaas_core.wire.heads import RoomHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.order import FROM_GATEWAY, FROM_NODE
 from gpufaas_core.wire.prefix import LANES, BrokenFrame
+
+_NO_BODY: Final = Credit(0, 0)
+"""Of a call whose body came with it: a node that gives room for more is out of step."""
+_decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
 
 
 class LaneUser(Protocol):
@@ -38,7 +43,7 @@ class LaneUser(Protocol):
         """The node has said something. Once that was the last frame, the lane is not yours any more."""
 
     def go_on(self) -> None:
-        """The connection takes more again."""
+        """The node takes more of a body again."""
 
     def on_lost(self, reason: str) -> None: ...
 
@@ -46,7 +51,7 @@ class LaneUser(Protocol):
 class CallLane:
     """See module."""
 
-    __slots__ = ("_number", "_state", "_window", "connection", "kept", "user")
+    __slots__ = ("_credit", "_number", "_state", "_window", "connection", "kept", "user")
 
     def __init__(self, connection: "CallConnection", number: int) -> None:
         self.connection = connection
@@ -58,19 +63,24 @@ class CallLane:
         """Who has it, until its last frame."""
         self._window = Window(connection.window)
         """Of its answers."""
+        self._credit = _NO_BODY
+        """Of the body of its call, if that goes in pieces. The node gives it when it takes the call."""
 
     @property
     def full(self) -> bool:
         """Whether the node does not take more of a body for now."""
-        return self.connection.full
+        return self.connection.full or not self._credit.is_left
 
     def send(self, kind: int, head: msgspec.Struct | None = None, body: bytes | memoryview = b"") -> None:
         self._state = FROM_GATEWAY[kind][self._state]
+        if kind == Kind.BODY:
+            self._credit.spend(len(body))
         self.connection.send(kind, head, body, self._number)
 
     def body_follows(self) -> None:
         """The body of the call that was sent comes in pieces."""
         self._state = order.BODY_FOLLOWS[self._state]
+        self._credit = Credit(BODY_WINDOW, 0)
 
     def pause(self) -> None:
         """Take no more of the answer for now."""
@@ -90,9 +100,13 @@ class CallLane:
             if room := self._window.room():
                 self.send(Kind.ROOM, RoomHead(room))
             return
+        if kind == Kind.ROOM:
+            self._credit.add(_decode_room(header).room)
+            user.go_on()
+            return
         user.on_frame(kind, header, body)
         if state == order.FREE:
-            self.user = None
+            self.user, self._credit = None, _NO_BODY
             self.connection.release(self)
 
     def go_on(self) -> None:

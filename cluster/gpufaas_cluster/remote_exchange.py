@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from gpufaas_cluster.call_connection import CallLane
-from gpufaas_cluster.call_heads import BODY_WINDOW, ErrorHead, NodeAnswerHead, NodeCallHead
+from gpufaas_cluster.call_heads import ErrorHead, NodeAnswerHead, NodeCallHead
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_cluster.kept_grants import KeptGrant
 from gpufaas_core.answer_buffer import AnswerBuffer
@@ -15,14 +15,12 @@ from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed, Worke
 from gpufaas_core.messages import Grant
 from gpufaas_core.units import Bytes
 from gpufaas_core.wire.bodies import CHUNK_BYTES, FILE, INLINE, pieces_of
-from gpufaas_core.wire.credit import Credit
-from gpufaas_core.wire.heads import CallHead, EndHead, RoomHead
+from gpufaas_core.wire.heads import CallHead, EndHead
 from gpufaas_core.wire.kinds import Kind, name_of
 from gpufaas_core.wire.prefix import BrokenFrame
 
 _decode_answer: Final = msgspec.msgpack.Decoder(NodeAnswerHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
-_decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
 _decode_failure: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
 BUFFER: Final[Bytes] = 256 * 1024
@@ -38,7 +36,7 @@ class RemoteExchange(AnswerBuffer):
     """`CallExchange`."""
 
     __slots__ = (
-        "_body", "_cancelled", "_credit", "_head", "_kept", "_lane", "_on_unreachable", "_over", "_roomy", "_sender",
+        "_body", "_cancelled", "_head", "_kept", "_lane", "_on_unreachable", "_over", "_roomy", "_sender",
         "grant",
     )  # fmt: skip
 
@@ -63,8 +61,6 @@ class RemoteExchange(AnswerBuffer):
         self._over = False
         """The node has sent the last frame, or is gone."""
         self._cancelled = False
-        self._credit: Credit | None = None
-        """Of a body that goes in pieces, once its call was sent."""
         self._roomy: asyncio.Future[None] | None = None
         """The sender of the body waits for room."""
         self._sender: asyncio.Task[None] | None = None
@@ -78,11 +74,9 @@ class RemoteExchange(AnswerBuffer):
         :raises GrantRefused: nothing was taken; send this piece again under the next grant
         """
         for part in pieces_of(piece):
-            if (credit := await self._may_send()) is None:
+            if (lane := await self._may_send()) is None:
                 return
-            credit.spend(len(part))
-            assert self._lane is not None
-            self._lane.send(Kind.BODY, None, part)
+            lane.send(Kind.BODY, None, part)
 
     def when_runs(self, tell: Callable[[], None]) -> None:
         self.on_run = tell
@@ -91,9 +85,8 @@ class RemoteExchange(AnswerBuffer):
 
     async def end_body(self) -> None:
         """:raises GrantRefused: as `send_body`"""
-        if await self._may_send() is not None:
-            assert self._lane is not None
-            self._lane.send(Kind.BODY_END)
+        if (lane := await self._may_send()) is not None:
+            lane.send(Kind.BODY_END)
 
     def fail(self, error: GpufaasError) -> None:
         """Raise *error* to readers and senders, and cancel the call at the node."""
@@ -108,11 +101,11 @@ class RemoteExchange(AnswerBuffer):
                 self._resume()
         self._wake()
 
-    async def _may_send(self) -> Credit | None:
+    async def _may_send(self) -> CallLane | None:
         """Wait until more of the body may be sent; None: the call is over. :raises GrantRefused: as `send_body`"""
         while self._error is None and not self._over:
-            if self._lane is not None and not self._lane.full and self._credit is not None and self._credit.is_left:
-                return self._credit
+            if self._lane is not None and not self._lane.full:
+                return self._lane
             self._roomy = self._loop.create_future()
             await self._roomy
         if isinstance(self._error, GrantRefused):
@@ -158,7 +151,6 @@ class RemoteExchange(AnswerBuffer):
         lane.send(Kind.CALL, call, body)
         if head.body_mode != INLINE:
             lane.body_follows()
-            self._credit = Credit(BODY_WINDOW, 0)
         if head.body_mode == FILE:
             self._sender = self._loop.create_task(self._send_file(head.body_path))
 
@@ -194,9 +186,6 @@ class RemoteExchange(AnswerBuffer):
         elif kind == Kind.RUNS:
             if self.on_run is not None:
                 self.on_run()
-        elif kind == Kind.ROOM and self._credit is not None:
-            self._credit.add(_decode_room(header).room)
-            self.go_on()
         elif kind == Kind.END:
             self.end = end = _decode_end(header)
             self._finish()

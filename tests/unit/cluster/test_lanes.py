@@ -158,6 +158,16 @@ def test_room_is_given_while_the_reader_takes_and_once_he_goes_on(gateway: Gatew
 # --- bodies in pieces ---
 
 
+async def test_room_for_a_body_that_came_with_its_call_is_out_of_step(gateway: Gateway, tmp_path: Path) -> None:
+    Caller(gateway, tmp_path / "body")
+    gateway.says(Kind.ROOM, RoomHead(BODY_WINDOW))
+    gateway.says(Kind.REFUSED, ErrorHead("GrantRefused", "it is full"))
+    user = gateway.begin()
+    gateway.says(Kind.ROOM, RoomHead(1))
+
+    assert "room for 1 bytes more" in user.lost
+
+
 class Caller:
     """A call whose body is a file of 3 MiB."""
 
