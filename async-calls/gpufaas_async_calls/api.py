@@ -23,7 +23,6 @@ from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.spool_file import SpoolFile
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, StorageFailed
 from gpufaas_gateway.answering import Answer, refusal
-from gpufaas_gateway.asgi import AsgiCaller, send_whole
 from gpufaas_gateway.call_body import Caller, too_large
 from gpufaas_gateway.call_headers import new_call_id, read_head, told_goal, told_size
 from gpufaas_gateway.catalogue import Catalogue, Deployed
@@ -85,7 +84,8 @@ class AsyncInvocations:
             return
         except GpufaasError as error:
             answer = refusal(error, answered)
-        await send_whole(send, answer)
+        await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+        await send({"type": "http.response.body", "body": bytes(answer.body)})
 
     async def _accept(self, call: AcceptedCall, deployed: Deployed, caller: Caller) -> None:
         """Read the body of *call*, and return once it is durable."""
@@ -134,6 +134,21 @@ class AsyncInvocations:
                     f"the body for {deployed.name} did not arrive within {deployed.timeout_s:g} s, its time limit"
                 ) from exc
             raise
+
+
+class AsgiCaller(Caller):
+    """The client of an HTTP request."""
+
+    __slots__ = ("_receive",)
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+
+    async def receive(self) -> tuple[bytes, bool]:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise CallCancelled("the caller went away")
+        return message.get("body", b""), message.get("more_body", False)
 
 
 _Id = Annotated[str, Path(description="X-Call-Id of the call")]

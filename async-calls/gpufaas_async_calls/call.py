@@ -84,49 +84,46 @@ class ClaimedCall(Struct, frozen=True):
     """Why it is a dead letter once its callback is delivered; None: it is done then."""
 
 
-class Done(Struct, frozen=True):
+class _Outcome(Struct, frozen=True):
+    key: int
+    """Of its `ClaimedCall`."""
+    at: float
+    """When it came, in Unix seconds, or when it is tried again."""
+
+
+class Done(_Outcome, frozen=True):
     """It was executed, and its callback, if it has one, delivered."""
 
-    key: int
-    at: float
     status: int
     attempts: int
 
 
-class Retry(Struct, frozen=True):
+class Retry(_Outcome, frozen=True):
     """Execute it again, not before `at`."""
 
-    key: int
-    at: float
     attempts: int
     status: int
     reason: str
 
 
-class Deliver(Struct, frozen=True):
+class Deliver(_Outcome, frozen=True):
     """It was executed: deliver `answer` to its callback. With `exhausted`, it is a dead letter after that."""
 
-    key: int
-    at: float
     attempts: int
     answer: KeptAnswer
     exhausted: str | None = None
 
 
-class Redeliver(Struct, frozen=True):
+class Redeliver(_Outcome, frozen=True):
     """Deliver its callback again, not before `at`."""
 
-    key: int
-    at: float
     deliveries: int
     reason: str
 
 
-class Dead(Struct, frozen=True):
+class Dead(_Outcome, frozen=True):
     """No more of it without an operator. Its request is kept, and its answer if only the callback is missing."""
 
-    key: int
-    at: float
     attempts: int
     status: int | None
     reason: str

@@ -80,9 +80,7 @@ class Call:
         """Why it was ended from outside."""
         self.status = 500
         """HTTP status that it is counted with."""
-        self.queue_s: Seconds = 0.0
-        self.load_s: Seconds = 0.0
-        self.run_s: Seconds = 0.0
+        self.queue_s = self.load_s = self.run_s = 0.0
         self.began = began
         self.ends = 0.0
         """When its time is up: to wait and load, or to run."""

@@ -80,10 +80,6 @@ class Deployed:
         """Desired copies until it is scaled, as OpenFaaS counts: its minimum, at least 1."""
         return max(1, self.function.min_copies)
 
-    @property
-    def invocations(self) -> int:
-        return self.stats.invocations
-
 
 class Catalogue:
     """All deployed functions. One event loop owns it."""

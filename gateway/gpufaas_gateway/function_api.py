@@ -57,7 +57,7 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, usage_of: UsageOf 
         status = scheduler.status()
         copies = copies_of(status)
         return [
-            msgspec.structs.replace(status_of(each, status, copies), invocation_count=each.invocations)
+            msgspec.structs.replace(status_of(each, status, copies), invocation_count=each.stats.invocations)
             for each in catalogue.all(namespace or DEFAULT_NAMESPACE)
         ]
 

@@ -21,7 +21,7 @@ def memory_advice(function: Deployed) -> str | None:
     """
     declared, options = function.options.memory, function.options
     needs = [each.occupation for each in function.profiles.values() if each.measured and "memory" not in each.estimated]
-    if not (declared and needs) or function.invocations < _CALLS or function.spec.kind == "server":
+    if not (declared and needs) or function.stats.invocations < _CALLS or function.spec.kind == "server":
         return None
     own = function.spec.memory - declared  # of a worker that is a process of its own: it comes on top
     need = max(needs) - own

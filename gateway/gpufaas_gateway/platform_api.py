@@ -193,7 +193,7 @@ def _whole_status(status: EngineStatus, catalogue: Catalogue) -> dict[str, Any]:
         each.full_name: {
             "id": each.function_id,
             "kind": each.spec.kind,
-            "invocations": each.invocations,
+            "invocations": each.stats.invocations,
             **{name: getattr(each.stats, name) for name in counts},
             "batch_max": each.function.need.batch_max,
             "grants": round(each.stats.grants, 3),

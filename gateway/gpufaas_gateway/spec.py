@@ -302,26 +302,17 @@ def _check_batches(read: Mapping[str, Any]) -> None:
 def default_options(bundle: str, defaults: Defaults) -> Options:
     """Return the options of a function that sets none."""
     return Options(
-        bundle=bundle,
-        timeout_s=defaults.timeout_s,
-        stall_s=defaults.stall_s,
-        max_queue=defaults.max_queue,
-        max_body=defaults.max_body,
-        body_patience_s=defaults.body_patience_s,
-    )
+        bundle=bundle, timeout_s=defaults.timeout_s, stall_s=defaults.stall_s, max_queue=defaults.max_queue,
+        max_body=defaults.max_body, body_patience_s=defaults.body_patience_s,
+    )  # fmt: skip
 
 
 def placement_of(spec: FunctionSpec, defaults: Defaults, *, image: bool) -> Placement:
     """Return on which devices *spec* may run; *image*: it has no bundle. Raises as `read_placement`."""
     return read_placement(
-        spec.constraints or (),
-        spec.limits or {},
-        spec.requests or {},
-        spec.annotations or {},
-        spec.labels or {},
-        profiles=defaults.profiles,
-        image=image,
-    )
+        spec.constraints or (), spec.limits or {}, spec.requests or {}, spec.annotations or {}, spec.labels or {},
+        profiles=defaults.profiles, image=image,
+    )  # fmt: skip
 
 
 def _path(text: str) -> str:

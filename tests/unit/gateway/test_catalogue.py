@@ -313,7 +313,7 @@ async def test_an_update_takes_over_and_the_old_revision_drains(platform: Platfo
     assert platform.catalogue.find("echo") is new
     assert platform.scheduler.removed == [(old.function_id, True)]
     assert platform.workers.forgotten == [old.function_id]
-    assert new.invocations == 1
+    assert new.stats.invocations == 1
     assert new.record.created_at == old.record.created_at
 
 
@@ -580,7 +580,7 @@ async def test_counts_survive_restarts_and_updates(platform: Platform) -> None:
 
     assert again is not None
     again.stats.observe(200, 0.1)
-    assert again.invocations == 4
+    assert again.stats.invocations == 4
     await platform.keeper.save()
     assert platform.store.records[ECHO].invocations == 4
 

@@ -19,13 +19,13 @@ from tests.unit.gateway.test_calls import Endless, Streaming, Waiting
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 from tests.waiting import eventually
 
+from gpufaas_async_calls.api import AsgiCaller
 from gpufaas_core.errors import CallCancelled, GpufaasError
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import FunctionId
 from gpufaas_core.origin import Origins
 from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
 from gpufaas_gateway.answering import Answer, RunEarly
-from gpufaas_gateway.asgi import AsgiCaller
 from gpufaas_gateway.call_headers import head_template
 from gpufaas_gateway.fronts.openfaas import PREFIX
 from gpufaas_gateway.http.bounded_websocket import BoundedWebSocket
