@@ -138,7 +138,7 @@ class Functions:
         server = spec.kind == "server"
         sources = [each.source for each in self._devices.values()]
         allowed = (each for each in sources if satisfied(spec.constraints, each.device.labels))
-        device = WorkerDevice(next(allowed, sources[0]))
+        device = WorkerDevice(next(allowed, sources[0]), self._host.parks)
         # Not in the ledger: its memory is promised to no call. An import is held to the whole of the device.
         worker = self._host.make(device, replace(spec, ready_delay_s=0.0), device.ledger.capacity, scratch=True)
         worker.begin()

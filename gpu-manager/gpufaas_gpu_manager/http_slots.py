@@ -372,9 +372,6 @@ class _Connection(asyncio.Protocol):
             elif self._whole_timer is None:
                 self._whole_timer = self._slot.loop.call_later(_WHOLE_WITHIN_S, self._begin)
 
-    def eof_received(self) -> bool:
-        return False
-
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         self.resume_writing()

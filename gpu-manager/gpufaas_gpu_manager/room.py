@@ -25,8 +25,7 @@ _SETTLE_S: Final = 2.0
 class WorkerDevice:
     """See module. `DevicePort` of its workers."""
 
-    def __init__(self, source: NodeDevice, parks: ParkedWorkers | None = None) -> None:
-        """:param parks: None: no worker is parked"""
+    def __init__(self, source: NodeDevice, parks: ParkedWorkers) -> None:
         self._parks = parks
         self._lost = False
         self.source = source
@@ -96,14 +95,14 @@ class WorkerDevice:
                 # The scheduler may have evicted it before it heard that it is parked: then it counts it as parked now.
                 self._tell_unparked(parked, "it was evicted")
             return
-        reason = "this node does not park"
-        if not park or self._parks is None or (reason := self._parks.take(worker)):
-            worker.end()
-            if park:
-                self._tell_unparked(worker, reason)
-        else:
+        reason = self._parks.take(worker) if park else ""
+        if park and not reason:
             self.parked[key] = worker
             worker.parking.park()
+            return
+        worker.end()
+        if park:
+            self._tell_unparked(worker, reason)
 
     # --- parked workers ---
 
@@ -118,8 +117,7 @@ class WorkerDevice:
         return self.workers.get(worker.key) is worker
 
     def on_parked(self, worker: Worker, held: Bytes) -> None:
-        if self._parks is not None:
-            self._parks.settled(worker)
+        self._parks.settled(worker)
         if held:
             self.ledger.resize(worker.number, min(held, self.ledger.reserved.get(worker.number, 0)))
         else:
@@ -179,8 +177,7 @@ class WorkerDevice:
                         continue
                     self._end_hoarders()
                     return
-                if self._parks is not None:
-                    self._parks.let_go(worker)
+                self._parks.let_go(worker)
                 worker.begin()
             self.waiting.popleft()
 
@@ -201,8 +198,7 @@ class WorkerDevice:
         return less
 
     def leave(self, worker: Worker) -> None:
-        if self._parks is not None:
-            self._parks.let_go(worker)
+        self._parks.let_go(worker)
         if self.parked.get(worker.key) is worker:
             del self.parked[worker.key]
         self.successions.leave(worker)

@@ -156,9 +156,6 @@ class WorkerConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.wire.room.set()
 
-    def eof_received(self) -> bool:
-        return False
-
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
         self.lost = self.wire.closing = True
         self.resume_writing()

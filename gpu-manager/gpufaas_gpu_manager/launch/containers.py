@@ -298,7 +298,6 @@ class Container(Running):
         self._streams = set(STREAMS)
         """Streams that have not ended."""
         self._closed = False
-        self._tasks: set[asyncio.Future[None]] = set()
 
     async def start(self) -> None:
         worker, containers = self.worker, self._containers
@@ -365,12 +364,8 @@ class Container(Running):
         self.worker.on_reaped(how)
 
     def _in_thread(self, action: Callable[..., None], *arguments: object, **more: object) -> None:
-        try:
-            task = asyncio.get_running_loop().run_in_executor(None, partial(action, *arguments, **more))
-        except RuntimeError:  # the loop is ending: `Containers.close` removes all
-            return
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        with contextlib.suppress(RuntimeError):  # the loop is ending: `Containers.close` removes all
+            asyncio.get_running_loop().run_in_executor(None, partial(action, *arguments, **more))
 
 
 class ContainerLog:

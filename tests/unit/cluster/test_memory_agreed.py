@@ -20,6 +20,8 @@ from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Need, Part, Profile, copy_id
 from gpufaas_gpu_manager.device_snapshot import snapshot_of
+from gpufaas_gpu_manager.host_cache import HostCache
+from gpufaas_gpu_manager.parked import ParkedWorkers
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.worker_state import WorkerState
 from gpufaas_scheduler.engine import Engine
@@ -101,7 +103,7 @@ class FakeNode:
         self.rng, self.now = rng, 0.0
         self.device = Device(DEVICE, "cpu", memory)
         source = SimpleNamespace(device=self.device, emulation=None, enforced=True)
-        self.room = WorkerDevice(cast(Any, source))
+        self.room = WorkerDevice(cast(Any, source), ParkedWorkers(HostCache(None), enabled=False))
         self.dying: dict[int, tuple[FakeWorker, m.Event | None]] = {}
         self.said: deque[m.Event] = deque()
         self.number = 0
