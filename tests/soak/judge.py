@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from tests.soak.load import CUT, Call, Load
 
-_LOADS_S: Final = 3.0
+LOADS_S: Final = 3.0
 """A worker that is killed while it loads takes a call with it that came later; so does a fork server."""
 _TOLD_S: Final = 0.5
 """The clocks of who kills and who calls are read in different threads, on a busy machine."""
@@ -55,7 +55,7 @@ def _fault_of(call: Call, executed: Counter[str], killed: Iterable[Fault], verdi
     """Return what is wrong with *call*; empty: nothing. Counts it in *verdict*."""
     count = executed[call.id]
     over = max(call.ended, call.called_back)
-    hurt = any(call.began - _LOADS_S <= each.at <= over + _TOLD_S for each in killed)
+    hurt = any(call.began - LOADS_S <= each.at <= over + _TOLD_S for each in killed)
     if call.gave_up:
         verdict.given_up += 1
         return f"given up, and executed {count} times" if count > 1 else ""

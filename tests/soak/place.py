@@ -32,6 +32,10 @@ class Place(Protocol):
 
     def status(self) -> dict[str, Any]: ...
 
+    def function(self, name: str) -> dict[str, Any]:
+        """Return what it says of a function."""
+        ...
+
     def is_idle(self) -> bool: ...
 
     def unready(self) -> list[str]:
@@ -54,6 +58,9 @@ class OneMachine(Platform):
     def finish(self) -> list[str]:
         found = [] if self.stop() == 0 else ["the platform did not end with status 0"]
         return found + faults_of("the platform", self.said())
+
+    def function(self, name: str) -> dict[str, Any]:
+        return dict(self.http.get(f"/system/function/{name}").json())
 
     def unready(self) -> list[str]:
         ready = self.http.get("/readyz")
@@ -81,6 +88,9 @@ class ManyProcesses(Cluster):
                 found.append(f"{each.id} ended with status {status}")
             found += faults_of(each.id, each.said())
         return found
+
+    def function(self, name: str) -> dict[str, Any]:
+        return dict(self._main.web.get(f"/system/function/{name}").json())
 
     def is_idle(self) -> bool:
         status = self.status()

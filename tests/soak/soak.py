@@ -24,7 +24,7 @@ import psutil
 from tests.files import open_file
 from tests.integration.conftest import LIMIT_S, TORCH, private_bytes, until
 from tests.soak.functions import FUNCTIONS
-from tests.soak.judge import Fault, Verdict, judge
+from tests.soak.judge import LOADS_S, Fault, Verdict, judge
 from tests.soak.load import Load, is_open
 from tests.soak.place import (
     DEVICE_MIB,
@@ -244,11 +244,17 @@ class Soak:
 
     def _update(self) -> None:
         name = _UPDATED[self.report.updates % len(_UPDATED)]
-        version = self._versions[name][1] + 1
-        self._versions[name] = version - 1, version
+        before, version = self._versions[name][0], self._versions[name][1] + 1
+        began = time.monotonic()
+        self._versions[name] = before, version
         self._deploy_one(name)
-        self._versions[name] = version, version
+        while "before" in self.place.function(name)["gpufaas"] and not self._stop.wait(0.1):
+            pass  # it takes the calls, and gives them back if it does not load
+        serves = int(self.place.function(name)["envVars"]["version"])
+        self._versions[name] = serves, version
         self.report.updates += 1
+        if serves != version and not any(each.excuses and each.at > began - LOADS_S for each in self.report.faults):
+            self.report.violations.append(f"update {version} of {name} failed, and version {serves} serves")
 
     # --- what is looked at ---
 
