@@ -86,13 +86,13 @@ class ClaimedCall(Struct, frozen=True):
 
 class _Outcome(Struct, frozen=True):
     key: int
-    """Of its `ClaimedCall`."""
+    """The key of its `ClaimedCall`."""
     at: float
     """When it came, in Unix seconds, or when it is tried again."""
 
 
 class Done(_Outcome, frozen=True):
-    """It was executed, and its callback, if it has one, delivered."""
+    """The call was executed, and its callback, if there is one, was delivered."""
 
     status: int
     attempts: int

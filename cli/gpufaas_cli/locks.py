@@ -1,7 +1,7 @@
 """
 ``requirements.lock``: what a build adds to the packages of the nodes, by version and digest. It belongs into git.
 
-It is a requirements file. Its second line says for what it was made: a build that finds the same resolves nothing
+The lock is a requirements file. Its second line says for what it was made: a build that finds the same resolves nothing
 (docs/adr/0066).
 """
 

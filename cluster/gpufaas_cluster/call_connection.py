@@ -18,7 +18,7 @@ from gpufaas_core.wire.order import FROM_GATEWAY, FROM_NODE
 from gpufaas_core.wire.prefix import LANES, BrokenFrame
 
 _NO_BODY: Final = Credit(0, 0)
-"""Of a call whose body came with it: a node that gives room for more is out of step."""
+"""The credit of a call whose body came with it: a node that gives room for more is out of step."""
 _decode_room: Final = msgspec.msgpack.Decoder(RoomHead).decode
 
 
@@ -62,9 +62,9 @@ class CallLane:
         self.user: LaneUser | None = None
         """Who has it, until its last frame."""
         self._window = Window(connection.window)
-        """Of its answers."""
+        """The room for its answers."""
         self._credit = _NO_BODY
-        """Of the body of its call, if that goes in pieces. The node gives it when it takes the call."""
+        """What may be sent of a body in pieces. The node gives it when it takes the call."""
 
     @property
     def full(self) -> bool:

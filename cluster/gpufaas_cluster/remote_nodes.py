@@ -271,7 +271,7 @@ class StandingConnection:
         self._dials = False
 
     def begin(self, user: LaneUser) -> None:
-        """As `NodeClient.begin`."""
+        """Give *user* a lane, as `NodeClient.begin` does."""
         if self.connection is not None and self.connection.usable:
             self.connection.begin(user)
         elif self._node.down:

@@ -29,7 +29,7 @@ class ServedBody:
         self._window = Window(BODY_WINDOW)
 
     def begin(self) -> None:
-        """It may come."""
+        """Let the gateway send the body."""
         self._send(Kind.ROOM, RoomHead(BODY_WINDOW))
 
     def add(self, piece: bytes) -> None:
@@ -45,7 +45,7 @@ class ServedBody:
         raise NotImplementedError
 
     def _took(self, size: Bytes) -> None:
-        """So much of it was taken: the gateway may send more."""
+        """The worker has taken *size* bytes more: the gateway may send as much again."""
         self._window.came(size)
         if room := self._window.room():
             self._send(Kind.ROOM, RoomHead(room))

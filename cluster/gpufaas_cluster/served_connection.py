@@ -102,7 +102,7 @@ class ServedLane:
         self._number = number
         self._state = order.FREE
         self._credit = Credit(connection.window)
-        """Of its answers."""
+        """What may be sent of its answers."""
         self._grant: Grant | None = None
         """That of the call which is not over."""
         self._kept = 0

@@ -19,7 +19,7 @@ MOST: Final[Bytes] = 16 * MiB
 QUICK_S: Final[Seconds] = 0.1
 """A body that may stream is whole within this time, or streams."""
 _ALL: Final[Bytes] = 128 * MiB
-"""Of the memory for bodies."""
+"""The most memory for bodies."""
 _IDLE_S: Final[Seconds] = 10.0
 _PAGE: Final[Bytes] = 2 * MiB
 

@@ -21,7 +21,7 @@ from gpufaas_gpu_manager.waiting_room import Group, WaitingRoom
 from gpufaas_gpu_manager.worker_slot import WorkerSlot
 
 _LOOK_S: Final[Seconds] = 0.05
-"""So often at most, it is looked whether what runs before a call that went ahead is late."""
+"""The time between two looks whether what runs before a call that went ahead is late."""
 
 
 class CallsAhead:

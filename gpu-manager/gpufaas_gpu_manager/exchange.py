@@ -93,7 +93,7 @@ class Exchange(AnswerBuffer, NodeCall):
         self.file: BodyFile | None = None
         """The body, if it lies in a file, until a worker has it."""
         self.slot: Slot | None = None
-        """It has the call from its begin, or from when it went ahead."""
+        """The slot that has the call, from its begin or from when it went ahead."""
         self.watcher: Callable[[], None] | None = None
         """Called when there may be more of the answer to `take`."""
         self._bound: asyncio.Future[None] | None = None

@@ -34,7 +34,7 @@ QUEUED: Final = 3
 AHEAD: Final = 4
 """Its worker has it behind what it runs, and has certainly not begun it."""
 LEFT_AHEAD: Final = 5
-"""It is as AHEAD, and nobody waits for its answer."""
+"""As AHEAD, but nobody waits for the answer."""
 RUNNING: Final = 6
 """Its worker has it, or a part of it."""
 UNSENT: Final = 7
@@ -44,9 +44,9 @@ ABANDONED: Final = 8
 OVER: Final = 9
 """Its worker is done with it."""
 DISCARDED: Final = 10
-"""It is as OVER, and nobody waits for the answer."""
+"""As OVER, but nobody waits for the answer."""
 UNCLAIMED: Final = 11
-"""It was over before its call came."""
+"""The exchange was over before its call came."""
 
 FINISHED: Final = OVER
 """From this state on its worker has nothing to do with it."""

@@ -39,7 +39,7 @@ class Running(Protocol):
 
     def hear_out(self) -> bool:
         """
-        It is gone: read all that it has sent, at any pace of its callers. What waits in the kernel is a few MB.
+        The worker is gone: read all that it has sent, at any pace of its callers. What waits in the kernel is a few MB.
 
         :return: whether some of it still waits
         """

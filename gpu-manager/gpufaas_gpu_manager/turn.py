@@ -17,7 +17,7 @@ from gpufaas_gpu_manager.node_call import AHEAD, FOLLOW, HOLD, RUNNING, NodeCall
 
 CallT = TypeVar("CallT", bound=NodeCall)
 _BEHIND: Final = 2
-"""So many turns at most has a worker that it has not begun: one of them was taken back then."""
+"""The most turns that a worker has and has not begun. If there are two, one of them was taken back."""
 
 
 class Turn(Generic[CallT]):
@@ -69,7 +69,7 @@ class Turns(Generic[CallT]):
         self.sent = 0
         """The number of the turn that was sent last."""
         self.coming = 0
-        """So many calls of the batch that was sent last are still to be added."""
+        """How many calls of the batch that was sent last are still to be added."""
         self.marked: range = range(0)
         """The numbers that were marked, and may be dropped yet: there must be no others. The worker can write what the
         shared memory says, so that is not read."""

@@ -211,7 +211,7 @@ class Worker:
                 raise InvalidSpec(reason)
             if self.host.fetch is not None and not self.spec.image:
                 await self._fetch.run(self.host.fetch, lambda: self._cause.killed_for)
-            self.host.open_files.take(self.number, self._connections)
+            self.host.open_files.take(self.number, _connections(self))
             await self.run.start()
         except (GpufaasError, OSError) as exc:
             self._cause.no_files = is_lack(exc)
@@ -219,12 +219,6 @@ class Worker:
             return
         if self.state is WorkerState.STARTING and self.ready_head is None:
             watch_load(self)
-
-    @property
-    def _connections(self) -> int:
-        """How many its node has to it: one, or one for each slot if it speaks HTTP or has a clock for each."""
-        by_slot = self.spec.kind == "server" or self.spec.image or self.device.source.emulation is not None
-        return self.spec.need.slots if by_slot and not self.scratch else 1
 
     def on_started(self, pid: int) -> None:
         self.pid = pid
@@ -493,3 +487,9 @@ class Worker:
             self.limits.close()
         self.output.close()
         self.host.open_files.give_back(self.number)
+
+
+def _connections(worker: Worker) -> int:
+    """Return how many its node has to *worker*: one, or one for each slot if it speaks HTTP or has a clock for each."""
+    by_slot = worker.spec.kind == "server" or worker.spec.image or worker.device.source.emulation is not None
+    return worker.spec.need.slots if by_slot and not worker.scratch else 1

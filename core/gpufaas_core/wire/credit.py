@@ -56,7 +56,7 @@ class Window:
     def __init__(self, window: Bytes = WINDOW) -> None:
         self._window = self._left = window
         self._owed = 0
-        """So much was taken, and the sender was not told of it."""
+        """The bytes that were taken and that the sender was not told of."""
         self._paused = False
 
     def came(self, size: Bytes) -> None:

@@ -26,7 +26,7 @@ class CallHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BatchHead(msgspec.Struct, array_like=True, frozen=True):
-    """So many calls run together: the next ones."""
+    """The next `calls` calls run together."""
 
     calls: int
 
@@ -59,7 +59,7 @@ class AreaHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RoomHead(msgspec.Struct, array_like=True, frozen=True):
-    """So much more of the body or the answer of its call may be sent."""
+    """The other end may send `room` bytes more of the body or the answer of its call."""
 
     room: Bytes
 

@@ -26,7 +26,7 @@ from gpufaas_core.wire.kinds import Kind, name_of
 from gpufaas_core.wire.prefix import BrokenFrame
 
 FREE: Final = 0
-"""It has no call."""
+"""The lane has no call."""
 CALLED: Final = 1
 """Nothing of the answer has come."""
 CALLED_BODY: Final = 2
@@ -40,7 +40,7 @@ BATCHED: Final = 5
 BATCH_STREAMS: Final = 6
 """The answer of a call of its batch streams."""
 ASKED: Final = 7
-"""It has a query."""
+"""The lane has a query."""
 
 _NAMES: Final = (
     "has no call", "waits for an answer", "waits for the body of its call, or an answer", "is in an answer",

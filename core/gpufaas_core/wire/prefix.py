@@ -18,7 +18,7 @@ KIND: Final = 0xFF
 LANE: Final = 16
 """The place of the lane's bits."""
 LANES: Final = 1 << 16
-"""So many lanes a connection may have."""
+"""The most lanes that a connection may have."""
 MAX_HEADER: Final[Bytes] = 4 * 1024 * 1024
 MAX_SAID: Final[Bytes] = 256 * 1024
 """The largest header of a worker: to read it takes 8 ms. One of 4 MiB would hold up the node's other calls for 130."""

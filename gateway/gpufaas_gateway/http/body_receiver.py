@@ -14,9 +14,9 @@ class BodyReceiver(asyncio.BufferedProtocol):
     """Takes the place of *connection*'s protocol until the body has ended. It reads no byte behind that."""
 
     def __init__(self, connection: BoundedHttp, request: Cycle, into: memoryview, at: Bytes) -> None:
-        """:param at: so much of the body has come"""
+        """:param at: how many bytes of the body have come"""
         self.filled = at
-        """So much of it is where it fills."""
+        """How many bytes of the body lie in *into*."""
         self._at = at
         self._connection = connection
         self._request = request

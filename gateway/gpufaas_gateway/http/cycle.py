@@ -10,7 +10,7 @@ class Cycle(Driven):
     """
     A request whose state uvicorn reads and writes under these names (`RequestResponseCycle`), on its connection.
 
-    It is in `ServerState.tasks` while it runs: uvicorn waits for those when it stops, and cancels them in the end.
+    A cycle is in `ServerState.tasks` while it runs: uvicorn waits for those when it stops, and cancels them in the end.
     """
 
     __slots__ = (

@@ -244,7 +244,7 @@ class LayerServer(Zygote):
             self._worker.kill("the process with its imports broke off")
 
     def ends(self) -> None:
-        """It is killed, for a reason that was told or because nobody needs it: that it breaks off is no news."""
+        """The layer is killed, for a reason that was told or because nobody needs it: that it breaks off is no news."""
         self._closing = True
 
     def over(self) -> None:
