@@ -8,7 +8,7 @@ The convnet of peers.py on two devices, or by two workers, with wrk's connection
 once for a request and once for an answer, each time behind models that have filled the caches, so the same steps take
 several times as long as in a row of quick calls. How long, is measured with servers that do nothing else
 (`peer_servers/floor.py`): *raw*, an epoll loop in Python that reads and writes fixed bytes, *uvloop*, the same as
-protocols, *starlette*, a bare application that awaits its worker. All run by turns, with --base another working tree's
+protocols, *starlette*, a bare application that awaits its worker. They run alternately, with --base a working tree's
 platform too.
 
 Processor time is that of all threads of the serving process without its workers (`/proc/PID/task/*/schedstat`), its

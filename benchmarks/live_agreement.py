@@ -153,7 +153,7 @@ def document(
         f"**{100 * agree:.1f} %**", f"**{live_ms:.0f}**", f"**{simulated_ms:.0f}** ({100 * off:+.1f} %)",
     ]]  # fmt: skip
     others = "" if busy_before <= 2 * (os.cpu_count() or 1) else (
-        "\n\nOther programs had the machine busy meanwhile, by turns: what a call took differs by more than the\n"
+        "\n\nOther programs kept the machine busy at times: what a call took differs by more than the\n"
         "simulator is told, and where calls overlap otherwise, other models stay. To be repeated on a quiet machine."
     )  # fmt: skip
     headings = [

@@ -3,7 +3,7 @@ Many functions: a warm call where 400 functions are deployed against one where 1
 
     .venv/bin/python benchmarks/many_functions.py [--functions 400] [--seconds 2] [--rounds 8] [--json [FILE]]
 
-Two platforms, the same function (`echo`, 1 KB), by turns with wrk (`apt install wrk`) at 1 and 16 connections; the
+Two platforms, the same function (`echo`, 1 KB), alternately, with wrk (`apt install wrk`) at 1 and 16 connections; the
 others are deployed, and nobody calls them. Median latency and processor time of a call, from /proc, as ratios
 round by round. The bars are judged at the end; with a missed one it exits with 1.
 """

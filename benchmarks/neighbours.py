@@ -228,7 +228,7 @@ def document(
     ]  # fmt: skip
     met = "met" if abs(off) <= LATENCY else "**not met**"
     others = "" if busy_before <= 1.5 else (
-        " Other programs had the machine busy meanwhile, by turns: to be repeated on a quiet one."
+        " Other programs kept the machine busy at times: to be repeated on a quiet one."
     )  # fmt: skip
     return f"""
 ## Batches and neighbours on a CPU device

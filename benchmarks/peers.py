@@ -1,5 +1,5 @@
 """
-Warm calls of this platform beside other servers, by turns in one run on this machine.
+Warm calls of this platform and other servers, alternately in one run on this machine.
 
     .venv/bin/python benchmarks/peers.py [--peers mosec,litserve,...] [--works echo,convnet]
                                       [--rounds 3] [--seconds 3] [--base TREE] [--json FILE] [--write]
@@ -57,7 +57,7 @@ class Runs:
             script.write_text(LUA % BODIES[work])
 
     def pair(self, name: str, work: str, mine: Served, other: Served, hand: ByHand | None) -> None:
-        """Measure *work* by the platform and by the peer *name*, by turns."""
+        """Measure *work* by the platform and by the peer *name*, alternately."""
         same_answer(work, mine, other)
         for connections in CONNECTIONS[work]:
             for each in (mine, other):

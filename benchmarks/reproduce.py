@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 HEAD = """# Claims
 
-What the papers of the five systems state, number by number, beside what this repository computes. Written by
+What the papers of the five systems state, number by number, and what this repository computes. Written by
 
 ```console
 $ make reproduce

@@ -4,7 +4,7 @@ Streams side by side: what the platform adds to each token, and what a token cos
     .venv/bin/python benchmarks/streams.py [--streams 200] [--seconds 5] [--rounds 3] [--base TREE] [--json FILE]
 
 Each stream gets a token every 10 ms, as a server-sent event that says when it was made; the client is on the same
-machine, and so reads how long it was on its way. Four servers by turns: a program on uvicorn, called directly; the
+machine, and so reads how long it was on its way. Four servers, alternately: a program on uvicorn, called directly; the
 same program as a function, on its port and on the unix socket that the platform offers; and an async generator as a
 function. Processor time is that of the server and all its descendants, per token, from /proc. --base: the functions
 beside those on the platform of another working tree (`_base.py`), none called directly. The bars are judged at the end;

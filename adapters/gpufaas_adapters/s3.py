@@ -232,7 +232,7 @@ def _s3_parameters(url: str, parts: SplitResult) -> dict[str, str]:
         raise InvalidSpec(f"object store {url!r}: no parameter {unknown[0]!r}: there are endpoint and region")
     endpoint = urlsplit(asked.get("endpoint", "http://x"))
     if endpoint.scheme not in ("http", "https") or not endpoint.netloc:
-        raise InvalidSpec(f"object store {url!r}: endpoint={asked['endpoint']} is no URL, as http://minio:9000 is one")
+        raise InvalidSpec(f"object store {url!r}: endpoint={asked['endpoint']} is not a URL such as http://minio:9000")
     return asked
 
 

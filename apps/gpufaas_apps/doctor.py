@@ -54,7 +54,7 @@ def examined(data: Path, port: int | None) -> Iterator[Check]:
     built = f"{version('torch')}, built for {f'CUDA {cuda}' if cuda else 'CPUs'}" if torch else "not installed"
     yield Check("torch", bool(cuda if gpu else torch), built, "pip install --force-reinstall torch")
     served = shutil.which(mps.PROGRAM)
-    told = served or f"no {mps.PROGRAM}{': functions share a GPU by turns' * gpu}"
+    told = served or f"no {mps.PROGRAM}{': functions take turns on a GPU' * gpu}"
     yield Check("MPS", bool(served) or None, told, "sudo apt install nvidia-cuda-mps" * gpu)
     by_apparmor = _APPARMOR.exists() and _APPARMOR.read_text().strip() == "1"  # as on Ubuntu
     mends = _MENDS | ({"own root": f"sudo sysctl -w kernel.{_APPARMOR.name}=0"} if by_apparmor else {})

@@ -118,12 +118,12 @@ class HttpCallbacks:
         """
         shown = url[:200]
         if len(url) > _MAX_URL or not url.isascii() or any(ord(char) <= 0x20 or ord(char) == 0x7F for char in url):
-            raise InvalidSpec(f"X-Callback-Url: {shown!r} is no URL: encode what is not plain ASCII, and keep it short")
+            raise InvalidSpec(f"X-Callback-Url: {shown!r} is not a URL: encode what is not plain ASCII; keep it short")
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port or 80
         except ValueError as exc:
-            raise InvalidSpec(f"X-Callback-Url: {shown!r} is no URL: {exc}") from exc
+            raise InvalidSpec(f"X-Callback-Url: {shown!r} is not a URL: {exc}") from exc
         if parts.scheme not in ("http", "https") or not host:
             raise InvalidSpec(f"X-Callback-Url: {shown!r} is no http:// or https:// URL with a host")
         here, path = self._gateway, without_origin(parts.path)[1]

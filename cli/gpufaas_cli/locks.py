@@ -110,10 +110,10 @@ def read_lock(file: Path) -> Lock | None:
         text = file.read_text("utf-8")
         head = re.search(rf"^{_MADE_FOR}(.*)", text, re.MULTILINE)
         made_for = msgspec.json.decode(head[1], type=MadeFor) if head else MadeFor()
-    except ValueError as exc:  # it is no UTF-8, or no JSON, or not ours
+    except ValueError as exc:  # it is not UTF-8, or not JSON, or not ours
         raise InvalidSpec(f"{file}:2: {exc}: {undo}") from None
     for pin in PIN.finditer(text):
         if not _LOCKABLE.fullmatch(pin[0]):
             where, said = f"{file}:{text.count(chr(10), 0, pin.start()) + 1}", pin[0].splitlines()[0].rstrip(" \\")
-            raise InvalidSpec(f"{where}: {said} is no NAME==VERSION with --hash=sha256:… of its files: {undo}")
+            raise InvalidSpec(f"{where}: {said} is not NAME==VERSION with --hash=sha256:… of its files: {undo}")
     return Lock(tuple(pin[0] for pin in PIN.finditer(text)), made_for, is_read=True)

@@ -113,7 +113,7 @@ class _Client:
         :param timeout_s: for each answer of the gateway; answers of functions have no limit
         :param deploy_s: for a deployment, for each step of an upload, and for what `prune` removes
         :param event_hooks: httpx's
-        :raises GatewayUnreachable: *gateway* is no URL
+        :raises GatewayUnreachable: *gateway* is not a URL
         """
         self.gateway = local_login.direct((gateway or os.environ.get("OPENFAAS_URL") or DEFAULT_GATEWAY).rstrip("/"))
         parts = urlsplit(self.gateway)

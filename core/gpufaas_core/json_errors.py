@@ -38,7 +38,7 @@ def mistake(content: bytes, shape: Any, exc: Exception, name: str) -> str:
     try:
         found = _JSON.decode(text)
     except json.JSONDecodeError as no_json:
-        return f"{name}:{no_json.lineno}: this is no JSON: {no_json}"
+        return f"{name}:{no_json.lineno}: this is not JSON: {no_json}"
     except RecursionError as deep:
         exc = deep
     if isinstance(exc, msgspec.ValidationError):
@@ -48,7 +48,7 @@ def mistake(content: bytes, shape: Any, exc: Exception, name: str) -> str:
     if at := _BYTE.search(str(exc)):  # NaN, or half of a pair of surrogates
         why, text = "a number or a character is none of JSON", content[: int(at[1])].decode(errors="replace")
     line = text.partition("\ufffd")[0].count("\n") + 1
-    return f"{name}:{line}: this is no JSON: {why}"
+    return f"{name}:{line}: this is not JSON: {why}"
 
 
 def wrong(

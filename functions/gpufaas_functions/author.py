@@ -205,7 +205,7 @@ class Event:
             raise BadBody(f"the body is no text: {exc}", self) from None
 
     def json(self) -> Any:
-        """:raises BadBody: the body is no JSON; if the handler lets it pass, its caller is answered 400"""
+        """:raises BadBody: the body is not JSON; if the handler lets it pass, its caller is answered 400"""
         self.asked |= JSON
         found = self._ahead.pop(JSON, None) if self._ahead else None
         return self._json() if found is None else found
@@ -234,7 +234,7 @@ class Event:
             return msgspec.json.decode(text.removeprefix(_MARK))
         except (ValueError, RecursionError) as exc:
             kind = self.content_type.decode("latin-1") or "not given"
-            raise BadBody(f"the body is no JSON: {exc} (its Content-Type is {kind:.80})", self) from None
+            raise BadBody(f"the body is not JSON: {exc} (its Content-Type is {kind:.80})", self) from None
 
     def _plain(self) -> tuple[bytes, str]:
         """Return the body, unpacked, and Python's name of its charset. :raises BadBody: one of them is not known"""

@@ -12,7 +12,7 @@ _OF_A_SHARE: Final = {
     AFFINITY: "held to whole cores on {}: without control groups there are no fractions of a core",
     TIME_SLICING: "not enforced on {}: without MPS, processes take turns on a GPU",
 }
-_OF_NEIGHBOURS: Final = {TIME_SLICING: "calls run by turns, not side by side, on {}: there is no MPS"}
+_OF_NEIGHBOURS: Final = {TIME_SLICING: "calls take turns, and do not run side by side, on {}: there is no MPS"}
 
 
 def not_enforced(need: Need, devices: Sequence[Device], *, image: bool = False) -> str:

@@ -135,7 +135,7 @@ class AnswerParser:
         except httptools.HttpParserError as exc:
             if self.complete and self.length >= 0:
                 raise BadHttp(f"it sent more than the {self.length} bytes of its Content-Length") from None
-            raise BadHttp(f"it sent what is no HTTP answer: {exc}") from None
+            raise BadHttp(f"it sent what is not an HTTP answer: {exc}") from None
         if not self.status and not self.complete:
             self._head_bytes += len(data)
         if self._head_bytes > _MOST_HEAD:
@@ -172,7 +172,7 @@ class AnswerParser:
         return b"".join(pieces)
 
     def _switch(self, rest: bytes) -> None:
-        """The head of a 101 was read: what follows is no HTTP, until the connection ends."""
+        """The head of a 101 was read: what follows is not HTTP, until the connection ends."""
         self.status = SWITCHED
         self.length, self._chunked = -1, False  # some servers say that a 101 has no body
         self._feed = self.on_body

@@ -110,7 +110,7 @@ def _rows(path: str, file: TextIO) -> Iterator[tuple[int, list[str]]]:
         for cells in reader:
             yield reader.line_num, cells
     except csv.Error as exc:
-        raise BadWorkload(f"{path}:{reader.line_num}: this is no CSV ({exc}): correct the line") from exc
+        raise BadWorkload(f"{path}:{reader.line_num}: this is not CSV ({exc}): correct the line") from exc
 
 
 def _is_count(cell: str) -> bool:

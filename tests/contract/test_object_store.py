@@ -235,7 +235,7 @@ async def test_a_file_without_credentials_is_named(s3: str, tmp_path: Path) -> N
         ("s3://", "no bucket's name"),
         ("s3://Bad_Bucket", "no bucket's name"),
         ("s3://key:secret@bucket", "carries no credentials"),
-        ("s3://bucket?endpoint=minio:9000", "is no URL"),
+        ("s3://bucket?endpoint=minio:9000", "is not a URL"),
         ("s3://bucket?endpont=http://minio:9000", "endpont"),
     ],
 )

@@ -376,7 +376,7 @@ def test_what_fails_before_its_first_piece_is_answered_as_what_does_not_stream(
 
     for path, status, says in (
         ("/raise", 500, "ValueError: no piece"),
-        ("/json", 400, "the body is no JSON"),
+        ("/json", 400, "the body is not JSON"),
         ("/memory", 507, "out of memory"),
     ):
         failed = server.call(path, b"{")

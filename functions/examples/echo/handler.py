@@ -10,7 +10,7 @@ def handle(event: Any, context: Any) -> Any:
     try:
         value = event.json()
     except ValueError as exc:
-        return {"statusCode": 400, "body": {"error": f"the body is no JSON: {exc}"}}
+        return {"statusCode": 400, "body": {"error": f"the body is not JSON: {exc}"}}
     if value is None or isinstance(value, str):
         # By itself a text would be sent as it is, and None as nothing.
         return {"headers": JSON, "body": json.dumps(value)}

@@ -208,7 +208,7 @@ class _Connection(Caller):
                 said = function.close_sent
                 if said is not None and said.code == CloseCode.MESSAGE_TOO_BIG:
                     raise _TooBig(f"{self._name} sent a message of over {format_bytes(MAX_MESSAGE)}")
-                raise WorkerCrashed(f"{self._name} sent what is no WebSocket: {function.parser_exc}")
+                raise WorkerCrashed(f"{self._name} sent what is not WebSocket: {function.parser_exc}")
         if function.close_rcvd is None and not self._told:
             raise WorkerCrashed(f"{self._name} broke off without a goodbye")
 

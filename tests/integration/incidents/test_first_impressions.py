@@ -37,7 +37,7 @@ def test_what_a_caller_and_an_author_do_wrong_is_told_to_the_one_who_did_it(plat
     bad = platform.call(f"{path}/json", b"{no json")
     typo = platform.call(f"{path}/typo")
 
-    assert (bad.status_code, bad.text.startswith("the body is no JSON: ")) == (400, True)
+    assert (bad.status_code, bad.text.startswith("the body is not JSON: ")) == (400, True)
     assert typo.status_code == 500
     assert "'header' (did you mean 'headers'?)" in typo.text
     until(lambda: "Traceback" in platform.log("first"))

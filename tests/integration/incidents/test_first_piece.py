@@ -58,7 +58,7 @@ def test_what_fails_before_its_first_piece_is_answered_as_what_does_not_stream(
         ("exit", 500, "SystemExit: 3"),
         ("object", 500, "TypeError: the handler returned a object that is not JSON-able"),
         ("long", 500, "ValueError: the answer is longer than its Content-Length, 4"),
-        ("json", 400, "the body is no JSON"),
+        ("json", 400, "the body is not JSON"),
         ("memory", 507, ""),
     ):
         failed = platform.call(f"{path}/{where}", b"{")

@@ -69,7 +69,7 @@ LARGE = b"x" * (2 << 20)
 
 
 def test_no_call_runs_twice_whatever_the_others_of_its_batch_send(platform: Platform, open_path: Path) -> None:
-    """Neither a body that is no JSON or no UTF-8, nor a caller who hangs up before its body was read from its file."""
+    """Neither a body that is not JSON or UTF-8, nor a caller who hangs up before its body was read from its file."""
     record = open_path / "record"
     path = platform.deploy("records", RECORDS, batch_max="8", env={"record": str(record)})
     other = {"content-type": "application/json"}

@@ -200,7 +200,7 @@ def test_an_event_reads_as_in_openfaas() -> None:
         False,
     )
     assert (event.headers.get("X-€"), event.headers.get_all("X-€")) == (None, [])
-    with pytest.raises(ValueError, match="the body is no JSON"):
+    with pytest.raises(ValueError, match="the body is not JSON"):
         Event("POST", "/", b"", [], b"{no json").json()
     assert (event.body, event.text, event.json()) == (b'{"k": [1]}', '{"k": [1]}', {"k": [1]})
 
@@ -341,7 +341,7 @@ def test_who_asks_for_json_is_told_what_kind_of_body_came() -> None:
 def test_a_body_that_is_no_json_is_the_callers_fault(body: bytes) -> None:
     event = sent(body, b"application/json")
 
-    with pytest.raises(BadBody, match="the body is no JSON") as raised:
+    with pytest.raises(BadBody, match="the body is not JSON") as raised:
         event.json()
     assert (raised.value.status, raised.value.event) == (400, event)
 

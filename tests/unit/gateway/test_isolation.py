@@ -25,7 +25,7 @@ def device(name: str, by: str | None) -> Device:
         (
             Need(50, "spatial"),
             ["time-slicing", "none"],
-            "calls run by turns, not side by side, on n/0: there",
+            "calls take turns, and do not run side by side, on n/0: there",
         ),
         (Need(), ["none", "time-slicing"], ""),
     ],

@@ -178,7 +178,7 @@ def test_a_character_is_not_taken_in_two_parts() -> None:
     limit.feed(b"caf\xe9")
     assert limit.take(9.0) + limit.take(9.0 + OPEN_S) == ["caf"]
     limit.feed(b"\n")
-    assert limit.take(20.0) == ["\ufffd"], "what is no UTF-8 is not lost"
+    assert limit.take(20.0) == ["\ufffd"], "what is not UTF-8 is not lost"
 
 
 def test_a_progress_bar_is_taken_once_a_second_and_at_its_end() -> None:

@@ -100,12 +100,12 @@ HARDWARE = '{"n": 1, "slo_ms": 200, "types": [{"name": "a", "price": 1, "kind": 
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        (b"", "stdin:1: this is no JSON: Expecting value"),
+        (b"", "stdin:1: this is not JSON: Expecting value"),
         ('{"n": 1, "é": 2}'.encode("latin-1"), "it is not UTF-8"),
         (HARDWARE.replace('"n": 1', '"n": 1, "n": 2').encode(), "two keys of one object are called 'n'"),
         (HARDWARE.replace('"n": 1', '"n": "1"').encode(), 'stdin:1: n is "1": write a whole number, 0 or more'),
         (HARDWARE.replace('"n": 1', '"n": true').encode(), "n is true: write a whole number, 0 or more"),
-        (HARDWARE.replace("200", "NaN").encode(), "stdin:1: this is no JSON: a number or a character is none of JSON"),
+        (HARDWARE.replace("200", "NaN").encode(), "stdin:1: this is not JSON: a number or a character is none of JSON"),
         (HARDWARE.replace("200", "1e999").encode(), "slo_ms is Infinity: write a number, more than 0"),
         (HARDWARE.replace("200", "1e300").encode(), "1e300 is out of range"),
         (HARDWARE.replace('"n": 1', '"n": 1' + "0" * 30).encode(), "out of range"),

@@ -166,7 +166,7 @@ def test_bad_problems_are_refused_in_one_line(change: dict[str, object], said: s
 
 
 def test_what_is_no_json_is_refused() -> None:
-    with pytest.raises(BadProblem, match="problem:1: this is no JSON: Expecting property name"):
+    with pytest.raises(BadProblem, match="problem:1: this is not JSON: Expecting property name"):
         read('{"n": 1,', Problem)
 
 

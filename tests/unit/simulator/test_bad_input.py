@@ -138,13 +138,13 @@ def test_the_line_is_exact(small: dict[str, Any], written: Write, run: Run) -> N
     ("text", "line", "said"),
     [
         ("", 1, "the file is empty"),
-        ('{"devices": [],\n "functions": {},\n "arrivals": [}', 3, "this is no JSON"),
-        ('{"devices": [],\n "functions": {}', 2, "this is no JSON"),
+        ('{"devices": [],\n "functions": {},\n "arrivals": [}', 3, "this is not JSON"),
+        ('{"devices": [],\n "functions": {}', 2, "this is not JSON"),
         ("[]", 1, "the whole is []: write an object"),
         (
             '{"devices": [{"id": "g", "memory_mb": 9}],\n "functions": {"\udce9": {}}, "arrivals": []}',
             2,
-            "this is no JSON: it is not UTF-8",
+            "this is not JSON: it is not UTF-8",
         ),
         (f'{{"devices": [], "functions": {{"f": {"[" * 9999}{"]" * 9999}}}, "arrivals": []}}', 1, "nested too deeply"),
         ('{"devices": [{"id": "g", "memory_mb": 9}]}', 1, "functions is missing: write an object"),
