@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gpufaas_core.model import CallId, CopyId, DeviceId, copy_id
 from gpufaas_core.snapshot import DeviceSnapshot, ParkedSnapshot, ResidentSnapshot
-from gpufaas_scheduler.world.state import Copy
+from gpufaas_scheduler.world.function import Copy
 
 
 class Holding(NamedTuple):

@@ -18,13 +18,15 @@ from gpufaas_scheduler.contract import Stateful
 from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.backoff import restored
 from gpufaas_scheduler.world.batch_size import Room
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Clearing
 from gpufaas_scheduler.world.conditions import Conditions
 from gpufaas_scheduler.world.costs import Costs
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.parts import parts_of
 from gpufaas_scheduler.world.ready import ReadyCopies
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 WAITING_KEPT: Final = 1000

@@ -20,10 +20,12 @@ from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.agenda import batch_key
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import LOCAL, RUNNING, WAITING
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.kept import kept_out
 from gpufaas_scheduler.world.parked import ParkedCopies
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 _DEVICES: Final = 3

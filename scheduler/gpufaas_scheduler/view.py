@@ -19,12 +19,14 @@ from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.fit import Fit, Reason
 from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world import finish
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.demand import DEMAND_S
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.places import can_start, idle_holder
 from gpufaas_scheduler.world.queue import Flow, GlobalQueue
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 
 
 class _Fleet:

@@ -17,10 +17,12 @@ from gpufaas_core.model import Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.batches import joining, tell_held
 from gpufaas_scheduler.handle.grants import start, take_from_queue
+from gpufaas_scheduler.world.call import Call, Grant
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.conditions import Condition
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.places import idle_holder
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, Grant
 from gpufaas_scheduler.world.world import World
 
 AHEAD_S: Final[Seconds] = 0.05

@@ -9,9 +9,11 @@ from gpufaas_core.model import CallId, Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.world.agenda import batch_key
 from gpufaas_scheduler.world.batch_size import Behind, Room, next_size
+from gpufaas_scheduler.world.call import Call, Grant
 from gpufaas_scheduler.world.call_state import LOCAL, WAITING
 from gpufaas_scheduler.world.costs import Costs
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, Grant
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.world import World
 
 

@@ -17,10 +17,12 @@ from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_l
 from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, join_queue, place_again, refuse_failing
 from gpufaas_scheduler.world import backoff
+from gpufaas_scheduler.world.call import Call, Grant
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.costs import Costs
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.kept import kept_out
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Grant
 from gpufaas_scheduler.world.world import World
 
 MAX_RETRY_AFTER_S: Final = 60.0

@@ -9,9 +9,11 @@ from gpufaas_scheduler.handle.commit import try_start
 from gpufaas_scheduler.handle.copies import send_off, serve_fifo
 from gpufaas_scheduler.handle.grants import return_local
 from gpufaas_scheduler.handle.settle import settle, start_nested, untangle
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.clearing import PAUSE_S, held_by_late, in_the_way, is_drained, to_clear
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy
 from gpufaas_scheduler.world.world import World
 
 _WAITED: Final = contract.Why("smaller calls had kept it waiting too long, so this device was cleared for it")

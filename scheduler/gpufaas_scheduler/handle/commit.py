@@ -9,8 +9,10 @@ from gpufaas_scheduler.handle.parking import order_load
 from gpufaas_scheduler.handle.parts import Place, full_part, places_for
 from gpufaas_scheduler.handle.reserve import reserve, reserve_parts
 from gpufaas_scheduler.handle.staging import try_stage
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.world import World
 
 

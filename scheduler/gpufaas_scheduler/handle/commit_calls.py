@@ -5,8 +5,9 @@ from gpufaas_core.model import CallId
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, wake
 from gpufaas_scheduler.handle.waiting import give_up
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
-from gpufaas_scheduler.world.state import Call, FunctionState
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.world import World
 
 

@@ -11,9 +11,11 @@ from gpufaas_scheduler.handle.grants import next_local, return_all, return_local
 from gpufaas_scheduler.handle.parking import evicted, order_load, park
 from gpufaas_scheduler.handle.reserve import reserve
 from gpufaas_scheduler.handle.staging import stage_beside
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.calls import runs_on
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.places import room_for
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 MAX_LOADING: Final = 4

@@ -10,7 +10,8 @@ from gpufaas_scheduler.handle.grants import end, return_local
 from gpufaas_scheduler.handle.parking import evicted
 from gpufaas_scheduler.handle.waiting import give_up
 from gpufaas_scheduler.world.costs import gains
-from gpufaas_scheduler.world.state import DeviceState, FunctionState
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.world import World
 
 

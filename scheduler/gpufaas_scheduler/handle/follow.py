@@ -6,7 +6,8 @@ the rest of its end.
 
 from gpufaas_scheduler.handle.grants import start
 from gpufaas_scheduler.handle.settle import after_run
-from gpufaas_scheduler.world.state import Copy, DeviceState
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy
 from gpufaas_scheduler.world.world import World
 
 

@@ -13,10 +13,12 @@ from gpufaas_scheduler.handle.batches import joining
 from gpufaas_scheduler.handle.parking import parked_of
 from gpufaas_scheduler.handle.parts import Place, hold_parts
 from gpufaas_scheduler.handle.reserve import evictions, leave_for_others, reserve, reserve_parts
+from gpufaas_scheduler.world.call import Call, Grant
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.costs import Costs
+from gpufaas_scheduler.world.device import JOINED, DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.parts import parts_of
-from gpufaas_scheduler.world.state import JOINED, Call, Copy, DeviceState, FunctionState, Grant
 from gpufaas_scheduler.world.world import World
 
 TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of it")

@@ -20,9 +20,11 @@ from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_l
 from gpufaas_scheduler.handle.parking import keep_parked
 from gpufaas_scheduler.handle.parts import hold_parts
 from gpufaas_scheduler.handle.waiting import unqueue, wait_again
+from gpufaas_scheduler.world.call import Call, Grant
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.calls import runs_on
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, Grant
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.world import World
 
 # Calls that were started before this engine knew of them have numbers below all others.

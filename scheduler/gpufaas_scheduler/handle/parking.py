@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from gpufaas_core import messages as m
 from gpufaas_core.model import Bytes, CopyId, copy_id
 from gpufaas_core.plausible import is_size
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.parked import ParkedCopy
 from gpufaas_scheduler.world.parts import parts_of
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 

@@ -11,8 +11,10 @@ from typing import NamedTuple
 from gpufaas_cache_manager import eviction
 from gpufaas_core.model import CopyId, Part, Seconds
 from gpufaas_scheduler.fit import Reason, fits
+from gpufaas_scheduler.world.call import Grant
 from gpufaas_scheduler.world.cluster import Cluster
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState, Grant
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.world import World
 
 

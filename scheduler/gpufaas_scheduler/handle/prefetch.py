@@ -8,8 +8,9 @@ from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.commit import try_load
 from gpufaas_scheduler.handle.settle import refuse
 from gpufaas_scheduler.world import finish
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
-from gpufaas_scheduler.world.state import Call, DeviceState
+from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.world import World
 
 _SAMPLE: Final = 16

@@ -6,8 +6,9 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId
 from gpufaas_scheduler.handle.parking import evicted, park, reserve_beside_parked
 from gpufaas_scheduler.handle.parts import Place
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.parts import insert_rest
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 

@@ -13,9 +13,11 @@ from gpufaas_scheduler.handle.commit_copies import try_evict, try_fetch, try_lim
 from gpufaas_scheduler.handle.copies import load_copies, serve_fifo, trim
 from gpufaas_scheduler.handle.grants import return_all, return_local, start
 from gpufaas_scheduler.handle.waiting import give_up
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import RUNNING, WAITING
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.places import idle_holder, room_for
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 _NESTED: Final = contract.Why("a call that holds a device waits for it, so it gets the first device that it can use")

@@ -2,7 +2,7 @@
 
 from gpufaas_core import messages as m
 from gpufaas_scheduler import contract
-from gpufaas_scheduler.world.state import FunctionState
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.world import World
 
 

@@ -16,11 +16,12 @@ from gpufaas_scheduler.handle.fleet import function_deployed
 from gpufaas_scheduler.handle.grants import next_local
 from gpufaas_scheduler.handle.joins import adopt, join_parts, tell_staged, whole_copies
 from gpufaas_scheduler.handle.waiting import wait_again
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.changes import device_key
 from gpufaas_scheduler.world.demand import Demand
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.older import Left
-from gpufaas_scheduler.world.state import Call, FunctionState
 from gpufaas_scheduler.world.world import World
 
 

@@ -7,8 +7,9 @@ from gpufaas_core.model import CallId
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, wake
 from gpufaas_scheduler.handle.grants import next_local, take_local
 from gpufaas_scheduler.world.backoff import AT_ONCE
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import LOCAL
-from gpufaas_scheduler.world.state import Call, FunctionState
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.world import World
 
 MAX_REFUSALS: Final = 3

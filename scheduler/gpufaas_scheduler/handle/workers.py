@@ -14,9 +14,11 @@ from gpufaas_scheduler.handle.parking import unparked
 from gpufaas_scheduler.handle.reserve import evictions, leave_for_others
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, refuse_failing
 from gpufaas_scheduler.world import backoff, memory
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.calls import runs_on
 from gpufaas_scheduler.world.costs import DISK
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.world import LEARNING_RATE, World
 
 # A grant reaches its node within moments, or its caller gives up: this many are for bursts and for dead gateways.

@@ -11,8 +11,10 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from gpufaas_core.model import CallId, DeviceId, Seconds
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import ADOPT, ENQUEUE, LEAVE, LOCAL, RETURN, WAIT
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy
 
 
 class CallBook:

@@ -17,10 +17,12 @@ from typing import Final
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world import finish
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.cluster import Cluster
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.nests import Nests
 from gpufaas_scheduler.world.places import idle_holder, room_for
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 
 WAIT_S: Final[Seconds] = 20.0
 """A device is cleared for a call that has waited so long: a third of the usual timeout of calls, so that there is time

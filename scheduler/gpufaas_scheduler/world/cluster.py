@@ -13,14 +13,16 @@ from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds
 from gpufaas_scheduler.fit import NOT_ALLOWED, SHUT, Fit, Reason, fits
 from gpufaas_scheduler.world.agenda import Agenda
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.demand import Demand
+from gpufaas_scheduler.world.device import JOINED, DeviceState, IdleKey
+from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.hits import Hits
 from gpufaas_scheduler.world.hosts import Hosts
 from gpufaas_scheduler.world.orphans import Orphans
 from gpufaas_scheduler.world.parked import ParkedCopies
 from gpufaas_scheduler.world.queue import GlobalQueue
-from gpufaas_scheduler.world.state import JOINED, Call, Copy, DeviceState, FunctionState, IdleKey
 
 
 class Clearing:

@@ -7,7 +7,7 @@ from math import exp, expm1, inf
 from typing import Final
 
 from gpufaas_core.model import Seconds
-from gpufaas_scheduler.world.state import FunctionState
+from gpufaas_scheduler.world.function import FunctionState
 
 DEMAND_S: Final = 120.0
 """The time constant: two thirds of the weight is on the last two minutes."""

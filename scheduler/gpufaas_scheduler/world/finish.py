@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import inf
 
 from gpufaas_core.model import Seconds
-from gpufaas_scheduler.world.state import DeviceState, FunctionState, Grant
+from gpufaas_scheduler.world.call import Grant
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.times import SHARE
 
 

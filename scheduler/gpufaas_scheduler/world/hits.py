@@ -13,8 +13,10 @@ from collections.abc import Iterable
 
 from gpufaas_core.model import FunctionId
 from gpufaas_scheduler.contract import NEVER
+from gpufaas_scheduler.world.call import Call
+from gpufaas_scheduler.world.device import DeviceState, IdleKey
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.queue import GlobalQueue
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, IdleKey
 
 
 class Hits:

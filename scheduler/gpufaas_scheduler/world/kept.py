@@ -6,7 +6,7 @@ from typing import Final
 from gpufaas_core.model import FunctionId
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.fit import Reason, in_the_way
-from gpufaas_scheduler.world.state import FunctionState
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.world import World
 
 _SHOWN: Final = 5

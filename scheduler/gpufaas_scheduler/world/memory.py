@@ -19,7 +19,8 @@ from gpufaas_core.reservations import reservation
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.costs import Costs
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 
 WIDENING: Final = 2
 """A load that ran out of memory is tried again with this many times the reservation, up to the whole device."""

@@ -16,10 +16,12 @@ from gpufaas_core.messages import Outer
 from gpufaas_core.model import Bytes, CallId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.fit import Reason
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import ENDED, LOCAL, RUNNING
 from gpufaas_scheduler.world.calls import runs_on
 from gpufaas_scheduler.world.cluster import Cluster
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 
 _Held: TypeAlias = "Counter[Copy | None]"
 """By copy, the number of grants that cannot end before others."""

@@ -1,8 +1,9 @@
 """The functions that have waiting calls, and that no device holds."""
 
 from gpufaas_core.model import FunctionId
+from gpufaas_scheduler.world.call import Call
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.queue import GlobalQueue
-from gpufaas_scheduler.world.state import Call, FunctionState
 
 
 class Orphans:

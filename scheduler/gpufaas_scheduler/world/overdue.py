@@ -12,7 +12,7 @@ from typing import Final
 
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.world import finish
-from gpufaas_scheduler.world.state import DeviceState
+from gpufaas_scheduler.world.device import DeviceState
 
 _SLACK: Final = 1000
 

@@ -16,7 +16,8 @@ from gpufaas_core.model import Bytes, CopyId, DeviceId, FunctionId, copy_id
 from gpufaas_scheduler.world.costs import PARKED
 
 if TYPE_CHECKING:
-    from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
+    from gpufaas_scheduler.world.device import DeviceState
+    from gpufaas_scheduler.world.function import Copy, FunctionState
 
 
 class ParkedCopy:

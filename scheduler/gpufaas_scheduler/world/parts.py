@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from gpufaas_cache_manager import residency
 from gpufaas_core.model import Bytes, Part
 from gpufaas_scheduler.world.cluster import Cluster
-from gpufaas_scheduler.world.state import Copy, DeviceState
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy
 
 
 def parts_of(copy: Copy, device: DeviceState) -> tuple[Part, ...]:

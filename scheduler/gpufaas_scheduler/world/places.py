@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from gpufaas_cache_manager.eviction import victims
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_scheduler.fit import Reason
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.cluster import Cluster
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 
 
 def can_start(cluster: Cluster, device: DeviceState, owner: FunctionState) -> bool:

@@ -14,13 +14,14 @@ from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds
 from gpufaas_scheduler.contract import Noting, Observing, Refusal, SchedulingPolicy, Watching, Why
 from gpufaas_scheduler.roles import Batching, Prefetch
 from gpufaas_scheduler.view_contract import View
+from gpufaas_scheduler.world.call import Call, Grant
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.cluster import Cluster
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.memory import Lending
 from gpufaas_scheduler.world.nests import Nests
 from gpufaas_scheduler.world.older import Older
 from gpufaas_scheduler.world.overdue import Overdue
-from gpufaas_scheduler.world.state import Call, FunctionState, Grant
 
 LEARNING_RATE: Final = 0.25
 """Weight of the newest time in a profile (EWMA). Half of the weight is on the last 2.4 calls: a model that slows down

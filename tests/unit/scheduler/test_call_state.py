@@ -10,6 +10,7 @@ from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.steps import IllegalStep
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.handle.grants import end, start
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import (
     ADOPT,
     END,
@@ -26,8 +27,9 @@ from gpufaas_scheduler.world.call_state import (
 )
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.changes import Changes
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.hosts import Host
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 
 STEPS = {
     "WAIT": (WAIT, {NEW: WAITING, ENDED: WAITING}),

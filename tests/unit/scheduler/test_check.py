@@ -6,7 +6,7 @@ from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, P
 from gpufaas_core.snapshot import DeviceSnapshot, ParkedSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.check import Holding, NodeCheck, compare
 from gpufaas_scheduler.world.changes import Changes
-from gpufaas_scheduler.world.state import Copy, FunctionState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 
 DEVICE = Device(DeviceId("n/cpu:0"), "cpu", 100)
 

@@ -13,8 +13,9 @@ from gpufaas_core.units import MiB
 from gpufaas_scheduler.contract import Start
 from gpufaas_scheduler.fit import Fit, Reason, fits, in_the_way
 from gpufaas_scheduler.world.changes import Changes
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.hosts import Host
-from gpufaas_scheduler.world.state import DeviceState, FunctionState
 
 LRU = Lru()
 

@@ -16,7 +16,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, FunctionId
 from gpufaas_scheduler.policies import Plan, PolicySpec, Start, View, make_policy
 from gpufaas_scheduler.view import ClusterView
-from gpufaas_scheduler.world.state import Call
+from gpufaas_scheduler.world.call import Call
 
 
 def least_wait(bound: float = 30.0):  # type: ignore[no-untyped-def]

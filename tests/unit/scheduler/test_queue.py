@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufaas_core.model import CallId, Function, FunctionId
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.changes import Changes
+from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.queue import GlobalQueue
-from gpufaas_scheduler.world.state import Call, FunctionState
 
 
 class Queue:

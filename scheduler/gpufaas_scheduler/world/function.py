@@ -1,0 +1,199 @@
+"""A deployed revision with its copies and its calls. Calls and devices refer to it, so only mypy imports them here."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, TypeAlias
+
+from gpufaas_cache_manager import residency
+from gpufaas_core.constraints import satisfied
+from gpufaas_core.model import Bytes, DeviceId, Function, Seconds
+from gpufaas_scheduler.fit import NO_COMPUTE, NO_PROFILE, NOT_ALLOWED, Reason
+from gpufaas_scheduler.view_contract import DeviceView
+from gpufaas_scheduler.world.changes import Changes
+from gpufaas_scheduler.world.deployed import Deployed
+from gpufaas_scheduler.world.queue import Flow
+from gpufaas_scheduler.world.ready import ReadyCopies
+
+if TYPE_CHECKING:
+    from gpufaas_scheduler.world.call import Call
+    from gpufaas_scheduler.world.device import DeviceState
+
+
+class FunctionState(Deployed):
+    """A deployed revision with its copies and its calls."""
+
+    __slots__ = (
+        "active", "after", "ahead_after", "before", "called", "called_at", "copies", "draining", "eager", "excess",
+        "flow", "held", "holders", "idle_holders", "keeps_share_until", "loading", "nests", "number", "ready",
+        "running", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, function: Function, changes: Changes) -> None:
+        super().__init__(function, changes)
+        self.flow: Flow[Call] = Flow()
+        """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
+        self.active: dict[Copy, DeviceState] = {}
+        """Its copies and their devices, loading ones included, draining ones not."""
+        self.copies = 0
+        """The length of `active`: a decision reads it many times."""
+        self.draining: dict[Copy, DeviceState] = {}
+        """Its copies that run calls but take no new ones."""
+        self.holders: dict[DeviceId, DeviceState] = {}
+        """The devices of the `active` copies of a model function, which has one copy per device."""
+        self.idle_holders: dict[DeviceId, DeviceState] = {}
+        """The devices of `holders` that are idle and `listed`, in any order; see `hits`."""
+        self.ready: ReadyCopies | None = None
+        """The loaded ones of `active`, for a CPU function with several copies; else None."""
+        self.number = 0
+        """The number of its next copy. A number is never used again."""
+        self.loading = 0
+        """The number of its copies that load."""
+        self.waiting = 0
+        """Calls in the global queue, FIFO and local queues."""
+        self.before: FunctionState | None = None
+        """The revision that it succeeds, until that one is removed and a copy of this one is loaded."""
+        self.after: FunctionState | None = None
+        """The revision that succeeds it, and to which it gives room, copy by copy: it gets none without a call."""
+        self.running = 0
+        self.called = 0.0
+        """Its arrivals, each weighted by e^-(age / `demand.DEMAND_S`), as of `called_at`."""
+        self.called_at: Seconds = 0.0
+        self.eager = False
+        """Missing copies beyond the minimum may evict idle copies of others. It ends when one of its copies is evicted
+        for others: otherwise two functions could evict each other in turns."""
+        self.nests = False
+        """A call of it has made another call."""
+        self.keeps_share_until = 0.0
+        """A change of the share of one of its copies has failed."""
+        self.ahead_after = 0.0
+        """No call goes ahead before: one has come back since a call took longer than expected."""
+        self.excess = 0
+        """The number of copies of a model function that scaling asked for, no longer asks for, and that are still
+        there."""
+        self.held: tuple[Call, Seconds] | None = None
+        """The call that was held back last for others of its batch, and since when."""
+
+    def ask(self, copies: int) -> None:
+        """It should have this number of copies; 0 has no effect while calls wait."""
+        before = self.target
+        self.scale(None if copies <= 0 and self.waiting else max(0, copies))
+        self.excess = max(0, self.excess + before - self.target)
+        self.eager = True
+
+    def wake(self) -> None:
+        """A call came while it was scaled to zero: its calls decide about its copies again."""
+        self.scale(None)
+        self.excess = 0
+
+    @property
+    def loadable(self) -> bool:
+        """Whether one more copy may be loaded without a call that tries it."""
+        return not self.removed and self.backoff is None and not 0 < self.max_copies <= self.copies
+
+    def allows(self, device: DeviceState) -> bool:
+        """Whether *device* satisfies its constraints, and is not being drained."""
+        return not device.closed and (not self.constraints or satisfied(self.constraints, device.device.labels))
+
+    def need(self, device: DeviceState) -> Bytes | Reason:
+        """Return what a copy is charged on *device*, or why it may not be there."""
+        if device.closed or (self.constraints and not self.allows(device)):
+            return NOT_ALLOWED
+        if self.wanted > device.compute:
+            return Reason(NO_COMPUTE, compute=self.wanted, spare=device.compute)
+        costs = self.costs[device.kind]
+        return NO_PROFILE if costs is None else costs.occupation
+
+    def load_on(self, device: DeviceView) -> Seconds:
+        """Return how long a load takes on *device*; infinite where it cannot run."""
+        costs = self.costs[device.kind]
+        if costs is None:
+            return inf
+        if not self.near:
+            return costs.load_s
+        if device.id in self.parked:
+            return costs.parked_s
+        return costs.host_s if device.node in self.staged else costs.disk_s
+
+    def add(self, copy: Copy, device: DeviceState) -> None:
+        """The copy takes calls from now on: it begins to load, or does not drain any more."""
+        if not self.marked:
+            self.mark()
+        if not device.marked:
+            device.mark()
+        self.active[copy] = device
+        self.copies = len(self.active)
+        if self.queued:
+            self.holders[device.id] = device
+            if device.listed:
+                self.idle_holders[device.id] = device
+        elif self.ready is None:
+            if self.copies > 1:
+                self.ready = ReadyCopies(each for each in self.active if not each.loading)
+        elif not copy.loading:
+            self.ready.add(copy)
+
+    def drop(self, copy: Copy) -> DeviceState:
+        """The copy takes no more calls. Return its device."""
+        device = self.active.pop(copy)
+        self.copies = len(self.active)
+        if not self.marked:
+            self.mark()
+        if not device.marked:
+            device.mark()
+        if self.queued:
+            del self.holders[device.id]
+            self.idle_holders.pop(device.id, None)
+        elif self.ready is not None:
+            self.ready.discard(copy)
+            if self.copies == 1:
+                self.ready = None
+        return device
+
+    def drain(self, copy: Copy) -> DeviceState:
+        """The copy takes no more calls, and is evicted once it is idle. Return its device."""
+        self.draining[copy] = device = self.drop(copy)
+        return device
+
+    def revive(self) -> DeviceState | None:
+        """Let a draining copy take calls again, and return its device; None: there is none that may."""
+        for copy, device in self.draining.items():
+            if not (device.shut or copy.split or copy.silent):
+                self.add(copy, self.draining.pop(copy))
+                return device
+        return None
+
+    def loaded(self, copy: Copy, device: DeviceState, now: Seconds) -> None:
+        """*model* is ready."""
+        self.mark()
+        device.mark()
+        copy.loading = False
+        copy.ready_at = now
+        self.loading -= 1
+        if copy not in self.draining:
+            self.add(copy, device)
+        self.starved = None
+        if self.backoff is not None:
+            self.backoff.loaded(now)
+
+    def adopt(self, copy: Copy, device: DeviceState, *, draining: bool) -> None:
+        """*model* was found on *device*."""
+        self.loading += copy.loading
+        if draining:
+            self.draining[copy] = device
+            self.mark()
+        else:
+            self.add(copy, device)
+
+    @property
+    def surplus(self) -> int:
+        """The number of copies that should go. Replicas of a policy stay, unless the function is scaled to zero."""
+        if self.desired is None:  # beyond its bounds only: one was silent while another one was loaded for it
+            bounded = self.max_copies and not self.queued
+            return max(0, self.copies - max(self.min_copies, self.max_copies)) if bounded else 0
+        over = max(0, self.copies - self.target)
+        return min(over, self.excess) if self.queued and self.desired else over
+
+
+Copy: TypeAlias = residency.Copy[FunctionState]
+"""A function's copy on a device."""
