@@ -142,7 +142,7 @@ class Workers(Protocol):
 
     async def check(self, spec: WorkerSpec) -> None:
         """
-        Import the handler of a defined revision in a scratch process. Its output goes to the logs.
+        Import the handler of a defined revision in a process of its own. Its output goes to the logs.
 
         :raises InvalidSpec: the import failed; has the last line of the traceback
         """

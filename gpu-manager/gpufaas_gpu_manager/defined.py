@@ -126,7 +126,7 @@ class Functions:
 
     async def check(self, spec: WorkerSpec) -> None:
         """
-        Import the handler, or start the server, in a scratch process that ends; its output goes to the function's log.
+        Import the handler, or start the server, in a worker that does no more; its output goes to the function's log.
 
         :raises InvalidSpec: it does not import, or start; carries the traceback's last line
         :raises CheckBroken: the process could not be started, or was killed from outside
@@ -140,7 +140,7 @@ class Functions:
         allowed = (each for each in sources if satisfied(spec.constraints, each.device.labels))
         device = WorkerDevice(next(allowed, sources[0]), self._host.parks)
         # Not in the ledger: its memory is promised to no call. An import is held to the whole of the device.
-        worker = self._host.make(device, replace(spec, ready_delay_s=0.0), device.ledger.capacity, scratch=True)
+        worker = self._host.make(device, replace(spec, ready_delay_s=0.0), device.ledger.capacity, checks=True)
         worker.begin()
         try:
             async with asyncio.timeout(self._host.settings.check_timeout_s):

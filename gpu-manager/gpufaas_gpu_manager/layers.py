@@ -112,13 +112,13 @@ class Layers:
         """
         spec, key = worker.spec, self._key(worker, start)
         self._keys[worker] = key
-        if spec.own_process or spec.preload == NONE or (worker.device.source.emulation and not worker.scratch):
+        if spec.own_process or spec.preload == NONE or (worker.device.source.emulation and not worker.checks):
             return None
         known = self._known.get(key) or (self._known.setdefault(key, _Known()) if spec.preload else None)
         if known is None:
             return None
         known.asked(spec.function)
-        if worker.scratch:
+        if worker.checks:
             known.until = 0.0  # somebody may have installed them just now
         found = await self._find(key, known, worker)
         if isinstance(found, Layer) and found.said is not None:
@@ -129,7 +129,7 @@ class Layers:
             self.release(found)
             found = clash
         if spec.preload:
-            if worker.scratch and isinstance(found, str):
+            if worker.checks and isinstance(found, str):
                 raise InvalidSpec(f"annotation gpufaas.preload of {spec.name}: {found}: name other modules, or none")
             self._on_said(f"a worker of {key.function} imports {', '.join(spec.preload)} itself: {found}")
         return None
@@ -249,7 +249,7 @@ class Layers:
         await self._base.ready()
         # A watcher would count the workers that are forked from it, too.
         memory = source.device.memory if source.enforced and recipes.enforcement.has_groups else 0
-        worker = self._make_worker(asks.device, asks.spec, memory, scratch=True)
+        worker = self._make_worker(asks.device, asks.spec, memory, checks=True)
         layer = Layer(worker, recipes, self._base, known.imported, self._over)
         worker.run = layer
         self._living.append(layer)

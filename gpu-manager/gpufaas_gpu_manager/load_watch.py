@@ -19,7 +19,7 @@ _LOOK_S: Final = 1.0
 class LoadingWorker(CallsWorker, Protocol):
     """A worker that loads."""
 
-    scratch: bool
+    checks: bool
     pid: int | None
     limits: WorkerLimits | None
 
@@ -46,7 +46,7 @@ def watch_load(worker: LoadingWorker) -> None:
     def check_thrashing() -> None:
         """End a load that reads its files again and again, as out of memory: it would take minutes or hours."""
         may_have_more = (
-            not worker.scratch and not worker.spec.memory_limit and worker.memory < worker.device.ledger.capacity
+            not worker.checks and not worker.spec.memory_limit and worker.memory < worker.device.ledger.capacity
         )
         if worker.limits is not None and worker.limits.thrashes() and may_have_more:
             worker.on_over_memory("out of memory: the files that its load reads do not fit beside what it holds")

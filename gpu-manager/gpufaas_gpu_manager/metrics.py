@@ -25,7 +25,7 @@ class NodeFamilies(Collector):
         reserved = GaugeMetricFamily("gpufaas_node_reserved_bytes", "Memory that processes hold.", labels=["device"])
         workers = GaugeMetricFamily("gpufaas_node_workers", "Workers by state.", labels=["device", "state"])
         counts: dict[tuple[str, str], int] = {}
-        for worker in (each for each in self._node.workers() if not each.scratch):
+        for worker in (each for each in self._node.workers() if not each.checks):
             key = worker.device.id, worker.state.name.lower()
             counts[key] = counts.get(key, 0) + 1
         for device in self._node.devices():

@@ -206,7 +206,7 @@ class WorkerDevice:
             del self.workers[worker.key]
             if self.source.emulation is not None:
                 self.source.emulation.forget(worker.spec.function, worker.copy)
-        if worker.pid is not None and not self.source.enforced and not worker.scratch:
+        if worker.pid is not None and not self.source.enforced and not worker.checks:
             self._settling += 1
             task = asyncio.get_running_loop().create_task(self._settle(worker))
             self._tasks.add(task)

@@ -92,7 +92,7 @@ class Supervisor:
     async def close(self) -> None:
         """End all workers and the fork server; returns when none is left."""
         idle = [each for each in self.living() if each.ready_head and not each.calls.exchanges and not each.spec.image]
-        idle = [each for each in idle if not each.scratch]  # workers end with their layer, without doing what was left
+        idle = [each for each in idle if not each.checks]  # workers end with their layer, without doing what was left
         for each in idle:
             each.end()
         await asyncio.gather(*(asyncio.wait([each.checked], timeout=self.settings.term_grace_s) for each in idle))
@@ -111,9 +111,9 @@ class Supervisor:
 
     def make(
         self, device: WorkerDevicePort, spec: WorkerSpec, memory: Bytes, copy: int = 0, share: int = 0,
-        *, scratch: bool = False,
+        *, checks: bool = False,
     ) -> Worker:  # fmt: skip
-        worker = Worker(self, device, spec, memory, self.next_number(), copy, share, scratch=scratch)
+        worker = Worker(self, device, spec, memory, self.next_number(), copy, share, checks=checks)
         self._workers[worker.number] = worker
         return worker
 
@@ -148,7 +148,7 @@ class Supervisor:
     def load_instead(self, worker: Worker, reason: str) -> bool:
         """Start another worker in the place of *worker*, which was to wake, for the same start."""
         device = worker.device
-        assert isinstance(device, WorkerDevice)  # a scratch worker is never parked
+        assert isinstance(device, WorkerDevice)  # one that only checks is never parked
         if not device.wakes(worker):
             return False
         new = self.make(device, worker.spec, worker.memory, worker.copy, worker.share)
@@ -194,13 +194,13 @@ class Supervisor:
         """Return the CPU time of the living workers, by function."""
         used: dict[FunctionId, Seconds] = {}
         for worker in self._workers.values():
-            if worker.pid is not None and not worker.scratch:
+            if worker.pid is not None and not worker.checks:
                 used[worker.spec.function] = used.get(worker.spec.function, 0.0) + cpu_seconds(worker.pid)
         return used
 
     async def usage_of(self, function: FunctionId) -> tuple[float, Bytes] | None:
         """Return the millicores and bytes that its workers use; None: it has none. Takes a quarter of a second."""
-        pids = [each.pid for each in self._workers.values() if each.spec.function == function and not each.scratch]
+        pids = [each.pid for each in self._workers.values() if each.spec.function == function and not each.checks]
         living = [pid for pid in pids if pid is not None]
         return await asyncio.to_thread(usage_of, living) if living else None
 

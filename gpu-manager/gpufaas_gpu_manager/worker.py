@@ -132,7 +132,7 @@ class Worker:
         copy: int = 0,
         share: int = 0,
         *,
-        scratch: bool = False,
+        checks: bool = False,
     ) -> None:
         """:param share: per cent of its device's compute that the copy was loaded with; 0: what its function says"""
         self.host = host
@@ -162,15 +162,17 @@ class Worker:
         """Where its weights came from: see `Loaded.tier`. Empty: it is not ready."""
         self.outgrown = False
         """A call ran out of memory: the next one begins when the worker has what it was promised."""
-        self.number, self.scratch = number, scratch
-        self.may_begin_blank = not self.scratch and not spec.own_process
+        self.number = number
+        self.checks = checks
+        """It only says whether the function's code imports, or its server starts: it takes no calls."""
+        self.may_begin_blank = not self.checks and not spec.own_process
         """A standby may become it."""
         self.state = WorkerState.WAITING
         self.pid: int | None = None
         self.loop = asyncio.get_running_loop()
         self.checked: asyncio.Future[str | None] = self.loop.create_future()
         self.broken_check = False
-        """A scratch worker ended, or was not started, through no fault of its function."""
+        """What should check it ended, or was not started, through no fault of its function."""
         self.ready_head: ReadyHead | None = None
         self._early: ReadyHead | None = None
         """What it said before its process was known, whose memory could not be limited so."""
@@ -207,7 +209,7 @@ class Worker:
     async def _begin(self) -> None:
         try:
             emulation = self.device.source.emulation
-            if emulation is not None and not self.scratch and (reason := emulation.reason_against(self.spec)):
+            if emulation is not None and not self.checks and (reason := emulation.reason_against(self.spec)):
                 raise InvalidSpec(reason)
             if self.host.fetch is not None and not self.spec.image:
                 await self._fetch.run(self.host.fetch, lambda: self._cause.killed_for)
@@ -231,7 +233,7 @@ class Worker:
             self.on_ready(self._early)
 
     def on_ready(self, head: ReadyHead) -> None:
-        if self.pid is None and not self.scratch and not self.spec.image:
+        if self.pid is None and not self.checks and not self.spec.image:
             self._early = head  # it loaded before its fork server said that it is there
             return
         self.timers.cancel("progress")
@@ -240,7 +242,7 @@ class Worker:
         if head.imported is not None:
             self.host.imported(self, head.imported)
         self.calls.watch.pings = head.loop
-        if self.scratch:
+        if self.checks:
             if not self.checked.done():
                 self.checked.set_result(None)
             if self.spec.kind == "server":
@@ -451,7 +453,7 @@ class Worker:
         )  # fmt: skip
         if not self.checked.done():
             self.checked.set_result(end.summary)
-        if self.scratch:
+        if self.checks:
             self.broken_check = end.blameless
             return
         if before in PARKED_STATES or self.parking.wakes:
@@ -492,4 +494,4 @@ class Worker:
 def _connections(worker: Worker) -> int:
     """Return how many its node has to *worker*: one, or one for each slot if it speaks HTTP or has a clock for each."""
     by_slot = worker.spec.kind == "server" or worker.spec.image or worker.device.source.emulation is not None
-    return worker.spec.need.slots if by_slot and not worker.scratch else 1
+    return worker.spec.need.slots if by_slot and not worker.checks else 1

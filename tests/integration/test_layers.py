@@ -75,7 +75,7 @@ class LayerRig(Rig):
 
     async def end(self, function: FunctionId) -> None:
         self.node.evict(function, DEVICE)
-        await eventually(lambda: all(each.scratch or each.spec.function != function for each in self.node.workers()))
+        await eventually(lambda: all(each.checks or each.spec.function != function for each in self.node.workers()))
 
 
 @pytest.fixture(params=[("auto", 1), ("watcher", 0)], ids=["standby", "watcher"])

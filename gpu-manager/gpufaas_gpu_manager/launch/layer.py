@@ -45,8 +45,8 @@ _LEFT: Final[Bytes] = 64 * MiB
 
 class Layer(OwnProcess):
     """
-    See module. `Running` of a scratch worker; its `checked` is done when the modules are imported, and `said` has what
-    the process says of them.
+    See module. `Running` of a worker that only checks: its `checked` is done when the modules are imported, and `said`
+    has what the process says of them.
     """
 
     def __init__(

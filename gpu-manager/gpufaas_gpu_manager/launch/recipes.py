@@ -126,7 +126,7 @@ class Recipes:
         only checks whether a function starts.
         """
         source = worker.device.source
-        if not source.cores or worker.scratch:
+        if not source.cores or worker.checks:
             return None
         return CpuShare(_cpu_name(source), source.cores, worker.share)
 
@@ -157,14 +157,14 @@ class Recipes:
             threads=self._threads if share is None else share.threads,
             limit=worker.memory if source.enforced else 0,
             env=env,
-            check=worker.scratch,
+            check=worker.checks,
             label=source.device.id.rpartition("/")[2],
             device_memory=0 if source.enforced else worker.memory,
             warm=worker.warms,
-            emulated=None if emulation is None or worker.scratch else emulation.start_of(spec, worker.memory),
+            emulated=None if emulation is None or worker.checks else emulation.start_of(spec, worker.memory),
             known=worker.calls.memory.known,
             ports_limited=worker.own.ports is not None,
-            parks=spec.kind == "model" and emulation is None and not worker.scratch and self._parks(source),
+            parks=spec.kind == "model" and emulation is None and not worker.checks and self._parks(source),
         )
 
     def _parks(self, source: NodeDevice) -> bool:
@@ -172,7 +172,7 @@ class Recipes:
 
     def attached(self, worker: Worker) -> list[Attached]:
         """Return the weights that *worker* is given from host memory; it has none if its calls are emulated."""
-        if worker.scratch or worker.device.source.emulation is not None:
+        if worker.checks or worker.device.source.emulation is not None:
             return []
         weights = self._bundles.manifest(worker.spec.digest).weights
         found = self.host_cache.attached(worker.number, weights, _CONNECTIONS)
@@ -243,7 +243,7 @@ class Recipes:
         env["PORT"] = env["http_port"] = str(port)  # http_port: what OpenFaaS's templates for node read
         if unix:
             env["GPUFAAS_SOCKET"] = unix
-        memory = spec.memory if worker.scratch else worker.memory
+        memory = spec.memory if worker.checks else worker.memory
         limit = memory + STACKS if source.enforced and memory else 0
         return Exec(worker.number, command, env, str(bundle / manifest.workdir), limit)
 
@@ -300,7 +300,7 @@ class Recipes:
     def address_for(self, worker: Worker, gateway: str) -> dict[str, str]:
         """Return the variable with the URL *gateway* for *worker*, with its origin; none for an empty *gateway*."""
         origins = self.settings.origins
-        if gateway and origins is not None and not worker.scratch:
+        if gateway and origins is not None and not worker.checks:
             gateway = origins.address(gateway, Outer(worker.device.id, worker.spec.function, worker.copy))
         return {"OPENFAAS_URL": gateway} if gateway else {}
 
@@ -319,7 +319,7 @@ class Recipes:
             **self.address_for(worker, self.settings.env.get("OPENFAAS_URL", "")),
             **spec.env,
             **source.env,
-            **({} if worker.scratch else source.share_env(spec.need, worker.share, worker.memory)),
+            **({} if worker.checks else source.share_env(spec.need, worker.share, worker.memory)),
             MARK_VARIABLE: worker.output.secret,
         }
         if mounted := self.mounted_secrets(worker):

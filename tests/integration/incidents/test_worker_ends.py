@@ -144,7 +144,7 @@ async def test_one_that_is_only_checked_ends_so_too_and_a_fork_and_pieces_of_a_m
     await eventually(lambda: len(ends(rig)) == 1)
 
     await first_call(rig, function)
-    (worker,) = (each for each in rig.node.workers() if not each.scratch)
+    (worker,) = (each for each in rig.node.workers() if not each.checks)
     await rig.end(function)
 
     await eventually(lambda: len(ends(rig)) == 2)

@@ -52,7 +52,7 @@ class FakeWorker:
         self.peak = 0
         self.state = WorkerState.WAITING
         self.told = True
-        self.outgrown = self.standby = self.replaced = self.scratch = False
+        self.outgrown = self.standby = self.replaced = self.checks = False
         self.pid = None
         self.share = 0
         self.tier = "disk"
