@@ -28,7 +28,6 @@ from gpufaas_gateway.call_headers import (
     placement_headers,
     timing,
 )
-from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.errors import NoWebSocket, status_of
 from gpufaas_gateway.ports import CallExchange
 from gpufaas_gateway.request import Request
@@ -105,7 +104,7 @@ class AnswerStream:
         """
         assert call.exchange is not None
         self.switched = bool(call.request.upgrade) and status == SWITCHED
-        self._call = call
+        self.call = call
         self._exchange = call.exchange
         self._first = first
         self._ended = whole
@@ -114,19 +113,13 @@ class AnswerStream:
         self._cancelled = self._passed = False
         self._bodiless = status in BODILESS
 
-    @property
-    def deployed(self) -> Deployed:
-        """The revision that answers."""
-        assert self._call.deployed is not None
-        return self._call.deployed
-
     async def chunk(self) -> bytes | None:
         """
         Return the next piece; None at the end.
 
         :raises GpufaasError: it broke off
         """
-        call = self._call
+        call = self.call
         if self._first:
             piece, self._first = self._first, b""
             return piece
@@ -146,33 +139,25 @@ class AnswerStream:
 
     def pour(self, sink: Callable[[bytes], bool]) -> None:
         """Give further pieces to *sink* as they come, as long as it takes them; `chunk` returns the others."""
-        if self._call.stream is None and not self._bodiless:  # else each piece is noted
+        if self.call.stream is None and not self._bodiless:  # else each piece is noted
             self._exchange.sink = sink
 
     async def send(self, data: bytes) -> None:
         """Send *data* to a function that has switched protocols; return when there is room for more."""
         await self._exchange.send_body(data)
 
-    def fail(self, error: GpufaasError) -> None:
-        """Raise *error* in the reader."""
-        self._call.fail(error)
-
-    def count_as(self, status: int) -> None:
-        """Count the call with *status* in place of the answer's."""
-        self._call.status = status
-
     def cancel(self) -> None:
         """Give up the rest of the answer, and the call's place."""
         if not self._ended and not self._cancelled:
             self._cancelled = True
-            self._call.stop_watching()
-            self._cancel(self._call.id)
+            self.call.stop_watching()
+            self._cancel(self.call.id)
 
     def __enter__(self) -> "AnswerStream":
         return self
 
     def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
-        call, error = self._call, exc if isinstance(exc, GpufaasError) else None
+        call, error = self.call, exc if isinstance(exc, GpufaasError) else None
         if isinstance(exc, asyncio.CancelledError):
             if call.was_cancelled_by_us():
                 error = call.error

@@ -16,10 +16,16 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from gpufaas_core.errors import GpufaasError, InvalidSpec
-from gpufaas_gateway.alerts import alert_routes
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.errors import METHODS, BadQuery, headers_of, status_of
-from gpufaas_gateway.function_api import UsageOf, deployment_routes, environment_routes, function_routes, log_routes
+from gpufaas_gateway.function_api import (
+    UsageOf,
+    alert_routes,
+    deployment_routes,
+    environment_routes,
+    function_routes,
+    log_routes,
+)
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.platform_api import artifact_routes, health_routes, page_routes, status_routes
 from gpufaas_gateway.ports import Artifacts, LogReader, Scheduler, SecretStore

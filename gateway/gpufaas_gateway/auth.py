@@ -2,7 +2,7 @@
 Basic auth as in OpenFaaS. Every request needs the password unless `PUBLIC` lists its route.
 
 `Guard` stands in front of the router, so it also guards routes that do not exist. `CleanPaths` stands in front of the
-guard, so that the guard sees one spelling of each path.
+guard, so that the guard sees one spelling of each path. WebSockets never come here (`fronts.table`).
 """
 
 import base64
@@ -122,16 +122,13 @@ class Guard:
         self._credentials = credentials
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._may(scope):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": "invalid credentials"})
-        else:
-            headers = {**headers_of(), "WWW-Authenticate": 'Basic realm="Restricted"'}
-            await Response(_BODY, 401, headers)(scope, receive, send)
+        app = self._app
+        if not self._may(scope):
+            app = Response(_BODY, 401, {**headers_of(), "WWW-Authenticate": 'Basic realm="Restricted"'})
+        await app(scope, receive, send)
 
     def _may(self, scope: Scope) -> bool:
-        if is_public(scope.get("method", "GET"), scope["path"]):
+        if is_public(scope["method"], scope["path"]):
             return True
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) == 1 and self._credentials.match(given[0]):
@@ -151,15 +148,14 @@ class WithoutWorkers:
         self._silent_until_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            closed = scope["path"] == "/metrics" or not is_public(scope["method"], scope["path"])
-            if closed and may_be_worker(scope.get("client"), scope.get("server")):
-                if (now_s := time.monotonic()) >= self._silent_until_s:  # it can ask again at once
-                    self._silent_until_s = now_s + 1
-                    log.warning("worker.refused peer=%s path=%.200r", scope.get("client"), scope["path"])
-                await Response(_NOT_FOR_FUNCTIONS, 403, headers_of())(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        closed = scope["path"] == "/metrics" or not is_public(scope["method"], scope["path"])
+        app = self._app
+        if closed and may_be_worker(scope.get("client"), scope.get("server")):
+            app = Response(_NOT_FOR_FUNCTIONS, 403, headers_of())
+            if (now_s := time.monotonic()) >= self._silent_until_s:  # it can ask again at once
+                self._silent_until_s = now_s + 1
+                log.warning("worker.refused peer=%s path=%.200r", scope.get("client"), scope["path"])
+        await app(scope, receive, send)
 
 
 class CleanPaths:
@@ -174,22 +170,17 @@ class CleanPaths:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(("/function/", "/async-function/")):
-            await self._app(scope, receive, send)
-            return
-        raw: bytes = scope["raw_path"].lower()
-        if b"%2f" in raw or b"%5c" in raw or "\0" in scope["path"]:
-            log.warning("path.refused path=%.200r", scope["path"])
-            refusal = Response("the path has an encoded slash or a NUL byte: names have none\n", 400, headers_of())
-            await refusal(scope, receive, send)
-            return
-        cleaned = _clean(scope["path"])
-        if cleaned != scope["path"]:
-            query = scope["query_string"].decode("latin-1")
-            location = quote(cleaned, safe="/-._~!$&'()*+,;=:@") + (f"?{query}" if query else "")
-            await Response(status_code=301, headers={"Location": location})(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        path, app = scope["path"], self._app
+        if not path.startswith(("/function/", "/async-function/")):
+            raw: bytes = scope["raw_path"].lower()
+            if b"%2f" in raw or b"%5c" in raw or "\0" in path:
+                log.warning("path.refused path=%.200r", path)
+                app = Response("the path has an encoded slash or a NUL byte: names have none\n", 400, headers_of())
+            elif (cleaned := _clean(path)) != path:
+                query = scope["query_string"].decode("latin-1")
+                location = quote(cleaned, safe="/-._~!$&'()*+,;=:@") + (f"?{query}" if query else "")
+                app = Response(status_code=301, headers={"Location": location})
+        await app(scope, receive, send)
 
 
 def _clean(path: str) -> str:

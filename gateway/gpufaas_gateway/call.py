@@ -1,4 +1,7 @@
-"""One call at a gateway: what is known of it, where it stands (`call_state`), what ends it from outside (`Watch`)."""
+"""
+One call at a gateway: what is known of it, where it stands (`call_state`), what ends it from outside: a `Watch`, which
+`Watching` gives to those that are not quick.
+"""
 
 import asyncio
 import time
@@ -20,6 +23,10 @@ from gpufaas_gateway.request import Request
 
 READ_BYTES_PER_S: Final = 32 * 1024
 """If the function has ended when the time is up, the caller may read the rest of the answer at this rate or faster."""
+WATCH_AFTER_S: Final[Seconds] = 0.1
+"""A call that takes longer is watched, after twice this time at the latest."""
+SHORT_S: Final[Seconds] = 1.0
+"""A call with a shorter time limit is watched from its beginning."""
 _TO_WAIT: Final = "the limit to wait and load (annotation gpufaas.timeout sets one for these and the run together)"
 _OF_RUN: Final = "the limit of its run"
 
@@ -270,3 +277,34 @@ class Watch:
             self._expire_in(left / READ_BYTES_PER_S)
         else:
             self._call.fail(self._call.overdue())
+
+
+class Watching:
+    """Finds the calls that are not quick, and has them watched. A quick call costs no timer. One event loop owns it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._young: set[Call] = set()
+        """Calls that began after the last sweep."""
+        self._older: set[Call] = set()
+        """Calls that began before it. The next sweep watches them."""
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def begin(self, call: Call) -> None:
+        self._young.add(call)
+        if self._sweeping is None:
+            self._sweeping = self._loop.call_later(WATCH_AFTER_S, self._sweep)
+
+    def end(self, call: Call) -> None:
+        """Watch *call* no more."""
+        self._young.discard(call)
+        self._older.discard(call)
+        call.stop_watching()
+
+    def _sweep(self) -> None:
+        """Watch the calls that began before the last sweep."""
+        older, self._older, self._young = self._older, self._young, set()
+        for call in older:
+            if call.watch is None or not call.watch.attends:
+                call.watched().attend()
+        self._sweeping = self._loop.call_later(WATCH_AFTER_S, self._sweep) if self._older else None

@@ -3,7 +3,7 @@
 
 Find the function, read the body, ask the scheduler for a grant, give head and body to the node, return the answer.
 `placing` and `answering` have the steps; `call_state` says where a call stands. Nothing here polls, sleeps, asks a
-database or parses a body. A quick call costs no task and no timer. One that takes longer is watched (`watching`).
+database or parses a body. A quick call costs no task and no timer. One that takes longer is watched (`call.Watching`).
 
 Every error becomes an answer in one place, `Calls._failed`; `errors` has the status of each.
 """
@@ -23,7 +23,7 @@ from gpufaas_gateway import answering
 from gpufaas_gateway import call_state as states
 from gpufaas_gateway.answering import Answer, AnswerStream, Early, let_go
 from gpufaas_gateway.body_memory import BodyMemory
-from gpufaas_gateway.call import Call
+from gpufaas_gateway.call import SHORT_S, Call, Watching
 from gpufaas_gateway.call_body import BodyStream, read_rest, remove, too_large
 from gpufaas_gateway.call_headers import new_call_id, read_head
 from gpufaas_gateway.catalogue import Catalogue, Deployed
@@ -32,7 +32,6 @@ from gpufaas_gateway.errors import status_of
 from gpufaas_gateway.placing import AGAIN, Placing
 from gpufaas_gateway.ports import NodePort, PlacementPort
 from gpufaas_gateway.request import Request
-from gpufaas_gateway.watching import SHORT_S, Watching
 
 _OVER: Final = CallCancelled("the call is over")
 
@@ -136,7 +135,7 @@ class Calls:
         """:raises GpufaasError: the call cannot run, or not now"""
         request = call.request
         call.deployed = deployed
-        deployed.stats.started()
+        deployed.stats.begun += 1
         if deployed.gate is not None:
             call.passage = deployed.gate.enter()
         call.passed = call.passed + call.ours[:2]  # not in place: the next request may have the same head

@@ -31,7 +31,7 @@ from gpufaas_gateway.names import check_name
 from gpufaas_gateway.namespaces import Namespaces
 from gpufaas_gateway.placement import check_needs
 from gpufaas_gateway.ports import Artifacts, Scheduler, SecretStore, Store, Workers
-from gpufaas_gateway.quotas import Claims, NamespaceQuotas
+from gpufaas_gateway.quotas import NamespaceQuotas
 from gpufaas_gateway.revision import (
     MODEL_BASE,
     check_fits,
@@ -90,7 +90,6 @@ class Deployer:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changing: dict[str, Callable[[], None]] = {}
         """By function that is being changed here: applies the last change that the store reported meanwhile."""
-        self._claims = Claims(self.quotas)
         self.handovers = Handovers(store, scheduler, workers, self.catalogue, self._define, self._show, self._change)
 
     async def load(self) -> None:
@@ -363,7 +362,7 @@ class Deployer:
             try:
                 yield
             finally:
-                self._claims.release(full_name)
+                self.quotas.release(full_name)
                 self._changing.pop(full_name)()
 
     async def _read_again(self, full_name: str) -> None:
@@ -377,7 +376,7 @@ class Deployer:
     def _claim(self, full_name: str, namespace: str, memory: Bytes) -> None:
         """:raises QuotaExceeded: the namespace has less than *memory* left"""
         has = {each.full_name: each.reserved for each in self.catalogue.all(namespace)}
-        self._claims.claim(full_name, namespace, memory, has)
+        self.quotas.claim(full_name, namespace, memory, has)
 
     def _show(self, new: Deployed) -> None:
         new.gate = self.quotas.gate(new.namespace)

@@ -1,6 +1,7 @@
 """The management routes of functions: what is deployed, deploying, removing, scaling, logs."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Annotated, Final
 
@@ -9,19 +10,29 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
 from gpufaas_core.environment import Environment
-from gpufaas_core.errors import FunctionExists, InvalidSpec, LoadFailed, StorageFailed, UnknownFunction, UnknownName
+from gpufaas_core.errors import (
+    FunctionExists,
+    GpufaasError,
+    InvalidSpec,
+    LoadFailed,
+    StorageFailed,
+    UnknownFunction,
+    UnknownName,
+)
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.model import FunctionId
+from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.units import Bytes
-from gpufaas_gateway.catalogue import Catalogue, Deployed
+from gpufaas_gateway.catalogue import Catalogue, Deployed, replicas_of
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.errors import BadQuery, CannotRollBack, Overtaken, QuotaExceeded
 from gpufaas_gateway.function_state import copies_of, status_of
 from gpufaas_gateway.history import Revision, RolledBack
 from gpufaas_gateway.ports import LogReader, Scheduler
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionSpec
-from gpufaas_gateway.typed_routes import encode, lines_of, refuses, router
+from gpufaas_gateway.typed_routes import TEXT, Responses, encode, lines_of, refuses, router
 from gpufaas_gateway.wire import (
+    AlertMessage,
     By,
     DeleteFunctionRequest,
     FunctionDeployment,
@@ -44,6 +55,7 @@ REVISION: Final = "X-Gpufaas-Revision"
 _FUNCTIONS: Final = "/system/functions"
 _ENVIRONMENTS: Final = "/system/environments"
 _UNCHANGED: Final = {"description": "It is deployed so: there is no new revision."}
+_FAILED: Final[Responses] = {500: {"description": "Alerts that could not be applied, one line each.", "content": TEXT}}
 _NDJSON: Final = "application/x-ndjson"
 
 
@@ -140,6 +152,34 @@ def deployment_routes(deployer: Deployer, logs: LogReader) -> APIRouter:
     return routes
 
 
+def alert_routes(deployer: Deployer, scheduler: Scheduler) -> APIRouter:
+    """Return AlertManager's webhook. It scales functions as OpenFaaS's first autoscaler did (§9.1)."""
+    catalogue = deployer.catalogue
+    routes = router(catalogue)
+
+    @routes.post("/system/alert", responses=_FAILED)
+    async def alert(message: AlertMessage) -> None:
+        """AlertManager's webhook."""
+        failed = []
+        for each in message.alerts:
+            name = each.labels.function_name or ""
+            firing = (each.status or message.status) == "firing"
+            try:
+                found = catalogue.find(name)
+                if found is None:
+                    raise UnknownFunction(f"function {name[:80]!r} is not deployed")
+                rule, replicas = found.options.scaling or ScalingRule(), replicas_of(found, scheduler.status())
+                asked = wanted(rule, replicas, firing)
+                if rule.factor and (firing or asked != replicas):  # one that still fires at the maximum holds it
+                    deployer.scale(found, asked)
+            except GpufaasError as exc:
+                failed.append(str(exc))
+        if failed:
+            raise GpufaasError("\n".join(failed))
+
+    return routes
+
+
 def environment_routes(deployer: Deployer) -> APIRouter:
     """Return the routes that tell builders of bundles what nodes provide: Python, wheels, packages."""
     routes = router()
@@ -189,6 +229,18 @@ def log_routes(catalogue: Catalogue, logs: LogReader) -> APIRouter:
         return Response(await asyncio.to_thread(lambda: _lines(logs.query(asked))), media_type=_NDJSON)
 
     return routes
+
+
+def wanted(rule: ScalingRule, replicas: int, firing: bool) -> int:
+    """
+    Return the number of copies that an alert asks for, by OpenFaaS CE's rule.
+
+    While the alert fires, add `ScalingRule.factor` percent of the maximum to *replicas*, within the bounds. When it is
+    resolved, go back to the minimum.
+    """
+    if not firing:
+        return rule.min
+    return max(replicas, rule.min, min(rule.max, replicas + math.ceil(rule.max * rule.factor / 100)))
 
 
 def _spec_of(asked: FunctionDeployment, namespace: str | None) -> FunctionSpec:

@@ -82,8 +82,6 @@ class Metrics:
         """Return *app*, the management routes, wrapped so that its requests are counted when their answers end."""
 
         async def count(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http":
-                return await app(scope, receive, send)
             status = "499"  # nginx's number for a client that hung up before the answer
 
             async def watch(message: Message) -> None:

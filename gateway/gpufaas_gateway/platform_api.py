@@ -14,7 +14,6 @@ from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed
 from gpufaas_core.model import CallId, EngineStatus, Explanation
 from gpufaas_core.status_metrics import full_name_of
 from gpufaas_core.units import Bytes, MiB
-from gpufaas_gateway.bodies import pieces
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.docs_page import render
 from gpufaas_gateway.errors import BadQuery, BodyTooSlow, NotReady, Starting, UnknownCall
@@ -23,7 +22,7 @@ from gpufaas_gateway.metrics import CONTENT_TYPE, Metrics
 from gpufaas_gateway.openapi import describe
 from gpufaas_gateway.page import PAGE
 from gpufaas_gateway.ports import Artifacts, Scheduler
-from gpufaas_gateway.typed_routes import encode, get_and_head, json_of, refuses, router
+from gpufaas_gateway.typed_routes import encode, get_and_head, json_of, pieces, refuses, router
 from gpufaas_gateway.wire import Digest, GatewayInfo, Provider, Pruned, Version, Yes
 
 _WRITE_BYTES: Final[Bytes] = 1 * MiB  # one hop to a thread per MiB of an upload, and not one per TCP segment

@@ -1,8 +1,8 @@
 """
 Quotas of namespaces.
 
-`Claims` checks functions and memory at deployment. A `Gate` counts and limits calls; only namespaces with a limit on
-calls have one, so that other calls cost one look-up.
+Functions and memory are checked at deployment (`NamespaceQuotas.claim`). A `Gate` counts and limits calls; only
+namespaces with a limit on calls have one, so that other calls cost one look-up.
 """
 
 import asyncio
@@ -100,6 +100,9 @@ class NamespaceQuotas:
         self._on_changed = on_changed
         self._quotas: dict[str, Quota] = {}
         self._gates: dict[str, Gate] = {}
+        self._claims: dict[str, tuple[str, Bytes]] = {}
+        """What running deployments have claimed, so that two at once do not exceed a quota together: namespace and
+        memory, by ``NAME.NAMESPACE``."""
         self._writing = asyncio.Lock()
         """Keeps the store and this object in the same order."""
 
@@ -152,19 +155,6 @@ class NamespaceQuotas:
         for namespace in self._quotas.keys() - namespaces:
             self.adopt(namespace, None)
 
-
-class Claims:
-    """
-    The shares of quotas that running deployments have claimed, so that two at once do not exceed a quota together.
-
-    One event loop owns it.
-    """
-
-    def __init__(self, quotas: NamespaceQuotas) -> None:
-        self._quotas = quotas
-        self._claims: dict[str, tuple[str, Bytes]] = {}
-        """Namespace, and memory, by ``NAME.NAMESPACE``."""
-
     def claim(self, full_name: str, namespace: str, memory: Bytes, has: dict[str, Bytes]) -> None:
         """
         Claim a deployment's share of its namespace's quota until `release`.
@@ -178,7 +168,7 @@ class Claims:
         for other, (where, claimed) in self._claims.items():
             if where == namespace and other != full_name:
                 has[other] = max(claimed, has.get(other, 0))
-        quota, command = self._quotas.get(namespace), f"'gpufaas namespace quota {namespace}"
+        quota, command = self.get(namespace), f"'gpufaas namespace quota {namespace}"
         if before is None and quota.max_functions is not None and len(has) >= quota.max_functions:
             raise QuotaExceeded(
                 f"namespace {namespace} is at its quota of functions ({len(has)} of {quota.max_functions}), and "

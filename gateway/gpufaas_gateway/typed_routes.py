@@ -4,9 +4,10 @@ Typed routes: FastAPI checks their parameters and bodies, and describes them (`o
 A handler takes parameters and bodies of `wire`, and returns one of its structs. `refuses` lists what it raises.
 """
 
+import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -14,10 +15,10 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
-from gpufaas_core.errors import GpufaasError, InvalidSpec
-from gpufaas_gateway.bodies import read_body
+from gpufaas_core.errors import BodyTooLarge, GpufaasError, InvalidSpec
+from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
 from gpufaas_gateway.catalogue import Catalogue
-from gpufaas_gateway.errors import Starting, status_of
+from gpufaas_gateway.errors import BodyTooSlow, Starting, status_of
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -25,6 +26,9 @@ encode: Final = msgspec.json.Encoder().encode
 
 SCHEMAS: Final = "x-schemas"
 """Key in the description of an answer: the schemas that it refers to. `openapi` moves them to the components."""
+_MAX_JSON: Final[Bytes] = 4 * MiB  # etcd takes at most 1 MB for one value
+_PATIENCE_S: Final[Seconds] = 30.0  # between two pieces of a body
+_MAX_JSON_S: Final[Seconds] = 60.0
 TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 
 
@@ -126,3 +130,39 @@ def refuses(*errors: type[GpufaasError]) -> Responses:
         about = " ".join((each.__doc__ or "").split("\n\n")[0].split())
         answer["description"] = f"{answer['description']} {about}".strip()
     return described
+
+
+async def read_body(request: Request) -> bytes:
+    """
+    Return the whole body.
+
+    :raises BodyTooLarge: it is over 4 MiB
+    :raises BodyTooSlow: it takes over a minute, or nothing comes for half of one
+    """
+    body = bytearray()
+    ends = asyncio.get_running_loop().time() + _MAX_JSON_S
+    async for chunk in pieces(request):
+        body += chunk
+        if len(body) > _MAX_JSON:
+            raise BodyTooLarge(f"the body is over {format_bytes(_MAX_JSON)}: a deployment is a few KiB of JSON")
+        if asyncio.get_running_loop().time() > ends:
+            raise BodyTooSlow(f"the body did not arrive within {_MAX_JSON_S:g} s")
+    return bytes(body)
+
+
+async def pieces(request: Request) -> AsyncIterator[bytes]:
+    """
+    Yield the body as it comes.
+
+    :raises BodyTooSlow: nothing comes for half a minute
+    """
+    stream = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                piece = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise BodyTooSlow(f"nothing of the body arrived for {_PATIENCE_S:g} s") from None
+        yield piece

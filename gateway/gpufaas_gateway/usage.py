@@ -25,6 +25,7 @@ class FunctionStats:
     saved: int = 0
     """How many of `finished` the store has."""
     begun: int = 0
+    """Counted by who begins a call; `observe` follows at its end."""
     finished: int = 0
     by_code: dict[int, list[float]] = field(default_factory=dict)
     """By status: the count of each bucket (not cumulative), then the sum of seconds."""
@@ -37,10 +38,6 @@ class FunctionStats:
     queue_s: Seconds = 0.0
     load_s: Seconds = 0.0
     run_s: Seconds = 0.0
-
-    def started(self) -> None:
-        """Count a call that begins. `observe` must follow at its end."""
-        self.begun += 1
 
     def observe(
         self,

@@ -86,7 +86,7 @@ class WebSocketCalls:
                         return
                     await connection.accept(answer, stream, key, scope["subprotocols"])
                 except GpufaasError as error:
-                    stream.count_as(status_of(error))
+                    stream.call.status = status_of(error)
                     if not isinstance(error, CallCancelled):
                         said = refusal(error, [pair for pair in answer.headers if pair[0] in _OURS])
                         await _refuse(send, said.status, said.headers, bytes(said.body))
@@ -100,7 +100,8 @@ class WebSocketCalls:
 
     async def _join(self, connection: "_Connection", stream: AnswerStream) -> None:
         """Pass messages on until one side has ended."""
-        deployed = stream.deployed
+        deployed = stream.call.deployed
+        assert deployed is not None
         self._open[connection] = deployed.function_id
         current = self._catalogue.find(deployed.full_name)
         try:
@@ -111,7 +112,7 @@ class WebSocketCalls:
                 try:
                     await connection.pump()
                 except GpufaasError as error:
-                    stream.count_as(_status_at_end(error))
+                    stream.call.status = _status_at_end(error)
                     stream.cancel()
                     await connection.tell(*_farewell(error))
                 connection.end()
@@ -159,7 +160,8 @@ class _Connection(Caller):
 
         :raises WorkerCrashed: the answer breaks the protocol
         """
-        self._stream, deployed = stream, stream.deployed
+        self._stream, deployed = stream, stream.call.deployed
+        assert deployed is not None
         self._name, self._timeout_s = deployed.name, min(deployed.timeout_s, deployed.exec_s)
         self._max_message = min(MAX_MESSAGE, deployed.max_body)
         given = dict(answer.headers)
@@ -287,7 +289,7 @@ class _Connection(Caller):
             message = await self._receive()
         if "reason" not in message and message.get("code") in (CloseCode.NO_STATUS_RCVD, CloseCode.ABNORMAL_CLOSURE):
             self._told = True
-            self._stream.fail(CallCancelled("the caller went away"))
+            self._stream.call.fail(CallCancelled("the caller went away"))
         else:
             self._told = True
             await self._part(message.get("code", CloseCode.NO_STATUS_RCVD), message.get("reason") or "")
@@ -309,7 +311,9 @@ class _Connection(Caller):
                     async with asyncio.timeout(self._timeout_s):
                         await self._stream.send(data)
         except TimeoutError:
-            self._stream.fail(WorkerCrashed(f"{self._name} took no message for {self._timeout_s:g} s, its time limit"))
+            self._stream.call.fail(
+                WorkerCrashed(f"{self._name} took no message for {self._timeout_s:g} s, its time limit")
+            )
 
     def _answer_control(self, frames: int) -> None:
         """
@@ -340,7 +344,7 @@ class _Connection(Caller):
     def _end_within(self, seconds: Seconds) -> None:
         if self._timer is None:
             self._timer = self._loop.call_later(
-                seconds, self._stream.fail, CallCancelled(f"{self._name} did not end its connection in time")
+                seconds, self._stream.call.fail, CallCancelled(f"{self._name} did not end its connection in time")
             )
 
     def end(self) -> None:

@@ -59,7 +59,7 @@ async def test_numbers_and_times_are_what_go_can_parse(gateway: Gateway) -> None
 async def test_invocations_are_counted_in_the_list(gateway: Gateway) -> None:
     await gateway.deployed()
     found = gateway.found()
-    found.stats.started()
+    found.stats.begun += 1
     found.stats.observe(200, 0.1, hit=False)
 
     (listed,) = (await gateway.client.get("/system/functions")).json()

@@ -6,7 +6,6 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.responses import Response
@@ -18,7 +17,6 @@ from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_gateway.auth import (
     PUBLIC,
     Credentials,
-    Guard,
     WithoutWorkers,
     is_public,
     make_credentials,
@@ -82,22 +80,6 @@ async def test_a_password_is_asked_for_before_the_body_is_read(gateway: Gateway)
     answer = await gateway.stranger.post("/system/functions", content=b"{")
 
     assert answer.status_code == 401
-
-
-async def test_websockets_are_guarded(gateway: Gateway) -> None:
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "websocket.connect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    await Guard(gateway.app, CREDENTIALS)(
-        {"type": "websocket", "path": "/system/logs", "headers": [], "client": None}, receive, send
-    )
-
-    assert [message["type"] for message in sent] == ["websocket.close"]
 
 
 # --- the answer, and what opens ---

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.unit.gateway.conftest import Gateway, is_platform_error
 
-from gpufaas_gateway import bodies
+from gpufaas_gateway import typed_routes
 
 
 async def stopping(*pieces: bytes) -> AsyncIterator[bytes]:
@@ -21,7 +21,7 @@ async def stopping(*pieces: bytes) -> AsyncIterator[bytes]:
 async def test_a_body_that_stops_half_way_is_given_up(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(bodies, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(typed_routes, "_PATIENCE_S", 0.05)
 
     answer = await gateway.client.put(path, content=stopping(b"ha"))
 
@@ -31,7 +31,7 @@ async def test_a_body_that_stops_half_way_is_given_up(
 
 
 async def test_a_body_that_dawdles_is_given_up(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_MAX_JSON_S", -1.0)
+    monkeypatch.setattr(typed_routes, "_MAX_JSON_S", -1.0)
 
     answer = await gateway.client.put("/system/functions", content=stopping(b"{"))
 

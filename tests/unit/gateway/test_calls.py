@@ -285,7 +285,7 @@ async def test_a_caller_with_a_slow_body_who_leaves_while_his_call_runs_is_heard
     """The call is watched before it is placed, and then placed at once: nothing else listens to its caller."""
     functions, caller = Working(), Slow()
     calls = await gateway.calls(functions)
-    monkeypatch.setattr("gpufaas_gateway.watching.WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr("gpufaas_gateway.call.WATCH_AFTER_S", 0.0)
 
     running = asyncio.create_task(calls.run(Request("echo", body=None, caller=caller)))
     for _ in range(10):  # more than two sweeps
@@ -374,7 +374,7 @@ async def test_the_limit_of_a_run_begins_anew_where_its_call_runs_again(gateway:
 async def test_a_time_limit_ends_a_call_that_is_watched_from_its_beginning_or_later(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, short_s: float
 ) -> None:
-    monkeypatch.setattr("gpufaas_gateway.watching.WATCH_AFTER_S", 0.001)
+    monkeypatch.setattr("gpufaas_gateway.call.WATCH_AFTER_S", 0.001)
     monkeypatch.setattr("gpufaas_gateway.calls.SHORT_S", short_s)
     functions = Waiting()
 

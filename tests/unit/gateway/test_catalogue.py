@@ -305,7 +305,7 @@ async def test_a_minimum_counts_only_when_it_is_set(platform: Platform, where: s
 
 async def test_an_update_takes_over_and_the_old_revision_drains(platform: Platform) -> None:
     old = await platform.deployer.deploy(platform.spec(), update=False)
-    old.stats.started()
+    old.stats.begun += 1
     old.stats.observe(200, 0.1)
 
     new = await platform.deployer.deploy(platform.spec(timeout="5s"), update=True)
@@ -567,7 +567,7 @@ async def test_counts_survive_restarts_and_updates(platform: Platform) -> None:
     bundle = platform.bundle()
     deployed = await platform.deployer.deploy(platform.spec(bundle=bundle), update=False)
     for _ in range(3):
-        deployed.stats.started()
+        deployed.stats.begun += 1
         deployed.stats.observe(200, 0.1)
     await platform.keeper.save()
     await platform.keeper.save()

@@ -680,7 +680,7 @@ async def test_calls_leave_no_task_and_nothing_for_the_garbage_collector(
     calls = await gateway.calls(functions)
     sent = POST.replace(b"echo", b"nobody" if kind == "unknown" else b"echo") + b"Content-Length: 4\r\n\r\nfour"
 
-    monkeypatch.setattr("gpufaas_gateway.watching.WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr("gpufaas_gateway.call.WATCH_AFTER_S", 0.0)
     connection, wire, state = connected(calls.run)
 
     async def call() -> None:

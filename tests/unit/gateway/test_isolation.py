@@ -3,7 +3,7 @@
 import pytest
 
 from gpufaas_core.model import Device, DeviceId, Need
-from gpufaas_gateway.isolation import not_enforced
+from gpufaas_gateway.function_state import not_enforced
 
 
 def device(name: str, by: str | None) -> Device:
