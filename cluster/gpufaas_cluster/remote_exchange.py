@@ -90,8 +90,8 @@ class RemoteExchange(AnswerBuffer):
 
     def fail(self, error: GpufaasError) -> None:
         """Raise *error* to readers and senders, and cancel the call at the node."""
-        if self._error is None:
-            self._error = error
+        if self.error is None:
+            self.error = error
         if not self._over and not self._cancelled:
             self._cancelled = True
             self._chunks.clear()
@@ -103,13 +103,13 @@ class RemoteExchange(AnswerBuffer):
 
     async def _may_send(self) -> CallLane | None:
         """Wait until more of the body may be sent; None: the call is over. :raises GrantRefused: as `send_body`"""
-        while self._error is None and not self._over:
+        while self.error is None and not self._over:
             if self._lane is not None and not self._lane.full:
                 return self._lane
             self._roomy = self._loop.create_future()
             await self._roomy
-        if isinstance(self._error, GrantRefused):
-            raise self._error
+        if isinstance(self.error, GrantRefused):
+            raise self.error
         return None
 
     def _wake(self) -> None:

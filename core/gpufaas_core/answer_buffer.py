@@ -13,7 +13,7 @@ from typing import Final
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.answer_spool import AnswerSpool, SpooledAnswer
 from gpufaas_core.driven import PAUSE
-from gpufaas_core.errors import GpufaasError, StorageFailed
+from gpufaas_core.errors import GpufaasError
 from gpufaas_core.wire.credit import PIECE_COST
 from gpufaas_core.wire.heads import AnswerHead, EndHead
 
@@ -31,8 +31,8 @@ class AnswerBuffer:
     """
 
     __slots__ = (
-        "_buffered", "_chunks", "_error", "_limit", "_loop", "_paused", "_slow", "_spool", "_spooled", "_waiter",
-        "_woken", "end", "load_s", "on_run", "phases", "resume", "sink", "tier",
+        "_buffered", "_chunks", "_limit", "_loop", "_paused", "_slow", "_spool", "_spooled", "_waiter", "_woken", "end",
+        "error", "load_s", "on_run", "phases", "resume", "sink", "tier",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: Bytes) -> None:
@@ -57,7 +57,8 @@ class AnswerBuffer:
         self._spool: AnswerSpool | None = None
         self._spooled: SpooledAnswer | None = None
         self._slow: asyncio.TimerHandle | None = None
-        self._error: GpufaasError | None = None
+        self.error: GpufaasError | None = None
+        """Why nothing more will come; None: more may come."""
         self._waiter: asyncio.Future[None] | None = None
         """The reader waits for it. It has no deadline: the gateway's timer of the call ends it through `fail`."""
 
@@ -71,7 +72,7 @@ class AnswerBuffer:
     @property
     def silent(self) -> bool:
         """Whether `answer` would wait."""
-        return not self._chunks and self._error is None
+        return not self._chunks and self.error is None
 
     async def answer(self) -> tuple[AnswerHead, bytes | memoryview, bool]:
         """
@@ -81,8 +82,8 @@ class AnswerBuffer:
         :raises GpufaasError: there is no answer: the load failed, the worker crashed, the call was cancelled
         """
         while not self._chunks:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             await self._more()
         first = self._chunks.popleft()
         assert isinstance(first, tuple)
@@ -97,11 +98,13 @@ class AnswerBuffer:
         while True:
             if self._chunks:
                 return self._joined()
-            if self._spooled is not None and (piece := self._from_file(self._spooled)):
+            if self._spooled is not None and (piece := self._spooled.read()):
+                if self._spooled.half_empty:
+                    self._resume()
                 await asyncio.sleep(0)  # a quick reader would otherwise keep the loop until the file is empty
                 return piece
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             if self.end is not None:
                 return None
             await self._more()
@@ -140,20 +143,12 @@ class AnswerBuffer:
         """About how many bytes wait for the reader."""
         return self._buffered + (0 if self._spooled is None else self._spooled.size)
 
-    @property
-    def error(self) -> GpufaasError | None:
-        """Why nothing more will come; None: more may come."""
-        return self._error
-
     # --- the source ---
 
     def _pass_or_keep(self, piece: bytes) -> None:
         """A piece of the body came."""
-        if self.sink is None or self._chunks or self._spooled is not None or not self.sink(piece):
-            self._keep(piece)
-            self._wake()
-
-    def _keep(self, piece: bytes) -> None:
+        if self.sink is not None and not self._chunks and self._spooled is None and self.sink(piece):
+            return
         if self._spooled is not None:
             self._spooled.write(piece)  # also if the file is empty now: the reader is slow
             full = self._spooled.full
@@ -165,6 +160,7 @@ class AnswerBuffer:
             self._paused = self._pause_source()
             if self._paused and self._spool is not None:
                 self._watch_reader()
+        self._wake()
 
     def _joined(self) -> bytes:
         """Join small pieces: a piece costs its reader far more than its bytes do."""
@@ -182,21 +178,9 @@ class AnswerBuffer:
                 count += 1
             piece = b"".join(pieces)
         self._buffered -= taken + count * PIECE_COST
-        if self._paused and self._buffered <= self._limit // 2:
-            self._may_resume()
-        return piece
-
-    def _from_file(self, spooled: SpooledAnswer) -> bytes:
-        try:
-            piece = spooled.read()
-        except OSError as exc:
-            raise StorageFailed(f"an answer could not be read back from its file ({exc.strerror}): call again") from exc
-        self._may_resume()
-        return piece
-
-    def _may_resume(self) -> None:
-        if self._paused and (self._spooled is None or self._spooled.half_empty):
+        if self._paused and self._buffered <= self._limit // 2 and (self._spooled is None or self._spooled.half_empty):
             self._resume()
+        return piece
 
     def _watch_reader(self) -> None:
         if self._spooled is None and self._slow is None:

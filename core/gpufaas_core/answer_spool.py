@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from gpufaas_core._types import Bytes
+from gpufaas_core.errors import StorageFailed
 
 ANSWER_BYTES: Final[Bytes] = 64 * 1024 * 1024
 ALL_BYTES: Final[Bytes] = 1024 * 1024 * 1024
@@ -78,11 +79,15 @@ class SpooledAnswer:
             self._rest.append(bytes(view))
 
     def read(self) -> bytes:
-        """Return the next piece; empty: nothing is in it. :raises OSError: the disk fails"""
+        """Return the next piece; empty: nothing is in it. :raises StorageFailed: the disk fails"""
         if self._read_at < self._write_at:
             at = self._read_at % self._spool.each
             size = min(_PIECE, self._write_at - self._read_at, self._spool.each - at)
-            piece = os.pread(self._file.fileno(), size, at)
+            try:
+                piece = os.pread(self._file.fileno(), size, at)
+            except OSError as exc:
+                why = f"an answer could not be read back from its file ({exc.strerror}): call again"
+                raise StorageFailed(why) from exc
             self._read_at += len(piece)
             if self._read_at == self._write_at:
                 self._empty()

@@ -4,37 +4,9 @@ from typing import Final, NewType, TypeAlias
 
 from msgspec import Struct, field
 
-from gpufaas_core._types import Bytes, Seconds
+from gpufaas_core._types import Bytes as Bytes
+from gpufaas_core._types import Seconds as Seconds
 from gpufaas_core.constraints import Constraint
-
-__all__ = [
-    "ALL_COMPUTE",
-    "SHARINGS",
-    "Bytes",
-    "CallId",
-    "CopyId",
-    "Device",
-    "DeviceId",
-    "DeviceStatus",
-    "EngineStatus",
-    "Failing",
-    "Function",
-    "FunctionId",
-    "Need",
-    "NodeId",
-    "NodeView",
-    "Offer",
-    "Part",
-    "PlacementPlan",
-    "Profile",
-    "RatioDoc",
-    "Replica",
-    "ResidentStatus",
-    "Seconds",
-    "copy_id",
-    "gateway_of",
-    "node_of",
-]  # fmt: skip
 
 CallId = NewType("CallId", str)
 """In a cluster an id ends in ``@GATEWAY``: it is unique without asking anybody, and says whom to answer."""

@@ -12,7 +12,7 @@ import hmac
 import os
 from typing import Final
 
-from gpufaas_core.messages import Outer
+from gpufaas_core.grant import Outer
 from gpufaas_core.model import DeviceId, FunctionId
 
 PREFIX: Final = "/from/"

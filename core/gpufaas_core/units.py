@@ -3,10 +3,9 @@
 import re
 from typing import Final
 
-from gpufaas_core._types import Bytes, Seconds
+from gpufaas_core._types import Bytes as Bytes
+from gpufaas_core._types import Seconds as Seconds
 from gpufaas_core.errors import InvalidSpec
-
-__all__ = ["Bytes", "GiB", "KiB", "MiB", "Seconds", "format_bytes", "parse_bytes", "parse_duration"]
 
 KiB: Final = 1024
 MiB: Final = 1024**2

@@ -123,14 +123,14 @@ class Exchange(AnswerBuffer, NodeCall):
 
     def fail(self, error: GpufaasError) -> None:
         """Raise *error* in those who wait for the exchange."""
-        if self._error is None:
-            self._error = error
+        if self.error is None:
+            self.error = error
         self._wake()
         self._wake_sender()
 
     async def _slot(self) -> Slot | None:
         """Wait for a slot and return it; None: the call ended before it got one."""
-        if self._error is None and not self.finished:
+        if self.error is None and not self.finished:
             self._bound = self._loop.create_future()
             await self._bound
         return self.slot

@@ -28,17 +28,19 @@ class Filled(AnswerBuffer):
         for count in range(pieces):
             if self.paused:
                 return count
-            self._keep(piece)
-            self._wake_reader()
+            self._pass_or_keep(piece)
         return pieces
 
     def finish(self, error: GpufaasError | None = None) -> None:
-        self.end, self._error = EndHead(0.0), error
+        self.end, self.error = EndHead(0.0), error
         self._wake_reader()
 
     async def goes_on(self) -> None:
         """Return once the source may send more."""
         await eventually(lambda: not self.paused)
+
+    def _wake(self) -> None:
+        self._wake_reader()
 
     def _pause_source(self) -> bool:
         self.paused = True
@@ -142,7 +144,7 @@ async def test_the_file_of_an_answer_without_end_does_not_grow_although_its_read
         if not buffer.paused:
             piece = number.to_bytes(2, "big") * 20_001  # of a size that does not divide the file's
             sent += piece
-            buffer._keep(piece)
+            buffer._pass_or_keep(piece)
         elif not read_back:
             await buffer.goes_on()
             read_back += await buffer.chunk() or b""
