@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from gpufaas_apps.options import FrontOptions
-from gpufaas_apps.resources import keep_private
+from gpufaas_apps.process import keep_private
 from gpufaas_core import local_login
 from gpufaas_core.errors import StorageFailed
 from gpufaas_gateway.auth import PASSWORD_FILE, Credentials, make_credentials, read_credentials

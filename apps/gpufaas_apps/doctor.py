@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gpufaas_apps.engines import connect, container_engine, opened_devices
+from gpufaas_apps.machine import Machine, connect, container_engine
 from gpufaas_apps.options import DeviceOptions
 from gpufaas_apps.process import listen
 from gpufaas_core.constraints import GPU
@@ -21,7 +21,7 @@ from gpufaas_core.model import NodeId
 from gpufaas_core.units import GiB, format_bytes
 from gpufaas_gpu_manager import mps
 from gpufaas_gpu_manager.devices import described
-from gpufaas_gpu_manager.isolation.levels import tried
+from gpufaas_gpu_manager.isolation.levels import tried as tried
 
 _APPARMOR: Final = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 _MENDS: Final = {
@@ -43,12 +43,12 @@ class Check(Struct, frozen=True):
 def examined(data: Path, port: int | None) -> Iterator[Check]:
     """Yield what there is to say of this machine. :param port: at which a gateway is to listen; None: one does"""
     yield Check("Python", True, platform.python_version())
-    devices, enforcement = opened_devices(DeviceOptions(), NodeId("local"))
-    enforcement.close()
-    for each in devices:
+    machine = Machine.opened(DeviceOptions(), NodeId("local"))
+    machine.enforcement.close()
+    for each in machine.devices:
         yield Check("device", True, described(each.device))
         each.close()
-    gpu = any(each.device.labels.get(GPU) == "true" for each in devices)
+    gpu = any(each.device.labels.get(GPU) == "true" for each in machine.devices)
     torch = importlib.util.find_spec("torch")  # to import it takes seconds
     cuda = torch and runpy.run_path(str(Path(str(torch.origin)).with_name("version.py")))["cuda"]
     built = f"{version('torch')}, built for {f'CUDA {cuda}' if cuda else 'CPUs'}" if torch else "not installed"

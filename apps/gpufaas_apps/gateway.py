@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -28,7 +29,6 @@ from gpufaas_apps.options import GatewayOptions
 from gpufaas_apps.process import asked_to_stop, first_of, listen, prepare_process, run_loop
 from gpufaas_apps.server import GRACE_S
 from gpufaas_apps.status import Status, status_served
-from gpufaas_apps.uploads import GatewayArtifacts
 from gpufaas_apps.watchdog import notify
 from gpufaas_apps.weights import Weights
 from gpufaas_cache_manager.artifacts import ArtifactStore
@@ -43,7 +43,7 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
-from gpufaas_gateway.ports import SecretStore
+from gpufaas_gateway.ports import ArtifactWriter, SecretStore
 
 log = logging.getLogger("gateway")
 
@@ -223,6 +223,34 @@ class GatewayApp:
     async def _greet(self, front: Front) -> None:
         if await front.server.opened():
             print(f"✓ serves     http://{self._options.front.host}:{self._options.front.port}", flush=True)
+
+
+class GatewayArtifacts:
+    """Uploads to this gateway (`ports.Artifacts`). A complete one is announced and put in the object store."""
+
+    def __init__(self, artifacts: ArtifactStore, weights: Weights, loop: asyncio.AbstractEventLoop) -> None:
+        self._artifacts = artifacts
+        self._weights = weights
+        self._loop = loop
+
+    def has(self, digest: str) -> bool:
+        if self._artifacts.has(digest) and digest not in self._weights.unpublished:
+            return True
+        # Methods of this port run in threads. Any other holder will do.
+        holders = asyncio.run_coroutine_threadsafe(self._weights.holders(digest), self._loop).result()
+        if holders:
+            return True
+        store = self._weights.store
+        return (
+            store is not None and asyncio.run_coroutine_threadsafe(store.head(digest), self._loop).result() is not None
+        )
+
+    @contextlib.contextmanager
+    def writer(self, digest: str) -> Generator[ArtifactWriter]:
+        with self._artifacts.writer(digest) as writer:
+            yield writer
+        # The context is left in a thread, as it was entered in one.
+        asyncio.run_coroutine_threadsafe(self._weights.publish(digest), self._loop).result()
 
 
 def _own_name(options: GatewayOptions) -> str:

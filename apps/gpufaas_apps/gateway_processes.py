@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpufaas_apps import gateway
 from gpufaas_apps.cluster import identity
 from gpufaas_apps.data_directory import auth_dir_of, credentials_of, login_offered, owned
-from gpufaas_apps.gateway import key_of_secrets
 from gpufaas_apps.metrics_view import asked, joined, with_label
 from gpufaas_apps.options import GatewayOptions
 from gpufaas_apps.process import asked_to_stop, listen, prepare_process, run_loop
@@ -29,6 +29,7 @@ from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.watchdog import OVERDUE_S, notify
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.model import Seconds
+from gpufaas_gpu_manager.confine import end_with_parent
 
 log = logging.getLogger("gateway")
 
@@ -50,7 +51,7 @@ def run(options: GatewayOptions) -> None:
         # What processes would make for themselves, and must be the same in all:
         credentials = credentials_of(front)
         front = replace(front, port=port, auth_dir=auth_dir_of(front))
-        key_of_secrets(options.secrets_key)
+        gateway.key_of_secrets(options.secrets_key)
         processes = GatewayProcesses(replace(options, front=front))
         with login_offered(front, credentials):
             run_loop(processes.run(), GRACE_S + OVERDUE_S)
@@ -83,7 +84,7 @@ class _Process:
 
     @property
     def url(self) -> str:
-        """Of its status port."""
+        """The URL of its status port."""
         return _status_url(self.options.front.host, self.options.cluster.status_port)
 
     async def start(self) -> None:
@@ -93,7 +94,7 @@ class _Process:
             os.write(given, pickle.dumps((self.options, os.getpid())))
             os.lseek(given, 0, os.SEEK_SET)
             env = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-            command = (sys.executable, "-P", "-m", "gpufaas_apps.gateway_process")
+            command = (sys.executable, "-P", "-m", "gpufaas_apps.gateway_processes")
             # A session of its own: Ctrl-C reaches this process alone, which passes it on. A second one would end calls.
             self.child = await asyncio.create_subprocess_exec(*command, stdin=given, env=env, start_new_session=True)
         finally:
@@ -212,3 +213,21 @@ def _status_url(host: str, port: int) -> str:
 
 def _told(status: int) -> str:
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+
+
+def main() -> int:
+    """Be one of the processes: `_Process.start` sends its options."""
+    options, parent = pickle.load(sys.stdin.buffer)
+    end_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:
+        return 1  # it ended before it would have been noticed
+    try:
+        gateway.run(options)
+    except GpufaasError as exc:
+        print(f"gpufaas: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

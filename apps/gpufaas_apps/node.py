@@ -18,27 +18,19 @@ from gpufaas_adapters.etcd.election import Registration, register
 from gpufaas_adapters.etcd.secrets import EtcdSecrets, SecretChanged, SecretRemoved, SecretsKey
 from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_apps.cluster import advertised, identity, leader_addresses, listening, opened
-from gpufaas_apps.engines import connect, container_engine, opened_devices
-from gpufaas_apps.host_cache import host_budget, host_cache
-from gpufaas_apps.isolation import isolation_of
+from gpufaas_apps.machine import Machine, NodeStores, connect, container_engine, lines_of
 from gpufaas_apps.options import DEFAULT_NODE_PORT, NodeOptions
 from gpufaas_apps.process import asked_to_stop, first_of, own_directory, prepare_process, run_loop, settle
 from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.watchdog import notify
 from gpufaas_apps.weights import Weights
-from gpufaas_cache_manager.artifacts import ArtifactStore
-from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cluster.agent import Agent
 from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity, split_address
-from gpufaas_core import constraints
-from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
-from gpufaas_gpu_manager.devices import described
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node
-from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.supervisor import ContainerEngine
 
 log = logging.getLogger("node")
@@ -61,32 +53,16 @@ async def _main(options: NodeOptions) -> None:
 def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     """Open the node's devices and stores, and compose it. :raises GpufaasError: one of them cannot be used"""
     given, data = options.devices, options.data
-    budget = host_budget(given.host_cache)
-    devices, enforcement = opened_devices(given, NodeId(me.id))
+    machine = Machine.opened(given, NodeId(me.id))
     containers = container_engine(given.functions, f"node-{me.id}", options.gateway_url, None)
-    logs = FunctionLogs(data / "logs")
-    secrets = SecretFiles(data / "secrets", data / "secret-mounts")
-    artifacts = ArtifactStore(data / "artifacts")
-    bundles = BundleStore(data / "bundles", artifacts)
-    weights = Weights(me, artifacts, bundles, options.object_store)
+    stores = NodeStores(data)
+    weights = Weights(me, stores.artifacts, stores.bundles, options.object_store)
     agent = Agent(me, "", prepare=weights.prefetch)
-    walls, uids = isolation_of(given, data, devices, options.cluster.etcd)
-    settings = NodeSettings(
-        env={"OPENFAAS_URL": options.gateway_url} if options.gateway_url else {},
-        secrets=secrets,
-        origins=Origins(me.token),
-        standby=given.standby,
-        sockets=data / "sockets",
-        scratch=data / "scratch",
-        park=given.park,
-        isolation=walls,
-        uids=uids,
-    )
-    node = agent.node = Node(
-        devices, bundles, logs, agent.report, log.warning, settings, containers, fetch=weights.fetch,
-        enforcement=enforcement, host_cache=host_cache(budget, artifacts),
+    agent.node = machine.node(
+        data, stores, agent.report, containers, Origins(me.token), options.gateway_url, weights.fetch,
+        options.cluster.etcd,
     )  # fmt: skip
-    return NodeApp(options, me, node, containers, agent, weights, logs, secrets)
+    return NodeApp(options, me, agent.node, containers, agent, weights, stores)
 
 
 class NodeApp:
@@ -94,7 +70,7 @@ class NodeApp:
 
     def __init__(
         self, options: NodeOptions, me: Identity, node: Node, containers: ContainerEngine | None, agent: Agent,
-        weights: Weights, logs: FunctionLogs, secrets: SecretFiles,
+        weights: Weights, stores: NodeStores,
     ) -> None:  # fmt: skip
         self._options = options
         self._me = me
@@ -102,9 +78,8 @@ class NodeApp:
         self._containers = containers
         self._agent = agent
         self._weights = weights
-        self._logs = logs
-        self._secrets = secrets
-        self._calls = CallServer(node, logs, me, options.data / "spool")
+        self._stores = stores
+        self._calls = CallServer(node, stores.logs, me, options.data / "spool")
         self._status = Status(metrics=lambda: node_metrics(node), more=weights.served)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -117,17 +92,15 @@ class NodeApp:
         host, _ = split_address(listen)
         await connect(self._containers, options.devices.functions)
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(self._logs.close)
+            stack.callback(self._stores.logs.close)
             stack.push_async_callback(self._node.close)
             stack.push_async_callback(self._close_calls)
             await self._weights.open()
             await self._calls.open(listen)
             self._agent.address = advertised(listen, options.advertise, self._calls.port)
             port = await stack.enter_async_context(status_served(self._status, host, options.cluster.status_port))
-            for each in self._node.devices():
-                print(f"✓ device     {described(each)}", flush=True)
-            for isolation in constraints.isolation_of(each.labels for each in self._node.devices()):
-                print(f"✓ isolation  {isolation}", flush=True)
+            for line in lines_of(self._node):
+                print(f"✓ {line}", flush=True)
             if self._node.enforcement.why:
                 print(f"! {self._node.enforcement.why}", file=sys.stderr, flush=True)
             print(f"✓ node       {self._me.id} at {self._agent.address}, status at port {port}", flush=True)
@@ -155,7 +128,7 @@ class NodeApp:
                     self._node.watch_devices(self._agent.tell),
                     self._agent.leaders.run(),
                     self._weights.run(),
-                    _follow_secrets(etcd, self._options.secrets_key, self._secrets),
+                    _follow_secrets(etcd, self._options.secrets_key, self._stores.secrets),
                 )
             finally:
                 await registration.close()

@@ -1,21 +1,27 @@
-"""What every process that serves does: event loop, log, signals, port and directory."""
+"""What every process that serves does: event loop, log, signals, limits, port and directory."""
 
 import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from gpufaas_apps.resources import keep_private, raise_descriptors
 from gpufaas_apps.watchdog import watched
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.confine import dumpable
 from gpufaas_gpu_manager.huge_pages import collapse_own
+
+log = logging.getLogger("resources")
+
+_ENOUGH: Final = 65_536
+"""Open files, for some thousand functions and connections. Not more: old programs close every possible descriptor."""
+_FEW: Final = 4096
 
 
 def prepare_process(level: int = logging.INFO, *, isolated: bool = True) -> None:
@@ -27,6 +33,20 @@ def prepare_process(level: int = logging.INFO, *, isolated: bool = True) -> None
     for noisy in ("httpx", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     raise_descriptors()
+
+
+def raise_descriptors() -> None:
+    """
+    Raise this process's limit of open files as far as the system allows, up to `_ENOUGH`; child processes inherit it.
+
+    The usual limit of 1,024 is for programs that use select(2); the 111th CPU function reached it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < _FEW:
+        log.warning("descriptors.few limit=%d: raise the hard limit of open files (ulimit -Hn, LimitNOFILE=)", most)
 
 
 def settle() -> None:
@@ -111,3 +131,13 @@ def own_directory(path: Path, option: str) -> None:
         raise InvalidSpec(f"{option} {path}: {exc.strerror}: make it writable, or name another") from exc
     if not os.access(path, os.W_OK):
         raise InvalidSpec(f"{option} {path}: it is not writable: make it so, or name another")
+
+
+def keep_private(directory: Path) -> None:
+    """Close the existing *directory* to other users: it has bundles, logs, secrets and bodies of calls."""
+    mode = directory.stat().st_mode
+    if mode & 0o077:
+        try:
+            directory.chmod(mode & 0o700)
+        except PermissionError:
+            log.warning("data.shared directory=%s: others may look into it, and it is not ours to close", directory)

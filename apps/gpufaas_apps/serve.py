@@ -13,37 +13,31 @@ import os
 import socket
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 from gpufaas_adapters.sqlite.functions import SqliteStore
 from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.data_directory import credentials_of, login_offered, owned
-from gpufaas_apps.engines import connect, container_engine, opened_devices
 from gpufaas_apps.front import Front, Parts
-from gpufaas_apps.host_cache import host_budget, host_cache
-from gpufaas_apps.isolation import isolation_of
-from gpufaas_apps.one_node import OneNode
+from gpufaas_apps.machine import Machine, NodeStores, connect, container_engine, lines_of
 from gpufaas_apps.options import ServeOptions
 from gpufaas_apps.process import first_of, listen, prepare_process, run_loop
 from gpufaas_apps.server import GRACE_S
 from gpufaas_apps.watchdog import notify
-from gpufaas_cache_manager.artifacts import ArtifactStore
-from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cache_manager.collect import Collected, collect, kept
-from gpufaas_core import compiled, constraints
+from gpufaas_core import compiled
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
-from gpufaas_core.logs import FunctionLogs
-from gpufaas_core.model import NodeId, Seconds
+from gpufaas_core.model import EngineStatus, NodeId, NodeView, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
-from gpufaas_gpu_manager.devices import described
+from gpufaas_gateway.ports import Workers
 from gpufaas_gpu_manager.metrics import NodeFamilies
 from gpufaas_gpu_manager.node import Node
-from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.supervisor import ContainerEngine
 from gpufaas_scheduler.journal import Header, Journal
 from gpufaas_scheduler.scaler import Scaler, Watched
@@ -75,29 +69,13 @@ async def _main(options: ServeOptions, credentials: Credentials | None, spool: P
     await composed(options, credentials, spool).run(listening, login_offered(options, credentials))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stores:
-    """What the platform keeps in its data directory."""
+class Stores(NodeStores):
+    """What the platform keeps in its data directory. :raises StorageFailed: one of them cannot be used"""
 
-    artifacts: ArtifactStore
-    bundles: BundleStore
-    logs: FunctionLogs
-    functions: SqliteStore
-    secrets: SecretFiles
-    async_queue: SqliteAsyncQueue
-
-    @classmethod
-    def open(cls, data: Path) -> "Stores":
-        """:raises StorageFailed: one of them cannot be used"""
-        artifacts = ArtifactStore(data / "artifacts")
-        return cls(
-            artifacts=artifacts,
-            bundles=BundleStore(data / "bundles", artifacts),
-            logs=FunctionLogs(data / "logs"),
-            functions=SqliteStore(data / "gpufaas.db"),
-            secrets=SecretFiles(data / "secrets", data / "secret-mounts"),
-            async_queue=SqliteAsyncQueue(data / "async"),
-        )
+    def __init__(self, data: Path) -> None:
+        super().__init__(data)
+        self.functions = SqliteStore(data / "gpufaas.db")
+        self.async_queue = SqliteAsyncQueue(data / "async")
 
     def close(self) -> None:
         self.async_queue.close()
@@ -107,36 +85,19 @@ class Stores:
 
 def composed(options: ServeOptions, credentials: Credentials | None, spool: Path) -> "ServeApp":
     """Open what the platform stands on, and compose it. Needs the event loop. :raises GpufaasError: as `run`"""
-    origins = Origins()
-    budget = host_budget(options.host_cache)
-    devices, enforcement = opened_devices(options, _NODE)
+    machine, origins = Machine.opened(options, _NODE), Origins()
     header = _header(options)
     engine = header.engine()
     journal = _open_journal(options.journal, header) if options.journal else None
     scheduler = SchedulerService(engine, journal=journal)
-    stores = Stores.open(options.data)
+    stores = Stores(options.data)
     listener = ContainerListener(options.host, options.port, guarded=credentials is not None)
     # Of this data directory: what another platform on this machine runs is left alone.
     instance = hashlib.sha256(bytes(options.data)).hexdigest()[:16]
     containers = container_engine(
         options.functions, instance, f"http://gateway.openfaas:{options.port}", listener.found
     )
-    walls, uids = isolation_of(options, options.data, devices)
-    settings = NodeSettings(
-        env={"OPENFAAS_URL": options.url},
-        secrets=stores.secrets,
-        origins=origins,
-        standby=options.standby,
-        sockets=options.data / "sockets",
-        scratch=options.data / "scratch",
-        park=options.park,
-        isolation=walls,
-        uids=uids,
-    )
-    node = Node(
-        devices, stores.bundles, stores.logs, scheduler.report, logging.getLogger("node").warning, settings,
-        containers, enforcement=enforcement, host_cache=host_cache(budget, stores.artifacts),
-    )  # fmt: skip
+    node = machine.node(options.data, stores, scheduler.report, containers, origins, options.url)
     gone: list[str] = []
     parts = Parts(
         credentials=credentials, spool=spool, store=stores.functions, artifacts=stores.artifacts,
@@ -258,6 +219,34 @@ class ServeApp:
         notify("READY=1")
 
 
+class OneNode:
+    """
+    The node of `gpufaas serve`, as gateways describe the nodes of a cluster (`node_api.ClusterNodes`).
+
+    :param gone: a line for each device that was given up
+    :param makes: returns what functions of images run as; see `NodeView`
+    """
+
+    def __init__(
+        self, status: Callable[[], EngineStatus], workers: Workers, gone: Sequence[str], makes: Callable[[], str]
+    ) -> None:
+        self.status = status
+        self._workers = workers
+        self._makes = makes
+        self._gone = gone
+
+    def nodes(self) -> list[NodeView]:
+        note = "; ".join(self._gone)
+        devices, makes = list(self._workers.devices()), self._makes()
+        return [NodeView(NodeId("local"), "", devices, False, note, version("gpufaas"), makes=makes)]
+
+    async def drain(self, node: str, drain: bool) -> None:  # noqa: ARG002 - the port's
+        raise InvalidSpec(
+            "this platform is one process, whose only node is its own: stop it instead; nodes of a cluster can be "
+            "drained (gpufaas node)"
+        )
+
+
 async def _collected(
     options: ServeOptions, stores: Stores, front: Front, unused_s: Seconds, dry: bool = False
 ) -> Collected:
@@ -300,10 +289,7 @@ def greet(options: ServeOptions, node: Node) -> None:
     lines = [f"gateway    {options.url}      OpenFaaS API; stop with Ctrl-C"]
     form = compiled.said()
     lines.append(f"scheduler  {options.policy}{'' if form == 'Python' else f'; engine: {form}'}")
-    lines += [f"device     {described(each)}" for each in node.devices()]
-    lines += [f"isolation  {each}" for each in constraints.isolation_of(each.labels for each in node.devices())]
-    lines.append(f"data       {options.data}")
-    for line in lines:
+    for line in (*lines, *lines_of(node), f"data       {options.data}"):
         print(f"✓ {line}", flush=True)
     if node.enforcement.why:
         print(f"! {node.enforcement.why}", file=sys.stderr, flush=True)

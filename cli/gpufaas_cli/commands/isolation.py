@@ -1,4 +1,4 @@
-"""``gpufaas isolation``: what keeps functions apart on this machine (`gpufaas_apps.isolation` tries it)."""
+"""``gpufaas isolation``: what keeps functions apart on this machine (`gpufaas_apps.doctor` tries it)."""
 
 import click
 
@@ -28,7 +28,7 @@ def check(ctx: click.Context, /, as_json: bool) -> None:
       gpufaas isolation check --json
     """
     with needing("isolation check", "node"):
-        from gpufaas_apps.isolation import tried
+        from gpufaas_apps.doctor import tried
     _, found = tried()
     if as_json:
         output.show_json(found)

@@ -1,6 +1,6 @@
 """When the heap is asked to give back what it does not need."""
 
-from gpufaas_apps.heap import BUSY_S, QUIET, Heap
+from gpufaas_apps.watchdog import BUSY_S, QUIET, Heap
 
 
 class Process:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from gpufaas_apps import host_cache
-from gpufaas_apps.host_cache import host_budget
+from gpufaas_apps import machine
+from gpufaas_apps.machine import host_budget
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import GiB, MiB
 
 
 def test_it_is_an_eighth_of_the_memory_or_as_asked_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_cache, "total_memory", lambda: GiB)
+    monkeypatch.setattr(machine, "total_memory", lambda: GiB)
 
     assert host_budget(None) == 128 * MiB
     assert host_budget(0) == 0

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.etcd_process import EtcdProcess, etcd_missing
 
-from gpufaas_apps import isolation
+from gpufaas_apps import machine
 from gpufaas_apps.options import DeviceOptions
 from gpufaas_core.constraints import ISOLATED_BY
 from gpufaas_core.errors import InvalidSpec
@@ -182,10 +182,10 @@ def test_the_start_up_says_that_an_etcd_has_no_login(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, abi: int, says: str, warns: int
 ) -> None:
     monkeypatch.setattr(levels, "walls", lambda *_: Walls(landlock=abi))
-    monkeypatch.setattr(isolation, "etcd_here", lambda _: (2379,))
+    monkeypatch.setattr(machine, "etcd_here", lambda _: (2379,))
     device: Any = SimpleNamespace(device=Device(DeviceId("n/cpu:0"), "cpu", 0))
 
-    isolation.isolation_of(DeviceOptions(), tmp_path, [device])
+    machine.isolation_of(DeviceOptions(), tmp_path, [device])
 
     assert device.device.labels[ISOLATED_BY] == says
     assert caplog.text.count("an etcd at port 2379 asks for no login, and functions reach it") == warns

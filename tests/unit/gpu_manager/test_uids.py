@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from gpufaas_apps import isolation
+from gpufaas_apps import machine
 from gpufaas_apps.options import DeviceOptions
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_gpu_manager.isolation import levels
@@ -92,13 +92,13 @@ def test_where_no_range_is_free_best_goes_without_and_says_so_and_strict_does_no
     level: Literal["best", "strict"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(levels, "walls", lambda *_: Walls(root="mount", uids=True, strict=level == "strict"))
-    monkeypatch.setattr(isolation, "etcd_here", lambda _: ())
+    monkeypatch.setattr(machine, "etcd_here", lambda _: ())
     given = DeviceOptions(isolation=level, uid_range=range(1, 2**32 - 1))
     if level == "strict":
         with pytest.raises(InvalidSpec, match="name 4294967294 uids that nobody has"):
-            isolation.isolation_of(given, tmp_path, [])
+            machine.isolation_of(given, tmp_path, [])
     else:
-        assert isolation.isolation_of(given, tmp_path, []) == (Walls(root="mount"), None)
+        assert machine.isolation_of(given, tmp_path, []) == (Walls(root="mount"), None)
         assert "functions have no uids of their own: --uid-range 1-4294967294: user " in caplog.text
 
 
