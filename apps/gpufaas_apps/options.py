@@ -12,22 +12,15 @@ from gpufaas_gpu_manager.isolation.ids import UID_RANGE as UID_RANGE
 from gpufaas_gpu_manager.isolation.ids import uid_range as uid_range
 from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec
 
-DEFAULT_PORT: Final = 8080
 DEFAULT_SCHEDULER_PORT: Final = 7070
 DEFAULT_NODE_PORT: Final = 7080
-DEFAULT_MAX_QUEUE: Final = 1000
-DEFAULT_STANDBY: Final = 1
-DEFAULT_MAX_ASYNC_QUEUE: Final = 100_000
-DEFAULT_ASYNC_QUEUE_LIMIT: Final = 1_000_000
-DEFAULT_MAX_BODY: Final = 100 * MiB
-DEFAULT_HISTORY: Final = 10 * GiB
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrontOptions:
     """The options of every process with a gateway in it."""
 
-    port: int = DEFAULT_PORT
+    port: int = 8080
     host: str = "127.0.0.1"
     auth: Literal["on", "off", "auto"] = "auto"
     """Whether the management routes ask for a password; auto: as on, since functions reach them as others do."""
@@ -38,15 +31,15 @@ class FrontOptions:
     profiles: tuple[str, ...] = ()
     """``NAME=CONSTRAINT[,CONSTRAINT]``: what the annotation ``com.openfaas.profile`` may name, beside gpu and
     nvidia-gpu."""
-    max_queue: int = DEFAULT_MAX_QUEUE
+    max_queue: int = 1000
     """Calls that may wait, per function, unless it says otherwise."""
-    max_async_queue: int = DEFAULT_MAX_ASYNC_QUEUE
+    max_async_queue: int = 100_000
     """Asynchronous calls of one function that have not ended."""
     async_queues: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Queues of asynchronous calls by name: how many run at once, and how many may not have ended."""
     allow_local_callbacks: bool = False
     """Whether X-Callback-Url may name an address of this machine or its link."""
-    max_body: Bytes = DEFAULT_MAX_BODY
+    max_body: Bytes = 100 * MiB
     """Largest request body, in bytes, unless the function says otherwise."""
 
     @property
@@ -84,7 +77,7 @@ class DeviceOptions:
     """Memory for weights, in bytes, beside that of the devices; None: an eighth of the machine's; 0: none."""
     park: Literal["auto", "on", "off"] = "auto"
     """Evicted models of handlers stay in memory as stopped processes, within `host_cache`; auto: of CPU devices."""
-    standby: int = DEFAULT_STANDBY
+    standby: int = 1
     """Blank processes that wait to become workers; 0: each worker is forked when it starts."""
     isolation: Literal["none", "best", "strict"] = "best"
     """What holds workers that are processes; see `gpufaas_gpu_manager.isolation`."""
@@ -98,7 +91,7 @@ class DeviceOptions:
 class ServeOptions(FrontOptions, DeviceOptions, PolicyOptions):
     """The whole platform in one process tree, on this machine."""
 
-    history_size: Bytes = DEFAULT_HISTORY
+    history_size: Bytes = 10 * GiB
     """What bundles, parts and weights that only earlier revisions name may take on the disk, in bytes."""
 
 

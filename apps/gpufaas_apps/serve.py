@@ -86,7 +86,11 @@ class Stores(NodeStores):
 def composed(options: ServeOptions, credentials: Credentials | None, spool: Path) -> "ServeApp":
     """Open what the platform stands on, and compose it. Needs the event loop. :raises GpufaasError: as `run`"""
     machine, origins = Machine.opened(options, _NODE), Origins()
-    header = _header(options)
+    header = Header(
+        policy=options.policy,
+        epoch=time.time_ns() // 1_000_000,  # grows from run to run: grants of an earlier run are refused
+        max_queue=max(_MAX_QUEUE_IN_ALL, options.max_queue),
+    )
     engine = header.engine()
     journal = _open_journal(options.journal, header) if options.journal else None
     scheduler = SchedulerService(engine, journal=journal)
@@ -263,14 +267,6 @@ async def _collected(
         return collect(stores.artifacts, stores.bundles, used | more, until, lacking=lacking, dry=dry)
 
     return await asyncio.to_thread(work)
-
-
-def _header(options: ServeOptions) -> Header:
-    return Header(
-        policy=options.policy,
-        epoch=time.time_ns() // 1_000_000,  # grows from run to run: grants of an earlier run are refused
-        max_queue=max(_MAX_QUEUE_IN_ALL, options.max_queue),
-    )
 
 
 def _open_journal(path: Path, header: Header) -> Journal:

@@ -8,15 +8,11 @@ from typing import Any, Final, TypeVar
 import click
 
 from gpufaas_apps.options import (
-    DEFAULT_ASYNC_QUEUE_LIMIT,
-    DEFAULT_HISTORY,
-    DEFAULT_MAX_ASYNC_QUEUE,
-    DEFAULT_MAX_BODY,
-    DEFAULT_MAX_QUEUE,
-    DEFAULT_PORT,
-    DEFAULT_STANDBY,
     UID_RANGE,
     ClusterOptions,
+    DeviceOptions,
+    FrontOptions,
+    ServeOptions,
     default_data_dir,
     uid_range,
 )
@@ -46,7 +42,7 @@ def _queues(given: tuple[str, ...]) -> dict[str, tuple[int, int]]:
     queues: dict[str, tuple[int, int]] = {}
     for text in given:
         found = _QUEUE.fullmatch(text)
-        numbers = [] if found is None else [int(found[2]), int(found[3] or DEFAULT_ASYNC_QUEUE_LIMIT)]
+        numbers = [] if found is None else [int(found[2]), int(found[3] or 1_000_000)]
         if found is None or min(numbers) < 1:
             raise InvalidSpec(f"{text!r} is not NAME=CONCURRENCY[:LIMIT]: write for example reports=4:10000")
         if found[1] in queues:
@@ -69,7 +65,7 @@ def _id(name: str) -> str:
 
 
 front_options = options(
-    option("--port", type=_PORT, default=DEFAULT_PORT, metavar="PORT", says="Port to listen on."),
+    option("--port", type=_PORT, default=FrontOptions.port, metavar="PORT", says="Port to listen on."),
     option("--host", default="127.0.0.1", metavar="ADDRESS",
            says="Address to listen on; 0.0.0.0: all addresses of this machine."),
     option("--auth", type=click.Choice(("on", "off", "auto")), default="auto",
@@ -80,9 +76,9 @@ front_options = options(
     option("--profile", "profiles", multiple=True, metavar="NAME=CONSTRAINT[,CONSTRAINT]",
            says="Meaning of the annotation com.openfaas.profile: NAME, as in a100=nvidia.com/gpu.product=NVIDIA-A100; "
            "repeatable. gpu and nvidia-gpu are known: any CUDA device."),
-    option("--max-queue", type=_COUNT, default=DEFAULT_MAX_QUEUE, metavar="N",
+    option("--max-queue", type=_COUNT, default=FrontOptions.max_queue, metavar="N",
            says="Calls of one function that may wait; more are answered 429."),
-    option("--max-async-queue", type=_COUNT, default=DEFAULT_MAX_ASYNC_QUEUE, metavar="N",
+    option("--max-async-queue", type=_COUNT, default=FrontOptions.max_async_queue, metavar="N",
            says="Asynchronous calls of one function that have not ended; more are answered 429."),
     option("--async-queue", "async_queues", multiple=True, callback=parsed(_queues), metavar="NAME=CONCURRENCY[:LIMIT]",
            says="How many asynchronous calls of the functions that name this queue (annotation com.openfaas.queue) "
@@ -90,7 +86,7 @@ front_options = options(
            "64 at once and 16 of one function; a queue that is not given here has 16."),
     option("--allow-local-callbacks", is_flag=True,
            says="Let X-Callback-Url name addresses of this machine or its link, such as 127.0.0.1."),
-    option("--max-body", callback=parsed(_size), metavar="SIZE", default=format_bytes(DEFAULT_MAX_BODY),
+    option("--max-body", callback=parsed(_size), metavar="SIZE", default=format_bytes(FrontOptions.max_body),
            says="Largest request body."),
 )  # fmt: skip
 """Of every process that contains a gateway; the names are those of `FrontOptions`."""
@@ -116,7 +112,7 @@ device_options = options(
     option("--park", type=click.Choice(("auto", "on", "off")), default="auto", is_flag=False, flag_value="on",
            says="Park models that are evicted: their processes stay, stopped, within the memory of --host-cache, and "
            "wake at the next miss. Where --host-cache has no room, they end. auto: on CPU devices."),
-    option("--standby", type=click.IntRange(0, 64), default=DEFAULT_STANDBY, metavar="N",
+    option("--standby", type=click.IntRange(0, 64), default=DeviceOptions.standby, metavar="N",
            says="Keep N blank processes that have torch imported, so that a cold start does not wait until one is "
            "forked. GPUs, and CPU devices with cores, have N each. 0: none."),
     option("--isolation", type=click.Choice(("none", "best", "strict")), default="best", envvar="GPUFAAS_ISOLATION",
@@ -143,7 +139,7 @@ policy_options = options(
 """The names are those of `PolicyOptions`."""
 
 history_option = option(
-    "--history-size", callback=parsed(parse_bytes), metavar="SIZE", default=format_bytes(DEFAULT_HISTORY),
+    "--history-size", callback=parsed(parse_bytes), metavar="SIZE", default=format_bytes(ServeOptions.history_size),
     says="Keep files that only earlier revisions of functions need within this size: the newest that fit; 0: none.",
 )  # fmt: skip
 
