@@ -12,22 +12,54 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterable
+import tarfile
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from gpufaas_cli.packing import Output, pack
 from gpufaas_core.bundle import SITE_DIR, Part
-from gpufaas_core.files import hash_file, identity, remove_tree
+from gpufaas_core.files import FileIdentity, hash_file, identity, remove_tree
 
 _TREE: Final = "tree"
 _TAR: Final = "part.tar"
 _RECORD: Final = "part.json"
 _KEPT: Final = 4
 """The most parts that are kept for no function: to undo an edit does not build again."""
+
+
+class Output(msgspec.Struct, frozen=True):
+    """A file of a finished build, which is uploaded."""
+
+    path: str
+    """Relative to the folder of the record that names it."""
+    identity: FileIdentity
+    sha256: str
+
+    def is_whole(self, folder: Path) -> bool:
+        """Whether it is as the build left it."""
+        with contextlib.suppress(OSError):
+            return identity(os.stat(os.path.normpath(folder / self.path))) == self.identity
+        return False
+
+
+def pack(target: Path, files: Mapping[str, Path]) -> str:
+    """
+    Write *files*, by their names in it, in this order, to the tar *target*; return its sha256. It is the same wherever,
+    whenever and by whomever it is packed: without times and owners, and of modes only whether the owner may execute a
+    file.
+    """
+    with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, path in files.items():
+            with open(path, "rb") as content:
+                member = tar.gettarinfo(fileobj=content)
+                plain = tarfile.TarInfo(name)
+                plain.size = member.size
+                plain.mode = 0o755 if member.mode & 0o100 else 0o644
+                tar.addfile(plain, content)
+    return hash_file(target)
 
 
 class BuiltPart(msgspec.Struct, frozen=True):

@@ -31,10 +31,9 @@ import msgspec
 from msgspec.structs import replace
 
 from gpufaas_cli.build_target import BuildTarget, this_python
-from gpufaas_cli.built_parts import BuiltPart, BuiltParts, Made, key_of
+from gpufaas_cli.built_parts import BuiltPart, BuiltParts, Made, Output, key_of, pack
 from gpufaas_cli.handler_check import check_handler
 from gpufaas_cli.locks import LOCK, Lock, shown
-from gpufaas_cli.packing import Output, pack
 from gpufaas_cli.requirement_files import Requirements, read_requirements
 from gpufaas_cli.requirements import RESERVED, find_lock, install_missing, settle
 from gpufaas_cli.script_inputs import SCRIPT, inputs_of_script

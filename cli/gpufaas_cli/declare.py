@@ -1,14 +1,15 @@
 """How commands are declared: examples in the docstring, options that arrive as one value, results as text or JSON."""
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from itertools import islice
 from typing import Any, TypeVar
 
 import click
 
-from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.errors import GpufaasError, InvalidSpec
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -163,3 +164,18 @@ def resources(read: Callable[[str], str] = str) -> Callable[[F], F]:
 
 
 as_json = click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON, for machines.")
+
+
+@contextlib.contextmanager
+def needing(command: str, extras: str) -> Generator[None]:
+    """:raises GpufaasError: a package cannot be imported inside; names what to install"""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.startswith("gpufaas"):
+            raise
+        raise GpufaasError(
+            f"'gpufaas {command}' needs {exc.name}, which is not installed: pip install 'gpufaas[{extras}]'"
+        ) from exc
+    except InvalidSpec as exc:
+        raise click.UsageError(str(exc)) from exc

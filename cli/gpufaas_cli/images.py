@@ -21,14 +21,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpufaas_cli.bundles import BuildRequest, check_name
-from gpufaas_cli.docker_command import NoDocker, ask, check_engine, environment, has_buildkit
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, copy_tree, walk
 from gpufaas_cli.subprocess_lines import run_shown
-from gpufaas_core.errors import InvalidSpec, StorageFailed
+from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_templates import Template, bounded_yaml
 
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy")
 _OUR_PACKAGES: Final = "gpufaas"
+_WITH_BUILDKIT: Final = {"DOCKER_BUILDKIT": "1"}
+"""In the environment of a docker command: asks for it where it is not the default."""
+
+
+class NoDocker(GpufaasError):
+    """There is nobody to build, push or run an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,21 @@ def _package_folder(name: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
+def check_engine(what: str) -> None:
+    """:raises NoDocker: no docker command, or no engine that answers it; says what would help"""
+    if shutil.which("docker") is None:
+        raise NoDocker(
+            f"{what} needs docker, and there is no docker command here: install Docker, or use a template that runs as "
+            "a process ('gpufaas template list' shows their kind)"
+        )
+    answer = _asked("version", "--format", "{{.Server.Version}}")
+    if answer.returncode:
+        said = " ".join(answer.stderr.split()) or "it did not say why"
+        raise NoDocker(
+            f"{what} needs a Docker engine, and none answers ({said}): start it, or name yours in DOCKER_HOST"
+        )
+
+
 def build_image(
     image: str, context: Path, template: Template | None, options: Building, progress: Callable[[str], None]
 ) -> None:
@@ -111,7 +131,8 @@ def build_image(
     """
     check_engine(f"building the image {image}")
     arguments = ["build", *_arguments(image, template, options), "."]
-    if options.build_secrets and not has_buildkit():
+    # Older docker commands have BuildKit in them, newer ones as buildx.
+    if options.build_secrets and "--secret" not in _asked("build", "--help").stdout:
         raise NoDocker(f"build_secrets of {image} need docker's BuildKit: install docker-buildx, or leave them out")
     _docker(arguments, context, f"docker build of {image}", progress)
 
@@ -121,7 +142,7 @@ def publish_image(
 ) -> None:
     """Build with buildx, for all of the platforms at once, and push. Raises as `build_image` does."""
     check_engine(f"publishing the image {image}")
-    if ask(["buildx", "version"]) is None:
+    if _asked("buildx", "version").returncode:
         raise NoDocker(
             "publishing images needs docker's buildx plugin: install docker-buildx, or use 'build' and 'push'"
         )
@@ -209,8 +230,16 @@ def _read(template: Template | None) -> dict[str, Any]:
 
 
 def _docker(arguments: list[str], folder: Path, what: str, progress: Callable[[str], None]) -> None:
-    env = environment("--secret" in arguments)
+    env = {**os.environ, **(_WITH_BUILDKIT if "--secret" in arguments else {})}
     run_shown(["docker", *arguments], folder, env, progress, lambda _: f"{what} failed")
+
+
+def _asked(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Return what the docker command of this machine answers."""
+    return subprocess.run(
+        ["docker", *arguments], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        env={**os.environ, **_WITH_BUILDKIT},
+    )  # fmt: skip
 
 
 def _git(folder: Path, *arguments: str) -> str:

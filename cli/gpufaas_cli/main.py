@@ -159,7 +159,7 @@ def module_of(command: str) -> str:
 
 def exit_code(error: GpufaasError) -> int:
     """Return what the process ends with when *error* ends it."""
-    from gpufaas_cli.stack import BadStack
+    from gpufaas_cli.stack_text import BadStack
 
     if isinstance(error, BadStack) or type(error).__name__ in ("BadWorkload", "BadProblem"):
         return WRONG_USAGE

@@ -28,7 +28,8 @@ from gpufaas_cli.built_parts import drop_oldest
 from gpufaas_cli.files import alone, replace_file
 from gpufaas_cli.handler_check import defines
 from gpufaas_cli.locks import LOCK
-from gpufaas_cli.stack import FUNCTION_NAME, BadStack, Stack, StackFunction
+from gpufaas_cli.stack import FUNCTION_NAME, Stack, StackFunction
+from gpufaas_cli.stack_text import BadStack
 
 _BEGIN: Final = "# /// script"
 _BLOCK: Final = re.compile(rf"(?m)^{_BEGIN}$\s(?P<content>(^#(| .*)$\s)+)^# ///$")

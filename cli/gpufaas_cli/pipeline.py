@@ -23,13 +23,13 @@ from gpufaas import Client, GatewayUnreachable, NotAuthorised, function_path
 from gpufaas_cli import images, output
 from gpufaas_cli.build_target import BuildTargets
 from gpufaas_cli.bundles import BuildRequest, Built, build, drop_unused_parts
-from gpufaas_cli.contents import contents
 from gpufaas_cli.files import alone
 from gpufaas_cli.following import follow
 from gpufaas_cli.images import Building
+from gpufaas_cli.repository import template_of
+from gpufaas_cli.source_files import contents
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_cli.subprocess_lines import end_as_by_ctrl_c
-from gpufaas_cli.templating import template_of
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.units import format_bytes
 from gpufaas_templates import Template

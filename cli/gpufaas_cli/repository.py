@@ -1,5 +1,5 @@
 """
-Templates from git: what ``template pull`` and a build with a missing template do.
+The templates of functions, from git: what ``template pull`` and a build with a missing template do.
 
 A repository has ``template/NAME/`` folders. They are copied to our ``template/``; each gets a ``meta.json`` that says
 where it came from. ``URL#ref`` is a branch or tag, ``URL#sha-<hex>`` a commit; then the copies are called ``NAME@ref``.
@@ -12,21 +12,99 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
+from gpufaas_cli.stack import Stack, StackFunction, TemplateSource
+from gpufaas_cli.stack_text import BadStack
 from gpufaas_core.errors import InvalidSpec, StorageFailed
+from gpufaas_templates import Template, find_template
 
+DOCKERFILE: Final = "dockerfile"
+"""The ``lang`` that has no template: the handler folder contains a Dockerfile."""
 DEFAULT_REPOSITORY: Final = "https://github.com/openfaas/templates.git"
 META: Final = "meta.json"
 _FOLDER: Final = "template"
 _REF: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _COMMIT: Final = re.compile(r"sha-([0-9a-fA-F]{7,64})")
 _CLONE_S: Final = 300.0
+_STORE: Final = "OPENFAAS_TEMPLATE_STORE_URL"
+
+
+def bare(name: str) -> str:
+    """Return ``NAME@ref`` without its ref."""
+    return name.partition("@")[0]
+
+
+def source_of(stack: Stack, template: TemplateSource) -> str:
+    """
+    Return the repository that the stack file gives *template*.
+
+    :raises BadStack: it gives none; says who would look into a store
+    """
+    ref = template.name.partition("@")[2]
+    source = template.source
+    if source is None:
+        raise BadStack(
+            f"{stack.path}: template {template.name} has no source: pull it with 'faas-cli template store pull "
+            f"{template.name}', or add 'source: URL' to it under configuration.templates"
+        )
+    if "://" not in source and (stack.folder / source.partition("#")[0]).exists():
+        source = str(stack.folder / source)
+    return f"{source}#{ref}" if ref and "#" not in source else source
+
+
+def template_of(
+    stack: Stack, function: StackFunction, fetches: bool, progress: Callable[[str], None] = lambda _: None
+) -> Template | None:
+    """
+    Return the template of *function*; None for a ``dockerfile``, which has none.
+
+    A missing one is pulled from the source that the stack file gives it.
+
+    :param fetches: False: nothing is pulled
+    :raises InvalidSpec: there is none; says which is near
+    :raises BadStack: the stack file lists it without a source
+    """
+    assert function.lang is not None
+    if function.lang.lower() == DOCKERFILE:
+        return None
+    source = _listed(stack, function.lang)
+    ref = source.partition("#")[2] if source and "@" not in function.lang else ""
+    names = [function.lang, f"{function.lang}@{ref}"] if ref else [function.lang]
+    refused: InvalidSpec | None = None
+    for name in names:
+        try:
+            return find_template(name, stack.template_dirs())
+        except InvalidSpec as exc:
+            refused = refused or exc
+    assert refused is not None
+    if not fetches:
+        raise refused
+    if source is None:
+        if any(bare(function.lang) == bare(each.name) for each in stack.templates):
+            source_of(stack, TemplateSource(function.lang))
+        if os.environ.get(_STORE):
+            raise InvalidSpec(f"{refused}; {_STORE} is read by 'faas-cli template store pull {function.lang}' only")
+        raise refused
+    progress(f"pulling template {function.lang} from {source}")
+    pulled = pull(source, stack.folder / "template", only=bare(function.lang))
+    return find_template(pulled.written[0], stack.template_dirs())
+
+
+def _listed(stack: Stack, lang: str) -> str | None:
+    """The repository that the stack file names for *lang*; None when it names none."""
+    for each in stack.templates:
+        if each.source and bare(lang) == bare(each.name):
+            return source_of(stack, TemplateSource(lang if "@" in lang else each.name, each.source))
+    return None
+
+
+# --- pulling ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gpufaas_cli import declare, output
-from gpufaas_cli.declare import gathered, option
-from gpufaas_cli.extra import needing
+from gpufaas_cli.declare import gathered, needing, option
 
 if TYPE_CHECKING:
     from gpufaas_core.model import Explanation

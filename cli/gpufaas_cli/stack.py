@@ -16,12 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
 
+from gpufaas_cli.stack_text import BadStack, compose, read_text, url_of
 from gpufaas_cli.substitute import BadSubstitution, substitute
-from gpufaas_core.errors import GpufaasError
-from gpufaas_templates import bounded_yaml
 
 DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
 FILE_NAMES: Final = ("stack.yaml", "stack.yml")
@@ -38,10 +36,6 @@ _TEMPLATE_KEYS: Final = ("name", "source")
 _RESOURCE_KEYS: Final = ("memory", "cpu", "nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu")
 _IGNORED_KEYS: Final = ("network", "registry_auth")  # of a function: old keys, without a meaning
 _BOOLEANS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "": False}
-
-
-class BadStack(GpufaasError):
-    """The stack file, or what was selected from it, is wrong. The message begins with ``FILE:LINE:`` where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,56 +189,6 @@ def choose_gateway(flag: str | None, in_file: str | None, env: Mapping[str, str]
     env = os.environ if env is None else env
     named = in_file if in_file and _url(in_file) != DEFAULT_GATEWAY else None
     return _url(flag or named or env.get("OPENFAAS_URL") or DEFAULT_GATEWAY)
-
-
-def read_text(path: Path) -> str:
-    """:raises BadStack: it is not there, or not readable as UTF-8"""
-    if url := url_of(path):
-        from gpufaas_cli.text_source import NotFetched, fetch_text
-
-        try:
-            return fetch_text(url)
-        except NotFetched as exc:
-            raise BadStack(f"{exc}: name the stack file with -f FILE or -f URL") from exc
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        raise BadStack(f"{path}: it is not text in UTF-8 (byte {exc.start}): is it the right file?") from exc
-    except OSError as exc:
-        raise BadStack(f"{path}: {exc.strerror or exc}: name the stack file with -f FILE") from exc
-
-
-def url_of(path: Path) -> str | None:
-    """Return the http(s) URL that *path* stands for, if it does: a `Path` keeps all of it but one slash."""
-    first, _, rest = path.as_posix().partition(":/")
-    return f"{first}://{rest.lstrip('/')}" if first.lower() in ("http", "https") and rest else None
-
-
-def compose(path: Path, text: str) -> Node:
-    """
-    Return the YAML of *text* as nodes, which know their lines.
-
-    :raises BadStack: it is not YAML, or empty
-    """
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        if root is not None:
-            bounded_yaml.check(root)
-    except yaml.MarkedYAMLError as exc:
-        mark = exc.problem_mark or exc.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise BadStack(f"{path}{line}: it is not YAML: {exc.problem or exc.context}") from exc
-    except yaml.reader.ReaderError as exc:
-        line = f":{text.count(chr(10), 0, exc.position) + 1}"
-        raise BadStack(f"{path}{line}: it is not YAML: character {chr(exc.character)!r} is not allowed") from exc
-    except bounded_yaml.TooLarge as exc:
-        raise BadStack(f"{path}: it is no stack file: {exc}") from exc
-    except RecursionError as exc:
-        raise BadStack(f"{path}: it is not a stack file: it is nested too deeply") from exc
-    if root is None:
-        raise BadStack(f"{path}: it is empty: 'gpufaas new NAME --lang python3-torch' writes a stack file")
-    assert isinstance(root, Node)
-    return root
 
 
 def is_own(key: str) -> bool:

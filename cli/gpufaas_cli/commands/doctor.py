@@ -7,7 +7,6 @@ import httpx
 
 from gpufaas_cli import declare, flags, output
 from gpufaas_cli.cluster_flags import data_folder, data_option
-from gpufaas_cli.extra import needing
 
 ANSWERS_S = 10.0
 
@@ -27,7 +26,7 @@ def command(ctx: click.Context, /, data: Path | None, gateway: str | None, as_js
       gpufaas doctor -g http://gateway:8080
       gpufaas doctor --json | jq '.[] | select(.works == false)'
     """
-    with needing("doctor", "serve"):
+    with declare.needing("doctor", "serve"):
         from gpufaas_apps.doctor import Check, examined
     url, port = httpx.URL(flags.gateway_url(gateway)).copy_with(userinfo=b""), None
     try:

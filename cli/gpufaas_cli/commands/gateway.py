@@ -15,7 +15,6 @@ from gpufaas_cli.cluster_flags import (
     taken,
     workers_option,
 )
-from gpufaas_cli.extra import needing
 
 
 @declare.command("gateway")
@@ -51,7 +50,7 @@ def command(**given: Any) -> None:
     cluster = cluster_of(given)
     given["data"] = data_folder(given, f"gateway-{cluster.id}")
     options = GatewayOptions(cluster=cluster, front=taken(FrontOptions, given), **given)
-    with needing("gateway", "gateway,cluster"):
+    with declare.needing("gateway", "gateway,cluster"):
         from gpufaas_apps import gateway, gateway_processes
 
         (gateway if options.workers == 1 else gateway_processes).run(options)

@@ -3,7 +3,6 @@
 import click
 
 from gpufaas_cli import declare, output
-from gpufaas_cli.extra import needing
 
 
 @declare.group("isolation")
@@ -27,7 +26,7 @@ def check(ctx: click.Context, /, as_json: bool) -> None:
       gpufaas isolation check
       gpufaas isolation check --json
     """
-    with needing("isolation check", "node"):
+    with declare.needing("isolation check", "node"):
         from gpufaas_apps.doctor import tried
     _, found = tried()
     if as_json:

@@ -24,8 +24,7 @@ import click
 
 from gpufaas import GatewayUnreachable, Refused
 from gpufaas_cli import build_flags, declare, flags, output, pipeline
-from gpufaas_cli.docker_command import check_engine
-from gpufaas_cli.images import Building
+from gpufaas_cli.images import Building, check_engine
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_cli.subprocess_lines import end_as_by_ctrl_c
 from gpufaas_core.errors import GpufaasError

@@ -2,21 +2,60 @@
 
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Final
 
 import click
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode
 
 from gpufaas_cli import declare, output
+from gpufaas_cli.bundles import check_name
 from gpufaas_cli.files import alone, replace_file
+from gpufaas_cli.repository import DOCKERFILE
+from gpufaas_cli.source_files import NOT_HANDLER, copy_tree
 from gpufaas_cli.stack import DEFAULT_GATEWAY, FILE_NAMES, find_stack, is_own
-from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_cli.stack_text import BadStack, compose, read_text
+from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
+from gpufaas_templates import find_template
 
-if TYPE_CHECKING:
-    from gpufaas_cli.extend import Entry
-
-_IGNORED = ("template", "build", ".secrets")
+Entry = Mapping[str, str | Mapping[str, str]]
+"""Keys and values of a function's entry; values are plain words."""
+_IGNORED: Final = ("template", "build", ".secrets")
 """Folders that do not belong into git: what is fetched, what is built, and secrets."""
+_IMAGE_SKELETON: Final[Mapping[str, str]] = {
+    "Dockerfile": """\
+# Anything that serves HTTP on port 8080 is a function; SIGTERM asks it to end.
+FROM docker.io/library/python:3.13-alpine
+COPY server.py /home/app/
+USER 65534
+EXPOSE 8080
+CMD ["python3", "/home/app/server.py"]
+""",
+    "server.py": """\
+import signal
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        body = b"" if self.path.startswith("/_/") else self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_PUT = do_GET
+
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # the first process of a container has no such default
+ThreadingHTTPServer(("", 8080), Handler).serve_forever()
+""",
+}
 
 
 def _plain(text: str) -> str:
@@ -98,20 +137,14 @@ def command(
 
 def _template_of(lang: str, root: Path) -> tuple[dict[str, str], str]:
     """Return the limits that an entry begins with, and the template's notes."""
-    from gpufaas_cli.skeletons import DOCKERFILE
-    from gpufaas_templates import find_template
-
     if lang.lower() == DOCKERFILE:
         return {}, ""
     template = find_template(lang, [root / "template"])
     return template.limits, template.welcome_message
 
 
-def _write(name: str, lang: str, folder: str, entry: "Entry", file: Path, gateway: str) -> tuple[bool, list[Path]]:
+def _write(name: str, lang: str, folder: str, entry: Entry, file: Path, gateway: str) -> tuple[bool, list[Path]]:
     """Write folder and stack file; return whether that existed, and the files of the function."""
-    from gpufaas_cli.extend import extended, lines_of
-    from gpufaas_cli.skeletons import new_function
-
     existed, root = file.exists(), file.parent
     # First the text, which may be refused, then the folder, then the file: nothing is left half done.
     if existed:
@@ -136,3 +169,136 @@ def _ignore(file: Path) -> None:
     if missing := [each for each in _IGNORED if each not in known]:
         with file.open("a") as out:
             out.write("\n" * (bool(text) and not text.endswith("\n")) + "".join(f"/{each}/\n" for each in missing))
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def new_function(
+    name: str, lang: str, root: Path, template_dirs: Sequence[Path] = (Path("template"),), place: str | None = None
+) -> list[Path]:
+    """
+    Write the skeleton of template *lang* to the new folder ``root/name``, or *place* in *root*; return the files
+    written, sorted.
+
+    :raises InvalidSpec: a name that cannot be deployed, an unknown template, or the folder exists
+    :raises StorageFailed: *root* cannot be written
+    """
+    check_name(name)
+    place = place or name
+    if place in NOT_HANDLER:
+        raise InvalidSpec(f"a folder {place}/ has a meaning of its own here: choose another name for the function")
+    if Path(place).is_absolute() or ".." in Path(place).parts:
+        raise InvalidSpec(f"{place!r} is no folder beside the stack file: name one like ./src/{name}")
+    folder = root / place
+    template = None if lang.lower() == DOCKERFILE else find_template(lang, template_dirs)
+    if folder.exists() or folder.is_symlink():
+        raise InvalidSpec(f"{folder} exists already: choose another name, or remove it first")
+    if template is not None and not template.skeleton.is_dir():
+        raise InvalidSpec(f"template {template.name} has no folder {template.handler_folder}/ in {template.path}")
+    try:
+        if template is not None:
+            copy_tree(template.skeleton, folder)
+        else:
+            folder.mkdir(parents=True)
+            for file, content in _IMAGE_SKELETON.items():
+                (folder / file).write_text(content)
+    except OSError as exc:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise StorageFailed(f"cannot write {exc.filename or folder}: {exc.strerror or exc}") from exc
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+# --- the stack file ---------------------------------------------------------------------------------------------------
+
+
+def lines_of(entry: Entry) -> list[str]:
+    return [f"{key}: {value if isinstance(value, str) else _flow(value)}" for key, value in entry.items()]
+
+
+def _flow(values: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}"
+
+
+def extended(path: Path, name: str, entry: Entry) -> str:
+    """
+    Return the text of the stack file *path* with one more function.
+
+    :raises BadStack: it is no stack file, has a function of that name, or could not be extended without other changes
+    """
+    text = read_text(path) if path.stat().st_size else "version: 1.0\nprovider:\n  name: openfaas\n"
+    root = compose(path, text)
+    if not isinstance(root, MappingNode):
+        raise BadStack(f"{path}:1: it is not a stack file: it should begin with 'version: 1.0'")
+    newline = "\r\n" if "\r\n" in text else "\n"
+    by_hand = f"add the function to it by hand: {name}: {{{', '.join(lines_of(entry))}}}"
+
+    key, functions = next(((key, value) for key, value in root.value if _text(key) == "functions"), (None, None))
+    lines = text.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(("\n", "\r")):
+        lines[-1] += newline
+    indent, step = 2, 2
+    if key is None or functions is None:
+        at = _line_after(root, lines)
+        block = [f"functions:{newline}"]
+    elif isinstance(functions, MappingNode) and functions.value and not functions.flow_style:
+        for each, _ in functions.value:
+            if _text(each) == name:
+                raise BadStack(
+                    f"{path}:{each.start_mark.line + 1}: there is a function {name} already: choose another name"
+                )
+        (first, inner), *_ = functions.value
+        indent = first.start_mark.column
+        if isinstance(inner, MappingNode) and inner.value and not inner.flow_style:
+            step = max(1, inner.start_mark.column - indent)
+        at, block = _line_after(functions, lines), []
+    elif _is_empty(functions):
+        # `functions:`, `functions: {}` or `functions: null`: what stands after the colon goes.
+        line = key.end_mark.line
+        if functions.end_mark.line != line:
+            raise BadStack(f"{path}:{line + 1}: cannot extend 'functions' as it is written: {by_hand}")
+        start, end = functions.start_mark.column, functions.end_mark.column
+        if end > start:
+            lines[line] = lines[line][:start].rstrip() + lines[line][end:]
+        at, block = line + 1, []
+        indent = key.start_mark.column + 2
+    else:
+        raise BadStack(f"{path}:{functions.start_mark.line + 1}: cannot extend 'functions' as it is written: {by_hand}")
+
+    block.append(f"{' ' * indent}{name}:{newline}")
+    block += [f"{' ' * (indent + step)}{each}{newline}" for each in lines_of(entry)]
+    result = "".join([*lines[:at], *block, *lines[at:]])
+    if not _only_added(text, result, name, entry):
+        raise BadStack(f"{path}: cannot be extended without changing what is in it: {by_hand}")
+    return result
+
+
+def _text(node: Node) -> str | None:
+    return str(node.value) if isinstance(node, ScalarNode) else None
+
+
+def _is_empty(node: Node) -> bool:
+    if isinstance(node, MappingNode):
+        return not node.value
+    return isinstance(node, ScalarNode) and node.tag == "tag:yaml.org,2002:null"
+
+
+def _line_after(node: Node, lines: list[str]) -> int:
+    """Return the line after the last one of *node*: its own end mark is after the comments of what comes next."""
+    line: int = node.end_mark.line + bool(node.end_mark.column)
+    while not lines[line - 1].partition("#")[0].strip():
+        line -= 1
+    return line
+
+
+def _only_added(before: str, after: str, name: str, entry: Entry) -> bool:
+    """Return whether *after* is *before* and the new function: checked, because YAML can be written in many ways."""
+    try:
+        old, new = (yaml.load(text, Loader=yaml.BaseLoader) for text in (before, after))
+    except yaml.YAMLError:
+        return False
+    if not isinstance(new, dict) or not isinstance(new.get("functions"), dict):
+        return False
+    added = new["functions"].pop(name, None)
+    was = old["functions"] if isinstance(old.get("functions"), dict) else {}
+    return added == entry and new.pop("functions") == was and new == {k: v for k, v in old.items() if k != "functions"}

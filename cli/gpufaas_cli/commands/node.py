@@ -22,7 +22,6 @@ from gpufaas_cli.cluster_flags import (
     status_option,
     taken,
 )
-from gpufaas_cli.extra import needing
 from gpufaas_core.constraints import isolation_of
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import format_bytes
@@ -70,7 +69,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     data = data_folder(given, f"node-{cluster.id}")
     given["read_costs"] = read_costs
     options = NodeOptions(cluster=cluster, devices=taken(DeviceOptions, given), data=data, **given)
-    with needing("node", "node,cluster"):
+    with declare.needing("node", "node,cluster"):
         from gpufaas_apps import node
 
         node.run(options)

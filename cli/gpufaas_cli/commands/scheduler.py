@@ -5,7 +5,6 @@ from typing import Any
 from gpufaas_apps.options import PolicyOptions, SchedulerOptions
 from gpufaas_cli import declare
 from gpufaas_cli.cluster_flags import cluster_of, cluster_options, policy_options, status_option, taken
-from gpufaas_cli.extra import needing
 
 
 @declare.command("scheduler")
@@ -29,7 +28,7 @@ def command(**given: Any) -> None:
       gpufaas scheduler --id s1 --token-file token --policy lalb-o3:o3_limit=10
     """
     options = SchedulerOptions(cluster=cluster_of(given), policy=taken(PolicyOptions, given), **given)
-    with needing("scheduler", "cluster"):
+    with declare.needing("scheduler", "cluster"):
         from gpufaas_apps import scheduler
 
         scheduler.run(options)

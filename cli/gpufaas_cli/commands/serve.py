@@ -16,7 +16,6 @@ from gpufaas_cli.cluster_flags import (
     read_costs,
     workers_option,
 )
-from gpufaas_cli.extra import needing
 
 
 @declare.command("serve")
@@ -48,7 +47,7 @@ def command(**given: Any) -> None:
             "scheduler, gpufaas node with these devices, and gpufaas gateway --gateway-workers N (docs/operations.md)"
         )
     options = ServeOptions(data=data_folder(given), read_costs=read_costs, **given)
-    with needing("serve", "serve"):
+    with declare.needing("serve", "serve"):
         from gpufaas_apps import serve
 
         serve.run(options)

@@ -68,7 +68,7 @@ def pull(source: str | None, overwrite: bool, yaml_file: Path | None) -> None:
       gpufaas template pull ../my-templates
       gpufaas template pull stack                all that stack.yaml names
     """
-    from gpufaas_cli import repository, templating
+    from gpufaas_cli import repository
     from gpufaas_cli.stack import read_stack
 
     if source != "stack":
@@ -78,9 +78,9 @@ def pull(source: str | None, overwrite: bool, yaml_file: Path | None) -> None:
     if not stack.templates:
         raise GpufaasError(f"{stack.path} names no templates: list them under configuration.templates")
     # What is wrong is said before any is pulled.
-    sources = [templating.source_of(stack, each) for each in stack.templates]
+    sources = [repository.source_of(stack, each) for each in stack.templates]
     for each, source in zip(stack.templates, sources, strict=True):
-        _pull(source, stack.folder / _HERE, overwrite, only=templating.bare(each.name))
+        _pull(source, stack.folder / _HERE, overwrite, only=repository.bare(each.name))
 
 
 def _pull(source: str, into: Path, overwrite: bool, only: str | None = None) -> None:

@@ -20,7 +20,7 @@ from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cli import requirements
 from gpufaas_cli.bundles import BuildRequest, build
-from gpufaas_cli.skeletons import new_function
+from gpufaas_cli.commands.new import new_function
 from gpufaas_core.bundle import Manifest
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 

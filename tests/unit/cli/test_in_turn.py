@@ -11,8 +11,8 @@ from tests.unit.cli.conftest import Run
 from tests.waiting import until
 
 from gpufaas_cli import pipeline
-from gpufaas_cli.contents import Contents
 from gpufaas_cli.files import alone
+from gpufaas_cli.source_files import Contents
 
 BUILD = [sys.executable, "-m", "gpufaas_cli", "build", "--offline"]
 

@@ -18,7 +18,8 @@ from gpufaas_cli import flags
 from gpufaas_cli.commands.up import concerned
 from gpufaas_cli.file_changes import changes
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, is_cache
-from gpufaas_cli.stack import BadStack, Stack, StackFunction, read_stack
+from gpufaas_cli.stack import Stack, StackFunction, read_stack
+from gpufaas_cli.stack_text import BadStack
 
 GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))
 STACK = """\

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.cli.conftest import Run
 
 from gpufaas_cli import one_file
-from gpufaas_cli.stack import BadStack
+from gpufaas_cli.stack_text import BadStack
 
 BLOCK = """\
 # /// script

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.cli.conftest import Project, Run, content_of
 
-from gpufaas_cli import contents, file_changes
+from gpufaas_cli import file_changes, source_files
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, walk
 
 
@@ -214,7 +214,7 @@ def test_a_build_says_what_is_left_out_and_list_what_is_packed_and_builds_nothin
 
 
 def test_much_that_is_no_weights_is_warned_of(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "_LARGE", 2000)
+    monkeypatch.setattr(source_files, "_LARGE", 2000)
     run("new", "hello", "--lang", "python3-http", "-q")
     (here / "hello/model.safetensors").write_bytes(b"x" * 4000)
     assert "no weights" not in run("build", "--list").stderr

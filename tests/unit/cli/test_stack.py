@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas_cli.extend import extended
-from gpufaas_cli.stack import BadStack, Stack, find_stack, gateway_in, read_stack
+from gpufaas_cli.commands.new import extended
+from gpufaas_cli.stack import Stack, find_stack, gateway_in, read_stack
+from gpufaas_cli.stack_text import BadStack
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_templates import find_template
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas_cli.stack import BadStack, choose_gateway, read_stack
+from gpufaas_cli.stack import choose_gateway, read_stack
+from gpufaas_cli.stack_text import BadStack
 from gpufaas_cli.substitute import BadSubstitution, substitute
 
 ENV = {"SET": "abc", "EMPTY": "", "PATHY": "a/b/c.tar.gz"}
