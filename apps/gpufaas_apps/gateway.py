@@ -81,7 +81,7 @@ class GatewayApp:
         bundles = BundleStore(data / "bundles", self._artifacts)
         self._weights = Weights(me, self._artifacts, bundles, options.object_store)
         self._scheduler = RemoteScheduler(me, on_view=self._on_view)
-        self._nodes = RemoteNodes(me, self._scheduler.unreachable, self._scheduler.kept)
+        self._nodes = RemoteNodes(me, self._scheduler.unreachable, self._scheduler.may_keep)
         self._nodes.watchers.add(lambda: self._scheduler.unlinked(self._nodes.unlinked()))
         self._status = Status(ready=lambda: "waits for etcd")
         self._opens = False

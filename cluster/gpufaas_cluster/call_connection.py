@@ -6,8 +6,8 @@ from typing import Final, Protocol
 import msgspec
 
 from gpufaas_cluster.call_heads import BODY_WINDOW
-from gpufaas_cluster.kept_grants import KeptGrant
 from gpufaas_cluster.lane_connection import LaneConnection
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import Bytes
 from gpufaas_core.wire import order
@@ -51,12 +51,12 @@ class LaneUser(Protocol):
 class CallLane:
     """See module."""
 
-    __slots__ = ("_credit", "_number", "_state", "_window", "connection", "kept", "user")
+    __slots__ = ("_credit", "_number", "_state", "_window", "connection", "known", "user")
 
     def __init__(self, connection: "CallConnection", number: int) -> None:
         self.connection = connection
-        self.kept: KeptGrant | None = None
-        """The grant of its last call, if we may keep it."""
+        self.known: Grant | None = None
+        """The grant of its last call, if we may keep it: the node knows it."""
         self._number = number
         self._state = order.FREE
         self.user: LaneUser | None = None

@@ -6,7 +6,8 @@ A gateway is where the answers to its calls go. One that comes back within `GRAC
 
 import asyncio
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Container
+from enum import Enum, auto
 from typing import Final
 
 import msgspec
@@ -19,12 +20,21 @@ from gpufaas_cluster.node_sessions import NodeSessions
 from gpufaas_core.errors import GpufaasError, LoadFailed, Overloaded
 from gpufaas_core.messages import Arrived, Finished, Grant, NodeRefused, Serving
 from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds, gateway_of
-from gpufaas_scheduler.service import OnAnswer, SchedulerService
+from gpufaas_scheduler.service import SchedulerService
 
 log = logging.getLogger(__name__)
 
 GRACE_S: Final[Seconds] = 2.0
 """A gateway that comes back within this keeps the calls that run for it."""
+
+
+class Said(Enum):
+    """What is known of a call that a gateway named before this scheduler placed any."""
+
+    RUNS = auto()
+    PLACED = auto()
+    """The gateway waits for an answer to it."""
+    ANSWERED = auto()
 
 
 class GatewaySession:
@@ -35,18 +45,18 @@ class GatewaySession:
         self.link = link
         self._keep_s = keep_s
         self.name = name
-        """It ends the ids of the gateway's calls."""
+        """The name with which the ids of the gateway's calls end."""
         self.counted: dict[str, tuple[int, int, int, int]] = {}
         """See `control.CallCounts`."""
-        self.running: set[CallId] | None = None
-        """The calls that it knew to run when it came; None: it has not said yet."""
+        self.calls: dict[CallId, Said] | None = None
+        """What it has said of its calls before `GatewaySessions.serve`; None: nothing yet, or that is over."""
         self.gone: asyncio.TimerHandle | None = None
         self.unreached: frozenset[NodeId] = frozenset()
         """The nodes that it does not reach."""
 
     def answer(self, call: CallId, answer: Grant | GpufaasError) -> None:
-        if self.running:
-            self.running.discard(call)
+        if self.calls:
+            self.calls[call] = Said.ANSWERED
         if isinstance(answer, Grant):
             self.link.send(control.Granted(answer, self._keep_s(answer)))
             return
@@ -63,8 +73,7 @@ class GatewaySessions:
         self._deployed = deployed
         self._nodes = nodes
         self._loop = asyncio.get_running_loop()
-        self._early: list[tuple[GatewaySession, CallId]] | None = []
-        """Calls that were placed before `serve`; None: it was called."""
+        self._serves = False
 
     def accept(self, link: Link, hello: control.ClientHello) -> GatewaySession:
         name = f"{hello.id}.{hello.boot}"
@@ -103,9 +112,10 @@ class GatewaySessions:
             service.report(NodeRefused(message.call, device, message.reason, True, *grant))
             self._say_if_unknown(gateway, message.call)
         elif isinstance(message, control.RunningCalls):
-            gateway.running = set(message.running)
-            if self._early is None:
-                self._forget_others(gateway)
+            if self._serves:
+                self._forget_others(gateway, set(message.running))
+            else:
+                gateway.calls = dict.fromkeys(message.running, Said.RUNS)
         elif isinstance(message, control.CallCounts):
             gateway.counted = message.functions
         elif isinstance(message, control.ScaleFunction):
@@ -137,21 +147,20 @@ class GatewaySessions:
 
     def serve(self) -> int:
         """Have the engine decide; return how many calls were placed before."""
-        service, early = self._service, self._early or []
-        self._early = None
-        answered: set[CallId] = set()
-        for gateway in self.by_name.values():
-            service.attach(gateway.name, _noting(gateway, answered))
+        service, self._serves = self._service, True
+        placed = sum(list((each.calls or {}).values()).count(Said.PLACED) for each in self.by_name.values())
         service.handle(Serving())
         for gateway in self.by_name.values():
-            service.attach(gateway.name, gateway.answer)
-            self._forget_others(gateway, {call for each, call in early if each is gateway})
-        for gateway, call in early:
-            if call not in answered and (service.engine.runs(call) or not service.engine.knows(call)):
-                # The last leader made a grant that never arrived: no caller waits under that id.
-                service.cancel(call)
-                gateway.link.send(control.CallUnknown(call))
-        return len(early)
+            calls, gateway.calls = gateway.calls, None
+            if calls is None:
+                continue
+            self._forget_others(gateway, calls)
+            for call, said in calls.items():
+                if said is Said.PLACED and (service.engine.runs(call) or not service.engine.knows(call)):
+                    # The last leader made a grant that never arrived: no caller waits under that id.
+                    service.cancel(call)
+                    gateway.link.send(control.CallUnknown(call))
+        return placed
 
     def forget_orphans(self) -> None:
         """Cancel the calls of gateways that did not outlive the last leader."""
@@ -164,8 +173,8 @@ class GatewaySessions:
     def _place(self, gateway: GatewaySession, arrived: Arrived) -> None:
         if gateway.link.closed:
             return  # it was held, and its gateway places it again on its next link
-        if self._early is not None:
-            self._early.append((gateway, arrived.call))
+        if gateway.calls is not None:
+            gateway.calls[arrived.call] = Said.PLACED
         self._service.handle(arrived)
 
     def _say_if_unknown(self, gateway: GatewaySession, call: CallId) -> None:
@@ -198,20 +207,8 @@ class GatewaySessions:
                 self._service.cancel(call)
             self._service.detach(gateway.name)
 
-    def _forget_others(self, gateway: GatewaySession, placed: Set[CallId] = frozenset()) -> None:
-        """Cancel the calls that the engine has of this gateway and it has not named. Before it has named any: none."""
-        if gateway.running is None:
-            return
+    def _forget_others(self, gateway: GatewaySession, named: Container[CallId]) -> None:
+        """Cancel the calls that the engine has of this gateway, but for those that it has *named*."""
         for call in self._service.calls_of(gateway.name):
-            if call not in gateway.running and call not in placed:
+            if call not in named:
                 self._service.cancel(call)
-
-
-def _noting(gateway: GatewaySession, answered: set[CallId]) -> OnAnswer:
-    """Return *gateway*'s `answer`, which adds the calls that it answers to *answered*."""
-
-    def answer(call: CallId, given: Grant | GpufaasError) -> None:
-        answered.add(call)
-        gateway.answer(call, given)
-
-    return answer

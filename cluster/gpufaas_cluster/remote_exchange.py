@@ -9,7 +9,7 @@ import msgspec
 from gpufaas_cluster.call_connection import CallLane
 from gpufaas_cluster.call_heads import ErrorHead, NodeAnswerHead, NodeCallHead
 from gpufaas_cluster.error_codes import make_error
-from gpufaas_cluster.kept_grants import KeptGrant
+from gpufaas_cluster.placed_call import PlacedCall
 from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.messages import Grant
@@ -47,9 +47,9 @@ class RemoteExchange(AnswerBuffer):
         grant: Grant,
         head: CallHead,
         body: bytes | memoryview,
-        kept: KeptGrant | None = None,
+        kept: PlacedCall | None = None,
     ) -> None:
-        """:param kept: *grant*, if it may be kept"""
+        """:param kept: what has *grant*, if that may be kept"""
         super().__init__(loop, BUFFER)
         self.grant = grant
         self._lane: CallLane | None = None
@@ -141,12 +141,11 @@ class RemoteExchange(AnswerBuffer):
 
     def sent_on(self, lane: CallLane) -> None:
         self._lane = lane
-        head, kept = self._head, self._kept
-        if kept is None:
-            call = NodeCallHead(self.grant, head)
+        head, grant = self._head, self.grant
+        if self._kept is None:
+            call, lane.known = NodeCallHead(grant, head), None
         else:
-            call = NodeCallHead(None if lane.kept is kept else self.grant, head, kept.calls)
-        lane.kept = kept
+            call, lane.known = NodeCallHead(None if lane.known is grant else grant, head, self._kept.calls), grant
         body, self._body = self._body, b""
         lane.send(Kind.CALL, call, body)
         if head.body_mode != INLINE:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gpufaas_cluster.call_connection import CallConnection, LaneUser
 from gpufaas_cluster.connection import Identity, Link, connect
-from gpufaas_cluster.kept_grants import KeptGrants
+from gpufaas_cluster.placed_call import PlacedCall
 from gpufaas_cluster.remote_exchange import OnUnreachable, RemoteExchange
 from gpufaas_cluster.remote_query import RemoteQuery
 from gpufaas_core.errors import GpufaasError
@@ -42,12 +42,12 @@ class RemoteNodes:
         self,
         me: Identity,
         on_unreachable: OnUnreachable = lambda *_: None,
-        kept: KeptGrants | None = None,
+        may_keep: Callable[[Grant], PlacedCall | None] = lambda _: None,
     ) -> None:
-        """:param kept: the grants that this gateway may keep"""
+        """:param may_keep: see `RemotePlacement.may_keep`"""
         self.me = me
         self.on_unreachable = on_unreachable
-        self._kept = kept
+        self._may_keep = may_keep
         self.watchers: set[Callable[[], None]] = set()
         """Called when a node came, went, was lost or is reached again."""
         self.loop = asyncio.get_running_loop()
@@ -100,8 +100,7 @@ class RemoteNodes:
 
     def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> "RemoteExchange":
         """Begin the call. `RemoteExchange.answer` raises if its node is not there or refuses it."""
-        kept = None if self._kept is None else self._kept.find(grant)
-        exchange = RemoteExchange(self.loop, self.on_unreachable, grant, head, body, kept)
+        exchange = RemoteExchange(self.loop, self.on_unreachable, grant, head, body, self._may_keep(grant))
         node = self._of_device.get(grant.device)
         if node is None:
             exchange.not_sent(f"no node has device {grant.device} now")

@@ -8,13 +8,13 @@ While no scheduler leads, calls of functions that the last view shows ready go s
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_cluster.kept_grants import KeptGrants
+from gpufaas_cluster.placed_call import PlacedCall, State
 from gpufaas_core.errors import GrantRefused
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, Part, Seconds, gateway_of, node_of
@@ -27,57 +27,21 @@ WITHOUT_LEADER: Final = -1
 """The number of a grant that no scheduler granted."""
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A call that has no grant yet. `size` and what follows it as in `Arrived`."""
-
-    call: CallId
-    """Its id at this gateway."""
-    sent: CallId
-    """Its id at the scheduler: another one after each reconnection, since what it knows may be half over."""
-    function: FunctionId
-    since: float
-    deadline: float
-    future: asyncio.Future[Grant]
-    size: float = 0.0
-    outer: Outer | None = None
-    endless: bool = False
-    goal_s: Seconds | None = None
-    begin: Callable[[Grant], None] | None = None
-    """See `on_grant`."""
-
-    def granted(self, grant: Grant) -> None:
-        if not self.future.done():
-            if self.begin is not None:
-                self.begin(grant)
-            self.future.set_result(grant)
-
-    def message(self, now: float) -> control.PlaceCall:
-        left_s, age_s = self.deadline - now, now - self.since
-        return control.PlaceCall(
-            self.sent, self.function, left_s, age_s, self.size, self.outer, self.endless, self.goal_s
-        )
-
-
 class RemotePlacement:
     """The calls of one gateway. `RemoteScheduler` has the link, and passes on what comes on it."""
 
     def __init__(self) -> None:
         self.view: control.ClusterState | None = None
         self._loop = asyncio.get_running_loop()
-        self.kept = KeptGrants(self._loop, self._send)
+        self.kept = KeptGrants(self._loop, self._give_back)
         self._link: Link | None = None
         self._epoch = 0
-        self._waiting: dict[CallId, _Waiting] = {}
-        """By the id that the scheduler knows."""
+        self._calls: dict[CallId, PlacedCall] = {}
+        """All that have not ended, by the scheduler's id."""
         self._sent: dict[CallId, CallId] = {}
-        """Ids as sent, of calls for which they are not their own."""
-        self._running: dict[CallId, FunctionId] = {}
-        """Calls with a grant that are not over, by the id in it."""
+        """The scheduler's ids of calls for which these are not their own."""
         self._digests: dict[FunctionId, str] = {}
         """The digest of the bundle of each deployed revision."""
-        self._early: dict[CallId, Grant] = {}
-        """Grants that came before the refusal of the one before."""
         self._serial = 0
         self._ready: dict[FunctionId, list[tuple[DeviceId, int]]] | None = None
         """Copies that the view shows ready; None: look at the view first."""
@@ -96,53 +60,46 @@ class RemotePlacement:
     ) -> Grant | asyncio.Future[Grant]:
         now = self._loop.time()
         if self.kept.idle and outer is None and not endless:
-            kept = self.kept.take(function, call, now, (now + timeout_s, size, goal_s))
-            if kept is not None:
-                sent = self._sent[call] = kept.calls[0]
-                self._running[sent] = function
-                return kept
-        future: asyncio.Future[Grant] = self._loop.create_future()
-        link = self._link
-        if link is None:
-            grant = self._without_leader(call, function)
-            if grant is not None:
-                self._running[call] = function
-                return grant
+            taken = self.kept.take(function, call, now, (now + timeout_s, size, goal_s))
+            if taken is not None:
+                assert taken.grant is not None
+                self._sent[call] = taken.id
+                return taken.grant
+        placed = PlacedCall(call, function, now, now + timeout_s, size, outer, endless, goal_s)
+        self._calls[call] = placed
+        if self._link is None and (grant := self._without_leader(call, function)) is not None:
+            placed.granted(grant)
+            return grant
+        placed.future = future = self._loop.create_future()
+        if self._link is not None:
+            self._link.send(placed.message(now))
+        else:
             self._loop.call_later(min(NO_LEADER_S, timeout_s), self._give_up, future)
-        waiting = self._waiting[call] = _Waiting(
-            call, call, function, now, now + timeout_s, future, size, outer, endless, goal_s
-        )
-        if link is not None:
-            link.send(waiting.message(now))
         return future
 
     def on_grant(self, call: CallId, begin: Callable[[Grant], None]) -> None:
         """Have *begin* called with the grant of *call*, if it waits for one, before its future has it."""
-        waiting = self._waiting.get(call)
-        if waiting is not None:
-            waiting.begin = begin
+        placed = self._find(call)
+        if placed is not None and placed.state is State.WAITING:
+            placed.begin = begin
 
     def again(self, call: CallId) -> asyncio.Future[Grant]:
         """Return the next grant of *call*, whose last one was refused."""
-        sent = self._sent.get(call, call)
-        for each in self._waiting.values():
-            if each.call == call:
-                return each.future  # the next grant was made already, or will be
-        dropped = self.kept.drop(sent)
-        if dropped is not None and dropped.asked is not None:
-            return self._ask_after_all(call, dropped.grant.function, *dropped.asked)
-        function = self._running.pop(sent, None) or self._running.pop(call, None)
+        placed = self._find(call)
+        if placed is not None and placed.asked is not None:
+            return self._ask_after_all(call, placed.function, *placed.asked)
+        if placed is not None and placed.future is not None:
+            return placed.future
         future: asyncio.Future[Grant] = self._loop.create_future()
-        if function is None:
+        if placed is None:
             future.set_exception(GrantRefused(f"call {call} is not known any more: call again"))
             return future
-        now = self._loop.time()
-        self._waiting[sent] = _Waiting(call, sent, function, now, now + NO_LEADER_S * 6, future)
-        granted = self._early.pop(sent, None)
-        if granted is not None:
-            self._granted(granted)
+        early = placed.next_grant
+        placed.waits(future)
+        if early is not None:
+            self._granted(early)
         elif self._link is not None:
-            self._link.send(control.PlaceAgain(sent))
+            self._link.send(control.PlaceAgain(placed.id))
         else:
             self._loop.call_later(NO_LEADER_S, self._give_up, future)
         return future
@@ -160,46 +117,94 @@ class RemotePlacement:
         return future
 
     def cancel(self, call: CallId) -> None:
-        sent = self._sent.pop(call, call)
-        if self.kept.left(sent, call):
-            return
-        self.kept.drop(sent)
-        self._waiting.pop(sent, None)
-        self._running.pop(sent, None)
-        self._early.pop(sent, None)
-        self._send(control.CancelCall(sent))
+        placed = self._find(call)
+        self._sent.pop(call, None)
+        if placed is not None:
+            del self._calls[placed.id]
+            self._send(control.CancelCall(placed.id))
 
     def over(self, call: CallId) -> None:
         """Its caller was answered."""
-        sent = self._sent.pop(call, call) if self._sent else call
-        if self.kept.left(sent, call):
+        placed = self._find(call)
+        self._sent.pop(call, None)
+        if placed is None:
             return
-        self._running.pop(sent, None)
-        self.kept.over(sent)
-        if self._early and self._early.pop(sent, None) is not None:
-            self._send(control.CancelCall(sent))  # no call will open it
+        granted = placed.state is State.GRANTED
+        if granted and placed.answered and not placed.stale:
+            self.kept.keep(placed)
+            return
+        del self._calls[placed.id]
+        if placed.answered or not granted:
+            # Its node reports no end, and whoever leads now may be of an older release; or no call opens its grant.
+            self._send(control.CancelCall(placed.id))
 
     def unreachable(self, grant: Grant, reason: str) -> None:
         """Report that the node of a grant could not be reached."""
         self._send(control.NodeUnreachable(grant.call, grant.device, reason, grant.epoch, grant.number))
 
+    def may_keep(self, grant: Grant) -> PlacedCall | None:
+        """Return the call that has *grant*, which begins now; None: the grant is over with its call."""
+        placed = self._calls.get(grant.call)
+        return placed if placed is not None and placed.until and placed.grant is grant else None
+
+    # --- within ---
+
+    def _find(self, call: CallId) -> PlacedCall | None:
+        """Return *call*, by its id at this gateway; None: it has ended, and another may have its grant."""
+        placed = self._calls.get(self._sent.get(call, call))
+        if placed is None or placed.holder != call or placed.state is State.KEPT:
+            return None
+        return placed
+
     def _send(self, message: control.Message) -> None:
         if self._link is not None:
             self._link.send(message)
 
-    def _resend(self, link: Link, is_new: bool) -> None:
-        """Place the calls that wait again. *is_new*: another scheduler leads than before."""
+    def _give_back(self, kept: PlacedCall) -> None:
+        assert kept.grant is not None
+        del self._calls[kept.id]
+        self._send(control.ReturnGrant(kept.id, kept.grant.device, kept.calls, kept.service_s))
+
+    def _linked(self, link: Link) -> None:
+        """A scheduler leads: say which calls run, and place again those that wait."""
+        is_new, self._epoch, self._link = link.epoch != self._epoch, link.epoch, link
+        waiting, running = [], []
+        for each in self._calls.values():
+            if each.state is State.WAITING:
+                waiting.append(each)
+            else:
+                each.state, each.next_grant = State.GRANTED, None
+                running.append(each.id)
+        link.send(control.RunningCalls(running))
+        link.send(control.UnreachedNodes(self._unlinked))
         now = self._loop.time()
-        waiting, self._waiting = self._waiting, {}
-        for each in sorted(waiting.values(), key=lambda each: each.since):
-            if not is_new:
-                self._place_anew(each, now)
-            elif not each.future.done():
-                # The last leader's state has this id, and with it the call's place in the queue.
-                self._waiting[each.sent] = each
+        for each in sorted(waiting, key=lambda each: each.since):
+            if each.future is None or each.future.done():
+                del self._calls[each.id]
+            elif is_new:  # the last leader's state has this id, and with it the call's place in the queue
                 link.send(each.message(now))
+            else:
+                self._place_anew(each)
         if waiting:
             log.info("scheduler.placed_anew calls=%d", len(waiting))
+
+    def _lost(self) -> None:
+        """The link is lost: calls that need no leader go straight to their node, others wait for one."""
+        self._link = None
+        self.kept.idle.clear()
+        for each in list(self._calls.values()):
+            if each.state is State.KEPT:
+                del self._calls[each.id]  # it is the scheduler's, once that hears of us again
+            elif each.state is not State.WAITING:
+                each.stale = True
+            else:
+                # By another id: the scheduler that we lost may have granted this one elsewhere, and waits for its end.
+                grant = self._without_leader(self._another_id(each.holder), each.function)
+                if grant is not None:
+                    self._rename(each, grant.call)
+                    each.granted(grant)
+                elif each.future is not None:
+                    self._loop.call_later(NO_LEADER_S, self._give_up, each.future)
 
     def _another_id(self, call: CallId) -> CallId:
         """Return an id for *call* that the scheduler does not know; its end says the gateway, as before."""
@@ -207,25 +212,14 @@ class RemotePlacement:
         suffix = f"@{gateway_of(call)}"
         return CallId(f"{call.removesuffix(suffix)}~{self._serial}{suffix}")
 
-    def _place_anew(self, waiting: _Waiting, now: float) -> None:
-        if waiting.future.done() or self._link is None:
-            return
-        waiting.sent = self._sent[waiting.call] = self._another_id(waiting.call)
-        self._waiting[waiting.sent] = waiting
-        self._link.send(waiting.message(now))
+    def _rename(self, placed: PlacedCall, id_: CallId) -> None:
+        del self._calls[placed.id]
+        placed.id = self._sent[placed.holder] = id_
+        self._calls[id_] = placed
 
-    def _go_on_without(self) -> None:
-        """Send calls that need no leader straight to their node; have the others wait for one."""
-        for sent, each in list(self._waiting.items()):
-            # By another id: the scheduler that we lost may have granted this one elsewhere, and waits for its end.
-            grant = self._without_leader(self._another_id(each.call), each.function)
-            if grant is not None:
-                del self._waiting[sent]
-                each.sent = self._sent[each.call] = grant.call
-                self._running[grant.call] = each.function
-                each.granted(grant)
-            else:
-                self._loop.call_later(NO_LEADER_S, self._give_up, each.future)
+    def _place_anew(self, placed: PlacedCall) -> None:
+        self._rename(placed, self._another_id(placed.holder))
+        self._send(placed.message(self._loop.time()))
 
     def _give_up(self, future: asyncio.Future[Grant]) -> None:
         if not future.done() and self._link is None:
@@ -236,29 +230,28 @@ class RemotePlacement:
             )
 
     def _granted(self, grant: Grant, keep_s: Seconds = 0.0) -> None:
-        waiting = self._waiting.pop(grant.call, None)
-        if waiting is None:
-            if grant.call in self._running:
-                # The next grant came before the refusal of the last one.
-                self._early[grant.call] = grant
-            else:
-                self._send(control.CancelCall(grant.call))  # its caller went while the grant was on its way
-            return
-        self._running[grant.call] = waiting.function
-        if keep_s > 0.0 and waiting.outer is None and not waiting.endless:
-            self.kept.granted(grant, waiting.call, keep_s, waiting.deadline)
-        waiting.granted(grant)
+        placed = self._calls.get(grant.call)
+        if placed is None or placed.state is State.KEPT:
+            self._send(control.CancelCall(grant.call))  # its caller went while the grant was on its way
+        elif placed.state is not State.WAITING:
+            placed.state, placed.next_grant = State.GRANTED_AGAIN, grant
+        else:
+            keeps = keep_s > 0.0 and placed.outer is None and not placed.endless
+            placed.granted(grant, self._loop.time() + keep_s if keeps else 0.0)
 
     def _rejected(self, rejected: control.CallRejected) -> None:
-        waiting = self._waiting.pop(rejected.call, None)
-        if waiting is not None and not waiting.future.done():
-            waiting.future.set_exception(make_error(rejected.code, rejected.message, rejected.retry_after_s))
+        placed = self._calls.get(rejected.call)
+        if placed is None or placed.future is None:
+            return
+        del self._calls[rejected.call]
+        if not placed.future.done():
+            placed.future.set_exception(make_error(rejected.code, rejected.message, rejected.retry_after_s))
 
     def _unknown(self, call: CallId) -> None:
         """The scheduler does not know *call* (any more)."""
-        waiting = self._waiting.pop(call, None)
-        if waiting is not None:
-            self._place_anew(waiting, self._loop.time())
+        placed = self._calls.get(call)
+        if placed is not None and placed.future is not None and not placed.future.done():
+            self._place_anew(placed)
 
     def _without_leader(self, call: CallId, function: FunctionId) -> Grant | None:
         """

@@ -118,22 +118,15 @@ class RemoteScheduler(RemotePlacement):
         return self._link is not None
 
     def begin(self, link: Link) -> None:
-        is_new, self._epoch = link.epoch != self._epoch, link.epoch
-        self._link = link
-        self._early.clear()
-        link.send(control.RunningCalls(list(self._running)))
-        link.send(control.UnreachedNodes(self._unlinked))
-        self._resend(link, is_new)
+        self._linked(link)
 
     def end(self) -> None:
-        self._link = None
         self._lost_at = self._lost_at or self._loop.time()
-        self.kept.lost()
         for question in self._asked.values():
             if not question.done():
                 question.set_exception(GrantRefused("the scheduler went away: ask again in a few seconds"))
         self._asked.clear()
-        self._go_on_without()
+        self._lost()
 
     def heard(self, message: object) -> None:
         if isinstance(message, control.Granted):

@@ -1,6 +1,5 @@
 """Calls by a grant that their gateway keeps, at a node of its own process: which ends the node reports, and how."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,13 @@ import pytest
 from tests.integration.test_call_server import Rig, give_up, whole
 from tests.waiting import eventually
 
-from gpufaas_cluster import kept_grants
+from gpufaas_cluster import control, kept_grants
 from gpufaas_cluster.call_connection import CallLane
 from gpufaas_cluster.call_heads import NodeCallHead
-from gpufaas_cluster.kept_grants import KeptGrant, KeptGrants
+from gpufaas_cluster.placed_call import PlacedCall
 from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.remote_nodes import RemoteNodes
+from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_core.errors import GrantRefused, WorkerCrashed
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, FunctionId
@@ -49,8 +49,8 @@ class Keeper:
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.rig = Rig(root, patch)
-        self.kept = KeptGrants(asyncio.get_running_loop(), lambda _: None)
-        self.rig.nodes = RemoteNodes(self.rig.me, lambda *_: None, self.kept)
+        self.gateway = RemoteScheduler(self.rig.me)
+        self.rig.nodes = RemoteNodes(self.rig.me, lambda *_: None, self.gateway.may_keep)
         self.function = FunctionId("")
         self.calls = 0
 
@@ -65,7 +65,9 @@ class Keeper:
 
     def granted(self) -> Grant:
         grant = self.rig.grant(self.function)
-        self.kept.granted(grant, grant.call, LONG, LONG)
+        self.gateway.place(grant.call, self.function, LONG)
+        self.gateway.heard(control.Granted(grant, LONG))
+        self.last = grant.call
         return grant
 
     @property
@@ -74,8 +76,8 @@ class Keeper:
         return self.rig.processes[0].of("Finished")
 
     @property
-    def state(self) -> KeptGrant:
-        found = self.kept.find(self.grant)
+    def state(self) -> PlacedCall:
+        found = self.gateway.may_keep(self.grant)
         assert found is not None
         return found
 
@@ -84,14 +86,15 @@ class Keeper:
         self.calls += 1
         call = CallId(f"call-{self.calls}")
         if self.calls > 1:
-            assert self.kept.take(self.function, call, 0.0, (LONG, 0.0, None)) is self.grant
+            assert self.gateway.place(call, self.function, LONG) is self.grant
+            self.last = call
         return self.rig.nodes.call(self.grant, CallHead(call, "POST", "/", b"", [], mode), body)
 
     async def call(self, body: bytes) -> bytes:
         """Run a call that ends well."""
         answer = (await whole(self.begin(body)))[1]
         assert self.state.answered
-        self.kept.over(self.grant.call)
+        self.gateway.over(self.last)
         return answer
 
     async def reported(self) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Side:
 
     def answered(self, grant: Grant, run_s: float = 0.25) -> None:
         """The node answers the call that runs by *grant*, and leaves its end to the gateway."""
-        kept = self.gateway.kept.find(grant)
+        kept = self.gateway.may_keep(grant)
         assert kept is not None
         kept.on_answer(run_s)
 
@@ -121,7 +121,7 @@ async def test_the_next_call_runs_by_a_grant_that_is_kept_and_asks_nobody(side: 
 
     for number in range(2, 6):
         assert side.takes(str(number)) is grant
-        found = side.gateway.kept.find(grant)
+        found = side.gateway.may_keep(grant)
         assert found is not None
         assert found.calls == number, "its node is told that it is so many'th"
         side.ends(grant, str(number))
@@ -159,7 +159,7 @@ async def test_a_call_with_another_time_limit_asks(side: Side, limit_s: float, t
 async def test_some_grants_end_with_their_call(side: Side, how: dict[str, Any]) -> None:
     grant = await side.place("1", **how)
 
-    assert side.gateway.kept.find(grant) is None
+    assert side.gateway.may_keep(grant) is None
     side.gateway.over(CallId("1"))
     assert side.takes("2") is None
     assert not side.link.of(control.ReturnGrant)
@@ -219,7 +219,7 @@ async def test_the_caller_of_a_call_by_it_goes_away_and_the_scheduler_ends_it(si
 async def test_an_answer_that_comes_after_its_caller_left_keeps_nothing(side: Side) -> None:
     grant = await side.keeps()
     assert side.takes("2") is grant
-    kept = side.gateway.kept.find(grant)
+    kept = side.gateway.may_keep(grant)
     assert kept is not None
 
     side.gateway.cancel(CallId("2"))
@@ -332,7 +332,7 @@ async def test_without_a_leader_calls_go_on_as_before_and_keep_nothing(side: Sid
 
     assert grant is not None
     assert grant.number == WITHOUT_LEADER
-    assert side.gateway.kept.find(grant) is None
+    assert side.gateway.may_keep(grant) is None
 
 
 async def test_without_a_leader_calls_go_to_nodes_that_are_reached(side: Side) -> None:
