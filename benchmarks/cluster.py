@@ -208,7 +208,7 @@ async def _play(port: int, seconds: float, cpu_s: "CpuClock") -> dict[str, objec
                 load = message.command.grant if isinstance(message.command, m.StartCall) else message.command
                 link.send(control.NodeEvent(m.Loaded(load.function, load.device, 0.001, 10)))  # type: ignore[attr-defined]
 
-        link.attend(on_message, lambda why: print("node lost:", why))
+        link.attend(on_message).add_done_callback(lambda lost: print("node lost:", lost.result()))
         devices = tuple(DeviceSnapshot(Device(DeviceId(f"{name}/cpu:{at}"), "cpu", 30)) for at in range(DEVICES))
         link.send(
             control.NodeJoins("127.0.0.1:1", msgspec.Raw(msgspec.msgpack.encode(NodeSnapshot(devices))), time.time())
@@ -235,7 +235,7 @@ async def _play(port: int, seconds: float, cpu_s: "CpuClock") -> dict[str, objec
         elif isinstance(message, control.CallRejected):
             raise SystemExit(f"rejected: {message.message}")
 
-    gateway.attend(on_answer, lambda why: print("gateway lost:", why))
+    gateway.attend(on_answer).add_done_callback(lambda lost: print("gateway lost:", lost.result()))
     gateway.send(control.RunningCalls([]))
     for _ in range(IN_FLIGHT):
         place()

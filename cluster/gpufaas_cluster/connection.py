@@ -100,14 +100,16 @@ class Link(asyncio.Protocol):
     def closed(self) -> bool:
         return self._over
 
-    def attend(self, on_message: Callable[[object], None], on_lost: Callable[[str], None]) -> None:
-        """Set the listeners; they get at once what came since the handshake."""
-        self.on_message, self.on_lost = on_message, on_lost
+    def attend(self, on_message: Callable[[object], None]) -> asyncio.Future[str]:
+        """Have *on_message* get what came since the handshake, and all that comes; return why the link will be over."""
+        lost: asyncio.Future[str] = self._loop.create_future()
+        self.on_message, self.on_lost = on_message, lambda why: None if lost.done() else lost.set_result(why)
         early, self.early = self.early, []
         for each in early:
             on_message(each)
         if self._over:
-            on_lost(self._why or "it was closed")
+            self.on_lost(self._why or "it was closed")
+        return lost
 
     def send(self, message: control.Message) -> None:
         """Send it, together with the other messages of this turn of the loop. Does nothing once the link is over."""
@@ -210,7 +212,7 @@ async def connect(
     successor: LaneConnection[Any] | None = None,
 ) -> Link:
     """
-    Return a link to *address*. The caller sets its listeners with `Link.attend`.
+    Return a link to *address*. The caller listens to it by `Link.attend`.
 
     :param successor: the connection will carry calls, and is handed over to this protocol
     :raises NotReached: nothing listens there, or it does not answer

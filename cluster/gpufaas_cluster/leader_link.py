@@ -114,14 +114,13 @@ class LeaderLink:
 
     async def _attend(self, link: Link, address: str) -> str:
         """Use *link* as long as it lives and its scheduler leads; return why that ended."""
-        lost: asyncio.Future[str] = self._loop.create_future()
         self.epoch, self.refused = link.epoch, ""
         self._changed.clear()
         moved = self._loop.create_task(self._moved(address))
         try:
             self._party.begin(link)
             log.info("scheduler.connected address=%s epoch=%d", address, link.epoch)
-            link.attend(self._party.heard, lambda why: None if lost.done() else lost.set_result(why))
+            lost = link.attend(self._party.heard)
             await asyncio.wait((lost, moved), return_when=asyncio.FIRST_COMPLETED)
             return lost.result() if lost.done() else "another one leads"
         finally:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
-from functools import partial
 from typing import Any, Final
 
 from gpufaas_cluster.call_connection import CallConnection, LaneUser
@@ -232,8 +231,7 @@ class NodeClient:
                 await asyncio.sleep(retry_s)
                 retry_s = min(_LONGEST_RETRY_S, 2 * retry_s)
                 continue
-            lost: asyncio.Future[str] = self._nodes.loop.create_future()
-            link.attend(lambda _: None, partial(_settle, lost))
+            lost = link.attend(lambda _: None)
             retry_s = _FIRST_RETRY_S
             self._link, self.down = link, ""
             self.small.open()
@@ -307,8 +305,3 @@ class StandingConnection:
                 connection.begin(user)
         if not connection.running:
             self._node.rests(connection)
-
-
-def _settle(lost: "asyncio.Future[str]", why: str) -> None:
-    if not lost.done():
-        lost.set_result(why)

@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -44,7 +44,7 @@ class RemoteWorkers:
 
     async def define(self, spec: WorkerSpec) -> Manifest:
         """
-        As `ports.Workers.define`, on the first node with a device that satisfies *spec* and can be reached.
+        Do `ports.Workers.define` on the first node with a device that satisfies *spec* and can be reached.
 
         :raises Unavailable: there is none now
         """
@@ -60,7 +60,7 @@ class RemoteWorkers:
         raise Unavailable(f"{spec.name} cannot be prepared now: {why}; try again, or see what 'gpufaas node list' says")
 
     async def check(self, spec: WorkerSpec) -> None:
-        """As `ports.Workers.check`, where the revision was defined; elsewhere if that node is gone."""
+        """Do `ports.Workers.check` where the revision was defined; elsewhere if that node is gone."""
         node = self._nodes.get(self._defined.get(spec.function, ""))
         if node is not None and not node.down:
             try:
@@ -78,7 +78,7 @@ class RemoteWorkers:
             raise Unavailable(f"{spec.name} cannot be checked now: {exc}; try again") from exc
 
     async def forget(self, function: FunctionId) -> None:
-        """As `ports.Workers.forget`: on the node that defined it. The scheduler tells the others."""
+        """Do `ports.Workers.forget` on the node that defined it. The scheduler tells the others."""
         node = self._nodes.get(self._defined.pop(function, ""))
         if node is not None and not node.down:
             try:
@@ -90,17 +90,14 @@ class RemoteWorkers:
         return self._nodes.devices()
 
     async def environments(self, constraints: Sequence[Constraint] = ()) -> list[Environment]:
-        """As `ports.Workers.environments`; nodes that do not answer, or whose release cannot, are left out."""
-        nodes = self._candidates(constraints)
-        answers = await _gather([node.ask("environment", None) for node in nodes])
-        return grouped(
-            {node.id: _decode_environment(each) for node, each in zip(nodes, answers, strict=True) if each is not None}
-        )
+        """Return what `ports.Workers.environments` says; a node whose release cannot answer is left out, too."""
+        answers = await _each(self._candidates(constraints), lambda node: node.ask("environment", None))
+        return grouped({id_: _decode_environment(each) for id_, each in answers.items()})
 
     async def usage_of(self, function: FunctionId) -> tuple[float, Bytes] | None:
         """Return the millicores and bytes that its workers use now on all nodes; None: it has none."""
-        found = [_decode_usage(each) for each in await _ask_all(self._nodes, "usage", function)]
-        used = [each for each in found if each is not None]
+        answers = await _each(self._nodes.nodes, lambda node: node.ask("usage", function))
+        used = [each for each in map(_decode_usage, answers.values()) if each is not None]
         return (sum(cpu for cpu, _ in used), sum(memory for _, memory in used)) if used else None
 
     def _candidates(self, constraints: Sequence[Constraint]) -> list[NodeClient]:
@@ -128,11 +125,11 @@ class RemoteLogs:
         return _merged(self._wait(self._query_each(query)).values(), query.tail)
 
     def known(self, name: str, namespace: str) -> bool:
-        answers = self._wait(_ask_all(self._nodes, "known", LogQuery(name, namespace)))
-        return any(_decode_known(each) for each in answers)
+        answers = self._wait(_each(self._nodes.nodes, lambda node: node.ask("known", LogQuery(name, namespace))))
+        return any(map(_decode_known, answers.values()))
 
     def drop(self, name: str, namespace: str) -> None:
-        self._wait(_ask_all(self._nodes, "drop", LogQuery(name, namespace)))
+        self._wait(_each(self._nodes.nodes, lambda node: node.ask("drop", LogQuery(name, namespace))))
 
     async def follow(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         """Yield what `query` returns, then each line as it comes, also from nodes that come (back) later."""
@@ -184,32 +181,25 @@ class RemoteLogs:
         async def lines_of(node: NodeClient) -> list[LogLine]:
             return [_decode_line(line) async for line in node.ask_lines("logs", query)]
 
-        nodes = [node for node in self._nodes.nodes if not node.down]
-        answers = await _gather([lines_of(node) for node in nodes])
-        return {node.id: answer for node, answer in zip(nodes, answers, strict=True) if answer is not None}
+        return await _each(self._nodes.nodes, lines_of)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._nodes.loop).result()
 
 
-async def _ask_all(nodes: RemoteNodes, what: str, value: object) -> list[bytes]:
-    """Return the answers of the nodes that answer."""
-    answers = await _gather([node.ask(what, value) for node in nodes.nodes if not node.down])
-    return [each for each in answers if each is not None]
+async def _each(nodes: Iterable[NodeClient], ask: Callable[[NodeClient], Coroutine[Any, Any, T]]) -> dict[str, T]:
+    """Return the answers by node. A node that is gone, or fails, or takes too long, is left out."""
+    answers: dict[str, T] = {}
 
-
-async def _gather(work: Sequence[Coroutine[Any, Any, T]]) -> list[T | None]:
-    """Return each result; None: its node is gone, or fails, or takes too long."""
-
-    async def within(each: Coroutine[Any, Any, T]) -> T | None:
+    async def within(node: NodeClient) -> None:
         try:
             async with asyncio.timeout(_ASK_S):
-                return await each
+                answers[node.id] = await ask(node)
         except (GpufaasError, TimeoutError) as exc:
             log.warning("a node is left out: %s", exc or f"no answer within {_ASK_S:g} s")
-            return None
 
-    return await asyncio.gather(*map(within, work))
+    await asyncio.gather(*(within(node) for node in nodes if not node.down))
+    return answers
 
 
 def _merged(by_node: Iterable[list[LogLine]], tail: int) -> list[LogLine]:

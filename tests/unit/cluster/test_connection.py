@@ -32,7 +32,7 @@ async def ends(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Link, Lin
     server = await listen("127.0.0.1:0", Identity("scheduler", "s", "b", TOKEN), accept)
     port = server.sockets[0].getsockname()[1]
     made = await connect(f"127.0.0.1:{port}", Identity("node", "n", "b", TOKEN))
-    made.attend(lambda _: None, ended.append)
+    made.attend(lambda _: None).add_done_callback(lambda lost: ended.append(lost.result()))
     yield made, taken[0], ended
     made.close()
     server.close()

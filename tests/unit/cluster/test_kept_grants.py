@@ -1,13 +1,15 @@
 """A gateway's grants that it keeps: which calls run by them, and how each of them ends."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.waiting import eventually
 
 from gpufaas_cluster import control, kept_grants
+from gpufaas_cluster.call_heads import NodeCallHead
 from gpufaas_cluster.connection import Identity
+from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.remote_placement import WITHOUT_LEADER
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_core.messages import Grant, Outer
@@ -23,6 +25,7 @@ from gpufaas_core.model import (
     Part,
     ResidentStatus,
 )
+from gpufaas_core.wire.heads import CallHead
 
 F, G = FunctionId("f"), FunctionId("g")
 DEVICE = DeviceId("n/cpu:0")
@@ -41,6 +44,17 @@ class FakeLink:
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [each for each in self.said if type(each) is kind]
+
+
+class FakeLane:
+    """A lane of a connection to a node."""
+
+    def __init__(self) -> None:
+        self.known: Grant | None = None
+        self.sent: list[NodeCallHead] = []
+
+    def send(self, kind: int, head: NodeCallHead, body: bytes) -> None:
+        self.sent.append(head)
 
 
 class Side:
@@ -288,6 +302,40 @@ async def test_the_first_call_by_a_grant_waits_for_the_next_one_as_ever(side: Si
     assert await again is second
     side.ends(second, "1")
     assert side.takes("2") is second
+
+
+@pytest.mark.parametrize("how", [{"outer": Outer(DEVICE, F)}, {"endless": True}], ids=["nested", "endless"])
+async def test_the_next_grant_of_a_call_whose_grant_may_not_be_kept_may_not_be_kept(
+    side: Side, how: dict[str, Any]
+) -> None:
+    await side.place("1", **how)
+
+    again = side.gateway.again(CallId("1"))
+    second = side.granted("1")
+
+    assert await again is second
+    assert side.gateway.may_keep(second) is None
+
+
+async def test_a_node_is_sent_the_next_grant_of_a_call_also_on_the_lane_of_the_refused_one(side: Side) -> None:
+    lane = FakeLane()
+
+    def sends(grant: Grant) -> Grant | None:
+        head = CallHead(grant.call, "POST", "/", b"", [])
+        placed = side.gateway.may_keep(grant)
+        RemoteExchange(asyncio.get_running_loop(), lambda *_: None, grant, head, b"", placed).sent_on(cast(Any, lane))
+        return lane.sent[-1].grant
+
+    first = await side.place("1")
+    assert sends(first) is first
+    again = side.gateway.again(CallId("1"))
+    second = side.granted("1")
+    assert await again is second
+
+    assert sends(second) is second
+    side.ends(second, "1")
+    assert side.takes("2") is second
+    assert sends(second) is None, "the node knows it"
 
 
 # --- the link is lost ---

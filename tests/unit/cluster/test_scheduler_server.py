@@ -33,7 +33,7 @@ class Party:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.said: asyncio.Queue[Any] = asyncio.Queue()
-        link.attend(self.said.put_nowait, lambda _: None)
+        link.attend(self.said.put_nowait)
 
     async def hears(self, kind: type[Any]) -> Any:
         """Return the next message of *kind*; others are passed over."""
