@@ -64,6 +64,17 @@ class Device(Struct, frozen=True):
     """Its node can park copies."""
     ahead: bool = False
     """Its node takes calls ahead, and can give them back (`Grant.ahead_s`)."""
+    loads_parts: bool = False
+    """Its node can load a copy with parts on several devices, this one among them."""
+    # Journals of before do not have the following: the engine took it then that each node fetches as it is told.
+    fetches: bool = True
+    """Its node carries out `messages.Fetch`."""
+    fetches_from: bool = True
+    """Its node fetches from the node that a `Fetch` names."""
+    fetches_ranges: bool = True
+    """Its node fetches only the ranges that a `Fetch` names."""
+    price_per_h: float = 0.0
+    """The price of its node, as `Offer.price_per_h`; 0.0: not known."""
 
     @property
     def node(self) -> NodeId:

@@ -21,7 +21,6 @@ from gpufaas_core.model import (
     Function,
     FunctionId,
     NodeId,
-    Offer,
     Part,
     PlacementPlan,
     RatioDoc,
@@ -334,7 +333,6 @@ class EngineDoc(Struct, frozen=True):
     """The plan in force."""
     planned: bool = False
     """The policy set it, and has not run for it yet."""
-    offers: tuple[Offer, ...] = ()
     ordered: tuple[tuple[str, int], ...] = ()
     """Nodes that were procured and have not joined, by kind."""
     known: tuple[NodeId, ...] = ()

@@ -93,6 +93,9 @@ class Node:
                 host_memory=self.host_cache.status().budget,
                 parks=self.host.parks.enabled and settings.parks(each.torch_device),
                 ahead=True,
+                fetches=fetch is not None,
+                fetches_from=False,
+                fetches_ranges=False,
             )
         self._devices = {each.device.id: WorkerDevice(each, self.host.parks) for each in devices}
         self.functions = Functions(self._devices, bundles, self.host, self.staging)

@@ -66,8 +66,9 @@ class Start(Struct, frozen=True, gc=False):
     """
     Where the new copy is; `DeviceView.part` is ready-made. Memory 0: what the function's profile says.
 
-    Several, where nodes can load them (the simulator can): the copy is one, a grant on it holds compute on each of its
-    devices, and it goes when one of them goes. Each part says its memory then. It has no local queue (`Assign`).
+    Several, where nodes say that they can load them (`Device.loads_parts`): the copy is one, a grant on it holds
+    compute on each of its devices, and it goes when one of them goes. Each part says its memory then. It has no local
+    queue (`Assign`).
     """
     victims: tuple[CopyId, ...] | None = None
     why: Why | None = None
@@ -153,7 +154,10 @@ class Preempt(Struct, frozen=True):
 
 
 class Fetch(Struct, frozen=True):
-    """Bring what a function needs to nodes ahead of its loads there; each node has it from the one before."""
+    """
+    Bring what a function needs to nodes ahead of its loads there; each node has it from the one before. Refused if one
+    of them says that it fetches nothing, or not like that (`Device.fetches` and the fields beside it).
+    """
 
     function: FunctionId
     nodes: tuple[NodeId, ...]
@@ -174,7 +178,7 @@ class Wake(Struct, frozen=True):
 
 
 class Procure(Struct, frozen=True):
-    """Order *n* nodes of an offered kind."""
+    """Order *n* nodes of a kind that the platform offers (`View.offers`)."""
 
     kind: str
     n: int = 1
@@ -187,7 +191,7 @@ class Release(Struct, frozen=True):
 
 
 class SetPlan(Struct, frozen=True):
-    """Keep a plan: `View.plan` shows it, also to a policy that takes over."""
+    """Keep a plan: `View.placement` shows it, also to a policy that takes over. Nothing else follows from it."""
 
     plan: PlacementPlan
 

@@ -162,7 +162,6 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         wakes=tuple((key, at - now) for key, at in agenda.wakes.items()),
         plan=agenda.plan,
         planned=agenda.planned,
-        offers=tuple(agenda.offers.values()),
         ordered=tuple(agenda.ordered.items()),
         known=tuple(sorted(agenda.known)),
         releasing=tuple(agenda.releasing.items()),
@@ -285,7 +284,6 @@ def restore_agenda(world: World, doc: EngineDoc, since: Seconds) -> None:
     agenda.wakes = {key: since + in_s for key, in_s in doc.wakes}
     agenda.plan = doc.plan
     agenda.planned = doc.planned
-    agenda.offers = {each.kind: each for each in doc.offers}
     agenda.ordered = dict(doc.ordered)
     agenda.known = set(doc.known)
     agenda.releasing = dict(doc.releasing)

@@ -128,7 +128,6 @@ class Engine:
 
     :param learn: profiles follow what is measured. False for simulations and tests, where profiles are given; the
         spread of service times is learnt in any case
-    :param partitions: nodes can load copies with parts on several devices, as those of the simulator can
     """
 
     def __init__(
@@ -139,10 +138,8 @@ class Engine:
         epoch: int = 1,
         max_queue: int = 10_000,
         learn: bool = True,
-        partitions: bool = False,
     ) -> None:
         cluster = Cluster(replacement)
-        cluster.partitions = partitions
         self._world = World(cluster, view_of(cluster), policy, epoch=epoch, max_queue=max_queue, learn=learn)
         self._world.handlers = _handlers(self._world)
         self.policy = policy

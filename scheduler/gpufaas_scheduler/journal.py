@@ -34,19 +34,13 @@ class Header(Struct, frozen=True):
     epoch: int = 1
     max_queue: int = 10_000
     learn: bool = True
-    partitions: bool = False
     version: int = VERSION
 
     def engine(self) -> Engine:
         """:raises InvalidSpec: see `make_policy`"""
         policy = make_policy(self.policy)
         return Engine(
-            policy=policy,
-            replacement=policy.replacement,
-            epoch=self.epoch,
-            max_queue=self.max_queue,
-            learn=self.learn,
-            partitions=self.partitions,
+            policy=policy, replacement=policy.replacement, epoch=self.epoch, max_queue=self.max_queue, learn=self.learn
         )
 
 

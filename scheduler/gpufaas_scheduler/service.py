@@ -33,6 +33,7 @@ from gpufaas_core.model import (
     Explanation,
     Function,
     FunctionId,
+    Offer,
     Seconds,
     gateway_of,
     node_of,
@@ -102,8 +103,7 @@ class SchedulerService:
         """The node of each device."""
         self._gateways: dict[str, OnAnswer] = {}
         """Gateways of other processes, by the name that ends the ids of their calls."""
-        self.provider: Provider | None = None
-        """Set by the one who tells the engine what is offered."""
+        self._provider: Provider | None = None
         self._placing: CallId | None = None
         self._placed: m.Grant | GpufaasError | None = None
 
@@ -194,6 +194,11 @@ class SchedulerService:
         """*node* is gone. Its devices have left before."""
         self._nodes = {device: each for device, each in self._nodes.items() if each is not node}
 
+    def procure_from(self, provider: Provider, offers: tuple[Offer, ...]) -> None:
+        """*provider* makes nodes, and offers these from now on. The engine orders none that nobody offers."""
+        self._provider = provider
+        self.handle(m.Offered(offers))
+
     def report(self, fact: m.Event) -> None:
         """A node says what happened."""
         if isinstance(fact, m.NodeRefused):
@@ -246,8 +251,8 @@ class SchedulerService:
             self._answer(command.call, _rejection(command))
             return
         elif isinstance(command, m.Procure | m.Release):
-            if self.provider is not None:
-                self.provider.execute(command)
+            if self._provider is not None:  # else an older engine asked for it
+                self._provider.execute(command)
             return
         elif isinstance(command, m.Fetch | m.Stage):
             nodes = (each for device, each in self._nodes.items() if node_of(device) == command.node)

@@ -64,13 +64,17 @@ class Fleet:
         self.stays.append(stay)
         return offer, devices
 
-    def joined(self, device: SimulatedDevice, now: Seconds) -> None:
+    def joined(self, device: SimulatedDevice, now: Seconds) -> float:
+        """A device has joined. Return the price of its node; 0.0: it has none."""
         stay = self._there.get(device.node)
         if stay is None and device.node in self._prices:
             stay = self._there[device.node] = NodeStay(device.node, device.kind, self._prices[device.node], now)
             self.stays.append(stay)
-        if stay is not None and stay.joined_s is None:
+        if stay is None:
+            return 0.0
+        if stay.joined_s is None:
             stay.joined_s = now
+        return stay.price_per_h
 
     def left(self, node: str, now: Seconds) -> bool:
         """The last device of *node* has left. Return whether that changes what can be procured."""

@@ -18,7 +18,7 @@ from gpufaas_simulator.workload import UNBOUNDED, Workload
 def engine_header(policy: PolicySpec | str = DEFAULT_POLICY, *, learn: bool = False) -> Header:
     """Return the options of an engine for simulations: unbounded queues, and constant profiles unless *learn*."""
     spec = policy_spec(policy) if isinstance(policy, str) else policy
-    return Header(policy=spec, max_queue=UNBOUNDED, learn=learn, partitions=True)
+    return Header(policy=spec, max_queue=UNBOUNDED, learn=learn)
 
 
 def simulate(

@@ -202,14 +202,12 @@ class Simulation(Nodes):
         state = SimulatedDeviceState(device, len(self.record.devices), host, self.now)
         self.record.devices.append((device, state))
         self._devices[device.id] = state
-        self._fleet.joined(device, self.now)
-        known = device.known_as()
-        if host is not None and state.known:
-            known = device.known_as(host.tier.budget, parks=host.parks)
-        staged = None
-        if host is not None and state.known:
-            staged = tuple([StagedWeights(each) for each in host.tier])
-        self._hear(m.DeviceJoined(known, None, staged))
+        price_per_h = self._fleet.joined(device, self.now)
+        if host is None or not state.known:
+            self._hear(m.DeviceJoined(device.known_as(price_per_h)))
+            return
+        known = device.known_as(price_per_h, host.tier.budget, parks=host.parks)
+        self._hear(m.DeviceJoined(known, None, tuple([StagedWeights(each) for each in host.tier])))
 
     def _leave(self, device: DeviceId) -> None:
         state = self._devices.pop(device)

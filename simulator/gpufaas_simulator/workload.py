@@ -99,8 +99,12 @@ class SimulatedDevice:
     """Devices of one node share its host memory, and leave together."""
     compute: int = ALL_COMPUTE
 
-    def known_as(self, host_memory: Bytes = 0, *, parks: bool = False) -> Device:
-        return Device(self.id, self.kind, self.memory, compute=self.compute, host_memory=host_memory, parks=parks)
+    def known_as(self, price_per_h: float = 0.0, host_memory: Bytes = 0, *, parks: bool = False) -> Device:
+        """Return the device for the engine, with what its node can do: a simulation fetches nothing ahead."""
+        return Device(
+            self.id, self.kind, self.memory, compute=self.compute, host_memory=host_memory, parks=parks,
+            loads_parts=True, fetches=False, fetches_from=False, fetches_ranges=False, price_per_h=price_per_h,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

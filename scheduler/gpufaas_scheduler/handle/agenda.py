@@ -25,6 +25,8 @@ def try_wake(world: World, action: contract.Wake) -> str | None:
 def try_procure(world: World, action: contract.Procure) -> str | None:
     """Do *action*, or return why not."""
     offers = world.agenda.offers
+    if not offers:
+        return "nodes cannot be ordered on this platform: none are offered"
     offer = offers.get(action.kind)
     if offer is None:
         return f"no nodes of kind {action.kind} are offered"

@@ -1,7 +1,7 @@
 """Actions on copies beside their loads: they are evicted or limited, and what they need is fetched ahead."""
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import NodeId
+from gpufaas_core.model import Device, NodeId
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.copies import evict, serve_fifo
 from gpufaas_scheduler.handle.grants import run_within
@@ -70,12 +70,29 @@ def try_fetch(world: World, action: contract.Fetch) -> str | None:
         return f"no function {action.function} is deployed"
     if not action.nodes:
         return "a fetch names the nodes that it is for"
-    nodes = {each.device.node for each in world.devices.values()}
-    for name in (*action.nodes, *([NodeId(action.source)] if action.source else ())):
+    nodes = {each.node: each.device for each in world.devices.values()}
+    source = action.source
+    for name in (*action.nodes, *([NodeId(source)] if source else ())):
         if name not in nodes:
             return f"there is no node {name}"
-    source = action.source
+    fetches = []
     for node in action.nodes:
-        world.out.append(m.Fetch(owner.id, node, source, action.ranges))
+        fetch = m.Fetch(owner.id, node, source, action.ranges)
+        reason = _why_not_fetched(fetch, nodes[node])
+        if reason is not None:
+            return reason
+        fetches.append(fetch)
         source = node
+    world.out += fetches
+    return None
+
+
+def _why_not_fetched(fetch: m.Fetch, device: Device) -> str | None:
+    """Return why the node of *device* would not carry out *fetch*; None: it would."""
+    if not device.fetches:
+        return f"node {fetch.node} fetches nothing ahead of a load"
+    if fetch.source and not device.fetches_from:
+        return f"node {fetch.node} fetches from any node, not from {fetch.source}: fetch for one node, without a source"
+    if fetch.ranges and not device.fetches_ranges:
+        return f"node {fetch.node} fetches all of the weights, not ranges of them"
     return None

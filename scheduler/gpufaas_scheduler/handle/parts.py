@@ -2,8 +2,8 @@
 Copies with parts on several devices. Each part of a new one has to fit on its device, and all of them or none are
 charged.
 
-No node can load such copies yet, so an engine refuses them unless its shell says otherwise (`Cluster.partitions`). They
-have no local queue, and keep the shares that they were loaded with.
+They are for nodes that say that they can load them (`Device.loads_parts`), as those of the simulator do. They have no
+local queue, and keep the shares that they were loaded with.
 """
 
 from typing import NamedTuple
@@ -34,8 +34,6 @@ def places_for(
 
     :param victims: evict these, each from its device; None: as many as needed, in the replacement order of each device
     """
-    if not cluster.partitions:
-        return f"a copy has one part, not {len(parts)}: no node can load several yet"
     if len({bool(each.share) for each in parts}) > 1:
         return "all parts of a copy hold a share, or none does"
     places: list[Place] = []
@@ -46,6 +44,8 @@ def places_for(
             return f"there is no device {part.device}"
         if any(each.device is device for each in places):
             return f"a copy has one part on a device, not two on {device.id}"
+        if not device.device.loads_parts:
+            return f"a copy on {device.id} has one part, not {len(parts)}: its node cannot load several"
         why = _why_not(owner, part, device)
         if why is not None:
             return why

@@ -62,8 +62,6 @@ class Cluster:
         """The number of functions that take a part of a device's compute."""
         self.least_compute = ALL_COMPUTE
         """The least compute that one of the devices has."""
-        self.partitions = False
-        """Nodes can load copies with several parts."""
         self.keeps = False
         """A function with a minimum of copies was deployed, so copies may hold memory for ever."""
         self.idle_devices: list[IdleKey] = []

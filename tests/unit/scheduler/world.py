@@ -45,13 +45,9 @@ class World:
         learn: bool = False,
         max_queue: int = 10_000,
         replacement: str = "lru",
-        partitions: bool = False,
     ) -> None:
         chosen = make_policy(limited(policy, limit)) if isinstance(policy, str) else policy
-        self.engine = Engine(
-            policy=chosen, replacement=make_replacement(replacement), max_queue=max_queue, learn=learn,
-            partitions=partitions,
-        )  # fmt: skip
+        self.engine = Engine(policy=chosen, replacement=make_replacement(replacement), max_queue=max_queue, learn=learn)
         self.now = 0.0
         self._status: tuple[list[m.Command], float, EngineStatus] | None = None
         """The last answer of `status`, with the commands of the last event and the time."""
@@ -81,8 +77,10 @@ class World:
 
     # --- facts ---
 
-    def device(self, name: str, memory: int = 100, kind: str = "gpu", *, ahead: bool = False) -> None:
-        self.tell(m.DeviceJoined(Device(DeviceId(name), kind, memory, ahead=ahead)))
+    def device(
+        self, name: str, memory: int = 100, kind: str = "gpu", *, ahead: bool = False, loads_parts: bool = False
+    ) -> None:
+        self.tell(m.DeviceJoined(Device(DeviceId(name), kind, memory, ahead=ahead, loads_parts=loads_parts)))
 
     def deploy(
         self,

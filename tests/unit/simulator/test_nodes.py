@@ -402,9 +402,7 @@ def test_the_engine_starts_a_copy_with_parts_as_one(written: Write) -> None:
     devices = [{"id": "g0", "memory_mb": 100}, {"id": "g1", "memory_mb": 100}]
     changes = [{"t": 30, "event": "device_leaves", "device": "g1"}]
     given = workload(functions, [[0, "f"], [1, "f"], [29, "f"]], devices=devices, changes=changes)
-    engine = Engine(
-        policy=Spread(), replacement=make_replacement("lru"), learn=False, partitions=engine_header().partitions
-    )
+    engine = Engine(policy=Spread(), replacement=make_replacement("lru"), learn=False)
 
     record = Simulation(read_workload(written(given)), engine).run()
 
@@ -413,3 +411,31 @@ def test_the_engine_starts_a_copy_with_parts_as_one(written: Write) -> None:
     assert list(record.outcome) == [COMPLETED, COMPLETED, FAILED]
     assert not any(record.holders.values()), "the copy went with its second device"
     assert engine.status(31.0).devices[0].used == 0
+
+
+class Ahead:
+    """Has what a call needs fetched before it starts the call."""
+
+    name = "ahead"
+
+    def __init__(self) -> None:
+        self.answers: list[contract.Refusal | None] = []
+
+    def plan(self, view: contract.View) -> contract.Plan:
+        for device in view.idle():
+            call = view.queue.first()
+            if call is not None:
+                self.answers.append((yield contract.Fetch(call.function, (device.node,))))
+                yield contract.start_on(device, call)
+
+
+def test_a_fetch_ahead_is_refused_as_simulated_nodes_say_that_they_do_none(written: Write) -> None:
+    functions = {"f": {"occupation_mb": 10, "load_s": 10, "infer_s": 2}}
+    given = workload(functions, [[0, "f"]], devices=[{"id": "n/g0", "memory_mb": 100}])
+    policy = Ahead()
+
+    Simulation(read_workload(written(given)), Engine(policy=policy, replacement=make_replacement("lru"))).run()
+
+    (refusal,) = policy.answers
+    assert refusal is not None
+    assert refusal.reason == "node n fetches nothing ahead of a load"
