@@ -84,7 +84,12 @@ class Calls:
                 await self._read(call, deployed)
             else:
                 call.body, call.size = request.body, len(request.body)
-            self._weigh(call, deployed)
+            if call.size > deployed.max_body:
+                raise too_large(deployed, len(call.body))
+            if call.asked_size is not None:
+                call.size = call.asked_size
+            elif call.length > 0:
+                call.size = call.length  # of a body that streams, no more is known
             placing = self._placing
             placed = placing.place(call)
             while True:
@@ -164,15 +169,6 @@ class Calls:
         )
         if call.mode == STREAM:
             call.stream = BodyStream(caller, deployed, len(call.body), call.fail)
-
-    def _weigh(self, call: Call, deployed: Deployed) -> None:
-        """:raises BodyTooLarge: the body that came is larger than the function takes"""
-        if call.size > deployed.max_body:
-            raise too_large(deployed, len(call.body))
-        if call.asked_size is not None:
-            call.size = call.asked_size
-        elif call.length > 0:
-            call.size = call.length  # of a body that streams, no more is known
 
     def _crossing(self, call: Call, found: Deployed) -> Answer | None:
         """Note the headers for a page of another origin (CORS); return the answer if the call only asks for them."""

@@ -1,11 +1,11 @@
 """Receives a body from the socket into memory that is there already, past the parser (see `body_memory`)."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from gpufaas_core.units import Bytes, KiB
 from gpufaas_gateway.http.bounds import BoundedHttp
-from gpufaas_gateway.http.cycle import Cycle
 
 _PIECE: Final[Bytes] = 64 * KiB
 
@@ -13,13 +13,21 @@ _PIECE: Final[Bytes] = 64 * KiB
 class BodyReceiver(asyncio.BufferedProtocol):
     """Takes the place of *connection*'s protocol until the body has ended. It reads no byte behind that."""
 
-    def __init__(self, connection: BoundedHttp, request: Cycle, into: memoryview, at: Bytes) -> None:
-        """:param at: how many bytes of the body have come"""
+    def __init__(
+        self, connection: BoundedHttp, into: memoryview, at: Bytes, on_body: Callable[[bytes], None],
+        wake: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """
+        :param at: how many bytes of the body have come
+        :param on_body: called with each piece that does not go *into* this memory
+        :param wake: called when nothing more goes there
+        """
         self.filled = at
         """How many bytes of the body lie in *into*."""
         self._at = at
         self._connection = connection
-        self._request = request
+        self._on_body = on_body
+        self._wake = wake
         self._end = len(into)
         self._into: memoryview | None = into
         self._piece = memoryview(b"")
@@ -40,7 +48,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         if self.filling:
             self._into = None
             self._piece = memoryview(bytearray(_PIECE))
-            self._request.set()
+            self._wake()
 
     # --- the transport's side ---
 
@@ -50,7 +58,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._at += nbytes
         if self._into is None:
-            self._request.on_body(bytes(self._piece[:nbytes]))
+            self._on_body(bytes(self._piece[:nbytes]))
         else:
             self.filled = self._at
         if self._at == self._end:

@@ -9,23 +9,20 @@ read it, for ever.
 import asyncio
 import logging
 from collections.abc import Sized
-from typing import Final
+from typing import Final, Protocol
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpufaas_core.descriptors import callers_share
 from gpufaas_core.loopback import count_unsent, unpace
 from gpufaas_core.units import Bytes, MiB, Seconds
 from gpufaas_gateway.errors import RETRY_AFTER_REFUSED_S
-from gpufaas_gateway.http.cycle import Cycle
 from gpufaas_gateway.http.heads import in_ascii, why_not_taken, without_offer
 from gpufaas_gateway.http.lingering import linger
 
 log = logging.getLogger(__name__)
-
-AnyCycle = Cycle | RequestResponseCycle
 
 MAX_HEAD: Final[Bytes] = 1 * MiB
 """Request line and headers; OpenFaaS's gateway takes as much."""
@@ -41,6 +38,22 @@ READER_BYTES_PER_S: Final = 500
 _FULL_EVERY_S: Final[Seconds] = 10.0
 _VERSIONS: Final = ("1.1", "1.0")
 """The parser also accepts 0.9, which has no headers, and 2.0, which it cannot read."""
+
+
+class Cycle(Protocol):
+    """A request on its connection, by the names of uvicorn, which reads and writes them (`RequestResponseCycle`)."""
+
+    keep_alive: bool
+    """The connection stays open after its answer."""
+    more_body: bool
+    disconnected: bool
+    """The connection was lost before the request was answered."""
+    response_started: bool
+    """Some of the answer was sent."""
+    response_complete: bool
+    waiting_for_100_continue: bool
+    """The caller sends the body when we say that we read it."""
+    chunked_encoding: bool | None
 
 
 class _Dropped(list[tuple[bytes, bytes]]):
@@ -71,7 +84,7 @@ class _BoundedFlow(FlowControl):
 class BoundedHttp(HttpToolsProtocol):
     """For `uvicorn.Config(http=...)`."""
 
-    cycle: AnyCycle | None  # type: ignore[assignment]  # that of a call is none of uvicorn's own
+    cycle: Cycle | None  # type: ignore[assignment]  # that of a call is none of uvicorn's own
     """The last request that has come."""
     _head_bytes = 0
     _in_head = False
@@ -270,7 +283,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._rest_timer.cancel()
             self._rest_timer = None
 
-    def _answering(self) -> AnyCycle | None:
+    def _answering(self) -> Cycle | None:
         """Return the last request that has come, if it is not answered."""
         return None if self.cycle is None or self.cycle.response_complete else self.cycle
 

@@ -7,8 +7,7 @@ import httptools
 
 from gpufaas_gateway.call_headers import read_head
 from gpufaas_gateway.fronts.target import Target
-from gpufaas_gateway.http.bounds import AnyCycle, BoundedHttp
-from gpufaas_gateway.http.cycle import Cycle
+from gpufaas_gateway.http.bounds import BoundedHttp, Cycle
 from gpufaas_gateway.http.exchange import HttpExchange, HttpFront
 from gpufaas_gateway.http.half_closed import HalfClosed
 from gpufaas_gateway.http.known_head import TRIES, KnownHead, known_head
@@ -27,7 +26,7 @@ class HttpConnection(BoundedHttp):
         self._admitted = True
         self._unbegun: HttpExchange | None = None
         """The call whose head has just come."""
-        self._answers: AnyCycle | None = None
+        self._answers: Cycle | None = None
         """The request that is answered now, or was answered last."""
         self._half: HalfClosed | None = None
         """The caller sends nothing more, but waits for the answers to what he has sent."""
@@ -49,8 +48,8 @@ class HttpConnection(BoundedHttp):
             last.keep_alive = False
             half = HalfClosed(self.transport, started=now.response_started, chunked=bool(now.chunked_encoding))
             self._half = self.transport = half  # type: ignore[assignment]
-            if not isinstance(now, Cycle):  # which asks the connection
-                now.transport = half  # type: ignore[assignment]
+            if type(now) is not HttpExchange:  # which asks the connection
+                now.transport = half  # type: ignore[attr-defined]
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -84,7 +83,9 @@ class HttpConnection(BoundedHttp):
 
     def _begin_again(self, known: KnownHead, digits: bytes, body: bytes) -> None:
         self._tries = TRIES
-        headers, read = known.with_length(digits, self.client)
+        headers, read = known.headers, known.read
+        if digits != known.digits:
+            headers, read = known.with_length(digits, self.client)
         call = HttpExchange(self, self._front, known.target, known.method, headers, read)
         call.body, call.more_body = body, False
         self.cycle = call
@@ -121,14 +122,14 @@ class HttpConnection(BoundedHttp):
         self._stop_rest_timer()
         call.on_body_end()
 
-    def _start_asgi_task(self, cycle: AnyCycle, app: Any) -> None:
+    def _start_asgi_task(self, cycle: Cycle, app: Any) -> None:
         """The request is the next of the pipeline, or none of a function."""
         self._answers = cycle
         if type(cycle) is HttpExchange:
             # In a turn of its own: a thousand that are answered at once would be a thousand calls deep.
             self.loop.call_soon(self._begin, cycle)
-        elif not isinstance(cycle, Cycle):
-            super()._start_asgi_task(cycle, app)
+        else:
+            super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]  # its own
 
     def _begin(self, call: HttpExchange) -> None:
         self._answers = call

@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final
+from typing import Final, Self
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from gpufaas_core.driven import Driven
 from gpufaas_core.errors import CallCancelled
 from gpufaas_core.units import Bytes, KiB, Seconds
 from gpufaas_gateway.answering import Answer, AnswerStream, BrokenAnswer, let_go
@@ -22,7 +23,6 @@ from gpufaas_gateway.call_headers import BODILESS, Header, ReadHead
 from gpufaas_gateway.fronts.target import Target
 from gpufaas_gateway.http.body_receiver import BodyReceiver
 from gpufaas_gateway.http.bounds import BoundedHttp
-from gpufaas_gateway.http.cycle import Cycle
 from gpufaas_gateway.request import Request
 
 log = logging.getLogger("gateway")
@@ -56,19 +56,31 @@ class HttpFront:
         return found
 
 
-class HttpExchange(Cycle):
-    """See module. It is the `Caller` of its call, and drives it."""
+class HttpExchange(Driven):
+    """
+    See module. It is the `Caller` of its call, and drives it; to uvicorn it is a `Cycle`, and the task that serves it:
+    a server that stops waits for what is in its tasks, and cancels it in the end.
+    """
 
     __slots__ = (
-        "_connection", "_front", "_left", "_news", "_sent_at", "_tell", "_waiter", "headers", "method", "read",
-        "target",
+        "_connection", "_front", "_left", "_news", "_sent_at", "_tell", "_waiter", "body", "chunked_encoding",
+        "disconnected", "headers", "keep_alive", "method", "more_body", "read", "response_complete",
+        "response_started", "target", "waiting_for_100_continue",
     )  # fmt: skip
 
     def __init__(
         self, connection: BoundedHttp, front: HttpFront, target: Target, method: str, headers: list[Header],
         read: ReadHead, *, expects: bool = False, keep_alive: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(connection.loop, connection.tasks, keep_alive, expects)
+        """:param expects: the caller sends the body when we say that we read it"""
+        super().__init__(connection.loop)
+        self.keep_alive = keep_alive
+        self.waiting_for_100_continue = expects
+        self.body: bytes | bytearray = b""
+        """What came of the body and was not received yet."""
+        self.more_body = True
+        self.disconnected = self.response_started = self.response_complete = False
+        self.chunked_encoding: bool | None = False
         self._connection = connection
         self._front = front
         self.target = target
@@ -90,14 +102,22 @@ class HttpExchange(Cycle):
         if not (self.more_body or self.disconnected or self.waiting_for_100_continue):
             body, self.body = bytes(self.body), b""
             self._news = False
-        self._tasks.add(self)
+        self._connection.tasks.add(self)  # type: ignore[arg-type]
         request = Request(
             target.name, self.method, target.path, target.query, self.headers, body, self, self._connection.client,
             target.outer, read=self.read, driven=self,
         )  # fmt: skip
         self.drive(self._serve(request))
 
+    def ended(self) -> None:
+        self._connection.tasks.discard(self)
+
     # --- the connection's side ---
+
+    @property
+    def message_event(self) -> Self:
+        """uvicorn sets it when the connection is lost."""
+        return self
 
     def on_body(self, piece: bytes) -> None:
         if self.response_complete:
@@ -126,7 +146,7 @@ class HttpExchange(Cycle):
             tell()
 
     def set(self) -> None:
-        """Wake who receives."""
+        """Wake who receives the body."""
         self._news = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -157,7 +177,7 @@ class HttpExchange(Cycle):
         end = at + len(self.body)
         into[:at], into[at:end] = first, self.body
         self.body, self._news = b"", False
-        receiver = BodyReceiver(connection, self, into, end)
+        receiver = BodyReceiver(connection, into, end, self.on_body, self.set)
         timer = None if within_s is None else connection.loop.call_later(within_s, receiver.stop_filling)
         try:
             while receiver.filling and not self.disconnected:

@@ -52,8 +52,6 @@ class KnownHead(Struct, frozen=True):
 
     def with_length(self, digits: bytes, client: tuple[str, int] | None) -> tuple[list[Header], ReadHead]:
         """Return the headers of such a request with this Content-Length, and what is read in them."""
-        if digits == self.digits:
-            return self.headers, self.read
         headers = [(name, digits if name == b"content-length" else value) for name, value in self.headers]
         return headers, read_head(headers, client)
 

@@ -14,9 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gpufaas_gateway.http.bounded_websocket import BoundedWebSocket
-from gpufaas_gateway.http.bounds import BoundedHttp
+from gpufaas_gateway.http.bounds import BoundedHttp, Cycle
 from gpufaas_gateway.http.connection import HttpConnection
-from gpufaas_gateway.http.cycle import Cycle
 
 
 def names_of_uvicorn(*ours: type) -> set[str]:
@@ -58,7 +57,7 @@ def uses() -> Iterator[tuple[type, set[str]]]:
     others = {"_get_upgrade", "send_400_response", "tasks"}  # replaced here, and called by uvicorn; used by an exchange
     yield HttpToolsProtocol, names_of_uvicorn(BoundedHttp, HttpConnection) | others
     yield WebSocketsSansIOProtocol, names_of_uvicorn(BoundedWebSocket)
-    yield RequestResponseCycle, {each for each in (*Cycle.__slots__, "message_event") if each[0] != "_"} | {"transport"}
+    yield RequestResponseCycle, {*Cycle.__annotations__, "body", "message_event", "transport"}
     yield FlowControl, {"drain", "pause_reading", "read_paused", "resume_reading", "write_paused"}
 
 
