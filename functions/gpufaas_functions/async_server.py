@@ -46,9 +46,9 @@ class AsyncServer(asyncio.Protocol):
         """It will measure."""
         self._turn = 0
         """Of the loop: a number that grows when what calls sent has gone out."""
+        self._full = False
+        """The node takes no more, until `_writable`."""
         self._writable: asyncio.Event = asyncio.Event()
-        """The node takes more."""
-        self._writable.set()
         self._closed: asyncio.Event = asyncio.Event()
 
     def serve(self, connection: socket, ready: bytes) -> None:
@@ -82,9 +82,11 @@ class AsyncServer(asyncio.Protocol):
         self._closed.set()
 
     def pause_writing(self) -> None:
+        self._full = True
         self._writable.clear()
 
     def resume_writing(self) -> None:
+        self._full = False
         self._writable.set()
 
     def send(self, *frame: bytes | memoryview) -> None:
@@ -201,7 +203,7 @@ class AsyncServer(asyncio.Protocol):
             return
         reply = slot.reply
         for piece in pieces_of(chunk) if len(chunk) > CHUNK_BYTES else (chunk,):
-            if not self._writable.is_set():
+            if self._full:
                 await self._writable.wait()
             if slot.turn == self._turn:
                 # A generator that never waits would stop the other calls, and not see that its caller is gone.

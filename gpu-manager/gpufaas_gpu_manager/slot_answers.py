@@ -96,13 +96,16 @@ class SlotAnswers:
     def _on_chunk(self, _: bytes, body: bytes) -> None:
         if not body:
             raise BrokenFrame("an empty piece of an answer")
-        self._slot.window.came(len(body))
+        slot, exchange = self._slot, self._turns.now.call
+        assert exchange is not None  # the table of its order
+        gives = slot.window.came(len(body))
         if self._left >= 0:
             self._left -= len(body)
             if self._left < 0:
                 raise BrokenFrame("an answer that is longer than its Content-Length")
-        self._call.on_chunk(body)
-        self._slot.give_room(self._slot.window.room())
+        exchange.on_chunk(body)
+        if gives:
+            slot.give_room(slot.window.room())
 
     def _on_end(self, header: bytes, _: bytes) -> None:
         end, exchange = decoded(_decode_end, header), self._call

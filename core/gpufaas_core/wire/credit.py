@@ -59,12 +59,17 @@ class Window:
         """The bytes that were taken and that the sender was not told of."""
         self._paused = False
 
-    def came(self, size: Bytes) -> None:
-        """A piece of *size* bytes has come. :raises BrokenFrame: there was no room for it; nothing was changed"""
+    def came(self, size: Bytes) -> bool:
+        """
+        A piece of *size* bytes has come. Return whether it is time to ask for the `room` to give back, once it is taken.
+
+        :raises BrokenFrame: there was no room for it; nothing was changed
+        """
         if self._left <= 0:
             raise BrokenFrame("a piece for which there is no room")
         self._left -= size + PIECE_COST
         self._owed += size + PIECE_COST
+        return self._owed >= self._window // 2
 
     def room(self) -> Bytes:
         """Return the room to give back now, which counts as given; 0: none yet."""
