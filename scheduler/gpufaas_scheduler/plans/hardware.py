@@ -25,6 +25,7 @@ from gpufaas_scheduler.plans.problem import (
     Name,
     NotNegative,
     Positive,
+    Table,
 )
 from gpufaas_scheduler.plans.split import Sharing, split
 
@@ -137,18 +138,16 @@ def _working(node: NodeType, found: Candidate, asked: Problem) -> str:
 
 
 def _reason(asked: Problem, answer: Answer) -> str:
-    kinds = {each.name: each.kind for each in asked.types}
     if not answer.feasible:
-        return (
-            f"{answer.choice}: no type answers all in time, and this one answers most ({answer.in_time} of {asked.n})."
-        )
-    if kinds[answer.choice] == "cpu":
+        most = f"{answer.in_time} of {asked.n}"
+        return f"{answer.choice}: no type answers all in time, and this one answers most ({most})."
+    if answer.y is None:
         return f"{answer.choice}: the cheapest CPU that is fast enough; no GPU is looked at."
     best = min(each.t_max_ms for each in answer.candidates if each.feasible and each.t_max_ms is not None)
     return f"{answer.choice}: the cheapest within {SLACK:g} ms of the fastest ({best:.6g} ms)."
 
 
-def rows(answer: Answer) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def rows(answer: Answer) -> Table:
     """Return the answer as a table: headings, rows."""
     headings = ("", "TYPE", "PRICE/H", "WAIT", "LAST ENDS", "IN TIME", "FEASIBLE")
     return headings, [_row(each, each.name == answer.choice) for each in answer.candidates]

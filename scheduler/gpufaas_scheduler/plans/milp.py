@@ -7,26 +7,26 @@ HiGHS is imported when a programme is solved: `pip install 'gpufaas[plans]'`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final, NamedTuple
 
 from gpufaas_core._types import Seconds
 from gpufaas_core.errors import GpufaasError
 
-if TYPE_CHECKING:
-    import highspy
-
 FEASIBILITY: Final = 1e-9
-"""A row may be missed by so much; HiGHS's default is 1e-6."""
+"""The most by which a row may be missed; HiGHS's default is 1e-6."""
+_OPTIONS: Final[dict[str, bool | int | float]] = {
+    "output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 0.0,
+    "mip_feasibility_tolerance": FEASIBILITY, "primal_feasibility_tolerance": FEASIBILITY,
+}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """``low <= sum of coefficient * column <= high``."""
 
     columns: Sequence[int]
     coefficients: Sequence[float]
-    low: float = -math.inf
-    high: float = math.inf
+    low: float
+    high: float
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Solution:
     """The dual value of each row, when no column is whole: what one more unit of it costs."""
 
 
-def minimise(programme: Programme, time_limit: Seconds | None = None) -> Solution:
+def minimise(programme: Programme, time_limit: Seconds = math.inf) -> Solution:
     """
     Return a solution of least cost, or the best one that *time_limit* leaves time for.
 
@@ -76,9 +76,16 @@ def minimise(programme: Programme, time_limit: Seconds | None = None) -> Solutio
     except ImportError as exc:
         raise GpufaasError("this plan is made by the solver HiGHS: pip install 'gpufaas[plans]'") from exc
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    for option, value in _options(time_limit).items():
+    for option, value in (*_OPTIONS.items(), ("time_limit", time_limit)):
         solver.setOptionValue(option, value)
-    _pass(programme, solver, highspy)
+    kind = highspy.HighsVarType
+    columns = zip(programme.costs, programme.highs, programme.whole, strict=True)
+    for column, (cost, high, whole) in enumerate(columns):
+        solver.addVar(0.0, high)
+        solver.changeColCost(column, cost)
+        solver.changeColIntegrality(column, kind.kInteger if whole else kind.kContinuous)
+    for row in programme.rows:
+        solver.addRow(row.low, row.high, len(row.columns), list(row.columns), list(row.coefficients))
     solver.run()
     status, info = solver.getModelStatus(), solver.getInfo()
     optimal = status in (
@@ -86,30 +93,11 @@ def minimise(programme: Programme, time_limit: Seconds | None = None) -> Solutio
         highspy.HighsModelStatus.kUnboundedOrInfeasible,
     )  # fmt: skip
     found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    values = tuple(map(float, solver.getSolution().col_value)) if found else None
-    duals = () if any(programme.whole) or not found else tuple(map(float, solver.getSolution().row_dual))
-    return Solution(_rounded(programme, values), info.mip_dual_bound, optimal, solver.getRunTime(), duals)
-
-
-def _options(time_limit: Seconds | None) -> dict[str, bool | int | float]:
-    options: dict[str, bool | int | float] = {
-        "output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 0.0,
-        "mip_feasibility_tolerance": FEASIBILITY, "primal_feasibility_tolerance": FEASIBILITY,
-    }  # fmt: skip
-    return options if time_limit is None else {**options, "time_limit": time_limit}
-
-
-def _pass(programme: Programme, solver: "highspy.Highs", highs: Any) -> None:
-    kind = highs.HighsVarType
-    for column, (cost, high) in enumerate(zip(programme.costs, programme.highs, strict=True)):
-        solver.addVar(0.0, high)
-        solver.changeColCost(column, cost)
-        solver.changeColIntegrality(column, kind.kInteger if programme.whole[column] else kind.kContinuous)
-    for row in programme.rows:
-        solver.addRow(row.low, row.high, len(row.columns), list(row.columns), list(row.coefficients))
-
-
-def _rounded(programme: Programme, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
-    if values is None:
-        return None
-    return tuple(float(round(value)) if whole else value for value, whole in zip(values, programme.whole, strict=True))
+    if not found:
+        return Solution(None, info.mip_dual_bound, optimal, solver.getRunTime())
+    values = map(float, solver.getSolution().col_value)
+    rounded = tuple(
+        float(round(value)) if whole else value for value, whole in zip(values, programme.whole, strict=True)
+    )
+    duals = () if any(programme.whole) else tuple(map(float, solver.getSolution().row_dual))
+    return Solution(rounded, info.mip_dual_bound, optimal, solver.getRunTime(), duals)

@@ -22,12 +22,10 @@ import msgspec
 
 from gpufaas_core._types import Seconds
 from gpufaas_scheduler.plans import problem
-from gpufaas_scheduler.plans.problem import AtLeastOne, BadProblem, NotNegative
+from gpufaas_scheduler.plans.problem import EPSILON, AtLeastOne, BadProblem, NotNegative, Table
 
 MOST_REQUESTS: Final = 3000
-"""Longest queue that `ranges` plans for."""
-_SAME: Final = 1e-9
-"""Plans whose times differ by less, relative to their size, are equally good."""
+"""The longest queue that `ranges` plans for."""
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -52,6 +50,10 @@ class Problem(problem.Problem, frozen=True):
     """Queue lengths to plan for."""
     c0: NotNegative = 0.0
     max_parts: AtLeastOne | None = None
+
+    @property
+    def costs(self) -> Costs:
+        return Costs(self.c0, self.c, self.e, self.n)
 
     def __post_init__(self) -> None:
         layers = len(self.c)
@@ -86,19 +88,21 @@ _Front = tuple[_Triple, ...]
 
 
 def solve(asked: Problem) -> Answer:
-    costs = Costs(asked.c0, asked.c, asked.e, asked.n)
-    return Answer(tuple(best(costs, x, asked.devices, asked.max_parts) for x in asked.requests))
+    return Answer(tuple(best(asked.costs, x, asked.devices, asked.max_parts) for x in asked.requests))
 
 
 def best(costs: Costs, requests: int, devices: int, max_parts: int | None = None) -> Plan:
-    """Return the plan of least `t_avg` for so many *requests*; of equal ones, fewest parts, then smaller cuts."""
+    """
+    Return the plan of least `t_avg` for so many *requests*; of equal ones, which differ by less than `EPSILON` of their
+    size, the one with fewest parts, then with smaller cuts.
+    """
     most = min(len(costs.c), devices, max_parts or len(costs.c))
     table = plan_table(costs, most)
     parts, least = 0, math.inf
     for count in range(1, most + 1):
         weight = waits(requests, devices // count) / requests
         found = min([total + pace * weight for total, pace in table.hulls[count - 1]], default=math.inf)
-        if count == 1 or found < least - _SAME * least:
+        if count == 1 or found < least - EPSILON * least:
             parts, least = count, found
     cuts = table.first_cuts(parts, waits(requests, devices // parts) / requests, least)
     return measure(costs, cuts, requests, devices)
@@ -140,10 +144,9 @@ class PlanTable:
 
     def _fronts(self, max_parts: int) -> tuple[tuple[_Front, ...], ...]:
         layers = len(self.costs.c)
-        whole: tuple[_Front, ...] = tuple((self._part(first, layers - 1),) for first in range(layers))
-        made = [whole]
-        pools = list(whole)
+        pools: list[_Front] = [(self._part(first, layers - 1),) for first in range(layers)]
         """By first layer: the undominated plans of any number of parts so far."""
+        made = [tuple(pools)]
         for _ in range(1, max_parts):
             rest, fronts = made[-1], []
             for first in range(len(rest) - 1):
@@ -178,7 +181,7 @@ class PlanTable:
         """
         cuts: list[int] = []
         cold = pace = moved = 0.0
-        enough = least + _SAME * max(1.0, least)
+        enough = least + EPSILON * max(1.0, least)
         for left in range(parts - 1, 0, -1):
             first = cuts[-1] + 1 if cuts else 0
             rest = self.fronts[left - 1]
@@ -186,10 +189,8 @@ class PlanTable:
                 part, work, _ = self._part(first, cut)
                 c, b, t = max(cold, part), max(pace, work, self.costs.n[cut]), moved + self.costs.n[cut]
                 limit = enough - t
-                least_c, least_b = (
-                    (self.cold[-1] - self.cold[cut + 1]) / left,
-                    (self.work[-1] - self.work[cut + 1]) / left,
-                )
+                least_c = (self.cold[-1] - self.cold[cut + 1]) / left
+                least_b = (self.work[-1] - self.work[cut + 1]) / left
                 if max(c, self.costs.c0 + least_c) + weight * max(b, least_b) > limit:
                     continue  # not even if the other parts were all of one size
                 for other, slow, more in rest[cut + 1]:  # `max` would take most of the time of a query
@@ -258,13 +259,12 @@ def ranges(costs: Costs, devices: int, max_parts: int | None = None, up_to: int 
     between two steps is not seen.
     """
     found = [best(costs, 1, devices, max_parts)]
+
+    def is_other(requests: int) -> bool:
+        return best(costs, requests, devices, max_parts).parts != found[-1].parts
+
     while True:
-        start, parts = found[-1].requests, found[-1].parts
-
-        def is_other(requests: int, parts: int = parts) -> bool:
-            return best(costs, requests, devices, max_parts).parts != parts
-
-        step = 1
+        start, step = found[-1].requests, 1
         while start + step < up_to and not is_other(start + step):
             step *= 2
         end = min(start + step, up_to)
@@ -304,10 +304,9 @@ def log_cutting(costs: Costs, requests: int, devices: int, max_parts: int | None
 
 def explain(asked: Problem, answer: Answer) -> list[str]:
     """Return the working in words, a line each."""
-    costs = Costs(asked.c0, asked.c, asked.e, asked.n)
     told = []
     for plan in answer.plans:
-        whole = measure(costs, (), plan.requests, asked.devices)
+        whole = measure(asked.costs, (), plan.requests, asked.devices)
         pipelines = asked.devices // plan.parts
         what = f"{plan.parts} parts on {pipelines} x {plan.parts} devices" if plan.cuts else "one piece on each device"
         told.append(
@@ -317,7 +316,7 @@ def explain(asked: Problem, answer: Answer) -> list[str]:
     return told
 
 
-def rows(answer: Answer) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def rows(answer: Answer) -> Table:
     """Return the answer as a table: headings, rows."""
     headings = ("REQUESTS", "PARTS", "MEAN", "COLD START", "PACE", "TRANSFERS", "CUT AFTER")
     return headings, [

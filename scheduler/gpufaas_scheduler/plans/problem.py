@@ -23,6 +23,9 @@ LARGEST: Final = 1e15
 SMALLEST: Final = 1e-30
 """Other numbers than 0 lie between these two, so that no sum and no product leaves the range of floats."""
 
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""An answer for people: headings, rows."""
+
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
@@ -32,6 +35,12 @@ class BadProblem(InvalidSpec):
 
 class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of what is read: an unknown key is an error."""
+
+
+class Infeasible(msgspec.Struct, frozen=True):
+    """The answer where there is none: why."""
+
+    infeasible: str
 
 
 def read(data: bytes | str, kind: type[_T], name: str = "the problem") -> _T:

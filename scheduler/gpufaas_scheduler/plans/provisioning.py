@@ -5,6 +5,7 @@ and how many containers are kept. Pure: each is told the time.
 Source: PALDIA, IPDPS 2024 (forecast, hysteresis, batching, autoscaling).
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,9 @@ from typing import Final, Generic, TypeVar
 from gpufaas_core._types import Seconds
 
 HORIZON: Final[Seconds] = 4.0
-"""So far ahead is planned: new hardware takes about as long."""
+"""How far ahead a plan looks: new hardware takes about as long."""
 MISMATCHES: Final = 3
-"""So often in a row another type must be preferred before a switch."""
+"""How often in a row another type must be preferred before a switch."""
 KEEP_ALIVE: Final[Seconds] = 600.0
 
 _T = TypeVar("_T")
@@ -92,12 +93,8 @@ def _even(requests: Sequence[_T], batch: int) -> tuple[tuple[_T, ...], ...]:
     if not count:
         return ()
     size, larger = divmod(len(requests), count)
-    made, at = [], 0
-    for index in range(count):
-        end = at + size + (index < larger)
-        made.append(tuple(requests[at:end]))
-        at = end
-    return tuple(made)
+    ends = itertools.accumulate((size + (index < larger) for index in range(count)), initial=0)
+    return tuple(tuple(requests[start:end]) for start, end in itertools.pairwise(ends))
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ scale-down. The formulas of the policies but Atoll's are those of the systems th
 metric and target.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,11 +81,11 @@ def choose_receivers(hosts: Sequence[Host], wanted: int, on_device: Bytes, on_ho
         if host.holds or host.memory >= on_host
     }
     chosen = [Receiver(host.id, device) for host in hosts if host.holds for device in free[host.id]][:wanted]
-    others = [free[host.id] for host in hosts if not host.holds and host.id in free]
-    names = [host.id for host in hosts if not host.holds and host.id in free]
-    for turn in range(max(map(len, others), default=0)):
-        chosen += [Receiver(name, of[turn]) for name, of in zip(names, others, strict=True) if turn < len(of)]
-    return chosen[:wanted]
+    others = [
+        [Receiver(host.id, device) for device in free[host.id]] for host in hosts if not host.holds and host.id in free
+    ]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*others))
+    return [*chosen, *filter(None, turns)][:wanted]
 
 
 def map_senders(senders: Sequence[str], receivers: Sequence[str]) -> Mapping[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from gpufaas_scheduler.plans import problem
-from gpufaas_scheduler.plans.problem import AtLeastOne, BadProblem, Milliseconds, Name, NotNegative, Positive
+from gpufaas_scheduler.plans.problem import AtLeastOne, BadProblem, Milliseconds, Name, NotNegative, Positive, Table
 
 ENGINE_BATCH: Final = 32
 """An engine that is built for one batch size runs that size, at most this one."""
@@ -192,16 +192,9 @@ def _closest(asked: Problem) -> Closest:
     usable = [each for each in asked.asked_for() if each.max_batch >= query.batch]
     accurate = [each for each in usable if query.min_accuracy is None or each.accuracy >= query.min_accuracy]
     fast = [each for each in usable if query.latency_ms is None or each.predicted(query.batch) <= query.latency_ms]
-
-    def by_time(each: Variant) -> tuple[float, float]:
-        return each.predicted(query.batch), -each.accuracy
-
-    def by_accuracy(each: Variant) -> tuple[float, float]:
-        return -each.accuracy, each.predicted(query.batch)
-
-    return Closest(
-        min(accurate, key=by_time).name if accurate else None, min(fast, key=by_accuracy).name if fast else None
-    )
+    fastest = min(accurate, key=lambda each: (each.predicted(query.batch), -each.accuracy), default=None)
+    best = min(fast, key=lambda each: (-each.accuracy, each.predicted(query.batch)), default=None)
+    return Closest(fastest.name if fastest else None, best.name if best else None)
 
 
 def explain(asked: Problem, answer: Answer | NoneFits) -> list[str]:
@@ -221,13 +214,10 @@ def explain(asked: Problem, answer: Answer | NoneFits) -> list[str]:
     return [*told, f"{answer.variant} is active, and the first by '{asked.query.prefer}': {answer.predicted_ms:g} ms."]
 
 
-def rows(answer: Answer | NoneFits) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def rows(answer: Answer | NoneFits) -> Table:
     """Return the answer as a table: headings, rows."""
     if isinstance(answer, NoneFits):
-        return ("CLOSEST, FASTEST", "CLOSEST, MOST ACCURATE"), [
-            (answer.closest.fastest or "-", answer.closest.most_accurate or "-")
-        ]
-    cold = "yes" if answer.cold else "no"
-    return ("VARIANT", "WORKER", "COLD", "PREDICTED"), [
-        (answer.variant, answer.worker, cold, f"{answer.predicted_ms:g} ms")
-    ]
+        closest = answer.closest.fastest or "-", answer.closest.most_accurate or "-"
+        return ("CLOSEST, FASTEST", "CLOSEST, MOST ACCURATE"), [closest]
+    row = answer.variant, answer.worker, "yes" if answer.cold else "no", f"{answer.predicted_ms:g} ms"
+    return ("VARIANT", "WORKER", "COLD", "PREDICTED"), [row]

@@ -21,14 +21,13 @@ import msgspec
 
 from gpufaas_core._types import Seconds
 from gpufaas_scheduler.plans import problem
-from gpufaas_scheduler.plans.milp import Programme, Row, minimise
-from gpufaas_scheduler.plans.problem import Count, Name, NotNegative, Positive
+from gpufaas_scheduler.plans.milp import Programme, minimise
+from gpufaas_scheduler.plans.problem import EPSILON, Count, Infeasible, Name, NotNegative, Positive, Table
 
-_SAME: Final = 1e-9
 _MOST_WEIGHT: Final = 1e6
 """The most weight of one variant over another; with more, the tolerance of the solver would count."""
 _UPGRADES: Final = 5
-"""So many of the variants that run are tried to be replaced by `greedy`."""
+"""The number of variants that run which `greedy` tries to replace."""
 
 
 class Variant(problem.Problem, frozen=True):
@@ -82,10 +81,6 @@ class Answer(msgspec.Struct, frozen=True):
     """How much less might be possible, as a fraction of the objective; `null` when nothing is known."""
 
 
-class Infeasible(msgspec.Struct, frozen=True):
-    infeasible: str
-
-
 def solve(asked: Problem, time_limit: Seconds | None = None) -> Answer | Infeasible:
     """
     Return the cheapest change; of equal ones, the one with fewest loads, then the one that prefers variants named
@@ -94,7 +89,7 @@ def solve(asked: Problem, time_limit: Seconds | None = None) -> Answer | Infeasi
     :param time_limit: of the search for the least cost; without it the search ends when the answer is proven
     """
     programme, loads = _programme(asked)
-    found = minimise(programme, time_limit)
+    found = minimise(programme, math.inf if time_limit is None else time_limit)
     if found.optimal and found.values is None:
         return Infeasible(_why(asked))
     if found.optimal and found.values is not None:
@@ -106,7 +101,7 @@ def solve(asked: Problem, time_limit: Seconds | None = None) -> Answer | Infeasi
     delta = min(best, key=asked.objective)
     objective = asked.objective(delta)
     known = math.isfinite(found.bound)
-    gap = max(0.0, objective - found.bound) / max(abs(objective), _SAME) if known else None
+    gap = max(0.0, objective - found.bound) / max(abs(objective), EPSILON) if known else None
     return _answer(asked, delta, "greedy", gap)
 
 
@@ -131,7 +126,7 @@ def _programme(asked: Problem) -> tuple[Programme, range]:
     def row(amounts: list[float], low: float = -math.inf, high: float = math.inf) -> None:
         running = math.fsum(a * each.running for a, each in zip(amounts, asked.variants, strict=True))
         signed = [sign * amount for amount in amounts for sign in (1, -1)]
-        made.rows.append(Row(columns, signed, low - running, high - running))
+        made.row(columns, signed, low - running, high - running)
 
     row([each.qps for each in asked.variants], low=asked.wanted)
     for resource, total in asked.resources.items():
@@ -142,8 +137,8 @@ def _programme(asked: Problem) -> tuple[Programme, range]:
 def _first_of_equals(asked: Problem, programme: Programme, loads: range, delta: tuple[int, ...]) -> tuple[int, ...]:
     """Return the change of the same objective with fewest loads, and of those the one of the variants named first."""
     least = asked.objective(delta)
-    limit = least + _SAME * max(1.0, abs(least))
-    programme.rows.append(Row(range(len(programme.costs)), list(programme.costs), high=limit))
+    limit = least + EPSILON * max(1.0, abs(least))
+    programme.row(range(len(programme.costs)), list(programme.costs), high=limit)
     loading = [1.0 if column in loads else 0.0 for column in range(len(programme.costs))]
     delta = _least_by(asked, programme, loading, limit) or delta
     if _is_only(asked, programme, limit):
@@ -180,7 +175,7 @@ def _least_by(asked: Problem, programme: Programme, costs: list[float], limit: f
     if found.values is None or asked.objective(_delta(found.values)) > limit:
         return None
     reached = math.fsum(cost * value for cost, value in zip(costs, found.values, strict=True))
-    programme.rows.append(Row(range(len(costs)), costs, high=reached))
+    programme.row(range(len(costs)), costs, high=reached)
     return _delta(found.values)
 
 
@@ -235,7 +230,7 @@ def greedy(asked: Problem) -> tuple[int, ...] | None:
     for unloaded in _unloaded_first(asked):
         start = [-each.running if j in unloaded else 0 for j, each in enumerate(asked.variants)]
         for delta in _covers(asked, start):
-            if best is None or asked.objective(delta) < asked.objective(best) - _SAME:
+            if best is None or asked.objective(delta) < asked.objective(best) - EPSILON:
                 trimmed = _without_surplus(asked, delta)
                 best = trimmed if _keeps_to_resources(asked, trimmed) else best
     return best
@@ -262,7 +257,7 @@ def _covers(asked: Problem, start: list[int]) -> Iterator[list[int]]:
             rest = missing - count * asked.variants[j].qps
             if count < 0:
                 continue
-            counts = [(k, math.ceil(max(0.0, rest) / asked.variants[k].qps - _SAME)) for k in loadable]
+            counts = [(k, math.ceil(max(0.0, rest) / asked.variants[k].qps - EPSILON)) for k in loadable]
             k, more = min(counts, key=lambda pair: price[pair[0]] * pair[1])
             delta = list(start)
             delta[j] += count
@@ -282,7 +277,7 @@ def _without_surplus(asked: Problem, delta: Sequence[int]) -> tuple[int, ...]:
     spare = -_missing(asked, kept)
     for j in sorted(range(len(kept)), key=lambda j: -asked.variants[j].cost):
         each = asked.variants[j]
-        gone = min(max(0, math.floor(spare / each.qps + _SAME)), each.running + kept[j])
+        gone = min(max(0, math.floor(spare / each.qps + EPSILON)), each.running + kept[j])
         kept[j] -= gone
         spare -= gone * each.qps
     return tuple(kept)
@@ -291,7 +286,7 @@ def _without_surplus(asked: Problem, delta: Sequence[int]) -> tuple[int, ...]:
 def _keeps_to_resources(asked: Problem, delta: Sequence[int]) -> bool:
     after = [(each.needs, each.running + change) for each, change in zip(asked.variants, delta, strict=True)]
     return all(
-        math.fsum(needs.get(resource, 0.0) * count for needs, count in after) <= total + _SAME
+        math.fsum(needs.get(resource, 0.0) * count for needs, count in after) <= total + EPSILON
         for resource, total in asked.resources.items()
     )
 
@@ -307,20 +302,16 @@ def explain(asked: Problem, answer: Answer | Infeasible) -> list[str]:
             told.append(f"{each.name} takes {each.latency_ms:g} ms: no more of it is loaded.")
         if after:
             told.append(f"{after} x {each.name} serve {after * each.qps:g} qps for {after * each.cost:g} per second.")
-    told.append(f"Objective {answer.objective:.6g}; " + _proof(answer))
-    return told
+    proof = "no change is cheaper."
+    if answer.method == "greedy":
+        below = (
+            "nothing is known about the least" if answer.gap is None else f"the least is at most {answer.gap:.2%} below"
+        )
+        proof = f"time was over: {below}."
+    return [*told, f"Objective {answer.objective:.6g}; {proof}"]
 
 
-def _proof(answer: Answer) -> str:
-    if answer.method == "exact":
-        return "no change is cheaper."
-    least = (
-        "nothing is known about the least." if answer.gap is None else f"the least is at most {answer.gap:.2%} below."
-    )
-    return f"time was over: {least}"
-
-
-def rows(answer: Answer | Infeasible) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def rows(answer: Answer | Infeasible) -> Table:
     """Return the answer as a table: headings, rows."""
     if isinstance(answer, Infeasible):
         return ("INFEASIBLE",), [(answer.infeasible,)]

@@ -6,6 +6,7 @@ from typing import Final
 from gpufaas_core._types import Seconds
 from gpufaas_scheduler.plans.placement import igniter, interference_aware, programmes, usher
 from gpufaas_scheduler.plans.placement.problem import Answer, Problem
+from gpufaas_scheduler.plans.problem import Table
 
 __all__ = ["POLICIES", "Answer", "Problem", "explain", "rows", "solve"]
 
@@ -40,7 +41,7 @@ def explain(asked: Problem, answer: Answer) -> list[str]:
     return told
 
 
-def rows(answer: Answer) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def rows(answer: Answer) -> Table:
     """Return the answer as a table: headings, rows."""
     lines: list[tuple[str, ...]] = [
         (each.device, each.model, str(each.batch), "-" if each.share is None else f"{each.share:g} %")

@@ -152,16 +152,18 @@ def solve(asked: Problem) -> Answer:
 
     :raises BadProblem: the kind of the first device has no coefficients
     """
-    kind = asked.devices[0].kind if asked.devices else ""
+    if not asked.devices:
+        return problem.answer(asked, {}, {})
+    kind = asked.devices[0].kind
     device = asked.kinds[kind].igniter if kind in asked.kinds else None
-    if asked.devices and device is None:
+    if device is None:
         raise BadProblem(f"kind {kind!r} has no `igniter` coefficients, which this policy needs")
     ours = [each.id for each in asked.devices if each.kind == kind]
     notes = [] if len(ours) == len(asked.devices) else [f"only devices of kind {kind!r} are used"]
     workloads, why = [], {}
     for name, model in asked.models.items():
         of = model.igniter.get(kind)
-        made = workloads_of(name, device, of, model.rps, model.slo_ms) if device and of else []
+        made = workloads_of(name, device, of, model.rps, model.slo_ms) if of else []
         limit = model.max_replicas or len(ours)
         if of is None:
             why[name] = f"it has no `igniter` coefficients for kind {kind!r}"
@@ -169,15 +171,13 @@ def solve(asked: Problem) -> Answer:
             within = f"within half of {model.slo_ms:g} ms"
             why[name] = f"no share of a device answers {within}, with up to {MOST_REPLICAS} replicas"
         workloads += made[:limit]
-    opened = place(device, workloads) if device else []
+    opened = place(device, workloads)
     notes += [f"the plan has {len(opened)} devices"] if len(opened) > len(ours) else []
     for there in opened[len(ours) :]:
         why.update({each.model: f"the plan has {len(opened)} devices, and there are {len(ours)}" for each in there})
-    replicas, rates = [], {}
-    for id_, there in zip(ours, opened, strict=False):
-        assert device is not None
-        for each, found in zip(there, predict(device, there), strict=True):
-            replica = Replica(each.model, id_, each.batch, each.share)
-            replicas.append(replica)
-            rates[replica] = found.throughput
-    return problem.answer(asked, replicas, lambda each: rates[each], why, notes=notes)
+    goodput = {
+        Replica(each.model, id_, each.batch, each.share): found.throughput
+        for id_, there in zip(ours, opened, strict=False)
+        for each, found in zip(there, predict(device, there), strict=True)
+    }
+    return problem.answer(asked, goodput, why, notes=notes)

@@ -14,7 +14,7 @@ from typing import Final
 from gpufaas_core._types import Seconds
 from gpufaas_scheduler.plans.placement import problem
 from gpufaas_scheduler.plans.placement.problem import FULL, Answer, Option, Options, Problem, Replica, options
-from gpufaas_scheduler.plans.placement.programmes import MAX_WAIT, OVERHEAD, network
+from gpufaas_scheduler.plans.placement.programmes import latest
 
 BUSIEST: Final = 0.85
 _PARTS: Final = (1.0, 0.75, 0.5, 0.25)
@@ -30,10 +30,8 @@ class _Placed:
     goal: Seconds
 
     def is_well(self, slower: float) -> bool:
-        latency = self.option.latency * slower
-        fills = min(MAX_WAIT, (self.option.batch - 1) / self.rate)
-        busy = self.rate * latency / self.option.batch
-        return busy <= BUSIEST and fills + network(self.option.batch) + OVERHEAD + 2 * latency <= self.goal
+        busy = self.rate * self.option.latency * slower / self.option.batch
+        return busy <= BUSIEST and latest(self.option, self.rate, slower) <= self.goal
 
 
 @dataclass(slots=True)
@@ -71,7 +69,7 @@ def solve(asked: Problem) -> Answer:
         for room, new in placed:
             room.placed.append(new)
             goodput[Replica(name, room.id, new.option.batch, None)] = new.option.goodput
-    return problem.answer(asked, list(goodput), lambda each: goodput[each], why)
+    return problem.answer(asked, goodput, why)
 
 
 def _asked_for(asked: Problem, found: Options, name: str) -> float:

@@ -42,7 +42,7 @@ class Packed:
 
 @dataclass(slots=True)
 class _Rows:
-    """Where the rows of the programme are whose prices are asked for."""
+    """The indexes of those rows of the programme whose prices are asked for."""
 
     served: dict[str, int]
     devices: dict[str, int]

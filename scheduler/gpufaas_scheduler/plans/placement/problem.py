@@ -1,8 +1,8 @@
-"""What is to be placed, on what, and what came of it. Percentages are of one device; their sums stay within 100."""
+"""A placement as it is asked and answered. Percentages are of one device; their sums stay within 100."""
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -195,7 +195,6 @@ def options(asked: Cluster, kinds: Iterable[str], metric: str) -> Options:
     why: dict[str, str] = {}
     for name, model in asked.models.items():
         measured = {kind: _complete(model.measured(kind), metric) for kind in kinds}
-        goal = model.slo_ms / 1000
         found[name] = {
             kind: {each.batch: each for each in of if each.latency * 1000 <= model.slo_ms}
             for kind, of in measured.items()
@@ -205,11 +204,12 @@ def options(asked: Cluster, kinds: Iterable[str], metric: str) -> Options:
             why[name] = f"no batch has latency_s, goodput, memory_pct and {metric}"
         elif not any(found[name].values()):
             least = min(every, key=lambda each: each.latency)
-            why[name] = f"its quickest batch, {least.batch}, takes {least.latency * 1000:g} ms of {goal * 1000:g} ms"
+            why[name] = f"its quickest batch, {least.batch}, takes {least.latency * 1000:g} ms of {model.slo_ms:g} ms"
     return Options(found, why)
 
 
 def _complete(measured: Mapping[int, Batch], metric: str) -> list[Option]:
+    """Return the batches of which all was measured that an option has."""
     found = []
     for size, batch in measured.items():
         compute = getattr(batch, metric)
@@ -219,14 +219,20 @@ def _complete(measured: Mapping[int, Batch], metric: str) -> list[Option]:
 
 
 def answer(
-    asked: Problem, replicas: Sequence[Replica], goodput: Callable[[Replica], float], why: Mapping[str, str],
-    gap: float | None = None, notes: Sequence[str] = (),
-) -> Answer:  # fmt: skip
-    """Return the answer that *replicas* make; a model without any is unserved, because of *why* or for want of room."""
+    asked: Problem,
+    goodput: Mapping[Replica, float],
+    why: Mapping[str, str],
+    gap: float | None = None,
+    notes: Sequence[str] = (),
+) -> Answer:
+    """
+    Return the answer that the replicas of *goodput* make, each with its requests per second. A model without any is
+    unserved, because of *why* or for want of room.
+    """
     order = {device.id: index for index, device in enumerate(asked.devices)}
-    ranked = sorted(replicas, key=lambda each: (order[each.device], list(asked.models).index(each.model)))
+    ranked = sorted(goodput, key=lambda each: (order[each.device], list(asked.models).index(each.model)))
     expected = {
-        name: min(model.rps, math.fsum(goodput(each) for each in ranked if each.model == name))
+        name: min(model.rps, math.fsum(goodput[each] for each in ranked if each.model == name))
         for name, model in asked.models.items()
     }
     served = {each.model for each in ranked}

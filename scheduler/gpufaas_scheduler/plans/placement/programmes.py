@@ -14,7 +14,8 @@ mistake.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -34,16 +35,19 @@ _SAME: Final = 1e-6
 _LARGE: Final = 3000
 """Places of a model, a batch and a device: with more, a proof takes longer than anybody waits."""
 
+_Goodput = Mapping[Replica, float]
+"""The requests per second of each replica."""
+
 
 def network(batch: int) -> Seconds:
     """Return the time that a batch of images takes to a worker."""
     return 0.0003 + 0.872e-3 * batch * ITEM / 1e6
 
 
-def is_in_time(option: Option, rps: float, slo_ms: float) -> bool:
-    """Whether a request meets its goal if its batch fills, and one batch is served before it."""
+def latest(option: Option, rps: float, slower: float = 1.0) -> Seconds:
+    """Return when a request is answered if its batch fills, one batch is served before it, and both are *slower*."""
     fills = min(MAX_WAIT, (option.batch - 1) / rps)
-    return (fills + network(option.batch) + OVERHEAD + 2 * option.latency) * 1000 <= slo_ms
+    return fills + network(option.batch) + OVERHEAD + 2 * option.latency * slower
 
 
 @dataclass(slots=True)
@@ -66,12 +70,12 @@ def queue_aware(asked: Problem, time_limit: Seconds = TIME_LIMIT) -> Answer:
     """Return the placement that serves most of what can be in time, with the smallest batches."""
     wanted = math.fsum(each.rps for each in asked.models.values())
     found = _in_time(asked, "ao")
-    replicas, gap = _most(asked, found, time_limit / 4)
-    if _served(asked, found, replicas) >= wanted - _SAME:
-        return _answer(asked, found, "ao", _smallest_batches(asked, found, replicas, time_limit / 4), gap)
+    goodput, gap = _most(asked, found, time_limit / 4)
+    if _served(asked, goodput) >= wanted - _SAME:
+        return _answer(asked, found, "ao", _smallest_batches(asked, found, goodput, time_limit / 4), gap)
     found = _in_time(asked, "wsm")
-    replicas, gap = _most(asked, found, time_limit / 2)
-    return _answer(asked, found, "wsm", _smallest_batches(asked, found, replicas, time_limit / 4), gap)
+    goodput, gap = _most(asked, found, time_limit / 2)
+    return _answer(asked, found, "wsm", _smallest_batches(asked, found, goodput, time_limit / 4), gap)
 
 
 def _in_time(asked: Problem, metric: str) -> Options:
@@ -79,7 +83,7 @@ def _in_time(asked: Problem, metric: str) -> Options:
     of, why = {}, dict(found.why_none)
     for name, model in asked.models.items():
         of[name] = {
-            kind: {size: each for size, each in batches.items() if is_in_time(each, model.rps, model.slo_ms)}
+            kind: {size: each for size, each in batches.items() if latest(each, model.rps) * 1000 <= model.slo_ms}
             for kind, batches in found.of[name].items()
         }
         if name not in why and not any(of[name].values()):
@@ -87,46 +91,41 @@ def _in_time(asked: Problem, metric: str) -> Options:
     return Options(of, why)
 
 
-def _most(asked: Problem, found: Options, time_limit: Seconds) -> tuple[list[Replica], float]:
+def _most(asked: Problem, found: Options, time_limit: Seconds) -> tuple[_Goodput, float]:
     """Return replicas that serve most, and how much more might be served, as a fraction."""
     if not asked.devices:
-        return [], 0.0
+        return {}, 0.0
     columns = _build(asked, found)
     is_large = len(columns.placed) > _LARGE
     packed = patterns.pack(asked, found, [], time_limit * (0.95 if is_large else 0.5))
-    replicas, bound = _unpacked(asked, packed.devices), packed.bound
-    served = _served(asked, found, replicas)
+    goodput, bound = _unpacked(asked, found, packed.devices), packed.bound
+    served = _served(asked, goodput)
     if bound > served + _SAME and not is_large:
         columns.programme.row(list(columns.served.values()), [1.0] * len(columns.served), high=bound)
         solution = minimise(columns.programme, time_limit / 2)
-        others = _replicas(asked, columns, solution)
-        if (more := _served(asked, found, others)) > served:
-            replicas, served = others, more
+        others = _chosen(asked, found, columns, solution)
+        if (more := _served(asked, others)) > served:
+            goodput, served = others, more
         bound = served if solution.optimal else min(bound, -solution.bound)
-    return replicas, max(0.0, bound - served - _SAME) / max(served, _SAME)
+    return goodput, max(0.0, bound - served - _SAME) / max(served, _SAME)
 
 
-def _unpacked(asked: Problem, devices: Mapping[patterns.Pattern, int]) -> list[Replica]:
-    free = {
-        kind: [each.id for each in asked.devices if each.kind == kind] for kind in {each.kind for each in asked.devices}
-    }
+def _unpacked(asked: Problem, found: Options, devices: Mapping[patterns.Pattern, int]) -> _Goodput:
+    free = defaultdict[str, deque[str]](deque)
+    for each in asked.devices:
+        free[each.kind].append(each.id)
     ordered = sorted(devices.items(), key=lambda pair: (pair[0].kind, sorted(pair[0].items)))
-    return [
-        Replica(model, device, batch, None)
+    return {
+        Replica(model, device, batch, None): found.on(model, pattern.kind)[batch].goodput
         for pattern, count in ordered
-        for device in [free[pattern.kind].pop(0) for _ in range(count)]
+        for device in [free[pattern.kind].popleft() for _ in range(count)]
         for model, batch in sorted(pattern.items)
-    ]
+    }
 
 
-def _answer(asked: Problem, found: Options, metric: str, replicas: Sequence[Replica], gap: float) -> Answer:
-    kinds = {each.id: each.kind for each in asked.devices}
-
-    def goodput(replica: Replica) -> float:
-        return found.on(replica.model, kinds[replica.device])[replica.batch].goodput
-
+def _answer(asked: Problem, found: Options, metric: str, goodput: _Goodput, gap: float) -> Answer:
     proof = [] if gap == 0 else ["time was over: the best placement known, not proven to be the most"]
-    return problem.answer(asked, replicas, goodput, found.why_none, gap, [f"compute is measured by {metric}", *proof])
+    return problem.answer(asked, goodput, found.why_none, gap, [f"compute is measured by {metric}", *proof])
 
 
 def _build(asked: Problem, found: Options) -> _Columns:
@@ -157,36 +156,34 @@ def _build(asked: Problem, found: Options) -> _Columns:
     return _Columns(made, placed, served)
 
 
-def _replicas(asked: Problem, columns: _Columns, solution: Solution) -> list[Replica]:
-    if solution.values is None:
-        return []
-    return [
-        Replica(name, asked.devices[index].id, batch, None)
-        for (name, batch, index), column in columns.placed.items()
-        if solution.values[column] > 0.5
-    ]
+def _chosen(asked: Problem, found: Options, columns: _Columns, solution: Solution) -> _Goodput:
+    """Return the replicas that *solution* places."""
+    placed = [key for key, column in columns.placed.items() if solution.values and solution.values[column] > 0.5]
+    devices = asked.devices
+    return {
+        Replica(name, devices[i].id, batch, None): found.on(name, devices[i].kind)[batch].goodput
+        for name, batch, i in placed
+    }
 
 
-def _served(asked: Problem, found: Options, replicas: Sequence[Replica]) -> float:
-    """Return the requests per second that *replicas* serve."""
-    kinds = {each.id: each.kind for each in asked.devices}
+def _served(asked: Problem, goodput: _Goodput) -> float:
+    """Return the requests per second that the replicas of *goodput* serve, none beyond what is asked of its model."""
     total = dict.fromkeys(asked.models, 0.0)
-    for each in replicas:
-        total[each.model] += found.on(each.model, kinds[each.device])[each.batch].goodput
+    for each, rate in goodput.items():
+        total[each.model] += rate
     return math.fsum(min(model.rps, total[name]) for name, model in asked.models.items())
 
 
-def _smallest_batches(asked: Problem, found: Options, replicas: list[Replica], time_limit: Seconds) -> list[Replica]:
-    """Return replicas that serve as much as *replicas*, with the least sum of batches; of equals, the fewest."""
+def _smallest_batches(asked: Problem, found: Options, goodput: _Goodput, time_limit: Seconds) -> _Goodput:
+    """Return replicas that serve as much as *goodput* does, with the least sum of batches; of equals, the fewest."""
     columns = _build(asked, found)
     programme = columns.programme
-    served = _served(asked, found, replicas)
+    served = _served(asked, goodput)
     programme.row(list(columns.served.values()), [1.0] * len(columns.served), low=served - _SAME)
     programme.costs = [0.0] * len(programme.costs)
     for (_, batch, _), column in columns.placed.items():
         programme.costs[column] = batch + 0.001
-    solution = minimise(programme, time_limit)
-    smaller = _replicas(asked, columns, solution)
+    smaller = _chosen(asked, found, columns, minimise(programme, time_limit))
     return (
-        smaller if sum(each.batch for each in smaller) <= sum(each.batch for each in replicas) and smaller else replicas
+        smaller if smaller and sum(each.batch for each in smaller) <= sum(each.batch for each in goodput) else goodput
     )

@@ -18,7 +18,7 @@ from gpufaas_core._types import Seconds
 from gpufaas_scheduler.plans.placement import compute, problem
 from gpufaas_scheduler.plans.placement.problem import Answer as Placement
 from gpufaas_scheduler.plans.placement.problem import Cluster, Device, Kind
-from gpufaas_scheduler.plans.problem import AtLeastOne
+from gpufaas_scheduler.plans.problem import AtLeastOne, Infeasible, Table
 
 _SAME: Final = 1e-6
 _METRICS: Final = {"usher": "ao", "wao-usher": "wao", "ao-milp": "ao"}
@@ -39,10 +39,6 @@ class Answer(msgspec.Struct, frozen=True):
     placement: Placement
 
 
-class Infeasible(msgspec.Struct, frozen=True):
-    infeasible: str
-
-
 def solve(asked: Problem, policy: str = compute.DEFAULT, time_limit: Seconds | None = None) -> Answer | Infeasible:
     """
     Return the cheapest cluster on which *policy* serves everything.
@@ -53,10 +49,7 @@ def solve(asked: Problem, policy: str = compute.DEFAULT, time_limit: Seconds | N
         return Infeasible(f"{asked.max_devices} devices do not serve all: {'; '.join(hopeless)}")
     best: Placement | None = None
     for counts in _clusters(asked):
-        devices = tuple(Device(id=f"{kind}-{i}", kind=kind) for kind, count in counts.items() for i in range(count))
-        placed = compute.solve(
-            problem.Problem(devices=devices, kinds=asked.kinds, models=asked.models), policy, time_limit
-        )
+        placed = compute.solve(_on(counts, asked), policy, time_limit)
         if all(placed.expected[name] >= model.rps - _SAME for name, model in asked.models.items()):
             return Answer(counts, sum(asked.kinds[kind].price * count for kind, count in counts.items()), placed)
         if best is None or sum(placed.expected.values()) > sum(best.expected.values()):
@@ -65,6 +58,12 @@ def solve(asked: Problem, policy: str = compute.DEFAULT, time_limit: Seconds | N
     missing = [name for name, model in asked.models.items() if best.expected[name] < model.rps - _SAME]
     why = "".join(f"; {name}: {reason}" for name, reason in best.unserved.items())
     return Infeasible(f"{asked.max_devices} devices do not serve all: {', '.join(missing)}{why}")
+
+
+def _on(counts: dict[str, int], asked: Problem) -> problem.Problem:
+    """Return the problem on as many devices of each kind as *counts* says."""
+    devices = tuple(Device(id=f"{kind}-{i}", kind=kind) for kind, count in counts.items() for i in range(count))
+    return problem.Problem(devices=devices, kinds=asked.kinds, models=asked.models)
 
 
 def _clusters(asked: Problem) -> Iterator[dict[str, int]]:
@@ -124,11 +123,10 @@ def explain(asked: Problem, answer: Answer | Infeasible) -> list[str]:
     """Return the working in words, a line each."""
     if isinstance(answer, Infeasible):
         return [f"{answer.infeasible}."]
-    devices = tuple(Device(id=f"{kind}-{i}", kind=kind) for kind, count in answer.devices.items() for i in range(count))
-    return compute.explain(problem.Problem(devices=devices, kinds=asked.kinds, models=asked.models), answer.placement)
+    return compute.explain(_on(answer.devices, asked), answer.placement)
 
 
-def rows(answer: Answer | Infeasible) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def rows(answer: Answer | Infeasible) -> Table:
     """Return the answer as a table: headings, rows."""
     if isinstance(answer, Infeasible):
         return ("INFEASIBLE",), [(answer.infeasible,)]

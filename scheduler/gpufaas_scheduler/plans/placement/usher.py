@@ -13,18 +13,18 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from gpufaas_core.errors import GpufaasError
 from gpufaas_scheduler.plans.placement import problem
 from gpufaas_scheduler.plans.placement.problem import FULL, Answer, Device, Option, Options, Problem, Replica, options
+from gpufaas_scheduler.plans.problem import EPSILON
 
 MOST_IN_GROUP: Final = 4
 MULTIPLES: Final = 6
-"""A model may have so many times the replicas that its largest batch needs."""
+"""The most times that a model may have the replicas that its largest batch needs."""
 _HEAVY: Final = 1.2
-_SAME: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Choice:
     """Requests per second that it serves at most."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Room:
     """What is placed on one device."""
 
     device: Device
     compute: float = 0.0
     memory: float = 0.0
-    placed: list[tuple[str, Option]] = field(default_factory=list)
+    placed: tuple[tuple[str, Option], ...] = ()
 
     def fits(self, model: str, option: Option) -> bool:
         return (
@@ -57,13 +57,9 @@ class Room:
             and all(name != model for name, _ in self.placed)
         )
 
-    def put(self, model: str, option: Option) -> None:
-        self.placed.append((model, option))
-        self.compute += option.compute
-        self.memory += option.memory
-
-    def copy(self) -> "Room":
-        return Room(self.device, self.compute, self.memory, list(self.placed))
+    def plus(self, model: str, option: Option) -> "Room":
+        compute, memory = self.compute + option.compute, self.memory + option.memory
+        return Room(self.device, compute, memory, (*self.placed, (model, option)))
 
 
 def solve(asked: Problem, metric: Literal["ao", "wao"], groups: Sequence[Sequence[str]] | None = None) -> Answer:
@@ -74,23 +70,17 @@ def solve(asked: Problem, metric: Literal["ao", "wao"], groups: Sequence[Sequenc
     """
     found = options(asked, [each.kind for each in asked.devices], metric)
     rooms = [Room(each) for each in asked.devices]
-    made = (
-        groups if groups is not None else group([name for name in asked.models if found.batches(name)], asked, metric)
-    )
+    if groups is None:
+        groups = group([name for name in asked.models if found.batches(name)], asked, metric)
     why = dict(found.why_none)
-    for names in made:
-        rooms = _place_group(asked, found, list(names), rooms, why)
-    replicas = [
-        Replica(name, room.device.id, option.batch, option.compute) for room in rooms for name, option in room.placed
-    ]
-    kinds = {each.id: each.kind for each in asked.devices}
-
-    def goodput(replica: Replica) -> float:
-        return found.on(replica.model, kinds[replica.device])[replica.batch].goodput
-
-    return problem.answer(
-        asked, replicas, goodput, why, notes=[f"groups: {'; '.join(', '.join(each) for each in made)}"]
-    )
+    for names in groups:
+        rooms = _place_group(asked, found, names, rooms, why)
+    goodput = {
+        Replica(name, room.device.id, option.batch, option.compute): option.goodput
+        for room in rooms
+        for name, option in room.placed
+    }
+    return problem.answer(asked, goodput, why, notes=[f"groups: {'; '.join(', '.join(each) for each in groups)}"])
 
 
 def group(names: Sequence[str], asked: Problem, metric: str) -> list[list[str]]:
@@ -134,24 +124,23 @@ def _means(asked: Problem, name: str, metric: str) -> tuple[float, float]:
 
 
 def _place_group(
-    asked: Problem, found: Options, names: list[str], rooms: list[Room], why: dict[str, str]
+    asked: Problem, found: Options, names: Sequence[str], rooms: list[Room], why: dict[str, str]
 ) -> list[Room]:
     """Return *rooms* with the best configuration of the group; *rooms* stays as it is."""
     choices = []
     for name in names:
-        of = list(_choices(asked, found, name))
-        if of:
+        if of := list(_choices(asked, found, name)):
             choices.append(of)
         else:
             why[name] = "it needs more replicas than there are devices"
     best, best_served, best_used = rooms, 0.0, 0
     for configuration in itertools.product(*choices):
         most = math.fsum(each.most for each in configuration)
-        if most < best_served - _SAME or (most <= best_served + _SAME and _fewest(configuration) >= best_used):
+        if most < best_served - EPSILON or (most <= best_served + EPSILON and _fewest(configuration) >= best_used):
             continue
         placed, served = _place(configuration, found, rooms)
         used = sum(len(after.placed) > len(before.placed) for before, after in zip(rooms, placed, strict=True))
-        if served > best_served + _SAME or (served >= best_served - _SAME and used < best_used):
+        if served > best_served + EPSILON or (served >= best_served - EPSILON and used < best_used):
             best, best_served, best_used = placed, served, used
     return best
 
@@ -171,9 +160,9 @@ def _choices(asked: Problem, found: Options, name: str) -> Iterator[Choice]:
     if not rates:
         return
     limit = min(devices, model.max_replicas or devices)
-    needed = math.ceil(model.rps / rates[max(rates)] - _SAME)
+    needed = math.ceil(model.rps / rates[max(rates)] - EPSILON)
     for batch, rate in rates.items():
-        enough = math.ceil(model.rps / rate - _SAME)
+        enough = math.ceil(model.rps / rate - EPSILON)
         compute = min(of[batch].compute for of in found.of[name].values() if batch in of)
         counts = {min(needed * i, enough) for i in range(1, MULTIPLES + 1) if needed * i <= limit}
         for count in sorted(counts):
@@ -188,15 +177,13 @@ def _place(configuration: Sequence[Choice], found: Options, rooms: Sequence[Room
     for choice in _in_order(configuration, found):
         rate = 0.0
         for _ in range(choice.replicas):
-            if rate >= choice.rps - _SAME:
+            if rate >= choice.rps - EPSILON:
                 break
             index = _best_fit(choice, found, placed, ours)
             if index is None:
                 break
             option = found.on(choice.model, placed[index].device.kind)[choice.batch]
-            if index not in ours or placed[index] is rooms[index]:
-                placed[index] = placed[index].copy()
-            placed[index].put(choice.model, option)
+            placed[index] = placed[index].plus(choice.model, option)
             ours.add(index)
             rate += option.goodput
         served += min(choice.rps, rate)
@@ -205,33 +192,28 @@ def _place(configuration: Sequence[Choice], found: Options, rooms: Sequence[Room
 
 def _best_fit(choice: Choice, found: Options, rooms: Sequence[Room], ours: set[int]) -> int | None:
     """Return the room for one more replica: of the group, else of others, else empty; of these the fullest."""
-    best: tuple[int, float, int] | None = None
+    ranked = []
     for index, room in enumerate(rooms):
         option = found.on(choice.model, room.device.kind).get(choice.batch)
-        if option is None or not room.fits(choice.model, option):
-            continue
-        rank = 0 if index in ours else 1 if room.placed else 2
-        left = 200 - room.compute - room.memory if rank < 2 else 0.0
-        if best is None or (rank, left, index) < best:
-            best = rank, left, index
-    return None if best is None else best[2]
+        if option is not None and room.fits(choice.model, option):
+            rank = 0 if index in ours else 1 if room.placed else 2
+            ranked.append((rank, 200 - room.compute - room.memory if rank < 2 else 0.0, index))
+    return min(ranked)[2] if ranked else None
 
 
 def _in_order(configuration: Sequence[Choice], found: Options) -> list[Choice]:
     """Return the models in the order of placing: heavy on memory and heavy on compute in turn, then the others."""
+    of = {
+        choice: next(of[choice.batch] for of in found.of[choice.model].values() if choice.batch in of)
+        for choice in configuration
+    }
     memory, compute, neutral = [], [], []
-    for choice in configuration:
-        option = next(of[choice.batch] for of in found.of[choice.model].values() if choice.batch in of)
-        ranked = (-(option.compute + option.memory), choice.model, choice)
+    for choice, option in sorted(of.items(), key=lambda pair: (-(pair[1].compute + pair[1].memory), pair[0].model)):
         if option.memory >= _HEAVY * option.compute:
-            memory.append(ranked)
+            memory.append(choice)
         elif option.compute >= _HEAVY * option.memory:
-            compute.append(ranked)
+            compute.append(choice)
         else:
-            neutral.append(ranked)
-    for each in (memory, compute, neutral):
-        each.sort(key=lambda ranked: ranked[:2])
-    turns = []
-    for turn in range(max(len(memory), len(compute))):
-        turns += [each[turn] for each in (memory, compute) if turn < len(each)]
-    return [choice for _, _, choice in [*turns, *neutral]]
+            neutral.append(choice)
+    turns = itertools.chain.from_iterable(itertools.zip_longest(memory, compute))
+    return [*filter(None, turns), *neutral]
