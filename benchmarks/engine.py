@@ -32,7 +32,7 @@ from _started import code
 from rich.console import Console
 from rich.table import Table
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core.messages import (
     Arrived,
     Command,
@@ -65,9 +65,7 @@ class Bench:
 
     def __init__(self, policy: str, queue: int, devices: int) -> None:
         self.rng = random.Random(SEED)
-        self.engine = Engine(
-            policy=make_policy(policy), replacement=make_replacement("lru"), max_queue=1 << 30, learn=True
-        )
+        self.engine = Engine(policy=make_policy(policy), replacement=Lru(), max_queue=1 << 30, learn=True)
         self.queue = queue
         functions = FUNCTIONS_PER_DEVICE[devices]
         # Sizes and times about those of table 1: 1.3 to 3.9 GB, 2.3 to 4.4 s to load, 1.3 s to serve.
@@ -147,7 +145,7 @@ class Bench:
 
 def shared_path(calls: int, copies: int = 1) -> list[float]:
     """A CPU function with slots, resident in so many *copies*: arrival and completion of one call at a time."""
-    engine = Engine(policy=make_policy("lalb-o3"), replacement=make_replacement("lru"))
+    engine = Engine(policy=make_policy("lalb-o3"), replacement=Lru())
     echo = FunctionId("echo.default@1")
     device = DeviceId("n/cpu:0")
     engine.handle(DeviceJoined(Device(device, "cpu", 8 * GiB)), 0.0)

@@ -80,10 +80,8 @@ class ArtifactStore:
         :raises CorruptArtifact: the bytes have another sha256; nothing is kept
         :raises StorageFailed: the disk did not take them; nothing is kept
         """
-        target = self._target(digest)
-        aside = self._incoming / f"{digest}.{os.getpid()}.{secrets.token_hex(4)}"
+        aside = self._aside(digest)
         with storage_errors(aside):
-            target.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: callers write large pieces, and an error belongs to the piece that met it.
             file = open(aside, "xb", buffering=0)  # noqa: SIM115 (closed below, on every way out)
         try:
@@ -94,7 +92,7 @@ class ArtifactStore:
                 raise CorruptArtifact(
                     f"artifact {digest}: the {writer.size} bytes received have sha256 {writer.sha256}: upload it again"
                 )
-            self._commit(target, aside, file)
+            self._commit(digest, aside, file)
         finally:
             aside.unlink(missing_ok=True)
             file.close()
@@ -105,14 +103,14 @@ class ArtifactStore:
 
         :raises StorageFailed: another process is fetching it, or the disk refuses
         """
-        target = self._target(digest)
+        check_digest(digest)
         aside = self._partial / digest
         with storage_errors(aside):
             # Not in append mode: `restart` truncates, and goes on at the beginning.
             file = os.fdopen(os.open(aside, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return PartialArtifact(self, digest, target, aside, file)
+            return PartialArtifact(self, digest, aside, file)
         except BlockingIOError:
             file.close()
             raise StorageFailed(f"{aside} is written by another process: one platform per data directory") from None
@@ -212,7 +210,12 @@ class ArtifactStore:
         check_digest(digest)
         return self._files / digest[:2] / digest
 
-    def _commit(self, target: Path, aside: Path, file: "IO[bytes]") -> None:
+    def _aside(self, digest: str) -> Path:
+        check_digest(digest)
+        return self._incoming / f"{digest}.{os.getpid()}.{secrets.token_hex(4)}"
+
+    def _commit(self, digest: str, aside: Path, file: "IO[bytes]") -> None:
+        target = self._target(digest)
         with storage_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             os.fchmod(file.fileno(), 0o444)
@@ -224,7 +227,7 @@ class ArtifactStore:
 
     def _record(self, target: Path, seen: _Seen) -> None:
         """Remember *seen*. A disk that refuses is no error: the next look hashes once more."""
-        aside = self._incoming / f"{target.name}.{os.getpid()}.{secrets.token_hex(4)}.json"
+        aside = self._aside(target.name)
         try:
             aside.write_bytes(msgspec.json.encode(seen))
             os.rename(aside, _sidecar(target))
@@ -265,11 +268,10 @@ class HashedFile:
 class PartialArtifact(HashedFile):
     """The first `size` bytes of an artifact; see `ArtifactStore.resume`. Closing keeps them."""
 
-    def __init__(self, store: ArtifactStore, digest: str, target: Path, aside: Path, file: "IO[bytes]") -> None:
+    def __init__(self, store: ArtifactStore, digest: str, aside: Path, file: "IO[bytes]") -> None:
         super().__init__(aside, file)
         self._store = store
         self._digest = digest
-        self._target = target
         with storage_errors(aside):
             while piece := file.read(_HASHED_AT_ONCE):
                 self._hash.update(piece)
@@ -290,7 +292,7 @@ class PartialArtifact(HashedFile):
 
     def commit(self) -> None:
         """Make it the artifact; only when it is `whole`."""
-        self._store._commit(self._target, self._path, self._file)
+        self._store._commit(self._digest, self._path, self._file)
 
     def discard(self) -> None:
         """Remove the file."""

@@ -39,8 +39,8 @@ class BundleStore:
     :raises StorageFailed: *root* cannot be made or written
     """
 
-    def __init__(self, root: Path, artifacts: ArtifactStore, limits: BundleLimits | None = None) -> None:
-        self._limits = limits or BundleLimits()
+    def __init__(self, root: Path, artifacts: ArtifactStore, limits: BundleLimits = BundleLimits()) -> None:  # noqa: B008
+        self._limits = limits
         self._artifacts = artifacts
         self._manifests: dict[str, Manifest] = {}
         self._compiled = root.parent / "compiled"
@@ -192,14 +192,18 @@ def _decode(content: bytes, limit: Bytes) -> Manifest:
     for digest in (*(each.sha256 for each in manifest.parts), *(each.sha256 for each in manifest.weights)):
         check_digest(digest)
     for weights in manifest.weights:
-        _check_inside(weights.path)
+        parts = PurePosixPath(weights.path).parts
+        if len(parts) < 2 or parts[0] != FUNCTION_DIR or ".." in parts or "\0" in weights.path:
+            raise InvalidSpec(f"{MANIFEST} names weights {weights.path!r}: a path below {FUNCTION_DIR}/ is expected")
     return manifest
 
 
 def _read_manifest(directory: Path, limit: Bytes) -> Manifest:
     """:raises InvalidSpec: there is no manifest, or it says something impossible"""
     manifest = _manifest_in(directory, limit)
-    manifest = replace(manifest, data_bytes=_data_bytes(directory / FUNCTION_DIR, manifest))
+    others = {directory / each.path for each in manifest.weights}
+    data = [each for each in files_in(directory / FUNCTION_DIR) if each not in others and each.suffix not in _CODE]
+    manifest = replace(manifest, data_bytes=sum(each.stat().st_size for each in data))
     for weights in manifest.weights:
         if weights.bytes < 0 or (directory / weights.path).is_dir():
             raise InvalidSpec(f"{MANIFEST} names weights {weights.path!r} of {weights.bytes} bytes: a file is expected")
@@ -215,14 +219,3 @@ def _read_manifest(directory: Path, limit: Bytes) -> Manifest:
     if not (module.with_name(module.name + ".py").is_file() or (module / "__init__.py").is_file()):
         raise InvalidSpec(f"the bundle has no {FUNCTION_DIR}/{manifest.handler}.py: build it again")
     return manifest
-
-
-def _data_bytes(function: Path, manifest: Manifest) -> int:
-    weights = {function.parent / each.path for each in manifest.weights}
-    return sum(path.stat().st_size for path in files_in(function) if path not in weights and path.suffix not in _CODE)
-
-
-def _check_inside(path: str) -> None:
-    parts = PurePosixPath(path).parts
-    if len(parts) < 2 or parts[0] != FUNCTION_DIR or ".." in parts or "\0" in path:
-        raise InvalidSpec(f"{MANIFEST} names weights {path!r}: a path below {FUNCTION_DIR}/ is expected")

@@ -9,16 +9,17 @@ that outlives transfer, process and machine, so that the next attempt continues 
 import asyncio
 import errno
 import logging
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from gpufaas_cache_manager.artifacts import ArtifactStore, PartialArtifact
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cache_manager.filling import FetchSettings, Filling, Threads
 from gpufaas_cache_manager.object_store import ObjectStore
-from gpufaas_cache_manager.sources import PeerReader, Sources
+from gpufaas_cache_manager.peers import PeerClient
+from gpufaas_cache_manager.sources import Sources
 from gpufaas_core.errors import GpufaasError, StorageFailed
 from gpufaas_core.units import Bytes
 
@@ -42,20 +43,19 @@ class Fetcher:
         artifacts: ArtifactStore,
         bundles: BundleStore,
         holders: Callable[[str], Awaitable[Sequence[str]]],
-        peers: PeerReader,
+        peers: PeerClient,
         store: ObjectStore | None = None,
         announce: Callable[[str], None] = lambda _: None,
-        settings: FetchSettings | None = None,
-        rng: random.Random | None = None,
+        settings: FetchSettings = FetchSettings(),  # noqa: B008 (frozen)
     ) -> None:
-        self.settings = settings or FetchSettings()
+        self._settings = settings
         self._artifacts = artifacts
         self._bundles = bundles
-        self._sources = Sources(holders, peers, store, self.settings.distrust_s, rng or random.Random())
+        self._sources = Sources(holders, peers.read, store, settings.distrust_s)
         self._announce = announce
         self._transfers: dict[str, _Transfer] = {}
-        self._slots = asyncio.Semaphore(self.settings.transfers)
-        self._threads = Threads(self.settings.transfers)
+        self._slots = asyncio.Semaphore(settings.transfers)
+        self._threads = Threads(settings.transfers)
 
     async def ensure(self, digest: str, *, size: Bytes | None = None, progress: Progress | None = None) -> str:
         """
@@ -106,18 +106,13 @@ class Fetcher:
         sizes = {each.sha256: each.bytes for each in named}
         here = dict.fromkeys(sizes, 0)
 
-        def on_progress(sha256: str) -> Progress:
-            def said(done: Bytes, _: Bytes) -> None:
-                here[sha256] = done
-                assert progress is not None
+        def said(sha256: str, done: Bytes, _: Bytes) -> None:
+            here[sha256] = done
+            if progress is not None:
                 progress(sum(here.values()), sum(sizes.values()))
 
-            return said
-
         tasks = [
-            asyncio.get_running_loop().create_task(
-                self.ensure(sha256, size=size, progress=on_progress(sha256) if progress else None)
-            )
+            asyncio.create_task(self.ensure(sha256, size=size, progress=partial(said, sha256)))
             for sha256, size in sizes.items()
         ]
         try:
@@ -147,21 +142,21 @@ class Fetcher:
             async with self._slots:
                 if await self._threads.run(self._artifacts.has, digest):
                     return
-                partial = await self._threads.finish(self._artifacts.resume, digest, undo=PartialArtifact.close)
+                begun = await self._threads.finish(self._artifacts.resume, digest, undo=PartialArtifact.close)
                 filling = Filling(
-                    digest, partial, transfer.expected, self._sources, self.settings, self._threads,
-                    transfer.said, self._artifacts,
+                    digest, begun, transfer.expected, self._sources, self._settings, self._threads, transfer.said,
+                    self._artifacts,
                 )  # fmt: skip
                 try:
                     await filling.fill()
-                    await self._threads.finish(partial.commit)
+                    await self._threads.finish(begun.commit)
                     transfer.origin = filling.origin
                 except StorageFailed as exc:
                     if isinstance(exc.__cause__, OSError) and exc.__cause__.errno in _FULL:
-                        await self._threads.run(partial.discard)  # a full disk harms all others
+                        await self._threads.run(begun.discard)  # a full disk harms all others
                     raise
                 finally:
-                    partial.close()
+                    begun.close()
         finally:
             del self._transfers[digest]
         try:

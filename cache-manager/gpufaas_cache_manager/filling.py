@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from gpufaas_cache_manager.artifacts import ArtifactStore, PartialArtifact
@@ -69,49 +69,42 @@ class Threads:
         self._pool.shutdown(wait=False)
 
 
+@dataclass(slots=True, eq=False)
 class Filling:
-    """
-    See module.
+    """See module."""
 
-    :param expected: the size that the artifact must have, if that is known
-    :param said: told the bytes that are here, and those of the whole (None: not known yet)
-    """
+    _digest: str
+    _partial: PartialArtifact
+    _expected: Bytes | None
+    """The size that the artifact must have, if that is known."""
+    _sources: Sources
+    _settings: FetchSettings
+    _threads: Threads
+    _said: Callable[[Bytes, Bytes | None], None]
+    """Called with the bytes that are here, and those of the whole (None: not known yet)."""
+    _artifacts: ArtifactStore
+    _size: Bytes | None = None
+    _size_doubted: bool = False
+    """Two sources disagree about the size."""
+    _givers: set[str] = field(default_factory=set)
+    """The sources of the bytes that are here."""
+    _one_source: bool = False
+    """All bytes are taken from one source: those of several were wrong."""
+    _failures: dict[str, str] = field(default_factory=dict)
+    _best: Bytes = 0
+    _resumed_at: Bytes = 0
+    _began: Seconds = field(default_factory=time.monotonic)
 
-    def __init__(
-        self,
-        digest: str,
-        partial: PartialArtifact,
-        expected: Bytes | None,
-        sources: Sources,
-        settings: FetchSettings,
-        threads: Threads,
-        said: Callable[[Bytes, Bytes | None], None],
-        artifacts: ArtifactStore,
-    ) -> None:
-        self._digest = digest
-        self._partial = partial
-        self._expected = expected
-        self._sources = sources
-        self._settings = settings
-        self._threads = threads
-        self._said = said
-        self._artifacts = artifacts
-        self._size: Bytes | None = None
-        self._size_doubted = False
-        """Two sources disagree about the size."""
-        self._givers = {_EARLIER} if partial.size else set[str]()
-        """Sources of the bytes that are here."""
-        self._one_source = False
-        """Take all bytes from one source: those of several were wrong."""
-        self._failures: dict[str, str] = {}
-        self._best = self._resumed_at = partial.size
-        self._began = time.monotonic()
+    def __post_init__(self) -> None:
+        self._best = self._resumed_at = self._partial.size
+        if self._partial.size:
+            self._givers.add(_EARLIER)
 
     @property
     def origin(self) -> str:
         """``store`` if bytes came from the object store, else ``peer``; empty: all were here."""
-        givers = self._givers - {_EARLIER}
-        return "store" if self._sources.store_name in givers else "peer" if givers else ""
+        givers, store = self._givers - {_EARLIER}, self._sources.store
+        return "store" if store is not None and store.url in givers else "peer" if givers else ""
 
     async def fill(self) -> None:
         """

@@ -28,7 +28,7 @@ class _Kept:
     size: Bytes
     mapped: int = 0
     dropped: bool = False
-    """It is given to nobody any more, and goes with its last mapping."""
+    """No start gets these weights any more: they go with their last mapping."""
 
 
 class HostTier(Generic[KeyT]):

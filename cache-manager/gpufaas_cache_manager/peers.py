@@ -18,7 +18,6 @@ import io
 import os
 import re
 import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +34,8 @@ T = TypeVar("T")
 PREFIX: Final = "/artifacts/"
 _SERVED_PIECE: Final[Bytes] = 1 * MiB
 _READ_PIECE: Final[Bytes] = 2 * MiB
+_STREAMS: Final = 16
+"""The most reads at once; more wait."""
 _HAND_OVER_S: Final = 0.25
 """A slow peer's bytes are handed on after so long although a piece is not full, since they are progress."""
 _RANGE: Final = re.compile(r"bytes=(\d*)-(\d*)")
@@ -63,20 +64,16 @@ class PeerArtifacts:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
             why = "the cluster's token is expected: Authorization: Bearer TOKEN"
-            await _say(send, 401, why, "www-authenticate: Bearer")
-            return
+            return await _say(send, 401, why, (b"www-authenticate", b"Bearer"))
         if scope["method"] not in ("GET", "HEAD"):
-            await _say(send, 405, "artifacts are read here: GET or HEAD", "allow: GET, HEAD")
-            return
+            return await _say(send, 405, "artifacts are read here: GET or HEAD", (b"allow", b"GET, HEAD"))
         digest = scope["path"].removeprefix(PREFIX)
         try:
             descriptor = await asyncio.to_thread(self._open, digest)
         except (InvalidSpec, UnknownArtifact, CorruptArtifact) as exc:
-            await _say(send, 404, str(exc))
-            return
+            return await _say(send, 404, str(exc))
         except (OSError, StorageFailed) as exc:
-            await _say(send, 500, f"artifact {digest} cannot be read: {exc}")
-            return
+            return await _say(send, 500, f"artifact {digest} cannot be read: {exc}")
         try:
             await self._serve(digest, descriptor, headers, scope["method"] == "HEAD", receive, send)
         finally:
@@ -97,8 +94,8 @@ class PeerArtifacts:
             asked = ""
         start, end = _range_of(asked, size) if asked else (0, size)
         if start >= end and asked:
-            await _say(send, 416, f"artifact {digest} has {size} bytes", f"content-range: bytes */{size}")
-            return
+            whole = (b"content-range", f"bytes */{size}".encode())
+            return await _say(send, 416, f"artifact {digest} has {size} bytes", whole)
         fields = [
             (b"content-type", b"application/octet-stream"),
             (b"content-length", str(end - start).encode()),
@@ -110,7 +107,7 @@ class PeerArtifacts:
         await send({"type": "http.response.start", "status": 206 if asked else 200, "headers": fields})
         if head_only or start == end:
             await send({"type": "http.response.body", "body": b""})
-            return
+            return None
         # Servers drop what is sent to a client that has gone: without this, the rest of 100 GB would be read in vain.
         gone = asyncio.get_running_loop().create_task(_gone(receive))
         reading: asyncio.Future[bytes] | None = None
@@ -135,18 +132,13 @@ class PeerClient:
     """
     Reads artifacts from `PeerArtifacts`.
 
-    :param tls: for ``https://`` peers: trusted authorities, and this node's own certificate
     :param patience_s: a peer that sends nothing for so long is given up
-    :param streams: reads at once; more wait
     """
 
-    def __init__(
-        self, token: str, *, tls: ssl.SSLContext | None = None, patience_s: float = 5.0, streams: int = 16
-    ) -> None:
+    def __init__(self, token: str, *, patience_s: float = 5.0) -> None:
         self._token = token
-        self._tls = tls
         self._patience_s = patience_s
-        self._threads = ThreadPoolExecutor(streams, "peer")
+        self._threads = ThreadPoolExecutor(_STREAMS, "peer")
 
     @contextlib.asynccontextmanager
     async def read(self, url: str, digest: str, start: Bytes) -> AsyncIterator[Opened]:
@@ -177,9 +169,7 @@ class PeerClient:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SourceFailed(f"{url!r} is no http or https URL")
         if parts.scheme == "https":
-            return http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=self._patience_s, context=self._tls or ssl.create_default_context()
-            )
+            return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=self._patience_s)
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=self._patience_s)
 
 
@@ -280,12 +270,9 @@ async def _gone(receive: _Receive) -> None:
         pass
 
 
-async def _say(send: _Send, status: int, text: str, *fields: str) -> None:
+async def _say(send: _Send, status: int, text: str, *fields: tuple[bytes, bytes]) -> None:
     body = text.encode() + b"\n"
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
-    for each in fields:
-        name, _, value = each.partition(": ")
-        headers.append((name.encode(), value.encode()))
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode()), *fields]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -6,7 +6,6 @@ from typing import Annotated, Final, Protocol
 from msgspec import Meta, Struct
 
 from gpufaas_cache_manager.residency import Copy, OwnerT, Residency
-from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import FunctionId
 
 
@@ -65,11 +64,3 @@ class CostAware(_Order):
 
 
 REPLACEMENTS: Final[Mapping[str, Callable[[], Replacement]]] = {Lru.name: Lru, CostAware.name: CostAware}
-
-
-def make_replacement(name: str) -> Replacement:
-    """:raises InvalidSpec: there is no such order; names those that there are"""
-    try:
-        return REPLACEMENTS[name]()
-    except KeyError:
-        raise InvalidSpec(f"no replacement order is called {name!r}: choose one of {', '.join(REPLACEMENTS)}") from None

@@ -34,7 +34,7 @@ class Owner(Protocol):
 
     @property
     def min_copies(self) -> int:
-        """So many copies are never evicted for other functions."""
+        """The number of copies that are never evicted for other functions."""
 
     def load_s(self, kind: str) -> Seconds:
         """Return what it costs to load it again on a device of *kind*, in seconds."""
@@ -76,8 +76,8 @@ class Copy(Generic[OwnerT]):
         self.parts: tuple[Part, ...] = ()
         """What grants say of it; empty: it changed, or no grant was made."""
         self.split = False
-        """It has parts on several devices. Each has an entry in the list of its device; that of the first stands for
-        all in the lists of the function, and its number is one."""
+        """The copy has parts on several devices. Each has an entry in the list of its device; that of the first stands
+        for all in the lists of the function, and its number is one."""
         self.rest: tuple[tuple[DeviceId, Copy[OwnerT]], ...] = ()
         """Of a split copy, its entry on the first device has the entries on the others here: they run, load and go with
         it."""
@@ -172,13 +172,13 @@ class Residency(Generic[OwnerT]):
             copies[key] = self._newest = copy
 
     def hold(self, copy: Copy[OwnerT]) -> None:
-        """It runs from now on: memory lent to it is not free."""
+        """*copy* runs from now on: memory lent to it is not free."""
         lent = copy.limit - copy.memory
         self.held += lent
         self.free -= lent
 
     def let_go(self, copy: Copy[OwnerT]) -> None:
-        """It is idle again: memory lent to it can be taken back at once."""
+        """*copy* is idle again: memory lent to it can be taken back at once."""
         lent = copy.limit - copy.memory
         self.held -= lent
         self.free += lent

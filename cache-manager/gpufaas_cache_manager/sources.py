@@ -6,7 +6,9 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 from gpufaas_cache_manager.object_store import ObjectStore
 from gpufaas_core.errors import GpufaasError, StorageFailed, UnknownArtifact
@@ -43,54 +45,35 @@ class Source(NamedTuple):
     """Begins at that byte; raises `SourceFailed`, also while pieces are read."""
 
 
-class PeerReader(Protocol):
-    """Reads from other nodes (peers.PeerClient)."""
-
-    def read(self, url: str, digest: str, start: Bytes) -> AbstractAsyncContextManager[Opened]: ...
-
-
+@dataclass(slots=True)
 class Sources:
+    """See module. A source that sent wrong bytes of a digest is left out for it for some time."""
+
+    holders: Callable[[str], Awaitable[Sequence[str]]]
     """
-    See module. A source that sent wrong bytes of a digest is left out for it for some time.
-
-    :param holders: the base URLs of the other nodes that have a digest (``http://node-b:7081``); it raises
-        `GpufaasError` or OSError when they cannot be known now, which is tried again like a source that fails
-    :param distrust_s: how long a source is left out: it may have been repaired by then
+    Returns the base URLs of the other nodes that have a digest (``http://node-b:7081``). It raises `GpufaasError` or
+    OSError when they cannot be known now, which is tried again like a source that fails.
     """
-
-    def __init__(
-        self,
-        holders: Callable[[str], Awaitable[Sequence[str]]],
-        peers: PeerReader,
-        store: ObjectStore | None,
-        distrust_s: Seconds,
-        rng: random.Random,
-    ) -> None:
-        self._holders = holders
-        self._peers = peers
-        self._store = store
-        self._distrust_s = distrust_s
-        self._rng = rng
-        self._distrusted: dict[tuple[str, str], float] = {}
-
-    @property
-    def store_name(self) -> str:
-        """The name of the object store among the sources; empty: there is none."""
-        return self._store.url if self._store is not None else ""
+    read: Callable[[str, str, Bytes], AbstractAsyncContextManager[Opened]]
+    """Reads from another node: `PeerClient.read`."""
+    store: ObjectStore | None
+    distrust_s: Seconds
+    """How long a source is left out: it may have been repaired by then."""
+    _distrusted: dict[tuple[str, str], float] = field(default_factory=dict)
+    """By digest and name of the source: until when it is left out."""
 
     async def of(self, digest: str) -> list[Source]:
         """Return whom to ask for *digest*, in this order: random for nodes, so that many who fetch spread over them."""
         unknown = ""
         try:
-            urls = sorted(set(await self._holders(digest)))
+            urls = list(dict.fromkeys(await self.holders(digest)))
         except (GpufaasError, OSError) as exc:
             log.warning("fetch.holders_unknown digest=%s reason=%s", digest, exc)
             urls, unknown = [], str(exc)
-        self._rng.shuffle(urls)
-        sources = [Source(url, lambda start, url=url: self._peers.read(url, digest, start)) for url in urls]  # type: ignore[misc]
-        if self._store is not None:
-            store = self._store
-            sources.append(Source(store.url, lambda start: _from_store(store, digest, start)))
+        random.shuffle(urls)
+        sources = [Source(url, partial(self.read, url, digest)) for url in urls]
+        if self.store is not None:
+            sources.append(Source(self.store.url, partial(_from_store, self.store, digest)))
         if unknown:
             sources.append(Source("holders", lambda _: _failing(unknown)))
         now = time.monotonic()
@@ -99,7 +82,7 @@ class Sources:
 
     def distrust(self, digest: str, name: str, reason: str) -> None:
         log.error("fetch.wrong_bytes digest=%s source=%s reason=%s", digest, name, reason)
-        self._distrusted[digest, name] = time.monotonic() + self._distrust_s
+        self._distrusted[digest, name] = time.monotonic() + self.distrust_s
 
     def is_distrusted(self, digest: str, name: str) -> bool:
         return (digest, name) in self._distrusted

@@ -7,8 +7,11 @@ per key.
 """
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
@@ -54,45 +57,40 @@ class StatePort(Protocol):
 Doc = DeviceDoc | FunctionDoc | EngineDoc
 
 
+async def _wait_for(event: asyncio.Event, timeout_s: Seconds) -> None:
+    """Wait for *event*, for *timeout_s* at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):  # not wait_for, which makes a task each time
+            await event.wait()
+
+
+@dataclass(slots=True, eq=False)
 class WriteBehind:
-    """
-    See module. Call `note` after each event of the engine; `run` until it is cancelled or the lead is lost.
+    """See module. Call `note` after each event of the engine; `run` until it is cancelled or the lead is lost."""
 
-    :param changed: the keys that changed since the last call of this (``Engine.take_changed``)
-    :param doc: returns the state of a key; None: delete the key (``Engine.doc``)
-    :param epoch: the writer's; every doc has it, with a number that grows with each write
-    """
-
-    def __init__(
-        self,
-        port: StatePort,
-        changed: Callable[[], Sequence[str]],
-        doc: Callable[[str], Doc | None],
-        epoch: int,
-        *,
-        clock: Callable[[], Seconds] | None = None,
-        wait: Callable[[asyncio.Event, Seconds], Awaitable[None]] | None = None,
-    ) -> None:
-        self._port = port
-        self._changed = changed
-        self._doc = doc
-        self._epoch = epoch
-        self._clock = clock or asyncio.get_running_loop().time
-        self._wait = wait or _wait
-        self._noted = asyncio.Event()
-        self._pending: dict[str, None] = {}
-        """Keys to be written, the one that has waited longest first."""
-        self._next_at: dict[str, Seconds] = {}
-        """When a key that was just written may be written again."""
-        self._encoder = msgspec.json.Encoder()
-        self.seq = 0
-        """The number of the last write."""
-        self.lost = False
-        """Another scheduler leads: nothing is written any more."""
-        self.trouble = ""
-        """Why the last write failed; empty: it did not."""
-        self.written = 0
-        """Docs, deleted ones included."""
+    port: StatePort
+    changed: Callable[[], Sequence[str]]
+    """Returns the keys that changed since its last call (``Engine.take_changed``)."""
+    doc: Callable[[str], Doc | None]
+    """Returns the state of a key; None: delete the key (``Engine.doc``)."""
+    epoch: int
+    """The writer's; every doc has it, with a number that grows with each write."""
+    clock: Callable[[], Seconds] = time.monotonic
+    wait: Callable[[asyncio.Event, Seconds], Awaitable[None]] = _wait_for
+    seq: int = 0
+    """The number of the last write."""
+    lost: bool = False
+    """Another scheduler leads: nothing is written any more."""
+    trouble: str = ""
+    """Why the last write failed; empty: it did not."""
+    written: int = 0
+    """The number of docs that were written, deleted ones included."""
+    _noted: asyncio.Event = field(default_factory=asyncio.Event)
+    _pending: dict[str, None] = field(default_factory=dict)
+    """Keys to be written, the one that has waited longest first."""
+    _next_at: dict[str, Seconds] = field(default_factory=dict)
+    """When a key that was just written may be written again."""
+    _encoder: msgspec.json.Encoder = field(default_factory=msgspec.json.Encoder)
 
     def note(self) -> None:
         """Something may have changed. Cheap enough to be called after each event."""
@@ -109,7 +107,7 @@ class WriteBehind:
         self.note()
         while not self.lost:
             self._gather()
-            now = self._clock()
+            now = self.clock()
             due = [key for key in self._pending if self._next_at.get(key, now) <= now][:_BATCH]
             if not due:
                 await self._wait_for_more(now)
@@ -118,12 +116,11 @@ class WriteBehind:
             if self.lost:
                 return
             if docs < 0:
-                pause_s = _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)]
+                await self._pause(_BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)])
                 tries += 1
             else:
-                pause_s = docs / DOCS_PER_S
+                await self._pause(docs / DOCS_PER_S)
                 tries = 0
-            await self._pause(pause_s)
 
     async def flush(self) -> bool:
         """Write all that is left once, without a pause; False: it failed."""
@@ -135,7 +132,7 @@ class WriteBehind:
 
     def _gather(self) -> None:
         self._noted.clear()
-        for key in self._changed():
+        for key in self.changed():
             self._pending.setdefault(key)
 
     async def _wait_for_more(self, now: Seconds) -> None:
@@ -145,17 +142,17 @@ class WriteBehind:
             # A key that is noted meanwhile may be due at once, so it must not wait for the others for long. It is not
             # gathered at each note: a busy scheduler would do nothing else.
             await self._pause(min(_LOOK_S, min(times) - now))
-            await self._wait(self._noted, max(0.0, min(times) - self._clock()))
+            await self.wait(self._noted, max(0.0, min(times) - self.clock()))
             return
         self._next_at = {key: at for key, at in self._next_at.items() if at > now}
-        await self._wait(self._noted, BEAT_S)
+        await self.wait(self._noted, BEAT_S)
         if not self._noted.is_set():
             self._pending.setdefault(_ENGINE)
 
     async def _pause(self, pause_s: Seconds) -> None:
         """Wait for so long, also when something is noted."""
         if pause_s > 0:
-            await self._wait(asyncio.Event(), pause_s)
+            await self.wait(asyncio.Event(), pause_s)
 
     async def _write(self, keys: list[str]) -> int:
         """Write these keys as they are now; return how many were written; -1: it failed, and they are pending again."""
@@ -165,19 +162,19 @@ class WriteBehind:
         for key in keys:
             if size > _BATCH_BYTES:
                 break
-            doc = self._doc(key)
+            doc = self.doc(key)
             del self._pending[key]
             if doc is None:
                 deletes.append(key)
                 continue
             self.seq += 1
-            puts[key] = self._encoder.encode(replace(doc, epoch=self._epoch, seq=self.seq))
+            puts[key] = self._encoder.encode(replace(doc, epoch=self.epoch, seq=self.seq))
             size += len(puts[key])
-        now = self._clock()
+        now = self.clock()
         for key in (*puts, *deletes):
             self._next_at[key] = now + (ENGINE_EVERY_S if key == _ENGINE else EVERY_S)
         try:
-            self.lost = not await self._port.write(puts, deletes)
+            self.lost = not await self.port.write(puts, deletes)
         except (GpufaasError, OSError) as exc:
             # Some of it may have been written. The next attempt writes the newest state of all.
             self._pending = dict.fromkeys([*puts, *deletes]) | self._pending
@@ -192,12 +189,3 @@ class WriteBehind:
             self.trouble = ""
         self.written += len(puts) + len(deletes)
         return len(puts) + len(deletes)
-
-
-async def _wait(event: asyncio.Event, timeout_s: Seconds) -> None:
-    """Wait for *event*, for *timeout_s* at most."""
-    try:
-        async with asyncio.timeout(timeout_s):  # not wait_for, which makes a task each time
-            await event.wait()
-    except TimeoutError:
-        pass

@@ -13,7 +13,7 @@ from tests.etcd_process import EtcdProcess
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, EtcdUnreachable
 from gpufaas_adapters.etcd.election import campaign
 from gpufaas_adapters.etcd.state import EtcdState, read_state
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_cache_manager.write_behind import WriteBehind
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
@@ -26,7 +26,7 @@ F = FunctionId("f.openfaas-fn@1")
 
 
 def make_engine(epoch: int) -> Engine:
-    return Engine(policy=make_policy("lalb-o3"), replacement=make_replacement("lru"), epoch=epoch)
+    return Engine(policy=make_policy("lalb-o3"), replacement=Lru(), epoch=epoch)
 
 
 def writer(engine: Engine, state: EtcdState) -> WriteBehind:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.model import Device, DeviceId, Function, FunctionId, Need, NodeId, Offer, Part, Profile
@@ -98,7 +98,7 @@ class Site:
     def __init__(self, node: AbleNode | RealNode) -> None:
         self.node = node
         self.policy = Proposing()
-        self.service = SchedulerService(Engine(policy=self.policy, replacement=make_replacement("lru"), learn=False))
+        self.service = SchedulerService(Engine(policy=self.policy, replacement=Lru(), learn=False))
         commands: NodeCommands = node
         self.service.join(commands, node.devices())
         self.service.deploy(Function(F, "f", Need(), {"*": Profile(3.0, 1.0, 20 * MiB)}))

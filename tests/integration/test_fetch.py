@@ -20,6 +20,7 @@ from tests.integration.peer import TOKEN
 from tests.waiting import eventually
 
 from gpufaas_adapters.object_store import object_store
+from gpufaas_cache_manager import sources
 from gpufaas_cache_manager.artifacts import ArtifactStore, HashedFile, PartialArtifact, storage_errors
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cache_manager.fetcher import Fetcher
@@ -105,19 +106,11 @@ class Cluster:
         return self.clients[-1]
 
     def fetcher(self, settings: FetchSettings = PATIENT, token: str = TOKEN) -> Fetcher:
-        class InOrder(random.Random):
-            def shuffle(self, x: list[str]) -> None:  # type: ignore[override]
-                x.sort(key=urls.index)
-
-        urls = self.urls
-
         async def holders(_: str) -> list[str]:
-            return list(urls)
+            return list(self.urls)
 
         client = self.client(settings, token)
-        made = Fetcher(
-            self.artifacts, self.bundles, holders, client, self.store, self.announced.append, settings, InOrder()
-        )
+        made = Fetcher(self.artifacts, self.bundles, holders, client, self.store, self.announced.append, settings)
         self.fetchers.append(made)
         return made
 
@@ -130,7 +123,10 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    monkeypatch.setattr(
+        sources.random, "shuffle", lambda _: None
+    )  # peers are asked in the order in which they were made
     made = Cluster(tmp_path)
     yield made
     for fetcher in made.fetchers:

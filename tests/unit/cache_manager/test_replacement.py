@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufaas_cache_manager.eviction import victims
-from gpufaas_cache_manager.replacement import CostAware, Lru, Replacement, make_replacement
+from gpufaas_cache_manager.replacement import CostAware, Lru, Replacement
 from gpufaas_cache_manager.residency import Copy, Residency
-from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import FunctionId
 
 
@@ -202,10 +201,3 @@ def test_what_is_lent_is_free_while_its_holder_is_idle() -> None:
     assert (x.memory, x.limit, residency.free, residency.unpromised) == (40, 50, 30, 20)
     residency.remove(x.id)
     assert (residency.free, residency.unpromised) == (70, 70)
-
-
-def test_replacement_orders_are_made_by_name() -> None:
-    assert make_replacement("lru").name == "lru"
-    assert make_replacement("cost-aware").name == "cost-aware"
-    with pytest.raises(InvalidSpec, match="lru, cost-aware"):
-        make_replacement("random")

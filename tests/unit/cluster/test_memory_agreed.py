@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.scheduler.world import limited
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Need, Part, Profile, copy_id
 from gpufaas_gpu_manager.device_snapshot import snapshot_of
@@ -226,7 +226,7 @@ class Site:
 
     def new_engine(self) -> Engine:
         return Engine(
-            policy=make_policy(limited(self.policy, 3)), replacement=make_replacement("lru"), epoch=self.epoch,
+            policy=make_policy(limited(self.policy, 3)), replacement=Lru(), epoch=self.epoch,
             max_queue=30, learn=True,
         )  # fmt: skip
 

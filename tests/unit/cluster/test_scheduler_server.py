@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.waiting import LIMIT_S, eventually
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_cluster import control, deployed
 from gpufaas_cluster.connection import Identity, Link, connect
 from gpufaas_cluster.leader import Leader
@@ -91,7 +91,7 @@ async def rig() -> AsyncIterator[Rig]:
     """A scheduler that has won, and knows one model function."""
     server = SchedulerServer(Identity("scheduler", "s1", "boot", TOKEN, "1"))
     port = await server.open("127.0.0.1:0")
-    engine = Engine(policy=make_policy("least-wait"), replacement=make_replacement("lru"), epoch=1)
+    engine = Engine(policy=make_policy("least-wait"), replacement=Lru(), epoch=1)
     leader = server.leads = Leader(SchedulerService(engine), 1)
     leader.deployed.deploy(
         Function(F, "d", profiles={"*": Profile(3.0, 1.0, 10)}),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import (
     CallId,
@@ -64,7 +64,7 @@ class Site:
 
     def __init__(self, policy: Scripted | None = None) -> None:
         self.policy = policy or Scripted()
-        self.engine = Engine(policy=self.policy, replacement=make_replacement("lru"), learn=False)
+        self.engine = Engine(policy=self.policy, replacement=Lru(), learn=False)
         self.now = 0.0
         for device, host in (("n1/a", 0), ("n1/b", 0), ("n2/c", 100)):
             self.tell(m.DeviceJoined(Device(DeviceId(device), "gpu", 100, host_memory=host)))
@@ -435,7 +435,7 @@ def test_what_a_policy_asked_for_and_its_state_survive_a_takeover(
 
     successor = Scripted(ALL & ~c.FLEET)
     successor.name = name
-    engine = Engine(policy=successor, replacement=make_replacement("lru"), epoch=2)
+    engine = Engine(policy=successor, replacement=Lru(), epoch=2)
     engine.handle(m.Restored(doc), 100.0)  # type: ignore[arg-type]
     engine.handle(m.Serving(), 100.0)
 
@@ -455,7 +455,7 @@ def test_a_plan_that_the_policy_has_not_run_for_is_not_lost_in_a_takeover(name: 
 
     successor = Scripted()
     successor.name = name
-    engine = Engine(policy=successor, replacement=make_replacement("lru"), epoch=2)
+    engine = Engine(policy=successor, replacement=Lru(), epoch=2)
     engine.handle(m.Restored(doc), 100.0)  # type: ignore[arg-type]
     engine.handle(m.Serving(), 100.0)
     if engine.wake_at is not None:
@@ -480,7 +480,7 @@ def test_a_note_is_for_a_policy_of_the_same_spec_and_another_one_runs_at_once(na
 
     successor = Noting(0)
     successor.name = name
-    engine = Engine(policy=successor, replacement=make_replacement("lru"), epoch=2)
+    engine = Engine(policy=successor, replacement=Lru(), epoch=2)
     engine.handle(m.FunctionDeployed(docs[1].function), 100.0)  # type: ignore[union-attr]
     engine.handle(m.Restored(docs[0], (docs[1],), queued=True), 100.0)  # type: ignore[arg-type]
     engine.handle(m.DeviceJoined(Device(DeviceId("n1/b"), "gpu", 100)), 100.0)
@@ -501,7 +501,7 @@ def test_a_call_that_is_being_preempted_waits_again_under_the_next_engine_and_wh
     docs = [site.engine.doc(key, site.now) for key in ("engine", "functions/big", "devices/n1/a")]
 
     successor = Site()
-    engine = successor.engine = Engine(policy=successor.policy, replacement=make_replacement("lru"), epoch=2)
+    engine = successor.engine = Engine(policy=successor.policy, replacement=Lru(), epoch=2)
     engine.handle(m.FunctionDeployed(docs[1].function), 0.0)  # type: ignore[union-attr]
     engine.handle(m.Restored(docs[0], (docs[1],), (docs[2],)), 0.0)  # type: ignore[arg-type]
     resident = ResidentSnapshot(FunctionId("big"), "big", 10, loading=True)

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.scheduler.test_takeover import left
 from tests.unit.scheduler.world import explanation
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.constraints import parse_constraint
 from gpufaas_core.model import CallId, Device, DeviceId, Explanation, Function, FunctionId, Need, Profile
@@ -86,7 +86,7 @@ class Site:
 @pytest.fixture(params=POLICIES)
 def make(request: pytest.FixtureRequest) -> Callable[..., Site]:
     def made(*devices: str) -> Site:
-        site = Site(Engine(policy=make_policy(request.param), replacement=make_replacement("lru"), learn=False))
+        site = Site(Engine(policy=make_policy(request.param), replacement=Lru(), learn=False))
         for name, need in NEEDS.items():
             site.deploy(name, need)
         for each in devices:
@@ -407,7 +407,7 @@ def test_a_successor_goes_on_clearing(make: Callable[..., Site]) -> None:
     for key in site.engine.take_changed():
         store[key] = msgspec.json.encode(site.engine.doc(key, site.now))
 
-    engine = Engine(policy=site.engine.policy, replacement=make_replacement("lru"), epoch=2, learn=False)
+    engine = Engine(policy=site.engine.policy, replacement=Lru(), epoch=2, learn=False)
     after = Site(engine, site.now, dict(site.running))
     for name, need in NEEDS.items():
         after.deploy(name, need)

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.scheduler.world import explanation
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, ResidentSnapshot, RunningCall
@@ -41,7 +41,7 @@ class Again:
 
 def an_engine(*functions: tuple[str, Need], policy: object = None) -> Engine:
     made = make_policy("lalb-o3") if policy is None else policy
-    engine = Engine(policy=made, replacement=make_replacement("lru"), learn=False)  # type: ignore[arg-type]
+    engine = Engine(policy=made, replacement=Lru(), learn=False)  # type: ignore[arg-type]
     for name, need in functions:
         profiles = {"*": Profile(3.0, 1.0, 10)}
         engine.handle(m.FunctionDeployed(Function(FunctionId(name), "d", need, profiles)), 0.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile, RatioDoc
 from gpufaas_scheduler.engine import Engine
@@ -53,7 +53,7 @@ def test_a_time_alone_that_drifts_takes_the_times_of_batches_with_it() -> None:
 
 
 def test_the_engine_learns_times_beside_others_apart_from_times_alone() -> None:
-    engine = Engine(policy=make_policy("lalb-o3"), replacement=make_replacement("lru"), learn=True)
+    engine = Engine(policy=make_policy("lalb-o3"), replacement=Lru(), learn=True)
     for name in "fg":
         known = {"*": Profile(3.0, 1.0, 10, measured=True)}
         engine.handle(m.FunctionDeployed(Function(FunctionId(name), "d", Need(50, "spatial"), known)), 0.0)

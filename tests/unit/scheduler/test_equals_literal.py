@@ -9,7 +9,7 @@ from tests.examples import examples
 from tests.unit.scheduler import literal
 from tests.unit.scheduler.world import limited
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_scheduler.engine import Engine
@@ -31,9 +31,7 @@ class Both:
             for i, (size, load, service) in enumerate(functions)
         ]
         self.literal = literal.Literal(self.functions, policy, limit)
-        self.engine = Engine(
-            policy=make_policy(limited(policy, limit)), replacement=make_replacement("lru"), learn=False
-        )
+        self.engine = Engine(policy=make_policy(limited(policy, limit)), replacement=Lru(), learn=False)
         for each in self.functions:
             profile = Profile(each.load_s, each.service_s, each.size)
             function = Function(FunctionId(each.name), "", profiles={"*": profile})

@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 import pytest
 from tests.unit.scheduler.world import state_of
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_scheduler.engine import Engine
@@ -20,7 +20,7 @@ class Cluster:
 
     def __init__(self, policy: str, seed: int, *, asks: bool) -> None:
         """:param asks: the policy is asked each time"""
-        self.engine = Engine(policy=make_policy(policy), replacement=make_replacement("lru"), learn=True)
+        self.engine = Engine(policy=make_policy(policy), replacement=Lru(), learn=True)
         self.runs = 0
         plan = self.engine.policy.plan
         self.engine.policy.plan = lambda view: (self._count(), plan(view))[1]  # type: ignore[method-assign]

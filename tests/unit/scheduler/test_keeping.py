@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.scheduler.world import World, state_of, world_of
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_scheduler.engine import Engine
@@ -59,7 +59,7 @@ def test_a_call_that_reserves_compute_is_placed_each_time() -> None:
 
 def test_a_share_is_held_anyway_so_its_calls_are_like_those_of_a_cpu_function() -> None:
     device, half = DeviceId("a"), FunctionId("half")
-    engine = Engine(policy=make_policy("lb"), replacement=make_replacement("lru"))
+    engine = Engine(policy=make_policy("lb"), replacement=Lru())
     function = Function(half, "d", Need(50, "share", slots=4), {"*": Profile(3.0, 1.0, 10)})
     for event in (
         m.DeviceJoined(Device(device, "gpu", 100)), m.FunctionDeployed(function), m.Arrived(CallId("cold"), half),

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.unit.scheduler.world import World
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Part, Profile
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc, ResidentSnapshot, RunningCall
@@ -236,7 +236,7 @@ def test_calls_of_a_copy_with_parts_wait_in_no_local_queue() -> None:
 
 def test_parts_hold_shares_on_each_device_and_calls_run_within() -> None:
     policy = Told()
-    engine = Engine(policy=policy, replacement=make_replacement("lru"), learn=False)
+    engine = Engine(policy=policy, replacement=Lru(), learn=False)
     for name in "ab":
         engine.handle(m.DeviceJoined(Device(DeviceId(name), "gpu", 100, loads_parts=True)), 0.0)
     for name, need in (("auto", Need(100, "auto")), ("half", Need(50, "spatial"))):
@@ -267,7 +267,7 @@ def test_a_takeover_keeps_a_copy_whose_parts_are_all_there(torn: bool) -> None:
         ("engine", EngineDoc), ("functions/big", FunctionDoc), ("devices/a", DeviceDoc), ("devices/b", DeviceDoc),
     )}  # fmt: skip
     policy = Told()
-    engine = Engine(policy=policy, replacement=make_replacement("lru"), epoch=2, learn=False)
+    engine = Engine(policy=policy, replacement=Lru(), epoch=2, learn=False)
     engine.handle(m.FunctionDeployed(site.functions[BIG]), 0.0)
     kept = (docs["engine"], (docs["functions/big"],), (docs["devices/a"], docs["devices/b"]))
     engine.handle(m.Restored(*kept), 0.0)  # type: ignore[arg-type]

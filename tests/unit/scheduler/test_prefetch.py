@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Part, Profile
 from gpufaas_scheduler import contract as c
@@ -18,7 +18,7 @@ class Site:
 
     def __init__(self, policy: str, devices: tuple[str, ...] = ("n1/a", "n1/b"), host: int = 1000) -> None:
         made = make_policy(policy)
-        self.engine = Engine(policy=made, replacement=make_replacement("lru"), learn=False)
+        self.engine = Engine(policy=made, replacement=Lru(), learn=False)
         self.now = 0.0
         self.calls = 0
         for each in devices:

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.scheduler.world import World, two_devices, world_of
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
@@ -48,7 +48,7 @@ def test_what_a_node_loads_for_a_call_whose_gateway_does_not_reach_it_stays() ->
 
 
 def test_a_node_that_comes_back_without_having_heard_of_an_abort_is_told_again() -> None:
-    engine = Engine(policy=make_policy("lalb"), replacement=make_replacement("lru"))
+    engine = Engine(policy=make_policy("lalb"), replacement=Lru())
     function, call = FunctionId("f"), CallId("c")
     device = Device(DeviceId("n/gpu:0"), "gpu", 100)
     engine.handle(m.FunctionDeployed(Function(function, "d", profiles={"*": Profile(1.0, 1.0, 60)})), 0.0)

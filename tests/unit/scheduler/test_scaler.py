@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tests.waiting import LIMIT_S
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core.model import (
     Device,
     DeviceId,
@@ -133,7 +133,7 @@ def test_a_zero_that_was_set_holds_though_calls_run_that_came_before() -> None:
 
 
 async def test_the_service_holds_what_it_was_told_and_not_what_the_autoscaler_says() -> None:
-    service = SchedulerService(Engine(policy=make_policy("lb"), replacement=make_replacement("lru")))
+    service = SchedulerService(Engine(policy=make_policy("lb"), replacement=Lru()))
     service.deploy(Function(ECHO, "digest"))
 
     service.scale(ECHO, 3)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.waiting import LIMIT_S
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core.errors import DeadlineExceeded, GpufaasError
 from gpufaas_core.messages import Arrived, Command, Event, Grant, NodeRefused, StartCall
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Part, Profile, Seconds
@@ -88,7 +88,7 @@ async def test_the_calls_of_a_grant_may_be_of_several_gateways() -> None:
 
 
 async def test_a_second_refusal_of_a_grant_does_not_take_the_next_one_from_its_gateway() -> None:
-    scheduler = SchedulerService(Engine(policy=make_policy("lb"), replacement=make_replacement("lru")))
+    scheduler = SchedulerService(Engine(policy=make_policy("lb"), replacement=Lru()))
     scheduler.join(Node(), [DEVICE])
     scheduler.deploy(Function(F, "d", profiles={"*": Profile(3.0, 1.0, 10)}))
     first = scheduler.place(CallId("a"), F, 60.0)
@@ -125,7 +125,7 @@ async def test_a_call_that_waits_is_told_of_its_grant_before_its_future_has_it()
 
 
 async def test_each_call_that_waits_has_its_own_deadline() -> None:
-    scheduler = SchedulerService(Engine(policy=make_policy("lb"), replacement=make_replacement("lru")))
+    scheduler = SchedulerService(Engine(policy=make_policy("lb"), replacement=Lru()))
     scheduler.join(Node(), [DEVICE])
     scheduler.deploy(Function(F, "d", profiles={"*": Profile(0.1, 0.1, 10)}))
     assert isinstance(scheduler.place(CallId("runs"), F, 60.0), Grant)

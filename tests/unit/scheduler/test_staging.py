@@ -4,7 +4,7 @@ import pytest
 from tests.unit.scheduler.test_actions import Site
 from tests.unit.scheduler.world import explanation, state_of
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, StagedWeights
@@ -177,7 +177,7 @@ def test_a_fetch_from_afar_stands_in_for_a_load_from_disk_until_there_is_one() -
 
 
 def test_the_engine_learns_by_the_tier_that_the_node_says() -> None:
-    engine = Engine(policy=make_policy("lb"), replacement=make_replacement("lru"))
+    engine = Engine(policy=make_policy("lb"), replacement=Lru())
     engine.handle(m.FunctionDeployed(Function(BIG, "", profiles={"*": Profile(8.0, 1.0, 10)})), 0.0)
     engine.handle(m.DeviceJoined(Device(DeviceId("n1/a"), "gpu", 100)), 0.0)
     engine.handle(m.Arrived(CallId("x"), BIG), 0.0)

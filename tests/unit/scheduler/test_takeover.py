@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.scheduler.world import limited, state_of
 
-from gpufaas_cache_manager.replacement import CostAware, Lru, ReplacementOptions, make_replacement
+from gpufaas_cache_manager.replacement import CostAware, Lru, ReplacementOptions
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, NodeId, Part, Profile, copy_id
 from gpufaas_core.snapshot import (
@@ -623,7 +623,7 @@ def test_both_hold_over_thousands_of_clusters(first: int) -> None:
 
 
 def make_engine(*functions: Function, policy: str = "lalb-o3") -> Engine:
-    engine = Engine(policy=make_policy(policy), replacement=make_replacement("lru"), epoch=2)
+    engine = Engine(policy=make_policy(policy), replacement=Lru(), epoch=2)
     for function in functions:
         engine.handle(m.FunctionDeployed(function), 0.0)
     return engine
@@ -912,9 +912,7 @@ class Watched:
 def test_each_doc_that_an_event_changes_is_named(policy: str, learn: bool, seed: int, steps: int) -> None:
     rng = random.Random(seed)
     site = Site(policy, "lru", learn, rng)
-    engine = Engine(
-        policy=make_policy(limited(policy, 3)), replacement=make_replacement("lru"), max_queue=30, learn=learn
-    )
+    engine = Engine(policy=make_policy(limited(policy, 3)), replacement=Lru(), max_queue=30, learn=learn)
     site.engine = cast(Engine, Watched(engine))
     site.populate(3)
     site.steps(steps)

@@ -5,7 +5,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import REPLACEMENTS
 from gpufaas_core import messages as m
 from gpufaas_core.model import (
     CallId,
@@ -47,7 +47,7 @@ class World:
         replacement: str = "lru",
     ) -> None:
         chosen = make_policy(limited(policy, limit)) if isinstance(policy, str) else policy
-        self.engine = Engine(policy=chosen, replacement=make_replacement(replacement), max_queue=max_queue, learn=learn)
+        self.engine = Engine(policy=chosen, replacement=REPLACEMENTS[replacement](), max_queue=max_queue, learn=learn)
         self.now = 0.0
         self._status: tuple[list[m.Command], float, EngineStatus] | None = None
         """The last answer of `status`, with the commands of the last event and the time."""

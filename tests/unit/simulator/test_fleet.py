@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_scheduler.contract import ARRIVAL, FLEET, WAKE, Plan, Procure, Release, Wake
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import PolicySpec, make_policy
@@ -49,7 +49,7 @@ class Renting:
 
 def rented(path: Path, back_at: float) -> tuple[Simulation, Report]:
     policy = Renting(back_at)
-    engine = Engine(policy=policy, replacement=make_replacement("lru"), learn=False)
+    engine = Engine(policy=policy, replacement=Lru(), learn=False)
     simulation = Simulation(read_workload(path), engine)
     record = simulation.run()
     assert policy.refused == []

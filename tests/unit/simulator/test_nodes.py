@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Part
 from gpufaas_scheduler import contract
@@ -402,7 +402,7 @@ def test_the_engine_starts_a_copy_with_parts_as_one(written: Write) -> None:
     devices = [{"id": "g0", "memory_mb": 100}, {"id": "g1", "memory_mb": 100}]
     changes = [{"t": 30, "event": "device_leaves", "device": "g1"}]
     given = workload(functions, [[0, "f"], [1, "f"], [29, "f"]], devices=devices, changes=changes)
-    engine = Engine(policy=Spread(), replacement=make_replacement("lru"), learn=False)
+    engine = Engine(policy=Spread(), replacement=Lru(), learn=False)
 
     record = Simulation(read_workload(written(given)), engine).run()
 
@@ -434,7 +434,7 @@ def test_a_fetch_ahead_is_refused_as_simulated_nodes_say_that_they_do_none(writt
     given = workload(functions, [[0, "f"]], devices=[{"id": "n/g0", "memory_mb": 100}])
     policy = Ahead()
 
-    Simulation(read_workload(written(given)), Engine(policy=policy, replacement=make_replacement("lru"))).run()
+    Simulation(read_workload(written(given)), Engine(policy=policy, replacement=Lru())).run()
 
     (refusal,) = policy.answers
     assert refusal is not None
