@@ -1,4 +1,4 @@
-"""docs/architecture.md names files, classes and functions that exist, and its reading order takes an afternoon."""
+"""docs/architecture.md and docs/questions.md name files, classes and functions that exist; the tour takes an afternoon."""
 
 import re
 import tomllib
@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
+QUESTIONS = (ROOT / "docs" / "questions.md").read_text()
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
 ROOMS = {each.split("/")[0]: ROOT / each for each in BUILD["targets"]["wheel"]["packages"]}
 WORDS = re.compile(r"raise|limits\.memory|(gpufaas|com\.openfaas)\..*|PUT|POST|.*\.toml")
@@ -18,8 +19,8 @@ DEFINED = re.compile(r"^( *)(?:async )?(def|class|self\.|)\b ?(\w+)(?=\(|:| =|\[
 
 
 def paragraphs() -> list[str]:
-    """Return the page in pieces that are about one thing: table rows, list items, paragraphs."""
-    text = re.sub(r"^```.*?^```", "", PAGE, flags=re.S | re.M)
+    """Return both pages in pieces that are about one thing: table rows, list items, paragraphs."""
+    text = re.sub(r"^```.*?^```", "", PAGE + QUESTIONS, flags=re.S | re.M)
     return [each for each in re.split(r"\n\n|\n(?=\||\d+\. |- )", text) if "`" in each]
 
 
@@ -76,6 +77,13 @@ def test_files_and_names_exist(paragraph: str) -> None:
     missing = [each for each in names if each not in (all_names() if each[0].isupper() or not files else beside)]
 
     assert missing == [], f"not in {files or 'any room'}"
+
+
+def test_there_are_twenty_questions_and_each_has_a_file() -> None:
+    rows = re.findall(r"^\| (?!question|---)(.*?) \| (.*) \|$", QUESTIONS, flags=re.M)
+
+    assert len(rows) >= 20
+    assert [asked for asked, place in rows if not re.search(r"`[\w./-]+(\.py|/)`|\]\(", place)] == []
 
 
 def test_every_room_is_named() -> None:
