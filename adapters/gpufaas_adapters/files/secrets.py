@@ -25,8 +25,6 @@ from gpufaas_core.model import FunctionId
 
 log = logging.getLogger(__name__)
 
-"""Begins with a dot, as no name of a secret does."""
-
 
 class SecretFiles:
     """

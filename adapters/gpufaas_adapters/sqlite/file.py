@@ -72,6 +72,11 @@ class SqliteFile:
                     self.db.execute("ROLLBACK")
                 raise
 
+    def write(self, sql: str, *values: object) -> None:
+        """Do one statement. :raises StorageFailed: nothing was changed"""
+        with self.transaction() as db:
+            db.execute(sql, values)
+
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         with self._lock, self._translated("read"):

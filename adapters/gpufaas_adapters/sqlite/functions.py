@@ -20,6 +20,7 @@ from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Handover, Namespa
 
 log = logging.getLogger(__name__)
 
+_encode: Final = msgspec.json.encode
 _MIGRATIONS: Final = (
     """
 CREATE TABLE functions (
@@ -74,12 +75,12 @@ class SqliteStore:
                     record.full_name,
                     record.namespace,
                     record.name,
-                    msgspec.json.encode(record.spec),
+                    _encode(record.spec),
                     record.revision,
                     record.created_at,
                     record.invocations,
-                    msgspec.json.encode(record.handover),
-                    msgspec.json.encode(noting(_history(db, record.full_name), record, noted)),
+                    _encode(record.handover),
+                    _encode(noting(_history(db, record.full_name), record, noted)),
                 ),
             )
         self._file.checkpoint()
@@ -89,8 +90,7 @@ class SqliteStore:
             return _history(db, name)
 
     def remove(self, name: str) -> None:
-        with self._file.transaction() as db:
-            db.execute("DELETE FROM functions WHERE full_name = ?", (name,))
+        self._file.write("DELETE FROM functions WHERE full_name = ?", name)
         self._file.checkpoint()
 
     def all(self) -> list[FunctionRecord]:
@@ -98,12 +98,9 @@ class SqliteStore:
             return _records(db)
 
     def save_profile(self, digest: str, kind: str, profile: Profile) -> None:
-        with self._file.transaction() as db:
-            db.execute(
-                "INSERT INTO profiles (digest, kind, profile) VALUES (?, ?, ?)"
-                " ON CONFLICT (digest, kind) DO UPDATE SET profile = excluded.profile",
-                (digest, kind, msgspec.json.encode(profile)),
-            )
+        self._file.write(
+            "REPLACE INTO profiles (digest, kind, profile) VALUES (?, ?, ?)", digest, kind, _encode(profile)
+        )
 
     def profiles(self, digest: str) -> dict[str, Profile]:
         with self._file.reading() as db:
@@ -124,33 +121,21 @@ class SqliteStore:
             )
 
     def put_namespace(self, namespace: Namespace) -> None:
-        with self._file.transaction() as db:
-            db.execute(
-                "INSERT INTO namespaces (name, spec) VALUES (?, ?)"
-                " ON CONFLICT (name) DO UPDATE SET spec = excluded.spec",
-                (namespace.name, msgspec.json.encode(namespace)),
-            )
+        self._file.write("REPLACE INTO namespaces (name, spec) VALUES (?, ?)", namespace.name, _encode(namespace))
 
     def remove_namespace(self, name: str) -> None:
-        with self._file.transaction() as db:
-            db.execute("DELETE FROM namespaces WHERE name = ?", (name,))
+        self._file.write("DELETE FROM namespaces WHERE name = ?", name)
 
     def namespaces(self) -> list[Namespace]:
         with self._file.reading() as db:
-            rows = db.execute("SELECT spec FROM namespaces ORDER BY name").fetchall()
+            rows = db.execute("SELECT spec FROM namespaces ORDER BY name")
             return [msgspec.json.decode(spec, type=Namespace) for (spec,) in rows]
 
     def put_quota(self, namespace: str, quota: Quota) -> None:
-        with self._file.transaction() as db:
-            db.execute(
-                "INSERT INTO quotas (namespace, quota) VALUES (?, ?)"
-                " ON CONFLICT (namespace) DO UPDATE SET quota = excluded.quota",
-                (namespace, msgspec.json.encode(quota)),
-            )
+        self._file.write("REPLACE INTO quotas (namespace, quota) VALUES (?, ?)", namespace, _encode(quota))
 
     def remove_quota(self, namespace: str) -> None:
-        with self._file.transaction() as db:
-            db.execute("DELETE FROM quotas WHERE namespace = ?", (namespace,))
+        self._file.write("DELETE FROM quotas WHERE namespace = ?", namespace)
 
     def quotas(self) -> dict[str, Quota]:
         with self._file.reading() as db:

@@ -53,7 +53,7 @@ class FakeLane:
         self.known: Grant | None = None
         self.sent: list[NodeCallHead] = []
 
-    def send(self, kind: int, head: NodeCallHead, body: bytes) -> None:
+    def send(self, _: int, head: NodeCallHead, __: bytes) -> None:
         self.sent.append(head)
 
 

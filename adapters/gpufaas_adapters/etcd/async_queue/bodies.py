@@ -8,21 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+from gpufaas_adapters.etcd.async_queue import records
 from gpufaas_adapters.etcd.async_queue.records import (
-    BODIES,
-    CALLS,
-    DEAD,
-    GATEWAYS,
     MAX_BODY,
-    PIECE,
     BodyRecord,
     BodyTooLargeForEtcd,
     CallRecord,
-    GatewayRecord,
     Part,
-    bodies_of,
     body_of,
-    key_of,
 )
 from gpufaas_adapters.etcd.client import DoPut, DoRange, Etcd
 from gpufaas_async_calls.call import INLINE_ANSWER, Body
@@ -59,12 +52,12 @@ class Bodies:
         if size > MAX_BODY:
             raise BodyTooLargeForEtcd
         prefix = body_of(key, part)
-        if isinstance(body, bytes) and size <= PIECE:
+        if isinstance(body, bytes) and size <= records.PIECE:
             puts = [DoPut(f"{prefix}0000", body)] if body else []
             return BodyRecord(size, len(puts)), puts
         number = 0
         with body.open("rb") if isinstance(body, Path) else io.BytesIO(body) as file:
-            while piece := await asyncio.to_thread(file.read, PIECE):
+            while piece := await asyncio.to_thread(file.read, records.PIECE):
                 await self._etcd.put(f"{prefix}{number:04}", piece)
                 number += 1
         return BodyRecord(size, number), []
@@ -122,16 +115,16 @@ class Bodies:
 
     async def remove_orphans(self) -> None:
         """Delete pieces of bodies whose gateway died before it wrote the call."""
-        pieces = await self._etcd.keys(BODIES)
+        pieces = await self._etcd.keys(records.BODIES)
         bases: set[int] = set()
-        for item in (await self._etcd.range(GATEWAYS)).items:
-            bases.add(msgspec.json.decode(item.value, type=GatewayRecord).base or item.create_revision)
+        for item in (await self._etcd.range(records.GATEWAYS)).items:
+            bases.add(msgspec.json.decode(item.value, type=records.GatewayRecord).base or item.create_revision)
         named: set[int] = set()
-        for prefix in (CALLS, DEAD, CALLS):  # a call that moves between the two is seen in one of them
-            named |= {key_of(key) for key in await self._etcd.keys(prefix)}
-        for key in {int(each.removeprefix(BODIES).partition("/")[0], 16) for each in pieces} - named:
+        for prefix in (records.CALLS, records.DEAD, records.CALLS):  # a call that moves is seen in one of them
+            named |= {records.key_of(key) for key in await self._etcd.keys(prefix)}
+        for key in {int(each.removeprefix(records.BODIES).partition("/")[0], 16) for each in pieces} - named:
             if key >> 32 not in bases:
-                await self._etcd.delete_prefix(bodies_of(key))
+                await self._etcd.delete_prefix(records.bodies_of(key))
 
 
 class _LimitedFile(SpoolFile):

@@ -5,18 +5,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from gpufaas_adapters.etcd.async_queue.bodies import Bodies
-from gpufaas_adapters.etcd.async_queue.owned import OwnedCall
 from gpufaas_adapters.etcd.async_queue.owner import Owner
-from gpufaas_adapters.etcd.async_queue.records import (
-    CALLS,
-    DEAD,
-    CallRecord,
-    bodies_of,
-    by_name,
-    encode,
-    path_of,
-    read_calls,
-)
+from gpufaas_adapters.etcd.async_queue.records import DEAD, StoredCall, bodies_of, by_name, encode, read_calls
 from gpufaas_adapters.etcd.client import DoDelete, DoDeletePrefix, DoPut, Etcd, present, unchanged
 from gpufaas_async_calls.call import CallStatus, Phase, requeued
 from gpufaas_core.units import Seconds
@@ -44,22 +34,22 @@ class DeadLetters:
         chosen = [each.record.seen() for each in found if function in (None, each.record.function)]
         return sorted(chosen, key=lambda each: each.ended_at or 0.0)[:limit]
 
-    async def requeue(self, name: str, now: float, owner: Owner) -> OwnedCall | None:
+    async def requeue(self, name: str, now: float, owner: Owner) -> StoredCall | None:
         """
         Make the latest of this id a call of *owner*.
 
         :raises StorageAway: etcd does not answer, and it may have been done; or the owner's lease has ended
         """
         while found := read_calls((await self._etcd.range(by_name(DEAD, name))).items):
-            item, key, record = found[-1]
-            phase: Phase = "queued" if record.answer is None else "callback"
-            changed = replace(record, owner=owner.name, **requeued(phase, now))
+            dead = found[-1]
+            phase: Phase = "queued" if dead.record.answer is None else "callback"
+            changed = replace(dead.record, owner=owner.name, **requeued(phase, now))
             done = await self._etcd.txn(
-                (unchanged(item.key, item.mod_revision), present(owner.path)),
-                (DoDelete(item.key), DoPut(path_of(CALLS, record.id, key), encode(changed))),
+                (unchanged(dead.path(DEAD), dead.revision), present(owner.path)),
+                (DoDelete(dead.path(DEAD)), DoPut(dead.path(), encode(changed))),
             )
             if done.succeeded:
-                return OwnedCall(key, changed, done.revision)
+                return StoredCall(dead.key, changed, done.revision)
             if await self._etcd.get(owner.path) is None:
                 raise owner.lease_ended()
         return None
@@ -67,8 +57,8 @@ class DeadLetters:
     async def discard(self, name: str) -> bool:
         """Forget those of this id; return whether there were any."""
         found = read_calls((await self._etcd.range(by_name(DEAD, name))).items)
-        for _, key, record in found:
-            await self._forget(key, record)
+        for each in found:
+            await self._forget(each)
         return bool(found)
 
     async def prune(self) -> None:
@@ -79,10 +69,10 @@ class DeadLetters:
         found = read_calls((await self._etcd.range(DEAD)).items)
         dead = sorted(found, key=lambda each: each.record.ended_at or 0.0)
         newest = dead[-1].record.ended_at or 0.0 if dead else 0.0
-        for number, (_, key, record) in enumerate(dead):
-            if number < len(dead) - self._kept or (record.ended_at or 0.0) < newest - self._kept_s:
-                await self._forget(key, record)
+        for number, each in enumerate(dead):
+            if number < len(dead) - self._kept or (each.record.ended_at or 0.0) < newest - self._kept_s:
+                await self._forget(each)
 
-    async def _forget(self, key: int, record: CallRecord) -> None:
-        await self._etcd.txn((), (DoDelete(path_of(DEAD, record.id, key)), DoDeletePrefix(bodies_of(key))))
-        self._bodies.remove_files(key)
+    async def _forget(self, dead: StoredCall) -> None:
+        await self._etcd.txn((), (DoDelete(dead.path(DEAD)), DoDeletePrefix(bodies_of(dead.key))))
+        self._bodies.remove_files(dead.key)

@@ -16,25 +16,26 @@ class Owner:
         """:raises StorageFailed: etcd is away, or refuses"""
         name = f"{gateway}-{secrets.token_hex(4)}"
         path = f"{GATEWAYS}{name}"
-        registration = await register(etcd, path, encode(GatewayRecord(gateway)), ttl_s=ttl_s)
+        owner = cls(etcd, name, await register(etcd, path, encode(GatewayRecord(gateway)), ttl_s=ttl_s))
         try:
-            # Keys of calls begin with the revision of the registration: no other process has the same.
             item = await etcd.get(path)
             if item is None:
-                raise _lease_ended(etcd)
-            await registration.put(path, encode(GatewayRecord(gateway, item.create_revision)))
+                raise owner.lease_ended()
+            owner._base = item.create_revision
+            await owner.registration.put(path, encode(GatewayRecord(gateway, owner._base)))
         except BaseException:
-            await registration.close()
+            await owner.registration.close()
             raise
-        return cls(etcd, name, registration, item.create_revision)
+        return owner
 
-    def __init__(self, etcd: Etcd, name: str, registration: Registration, base: int) -> None:
+    def __init__(self, etcd: Etcd, name: str, registration: Registration) -> None:
         self.name = name
         self.path = f"{GATEWAYS}{name}"
         """The key of the registration."""
         self.registration = registration
         self._etcd = etcd
-        self._base = base
+        self._base = 0
+        """The revision of the registration, with which keys of calls begin: no other process has the same."""
         self._serial = 0
         self._known_under = registration.lease
         """The lease under which we know which calls are ours; under a later one they may be another's."""
@@ -55,12 +56,9 @@ class Owner:
         return not self.is_unsure and not lease.lost.is_set() and lease.confirmed(self._etcd.clock())
 
     def lease_ended(self) -> StorageAway:
-        return _lease_ended(self._etcd)
+        at = self._etcd.endpoint
+        return StorageAway(f"this gateway's lease in etcd at {at} has ended, and is being renewed: ask again")
 
     def is_sure_under(self, lease: EtcdLease) -> None:
         """What is ours was read while *lease* was in use."""
         self._known_under = lease
-
-
-def _lease_ended(etcd: Etcd) -> StorageAway:
-    return StorageAway(f"this gateway's lease in etcd at {etcd.endpoint} has ended, and is being renewed: ask again")

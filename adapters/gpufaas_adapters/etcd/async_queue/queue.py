@@ -8,21 +8,12 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from gpufaas_adapters.etcd.async_queue import records
 from gpufaas_adapters.etcd.async_queue.bodies import Bodies
 from gpufaas_adapters.etcd.async_queue.dead_letters import DeadLetters
-from gpufaas_adapters.etcd.async_queue.owned import OwnedCalls, RefusedCalls, counted
+from gpufaas_adapters.etcd.async_queue.owned import OwnedCalls, counted
 from gpufaas_adapters.etcd.async_queue.owner import Owner
-from gpufaas_adapters.etcd.async_queue.records import (
-    CALLS,
-    CANCELLED,
-    DEAD,
-    ENDED,
-    Found,
-    by_name,
-    encode,
-    key_of,
-    read_calls,
-)
+from gpufaas_adapters.etcd.async_queue.records import CALLS, StoredCall, by_name, encode, key_of, read_calls
 from gpufaas_adapters.etcd.async_queue.takeover import Takeover
 from gpufaas_adapters.etcd.async_queue.writer import Writer
 from gpufaas_adapters.etcd.blocking import Blocking
@@ -95,10 +86,9 @@ class EtcdAsyncQueue:
         self._bodies = bodies
         self._owned = OwnedCalls(bodies)
         self._dead_letters = dead_letters
-        self._refused_calls = RefusedCalls(etcd)
-        self._writer = Writer(etcd, owner, self._owned, self._refused_calls, bodies, dead_letters, done_kept_s)
+        self._writer = Writer(etcd, owner, self._owned, bodies, dead_letters, done_kept_s)
         self._lock = asyncio.Lock()
-        self._takeover = Takeover(etcd, owner, self._owned, self._refused_calls, self._lock)
+        self._takeover = Takeover(etcd, owner, self._owned, self._writer, self._lock)
 
     async def stop(self) -> None:
         """End the registration: the other gateways take over what this one owns."""
@@ -123,7 +113,7 @@ class EtcdAsyncQueue:
     def write(self, accepted: Sequence[AcceptedCall], outcomes: Sequence[Outcome]) -> None:
         async def write() -> None:
             async with self._lock:
-                await self._refused_calls.delete()
+                await self._writer.delete_refused()
                 await self._writer.write(accepted, outcomes)
                 await self._dead_letters.prune()
 
@@ -135,7 +125,7 @@ class EtcdAsyncQueue:
     def cancel(self, calls: Sequence[str], now: float) -> list[list[CancelledCall]]:
         async def cancel() -> list[list[CancelledCall]]:
             async with self._lock:
-                await self._refused_calls.delete()
+                await self._writer.delete_refused()
                 return [await self._cancel(call, now) for call in calls]
 
         return self._blocking(cancel())
@@ -198,31 +188,32 @@ class EtcdAsyncQueue:
                 break
             for each in found:
                 if await self._cancel_one(each, now):
-                    key, record = each.key, each.record
-                    is_claimed = self._owned.is_claimed(key)
-                    if (call := self._owned.get(key)) is not None:
+                    call, record = self._owned.get(each.key), each.record
+                    is_claimed = call is not None and call.is_claimed
+                    if call is not None:
                         self._owned.drop(call)
                     if not is_claimed:
-                        self._bodies.remove_files(key)
-                    is_ours = record.owner == self.owner.name
-                    done.append(CancelledCall(key, record.function, is_claimed, is_ours))
+                        self._bodies.remove_files(each.key)
+                    done.append(CancelledCall(each.key, record.function, is_claimed, record.owner == self.owner.name))
         return done
 
-    async def _cancel_one(self, found: Found, now: float) -> bool:
+    async def _cancel_one(self, call: StoredCall, now: float) -> bool:
         """Return whether it was done: not if the call was changed meanwhile."""
-        item, key, record = found
-        operations = await self._writer.ending(key, replace(record, **cancelled(now)).seen())
+        record = call.record
+        operations = await self._writer.ending(call.key, replace(record, **cancelled(now)).seen())
         if record.owner != self.owner.name:
-            told = await self._etcd.grant_once(_TOLD_S)
-            operations.append(DoPut(f"{CANCELLED}{record.owner}/{key:024x}", encode({"id": record.id}), told))
-        return (await self._etcd.txn((unchanged(item.key, item.mod_revision),), operations)).succeeded
+            told, path = await self._etcd.grant_once(_TOLD_S), f"{records.CANCELLED}{record.owner}/{call.key:024x}"
+            operations.append(DoPut(path, encode({"id": record.id}), told))
+        return (await self._etcd.txn((unchanged(call.path(), call.revision),), operations)).succeeded
 
     async def _get(self, name: str) -> CallStatus | None:
-        found = (await self._etcd.txn((), [DoRange(by_name(each, name)) for each in (CALLS, DEAD, ENDED)])).found
+        found = (
+            await self._etcd.txn((), [DoRange(by_name(each, name)) for each in (CALLS, records.DEAD, records.ENDED)])
+        ).found
         seen: list[tuple[float, int, CallStatus]] = []
-        for _, key, record in [*read_calls(found[0]), *read_calls(found[1])]:
-            status = record.seen(is_running=self._owned.is_claimed(key))
-            seen.append((status.accepted_at, key, status))
+        for call in [*read_calls(found[0]), *read_calls(found[1])]:
+            status = call.record.seen(is_running=self._owned.is_claimed(call.key))
+            seen.append((status.accepted_at, call.key, status))
         for item in found[2]:
             status = msgspec.json.decode(item.value, type=CallStatus)
             seen.append((status.accepted_at, key_of(item.key), status))

@@ -13,14 +13,15 @@ Asynchronous calls as etcd has them: keys and values.
 
 import logging
 from collections.abc import Iterable
-from typing import Final, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
 from gpufaas_adapters.etcd.client import Item
-from gpufaas_async_calls.call import AcceptedCall, Body, CallStatus, ClaimedCall, Header, KeptAnswer
+from gpufaas_async_calls.call import AcceptedCall, Body, CallStatus, ClaimedCall, Header, KeptAnswer, Phase
 from gpufaas_core.errors import BodyTooLarge, StorageFailed
 from gpufaas_core.units import Bytes, KiB, MiB, Seconds, format_bytes
 
@@ -130,18 +131,38 @@ class CallRecord(Struct, frozen=True, omit_defaults=True):
         return ClaimedCall(key, call, self.attempts, self.deliveries, answer, self.exhausted)
 
 
-class Found(NamedTuple):
-    item: Item
+@dataclass(slots=True, eq=False)
+class StoredCall:
+    """A call in etcd."""
+
     key: int
     record: CallRecord
+    revision: int
+    """The revision at which it was last written, as far as we know."""
+    is_claimed: bool = False
+    """Its owner, who alone knows it, executes it."""
+
+    def path(self, prefix: str = CALLS) -> str:
+        return path_of(prefix, self.record.id, self.key)
+
+    @property
+    def lane(self) -> tuple[Phase, str]:
+        assert self.record.phase != "dead"
+        return self.record.phase, self.record.function
+
+    @property
+    def place(self) -> tuple[float, int]:
+        """Its place in the order of its lane."""
+        return self.record.due_at or 0.0, self.key
 
 
-def read_calls(items: Iterable[Item]) -> list[Found]:
+def read_calls(items: Iterable[Item]) -> list[StoredCall]:
     """Return the calls that can be read; one that cannot (changed by hand) is logged."""
-    found: list[Found] = []
+    found: list[StoredCall] = []
     for item in items:
         try:
-            found.append(Found(item, key_of(item.key), msgspec.json.decode(item.value, type=CallRecord)))
+            record = msgspec.json.decode(item.value, type=CallRecord)
+            found.append(StoredCall(key_of(item.key), record, item.mod_revision))
         except ValueError as exc:  # msgspec's are
             log.error("store.unreadable key=%s reason=%s", item.key, exc)
     return found

@@ -9,10 +9,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpufaas_adapters.etcd.async_queue.owned import OwnedCall, OwnedCalls, RefusedCalls
+from gpufaas_adapters.etcd.async_queue.owned import OwnedCalls
 from gpufaas_adapters.etcd.async_queue.owner import Owner
-from gpufaas_adapters.etcd.async_queue.records import CALLS, CANCELLED, GATEWAYS, Found, encode, key_of, read_calls
+from gpufaas_adapters.etcd.async_queue.records import CALLS, CANCELLED, GATEWAYS, StoredCall, encode, key_of, read_calls
 from gpufaas_adapters.etcd.async_queue.steps import WriteStep, commit
+from gpufaas_adapters.etcd.async_queue.writer import Writer
 from gpufaas_adapters.etcd.client import Deleted, DoPut, Etcd, Listed, Put, absent, present, unchanged
 from gpufaas_core.errors import StorageAway
 from gpufaas_core.units import Seconds
@@ -25,13 +26,11 @@ _AGAIN_S: Final[Seconds] = 1.0
 class Takeover:
     """:param lock: held while calls are changed"""
 
-    def __init__(
-        self, etcd: Etcd, owner: Owner, owned: OwnedCalls, refused_calls: RefusedCalls, lock: asyncio.Lock
-    ) -> None:
+    def __init__(self, etcd: Etcd, owner: Owner, owned: OwnedCalls, writer: Writer, lock: asyncio.Lock) -> None:
         self._etcd = etcd
         self._owner = owner
         self._owned = owned
-        self._refused_calls = refused_calls
+        self._writer = writer
         self._lock = lock
         self._look = asyncio.Event()
 
@@ -51,19 +50,19 @@ class Takeover:
         Take the calls of gateways that have ended, and find calls that are ours already. Several gateways do this at
         once; each call goes to one of them.
         """
-        mine: list[OwnedCall] = []
+        mine: list[StoredCall] = []
         try:
             async with self._lock:
-                await self._refused_calls.delete()
+                await self._writer.delete_refused()
                 alive = {key.removeprefix(GATEWAYS) for key in await self._etcd.keys(GATEWAYS)}
                 steps: list[WriteStep] = []
                 for found in read_calls((await self._etcd.range(CALLS)).items):
-                    item, key, record = found
-                    if record.owner == self._owner.name and self._owned.get(key) is None:
+                    owner = found.record.owner
+                    if owner == self._owner.name and self._owned.get(found.key) is None:
                         # Won, or taken from the dead letters, by a request whose answer did not reach us.
-                        mine.append(OwnedCall(key, record, item.mod_revision))
-                        self._owned.add(mine[-1])
-                    elif record.owner != self._owner.name and record.owner not in alive:
+                        mine.append(found)
+                        self._owned.add(found)
+                    elif owner != self._owner.name and owner not in alive:
                         steps.append(self._taken(found, mine))
                 secrets.SystemRandom().shuffle(steps)  # so that two gateways seldom try the same ones first
                 await commit(self._etcd, steps)
@@ -72,9 +71,8 @@ class Takeover:
                 log.info("async.taken_over calls=%d", len(mine))
                 self._owned.found(mine)
 
-    def _taken(self, found: Found, mine: list[OwnedCall]) -> WriteStep:
-        item, key, before = found
-        call = OwnedCall(key, replace(before, owner=self._owner.name), 0)
+    def _taken(self, found: StoredCall, mine: list[StoredCall]) -> WriteStep:
+        call = StoredCall(found.key, replace(found.record, owner=self._owner.name), 0)
 
         def done(revision: int) -> None:
             call.revision = revision
@@ -85,9 +83,11 @@ class Takeover:
             pass  # another gateway was faster
 
         compares = [
-            unchanged(item.key, item.mod_revision), absent(f"{GATEWAYS}{before.owner}"), present(self._owner.path),
-        ]  # fmt: skip
-        return WriteStep(compares, [DoPut(item.key, encode(call.record))], done, not_won)
+            unchanged(found.path(), found.revision),
+            absent(f"{GATEWAYS}{found.record.owner}"),
+            present(self._owner.path),
+        ]
+        return WriteStep(compares, [DoPut(call.path(), encode(call.record))], done, not_won)
 
     async def _reconcile(self) -> None:
         """Our lease had ended: read which calls are still ours."""
@@ -96,7 +96,7 @@ class Takeover:
             there = {found.key: found for found in read_calls((await self._etcd.range(CALLS)).items)}
             for call in self._owned.all():
                 found = there.get(call.key)
-                if found is None or found.record.owner != self._owner.name or found.item.mod_revision != call.revision:
+                if found is None or found.record.owner != self._owner.name or found.revision != call.revision:
                     self._owned.lose(call)
             self._owner.is_sure_under(lease)
         await self.take_over()

@@ -7,22 +7,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from gpufaas_adapters.etcd.async_queue import records
 from gpufaas_adapters.etcd.async_queue.bodies import Bodies
 from gpufaas_adapters.etcd.async_queue.dead_letters import DeadLetters
-from gpufaas_adapters.etcd.async_queue.owned import OwnedCall, OwnedCalls, RefusedCalls
+from gpufaas_adapters.etcd.async_queue.owned import OwnedCalls
 from gpufaas_adapters.etcd.async_queue.owner import Owner
-from gpufaas_adapters.etcd.async_queue.records import (
-    CALLS,
-    DEAD,
-    ENDED,
-    AnswerRecord,
-    CallRecord,
-    bodies_of,
-    body_of,
-    encode,
-    path_of,
-    read_calls,
-)
+from gpufaas_adapters.etcd.async_queue.records import AnswerRecord, CallRecord, StoredCall, bodies_of, encode, path_of
 from gpufaas_adapters.etcd.async_queue.steps import WriteStep, commit
 from gpufaas_adapters.etcd.client import DoDelete, DoDeletePrefix, DoPut, Etcd, Operation, present, unchanged
 from gpufaas_async_calls.call import AcceptedCall, CallStatus, Dead, Deliver, Done, Outcome, Redeliver, Retry, settled
@@ -42,7 +32,6 @@ class Writer:
         etcd: Etcd,
         owner: Owner,
         owned: OwnedCalls,
-        refused_calls: RefusedCalls,
         bodies: Bodies,
         dead_letters: DeadLetters,
         done_kept_s: int,
@@ -50,14 +39,15 @@ class Writer:
         self._etcd = etcd
         self._owner = owner
         self._owned = owned
-        self._refused_calls = refused_calls
+        self._unanswered: list[StoredCall] = []
+        """Calls that were refused because etcd did not answer; they may have been written."""
         self._bodies = bodies
         self._dead_letters = dead_letters
         self._done_kept_s = done_kept_s
         self._ended_lease = (0, -2 * _BUCKET_S)
 
     async def write(self, accepted: Sequence[AcceptedCall], outcomes: Sequence[Outcome]) -> None:
-        taken: list[OwnedCall] = []
+        taken: list[StoredCall] = []
         refused: list[AcceptedCall] = []
         try:
             settled = [await self._settled(outcome) for outcome in outcomes]
@@ -70,13 +60,20 @@ class Writer:
             for call in taken:
                 self._owned.drop(call)
                 self._bodies.release(call.key)  # the sender removes its files
-            self._refused_calls.add(taken)
+            self._unanswered += taken
             raise
 
-    async def _accepted(self, call: AcceptedCall, taken: list[OwnedCall], refused: list[AcceptedCall]) -> WriteStep:
+    async def delete_refused(self) -> None:
+        """Delete from etcd what was refused, and may be there. Done before any other write."""
+        while self._unanswered:
+            call = self._unanswered[-1]
+            await self._etcd.txn((), (DoDelete(call.path()), DoDeletePrefix(bodies_of(call.key))))
+            self._unanswered.pop()
+
+    async def _accepted(self, call: AcceptedCall, taken: list[StoredCall], refused: list[AcceptedCall]) -> WriteStep:
         key = self._owner.new_key()
         body, puts = await self._bodies.store(key, "request", call.body)
-        owned = OwnedCall(key, CallRecord.of(call, self._owner.name, body), 0)
+        owned = StoredCall(key, CallRecord.of(call, self._owner.name, body), 0)
         taken.append(owned)
 
         def done(revision: int) -> None:
@@ -86,7 +83,7 @@ class Writer:
         async def not_done() -> None:
             refused.append(call)
 
-        put = DoPut(path_of(CALLS, call.id, key), encode(owned.record))
+        put = DoPut(owned.path(), encode(owned.record))
         return WriteStep([present(self._owner.path)], [put, *puts], done, not_done)
 
     async def _settled(self, outcome: Outcome) -> WriteStep | None:
@@ -103,36 +100,34 @@ class Writer:
         def done(revision: int) -> None:
             self._owned.drop(call)
             if changed is not None:
-                self._owned.add(OwnedCall(call.key, changed, revision))
+                self._owned.add(StoredCall(call.key, changed, revision))
             elif isinstance(outcome, Done):
                 self._bodies.remove_files(call.key)
 
-        compares = [unchanged(path_of(CALLS, call.record.id, call.key), call.revision)]
+        compares = [unchanged(call.path(), call.revision)]
         return WriteStep(compares, operations, done, lambda: self._refused(call, outcome))
 
-    async def _refused(self, call: OwnedCall, outcome: Outcome) -> None:
+    async def _refused(self, call: StoredCall, outcome: Outcome) -> None:
         """The call was changed since we read it: find out whether it is still ours."""
         record, key = call.record, call.key
-        item = await self._etcd.get(path_of(CALLS, record.id, key))
-        found = read_calls(() if item is None else (item,))
+        item = await self._etcd.get(call.path())
+        found = records.read_calls(() if item is None else (item,))
         self._owned.drop(call)
         ends = isinstance(outcome, Done | Dead)  # then the caller of `write` stops counting it
         if found and found[0].record.owner == self._owner.name:
             # A request wrote it whose answer did not reach us; or another gateway had it for a while.
-            again = OwnedCall(key, found[0].record, found[0].item.mod_revision)
-            self._owned.add(again)
+            self._owned.add(found[0])
             if ends:
-                self._owned.found([again])
+                self._owned.found(found)
             return
         self._bodies.remove_files(key)
         log.warning("async.outcome_dropped call=%s function=%s", record.id, record.function)
         if not ends:
             self._owned.on_lost(key, record.function, False)
 
-    async def _rewritten(self, call: OwnedCall, outcome: Outcome) -> tuple[CallRecord | None, list[Operation]]:
+    async def _rewritten(self, call: StoredCall, outcome: Outcome) -> tuple[CallRecord | None, list[Operation]]:
         """Return the call as it goes on waiting (None: it has ended), and the operations that write the outcome."""
         record, key = call.record, call.key
-        at = path_of(CALLS, record.id, key)
         changed = replace(record, **settled(outcome))
         puts: list[DoPut] = []
         match outcome:
@@ -141,14 +136,14 @@ class Writer:
             case Dead():
                 self._dead_letters.added()
                 dead = changed if outcome.undelivered else replace(changed, answer=None)
-                of_answer = [] if outcome.undelivered else [DoDeletePrefix(body_of(key, "answer"))]
-                return None, [DoDelete(at), DoPut(path_of(DEAD, record.id, key), encode(dead)), *of_answer]
+                of_answer = [] if outcome.undelivered else [DoDeletePrefix(records.body_of(key, "answer"))]
+                return None, [DoDelete(call.path()), DoPut(call.path(records.DEAD), encode(dead)), *of_answer]
             case Deliver():
                 body, puts = await self._bodies.store(key, "answer", outcome.answer.body)
                 changed = replace(changed, answer=AnswerRecord.of(outcome.answer, body))
             case Retry() | Redeliver():
                 pass
-        return changed, [DoPut(at, encode(changed)), *puts]
+        return changed, [DoPut(call.path(), encode(changed)), *puts]
 
     async def ending(self, key: int, status: CallStatus) -> list[Operation]:
         """Return the operations that delete a call and keep its *status* for a while."""
@@ -158,7 +153,7 @@ class Writer:
             lease = await self._etcd.grant_once(self._done_kept_s + round(_BUCKET_S))
             self._ended_lease = lease, now
         return [
-            DoDelete(path_of(CALLS, status.id, key)),
+            DoDelete(path_of(records.CALLS, status.id, key)),
             DoDeletePrefix(bodies_of(key)),
-            DoPut(path_of(ENDED, status.id, key), encode(status), lease),
+            DoPut(path_of(records.ENDED, status.id, key), encode(status), lease),
         ]

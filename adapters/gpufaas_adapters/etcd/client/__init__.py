@@ -1,7 +1,7 @@
 """etcd, as the adapters use it: `Etcd`, its values and errors. The only package that knows etcd's client library."""
 
 from gpufaas_adapters.etcd.client.client import Etcd
-from gpufaas_adapters.etcd.client.errors import EtcdFull, EtcdRefused, EtcdUnreachable, ForeignKeys
+from gpufaas_adapters.etcd.client.failures import EtcdFull, EtcdRefused, EtcdUnreachable, ForeignKeys
 from gpufaas_adapters.etcd.client.lease import EtcdLease, LeaseHold
 from gpufaas_adapters.etcd.client.meta import META, open_store
 from gpufaas_adapters.etcd.client.settings import EtcdSettings

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 from aetcd import rpc
 
 from gpufaas_adapters.etcd.client.connection import Connection
-from gpufaas_adapters.etcd.client.errors import Compacted
+from gpufaas_adapters.etcd.client.failures import Compacted
 from gpufaas_adapters.etcd.client.lease import EtcdLease
 from gpufaas_adapters.etcd.client.messages import Messages
 from gpufaas_adapters.etcd.client.settings import EtcdSettings

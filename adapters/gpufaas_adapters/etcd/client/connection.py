@@ -16,8 +16,7 @@ import grpc
 import grpc.aio
 from aetcd import rpc
 
-from gpufaas_adapters.etcd.client.errors import EtcdUnreachable
-from gpufaas_adapters.etcd.client.failures import failure_of, is_token_trouble
+from gpufaas_adapters.etcd.client.failures import EtcdUnreachable, failure_of, is_token_trouble
 from gpufaas_adapters.etcd.client.settings import EtcdSettings, address_of
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.units import Seconds

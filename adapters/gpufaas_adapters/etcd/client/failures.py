@@ -1,4 +1,7 @@
-"""What gRPC and etcd report, as our errors: one line that says what was asked, what is the case, what to do."""
+"""
+What can go wrong with etcd, and what gRPC and etcd report of it as our errors: one line that says what was asked, what
+is the case, what to do.
+"""
 
 import re
 from typing import Final
@@ -6,9 +9,33 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from gpufaas_adapters.etcd.client.errors import Compacted, EtcdFull, EtcdRefused, EtcdUnreachable
 from gpufaas_adapters.etcd.client.settings import EtcdSettings
-from gpufaas_core.errors import StorageFailed
+from gpufaas_core.errors import StorageAway, StorageFailed
+
+
+class EtcdUnreachable(StorageAway):
+    """etcd does not answer: try again later. With `maybe_done`, a write may have been done."""
+
+    def __init__(self, message: str, maybe_done: bool = True) -> None:
+        super().__init__(message)
+        self.maybe_done = maybe_done
+
+
+class EtcdRefused(StorageFailed):
+    """etcd answers and refuses, and will until its configuration or ours is changed."""
+
+
+class EtcdFull(StorageFailed):
+    """etcd's database has reached its quota: it only reads and deletes until an operator makes room."""
+
+
+class Compacted(EtcdRefused):
+    """etcd has dropped the history that was asked for."""
+
+
+class ForeignKeys(EtcdRefused):
+    """The keys below our prefix are not ours, or of a version that this one does not know."""
+
 
 _TOKEN_TROUBLE: Final = ("invalid auth token", "user name is empty", "revision of auth store is old")
 """What etcd says of a token that it forgot (a restart, five idle minutes) or that is older than its users."""

@@ -9,7 +9,7 @@ import grpc.aio
 from aetcd import rpc
 
 from gpufaas_adapters.etcd.client.connection import REQUIRE_LEADER, Connection, Member
-from gpufaas_adapters.etcd.client.errors import EtcdRefused, EtcdUnreachable
+from gpufaas_adapters.etcd.client.failures import EtcdRefused, EtcdUnreachable
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.units import Seconds
 

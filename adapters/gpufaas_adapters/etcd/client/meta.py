@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from gpufaas_adapters.etcd.client.client import Etcd
-from gpufaas_adapters.etcd.client.errors import EtcdUnreachable, ForeignKeys
+from gpufaas_adapters.etcd.client.failures import EtcdUnreachable, ForeignKeys
 from gpufaas_adapters.etcd.client.values import DoGet, DoPut, absent
 
 META: Final = "v1/meta"

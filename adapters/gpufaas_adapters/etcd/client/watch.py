@@ -9,8 +9,7 @@ import grpc.aio
 from aetcd import rpc
 
 from gpufaas_adapters.etcd.client.connection import REQUIRE_LEADER, Connection, Member
-from gpufaas_adapters.etcd.client.errors import EtcdUnreachable
-from gpufaas_adapters.etcd.client.failures import is_token_trouble, not_allowed
+from gpufaas_adapters.etcd.client.failures import EtcdUnreachable, is_token_trouble, not_allowed
 from gpufaas_adapters.etcd.client.messages import Messages
 from gpufaas_adapters.etcd.client.values import Change, Deleted, Listed, Put, Range
 from gpufaas_core.errors import StorageFailed
