@@ -99,6 +99,9 @@ class _Fleet:
     def moves(self) -> int:
         return self._cluster.moves
 
+    def devices(self) -> Collection[DeviceState]:
+        return self._cluster.devices.values()
+
     @property
     def device_count(self) -> int:
         return len(self._cluster.devices)
@@ -143,9 +146,6 @@ class _Residency(_Fleet):
 
     def holds(self, device: DeviceState, call: Call) -> bool:
         return call.function in device.copies
-
-    def holds_function(self, device: DeviceState, function: FunctionState) -> bool:
-        return function.id in device.copies
 
     def held(self, call: Call) -> bool:
         return bool(call.owner.holders)
@@ -325,6 +325,12 @@ class ClusterView(_Plans):
     @property
     def now(self) -> Seconds:
         return self._cluster.now
+
+    def functions(self) -> list[FunctionState]:
+        return [each for each in self._cluster.functions.values() if not each.removed]
+
+    def variants(self, task: str) -> Collection[FunctionState]:
+        return self._cluster.variants(task)
 
     def call(self, name: CallId) -> Call | None:
         found = self._cluster.calls.get(name)

@@ -10,7 +10,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import Protocol
 
-from gpufaas_core.model import Bytes, CallId, CopyId, DeviceId, FunctionId, NodeId, Offer, Part, PlacementPlan, Seconds
+from gpufaas_core.model import (
+    Bytes,
+    CallId,
+    CopyId,
+    Device,
+    DeviceId,
+    Function,
+    FunctionId,
+    NodeId,
+    Offer,
+    Part,
+    PlacementPlan,
+    Seconds,
+)
 
 
 class FiguresView(Protocol):
@@ -94,6 +107,10 @@ class FunctionView(FunctionCosts, Protocol):
 
     @property
     def id(self) -> FunctionId: ...
+    @property
+    def declared(self) -> Function:
+        """What was deployed: its need, constraints and bounds, and its tenant, weight, priority, task and accuracy."""
+
     @property
     def queued(self) -> bool:
         """Its calls reserve compute while they run: the policy places them. False: they start without the policy."""
@@ -212,6 +229,14 @@ class DeviceView(Protocol):
     @property
     def id(self) -> DeviceId: ...
     @property
+    def device(self) -> Device:
+        """What its node says of it: memory, labels and price, and what the node can do."""
+
+    @property
+    def closed(self) -> bool:
+        """It is drained: it takes no new calls."""
+
+    @property
     def kind(self) -> str: ...
     @property
     def node(self) -> NodeId: ...
@@ -259,17 +284,6 @@ class QueueView(Protocol):
         that are set aside may be missing. O(1) if these are the same calls as at the last question.
         """
 
-    @property
-    def next_number(self) -> int:
-        """The arrival number of the next call that comes."""
-
-    @property
-    def returned(self) -> Sequence[WaitingCall]:
-        """The calls that came back (`WaitingCall.left`), by number. There are nearly always none."""
-
-    def first_stayed(self, before: int = ...) -> WaitingCall | None:
-        """As `first`, without the calls that came back."""
-
     def more_of(self, call: WaitingCall, limit: int) -> list[WaitingCall]:
         """Up to *limit* other waiting calls of its function, in arrival order. O(limit)."""
 
@@ -284,9 +298,8 @@ class QueueView(Protocol):
 class FleetView(Protocol):
     """The devices, and which of them are idle."""
 
-    @property
-    def moves(self) -> int:
-        """It changes whenever a copy or a device comes or goes, and with each deployment."""
+    def devices(self) -> Collection[DeviceView]:
+        """Return all devices, those that are drained too. O(1)."""
 
     @property
     def device_count(self) -> int: ...
@@ -332,7 +345,6 @@ class ResidencyView(Protocol):
     """Which devices hold which functions, and where there is room."""
 
     def holds(self, device: DeviceView, call: WaitingCall) -> bool: ...
-    def holds_function(self, device: DeviceView, function: FunctionView) -> bool: ...
     def held(self, call: WaitingCall) -> bool:
         """Whether some device holds the call's function, or loads it."""
 
@@ -415,9 +427,6 @@ class CostsView(Protocol):
     def rate(self, function: FunctionView) -> float:
         """Its arrivals per second, exponentially weighted."""
 
-    def faded(self, since: Seconds) -> float:
-        """By what factor, at most 1, the `rate` of a function has changed that had no call since then."""
-
     @property
     def utilisation(self) -> float:
         """Service time that arrives per second and device. 1 is all that devices can serve without loads."""
@@ -462,6 +471,12 @@ class View(FleetView, ResidencyView, CostsView, AgendaView, Protocol):
     def now(self) -> Seconds: ...
     @property
     def queue(self) -> QueueView: ...
+    def functions(self) -> Collection[FunctionView]:
+        """Return the functions that are deployed. O(functions)."""
+
+    def variants(self, task: str) -> Collection[FunctionView]:
+        """Return those of them that have this task. O(1); after a deployment O(functions)."""
+
     def call(self, name: CallId) -> WaitingCall | None:
         """The call of that id, if it waits in the global queue."""
 
@@ -479,3 +494,37 @@ class View(FleetView, ResidencyView, CostsView, AgendaView, Protocol):
         The first waiting call of each function that no device holds, of up to *limit* functions, in the order in which
         they lost their last holder or got their first call.
         """
+
+
+# --- what single policies need beside ---------------------------------------------------------------------------------
+
+
+class WaitsView(View, Protocol):
+    """For `least-wait`, which keeps figures from run to run: how far they may have moved."""
+
+    @property
+    def moves(self) -> int:
+        """It changes whenever a copy or a device comes or goes, and with each deployment."""
+
+    def faded(self, since: Seconds) -> float:
+        """By what factor, at most 1, the `rate` of a function has changed that had no call since then."""
+
+
+class PassesQueue(QueueView, Protocol):
+    """For an order that counts how often each call was passed over: the calls by their arrival numbers."""
+
+    @property
+    def next_number(self) -> int:
+        """The arrival number of the next call that comes."""
+
+    @property
+    def returned(self) -> Sequence[WaitingCall]:
+        """The calls that came back (`WaitingCall.left`), by number. There are nearly always none."""
+
+    def first_stayed(self, before: int = ...) -> WaitingCall | None:
+        """As `first`, without the calls that came back."""
+
+
+class PassesView(View, Protocol):
+    @property
+    def queue(self) -> PassesQueue: ...

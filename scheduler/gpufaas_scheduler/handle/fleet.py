@@ -72,6 +72,7 @@ def forget_removed(world: World, owners: Iterable[FunctionState]) -> None:
 
 def function_deployed(world: World, event: m.FunctionDeployed) -> None:
     world.hosts.gain = world.hosts.gain or any(map(gains, event.function.profiles.values()))
+    world.cluster.tasks = None
     owner = world.functions.get(event.function.id)
     if owner is None:
         owner = FunctionState(event.function, world.cluster.changes)
@@ -79,7 +80,7 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
         world.cluster.constrained += bool(owner.constraints)
         world.hosts.deployed(owner.id, owner)
     else:
-        function = event.function
+        function = replace(event.function, constraints=owner.constraints)
         need = owner.declared.need
         if function.need != need and (need.compute or function.need.compute):
             # A gateway of another version reads its record differently. Compute is held, and calls wait, by the first
@@ -110,6 +111,7 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
         world.ignored["FunctionRemoved"] += 1
         return
     owner.remove()
+    world.cluster.tasks = None
     note_lack(world, owner)
     if owner.before is not None and owner.before.after is owner:
         owner.before.after = None

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from gpufaas_scheduler.contract import NEVER, Assign, Plan, Start, Why, start_on
 from gpufaas_scheduler.policies.passes import Passes
 from gpufaas_scheduler.roles import Placement
-from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
+from gpufaas_scheduler.view_contract import DeviceView, PassesView, View, WaitingCall
 
 _HIT: Final = Why("the first waiting call whose model the device held")
 _IDLE: Final = Why("another idle device held its model")
@@ -41,7 +41,7 @@ class O3:
         self.passes = Passes(options.o3_limit)
         self.save, self.load, self.leaving = self.passes.save, self.passes.load, self.passes.of
 
-    def plan(self, view: View, placement: Placement) -> Plan:
+    def plan(self, view: PassesView, placement: Placement) -> Plan:
         # Step 1 (the local queue) was done when the device became free: an idle device has no local work.
         queue, place, passes = view.queue, placement.place, self.passes
         first_at_limit = passes.first_at_limit

@@ -15,7 +15,7 @@ from bisect import bisect_right, insort
 import msgspec
 
 from gpufaas_scheduler.contract import NEVER
-from gpufaas_scheduler.view_contract import QueueView, WaitingCall
+from gpufaas_scheduler.view_contract import PassesQueue, WaitingCall
 
 
 class Passes:
@@ -32,7 +32,7 @@ class Passes:
         """Return how often *call* was passed over; `limit` stands for this or more."""
         return call.note if call.left else self.limit - bisect_right(self._ends, call.number)
 
-    def first_at_limit(self, queue: QueueView, before: int = NEVER) -> WaitingCall | None:
+    def first_at_limit(self, queue: PassesQueue, before: int = NEVER) -> WaitingCall | None:
         """Return the first call of *queue* that was passed over `limit` times, and is not set aside."""
         ends = self._ends
         found = queue.first_stayed(ends[0] if ends and ends[0] < before else before)
@@ -43,7 +43,7 @@ class Passes:
                 return call
         return found
 
-    def count(self, queue: QueueView, before: int) -> None:
+    def count(self, queue: PassesQueue, before: int) -> None:
         """A scan passed over every call of *queue* with a number below *before* (`NEVER`: over all)."""
         ends = self._ends
         if ends:

@@ -50,6 +50,8 @@ class Cluster:
         """All calls that wait or run, once there is a book of them."""
         self.devices: dict[DeviceId, DeviceState] = {}
         self.functions: dict[FunctionId, FunctionState] = {}
+        self.tasks: dict[str, list[FunctionState]] | None = None
+        """See `variants`; None: functions came or went since it was asked for."""
         self.hosts = Hosts(self.functions)
         self.copies: dict[CopyId, tuple[DeviceState, Copy]] = {}
         self.largest: dict[str, Bytes] = {}
@@ -106,6 +108,15 @@ class Cluster:
                     self.hits.note(owner)
             else:
                 self.orphans.functions[owner.id] = owner
+
+    def variants(self, task: str) -> list[FunctionState]:
+        """Return the deployed functions of *task*."""
+        if self.tasks is None:
+            self.tasks = {}
+            for each in self.functions.values():
+                if each.declared.task and not each.removed:
+                    self.tasks.setdefault(each.declared.task, []).append(each)
+        return self.tasks.get(task, [])
 
     # --- devices and residency ---
 

@@ -31,8 +31,10 @@ class Renting:
         self.lb = make_policy(PolicySpec("lb"))
         self.back_at = back_at
         self.refused: list[str] = []
+        self.prices: dict[str, float] = {}
 
     def plan(self, view: View) -> Plan:
+        self.prices.update((each.id, each.device.price_per_h) for each in view.devices())
         yield from self.lb.plan(view)
         for action in self.wishes(view):
             refusal = yield action
@@ -68,6 +70,15 @@ def given() -> dict[str, Any]:
         "functions": {"f": {"occupation_mb": 500, "load_s": 0, "infer_s": 10}},
         "arrivals": [[0, "f"], [0, "f"], [0, "f"], [100, "f"]],
     }  # fmt: skip
+
+
+def test_a_policy_sees_what_the_node_of_each_device_costs(given: dict[str, Any], written: Write) -> None:
+    policy = Renting(back_at=50)
+    engine = Engine(policy=policy, replacement=make_replacement("lru"), learn=False)
+
+    Simulation(read_workload(written(given)), engine).run()
+
+    assert policy.prices == {"a/0": 36.0, "big-1/0": 360.0, "big-1/1": 360.0}
 
 
 def test_a_procured_node_comes_after_its_delay_and_is_paid_from_the_order(

@@ -53,7 +53,7 @@ from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.order import HIT, Order
 from gpufaas_scheduler.policies.least_wait.placement import Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
-from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
+from gpufaas_scheduler.view_contract import DeviceView, WaitingCall, WaitsView
 
 NAME: Final = "least-wait"
 _HELD: Final = Why("an idle device held the model, and its other models would be missed least")
@@ -79,7 +79,7 @@ class Relief:
         self._order: Order | None = None
         """The order of the last run: the next one goes on with it if the view is the same."""
 
-    def plan(self, view: View, placement: LeastMissed) -> Plan:
+    def plan(self, view: WaitsView, placement: LeastMissed) -> Plan:
         queue, order = view.queue, self._order
         if order is None or order.view is not view:
             self._order = order = Order(view, self.wait_bound_s, placement.rooms(view))
@@ -101,7 +101,7 @@ class Relief:
         if view.wakes.get(_PROMISE, inf) != look_at:
             yield Wake(look_at, _PROMISE)
 
-    def weigh(self, view: View, call: WaitingCall) -> Why:
+    def weigh(self, view: WaitsView, call: WaitingCall) -> Why:
         order = Order(view, self.wait_bound_s, Rooms(view, Estimates(view)))
         try:
             return order.weigh(call)
@@ -115,13 +115,13 @@ class LeastMissed:
     def __init__(self) -> None:
         self._rooms: Rooms | None = None
 
-    def rooms(self, view: View) -> Rooms:
+    def rooms(self, view: WaitsView) -> Rooms:
         """Return what compares devices. Its figures are those of the last action until it expires."""
         if self._rooms is None or self._rooms.view is not view:
             self._rooms = Rooms(view, Estimates(view))
         return self._rooms
 
-    def place(self, view: View, call: WaitingCall, device: DeviceView) -> Start | None:  # noqa: ARG002
+    def place(self, view: WaitsView, call: WaitingCall, device: DeviceView) -> Start | None:  # noqa: ARG002
         """Return the start of *call* on the best idle device. It waits for a holder in the global queue."""
         rooms, owner = self.rooms(view), call.owner
         rooms.expire()

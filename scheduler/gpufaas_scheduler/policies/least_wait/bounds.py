@@ -11,7 +11,7 @@ from typing import Final
 
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
-from gpufaas_scheduler.view_contract import FiguresView, FunctionView, View
+from gpufaas_scheduler.view_contract import FiguresView, FunctionView, WaitsView
 
 # How far the figures may move until all bounds are computed again: the further, the wider the bounds are.
 FADED: Final = 0.998
@@ -76,7 +76,7 @@ class Bounds:
         "epoch",
     )
 
-    def __init__(self, view: View, estimates: Estimates) -> None:
+    def __init__(self, view: WaitsView, estimates: Estimates) -> None:
         self._view, self._estimates = view, estimates
         self._fresh = False
         self.epoch = 0

@@ -13,7 +13,7 @@ from gpufaas_core.model import Bytes, FunctionId
 from gpufaas_scheduler.policies.least_wait.bounds import Bound, Bounds
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.tuning import CANDIDATES
-from gpufaas_scheduler.view_contract import DeviceView, FunctionView, View
+from gpufaas_scheduler.view_contract import DeviceView, FunctionView, WaitsView
 
 
 class Floor:
@@ -23,7 +23,7 @@ class Floor:
         "_bounds", "_devices", "_epoch", "_estimates", "_free", "_fresh", "_here", "_kind", "_least", "_moves", "_view",
     )  # fmt: skip
 
-    def __init__(self, view: View, estimates: Estimates, bounds: Bounds) -> None:
+    def __init__(self, view: WaitsView, estimates: Estimates, bounds: Bounds) -> None:
         self._view, self._estimates, self._bounds = view, estimates, bounds
         self._fresh = False
         self._devices: Sequence[DeviceView] = ()

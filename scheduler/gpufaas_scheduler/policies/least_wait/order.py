@@ -24,7 +24,7 @@ from gpufaas_scheduler.policies.least_wait.tuning import (
     RESERVED,
     RIVALS,
 )
-from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
+from gpufaas_scheduler.view_contract import DeviceView, WaitingCall, WaitsView
 
 HIT: Final = Why("the device was idle and held the model, and no call for a model on it had waited longer")
 
@@ -48,7 +48,7 @@ class Order:
         "view",
     )
 
-    def __init__(self, view: View, bound_s: Seconds, rooms: Rooms) -> None:
+    def __init__(self, view: WaitsView, bound_s: Seconds, rooms: Rooms) -> None:
         self.view = view
         self.now = view.now
         self.bound_s = bound_s

@@ -11,7 +11,7 @@ from gpufaas_scheduler.policies.least_wait.bounds import Bounds
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.floor import Floor
 from gpufaas_scheduler.policies.least_wait.tuning import CANDIDATES, CROWDED, HOLDERS, HORIZON_S
-from gpufaas_scheduler.view_contract import DeviceView, FunctionView, View, WaitingCall
+from gpufaas_scheduler.view_contract import DeviceView, FunctionView, WaitingCall, WaitsView
 
 
 class Room(Struct, frozen=True):
@@ -35,7 +35,7 @@ class Rooms:
 
     __slots__ = ("_shelves", "bounds", "estimates", "floor", "view")
 
-    def __init__(self, view: View, estimates: Estimates) -> None:
+    def __init__(self, view: WaitsView, estimates: Estimates) -> None:
         self.view = view
         self.estimates = estimates
         self.bounds = Bounds(view, estimates)
