@@ -74,7 +74,7 @@ def given() -> dict[str, Any]:
 
 def test_a_policy_sees_what_the_node_of_each_device_costs(given: dict[str, Any], written: Write) -> None:
     policy = Renting(back_at=50)
-    engine = Engine(policy=policy, replacement=make_replacement("lru"), learn=False)
+    engine = Engine(policy=policy, replacement=Lru(), learn=False)
 
     Simulation(read_workload(written(given)), engine).run()
 
