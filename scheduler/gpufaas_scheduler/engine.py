@@ -156,7 +156,6 @@ class Engine:
         world = self._world
         cluster = world.cluster
         cluster.now = now
-        cluster.asked = None
         out: list[m.Command] = []
         world.out = out
         world.agenda.event = event

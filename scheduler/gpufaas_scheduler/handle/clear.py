@@ -45,8 +45,15 @@ def _clear(world: World, device: DeviceState, call: Call) -> None:
     if call.state != WAITING or world.devices.get(device.id) is not device:
         _stop(world, device)
         return
-    if device.shut and not device.closed and not world.nested and _is_full(device, call):
-        return
+    owner = call.owner
+    if (
+        device.shut
+        and not device.closed
+        and not world.nested
+        and not device.has_compute(owner)
+        and not owner.shared_hold
+    ):
+        return  # most events change nothing
     if world.nested:
         if held_by_late(world.nests, device, call, world.cluster.now):
             _stop(world, device)
@@ -61,17 +68,10 @@ def _clear(world: World, device: DeviceState, call: Call) -> None:
         _stop(world, device)  # what stays there has taken more memory
 
 
-def _is_full(device: DeviceState, call: Call) -> bool:
-    """Whether the compute for *call* is certainly taken yet: most events change nothing."""
-    owner = call.owner
-    return device.reserved + owner.wanted > device.compute and not owner.shared_hold
-
-
 def _shut(world: World, device: DeviceState, leaving: Iterable[Copy]) -> None:
     cluster = world.cluster
     if not device.shut:
         device.shut = world.settled = True
-        cluster.asked = None
         if device.idle_key is not None:
             cluster.set_busy(device)
         _return_all(world, device)
@@ -87,7 +87,7 @@ def _return_all(world: World, device: DeviceState) -> None:
 
 def _start(world: World, device: DeviceState, call: Call) -> bool:
     owner = call.owner
-    device.shut, world.cluster.asked = False, None
+    device.shut = False
     if owner.queued:
         try_start(world, contract.start_on(device, call, _WAITED))
     else:
@@ -95,14 +95,14 @@ def _start(world: World, device: DeviceState, call: Call) -> bool:
     if call.state != WAITING:
         _stop(world, device)
         return True
-    device.shut, world.cluster.asked = True, None
+    device.shut = True
     return False
 
 
 def _stop(world: World, device: DeviceState) -> None:
     """*device* takes calls again."""
     cluster = world.cluster
-    cluster.clearing.device = cluster.clearing.call = cluster.asked = None
+    cluster.clearing.device = cluster.clearing.call = None
     cluster.clears = False
     cluster.clearing.pauses_until = cluster.now + PAUSE_S
     world.freed = world.settled = True
@@ -114,7 +114,7 @@ def _stop(world: World, device: DeviceState) -> None:
 def _start_inner(world: World, device: DeviceState) -> None:
     """Start calls that calls wait for, on *device* as well: one of the latter may run there."""
     cluster = world.cluster
-    device.shut, cluster.asked = False, None
+    device.shut = False
     _return_all(world, device)  # what it has spare would be for them
     cluster.offer(device)
     for each in world.nests.waiting():

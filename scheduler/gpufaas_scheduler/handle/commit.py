@@ -41,7 +41,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
             refused = _why_not_beside(world, owner, device, copy)
             if refused is not None:
                 return refused
-        elif device.reserved + owner.reserves > device.compute:  # nearly each hit
+        elif not device.has_compute(owner):  # nearly each hit
             return _busy(device, owner)
     elif len(action.parts) > 1:
         found_places = places_for(world.cluster, owner, action.parts, action.victims)
@@ -49,19 +49,10 @@ def try_start(world: World, action: contract.Start) -> str | None:
             return found_places
         places, device = found_places, found_places[0].device
     else:
-        parts = action.parts
-        place = world.devices.get(parts[0].device) if parts else None
-        if place is None:
-            return _no_place(parts)
-        device = place
-        if device.preload is not None or device.reserved + owner.reserves > device.compute:
-            return _busy(device, owner)
-        if call.function in device.copies:
-            return f"device {device.id} holds {call.function} already: as copy {device.copies[call.function]}"
-        fit = world.cluster.fits(device, owner, action.victims)
-        if isinstance(fit, Reason):
-            return fit.say(call.function, device.id, device.kind)
-        victims = fit.victims
+        found_place = _place_for(world, owner, action)
+        if isinstance(found_place, str):
+            return found_place
+        device, victims = found_place
     world.queue.remove(call)
     call.why = why
     if others:
@@ -87,7 +78,7 @@ def _why_not_beside(world: World, owner: FunctionState, device: DeviceState, cop
         return _busy(device, owner)
     if copy.share or (copy.running and owner.shared_hold):
         return None
-    if device.preload is not None or device.reserved + owner.reserves > device.compute:
+    if device.preload is not None or not device.has_compute(owner):
         return _busy(device, owner)
     if copy.split and (full := full_part(world, copy)) is not None:
         return _busy(full, owner)
@@ -143,7 +134,6 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
         if device.idle_key is not None:
             world.cluster.set_busy(device)  # what it has spare is for its local queue
     copy.queued += 1
-    world.cluster.asked = None
     return None
 
 
@@ -177,14 +167,13 @@ def try_load(world: World, action: contract.Load) -> str | None:
         copy, victims = reserve_parts(world, owner, places)
         names = tuple([each.id for each in victims])
     else:
-        one = _load_place(world, owner, action)
+        one = _place_for(world, owner, action)
         if isinstance(one, str):
             return one
         device, victims = one
         copy, names = reserve(world, device, owner, victims)
     for each, entry in ((device, copy), *world.cluster.parts(copy)):
-        each.preload, each.preloads = entry, owner.reserves
-        each.hold(owner.reserves, world.cluster.now, copy.ready_at)
+        each.begin_preload(entry, world.cluster.now, copy.ready_at)
         if each.idle_key is not None:
             world.cluster.set_busy(each)
     order_load(world, device, copy, names)
@@ -208,17 +197,17 @@ def _try_load_beside(world: World, owner: FunctionState, action: contract.Load) 
     return None
 
 
-def _load_place(
-    world: World, owner: FunctionState, action: contract.Load
+def _place_for(
+    world: World, owner: FunctionState, action: contract.Start | contract.Load
 ) -> tuple[DeviceState, tuple[Copy, ...]] | str:
     """Return the device for a copy with one part, and the copies to evict there; or why there is none."""
     device = world.devices.get(action.parts[0].device) if action.parts else None
     if device is None:
         return _no_place(action.parts)
-    if device.preload is not None or device.reserved + owner.reserves > device.compute:
+    if device.preload is not None or not device.has_compute(owner):
         return _busy(device, owner)
     if owner.id in device.copies:
-        return f"device {device.id} holds {owner.id} already"
+        return f"device {device.id} holds {owner.id} already: as copy {device.copies[owner.id]}"
     found = world.cluster.fits(device, owner, action.victims)
     return found.say(owner.id, device.id, device.kind) if isinstance(found, Reason) else (device, found.victims)
 

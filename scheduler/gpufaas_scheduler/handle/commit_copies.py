@@ -56,7 +56,6 @@ def try_limit(world: World, action: contract.Limit) -> str | None:
     if copy.share:
         run_within(world, device, copy)
     copy.slots, copy.batch = action.slots, action.batch
-    world.cluster.asked = None
     world.cluster.offer(device)
     device.mark()
     world.out.append(m.SetLimit(owner.id, device.id, copy.number, action.share, action.slots, action.batch))

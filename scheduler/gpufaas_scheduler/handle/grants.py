@@ -4,7 +4,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpufaas_cache_manager.eviction import victims
 from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, Seconds, copy_id, copy_of
@@ -57,7 +56,6 @@ def start(
         device.misses += 1
     else:
         device.residency.touch(copy, now)
-        cluster.asked = None
         device.hits += 1
     copy.running += 1
     if copy.limit != copy.memory and copy.running == 1:
@@ -326,7 +324,7 @@ def _hand_on(world: World, grant: Grant, device: DeviceState) -> bool:
 def _next_other(world: World, device: DeviceState) -> None:
     """Give compute to the next ones of several grants that gateways made without a scheduler."""
     now = world.cluster.now
-    while device.others and device.reserved + device.others[0].copy.owner.reserves <= device.compute:
+    while device.others and device.has_compute(device.others[0].copy.owner):
         following = device.others.pop(0)
         owner = following.copy.owner
         following.compute = owner.reserves
@@ -402,12 +400,7 @@ def obtain(world: World, device: DeviceState, owner: FunctionState) -> bool:
     Return whether *device* has the compute for a call of *owner* on a copy that is there. Idle copies that hold
     shares are evicted for it.
     """
-    if device.shut:
-        return False
-    lacking = device.lacks(owner)
-    if lacking <= 0:
-        return True
-    leaving = victims(world.cluster.replacement, device.residency, 0, owner, lacking)
+    leaving = None if device.shut else world.cluster.leaving(device, owner)
     if leaving is None:
         return False
     commands = evictions(world, device, leaving)

@@ -175,7 +175,7 @@ def _adopt_grants(
             grant.ahead = True
             state.beside[grant] = None
             state.free_at = max(state.free_at, grant.free_at)
-        elif state.reserved and state.reserved + copy.owner.reserves > state.compute:
+        elif state.reserved and not state.has_compute(copy.owner):
             state.others.append(grant)
         else:
             grant.compute = copy.owner.reserves
@@ -185,11 +185,8 @@ def _adopt_grants(
             began_at = since - doc.busy_for_s if doc is not None and held else at - told.age_s
             state.hold(grant.compute, began_at, grant.free_at)
     preload = None if doc is None or doc.preload is None else state.residency.copies.get(doc.preload)
-    if doc is not None and preload is not None and preload.loading:
-        compute = preload.owner.reserves
-        if state.reserved + compute <= state.compute:
-            state.preload, state.preloads = preload, compute
-            state.hold(compute, since - doc.busy_for_s, since + doc.free_in_s)
+    if doc is not None and preload is not None and preload.loading and state.has_compute(preload.owner):
+        state.begin_preload(preload, since - doc.busy_for_s, since + doc.free_in_s)
 
 
 def _expect(grant: Grant, told: RunningCall, at: Seconds, before: CallDoc | None, since: Seconds) -> None:

@@ -8,9 +8,8 @@ local queue, and keep the shares that they were loaded with.
 
 from typing import NamedTuple
 
-from gpufaas_cache_manager import eviction
 from gpufaas_core.model import CopyId, Part, Seconds
-from gpufaas_scheduler.fit import Reason, fits
+from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world.call import Grant
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.device import DeviceState
@@ -49,19 +48,12 @@ def places_for(
         why = _why_not(owner, part, device)
         if why is not None:
             return why
-        need = owner.need(device)
         named = None if victims is None else tuple(each for each in victims if each in device.residency.copies)
-        found: object = need
-        if not isinstance(need, Reason):
-            found = fits(
-                device.residency, part.memory, owner, cluster.replacement if named is None else named,
-                part.share or owner.reserves, device.reserved,
-            )  # fmt: skip
+        found = cluster.fits(device, owner, named, part=part)
         if isinstance(found, Reason):
             return found.say(owner.id, device.id, device.kind)
-        chosen: tuple[Copy, ...] = found.victims  # type: ignore[attr-defined]
-        leaving.update((each.id, each) for each in chosen)
-        places.append(Place(device, part, chosen))
+        leaving.update((each.id, each) for each in found.victims)
+        places.append(Place(device, part, found.victims))
     if victims is not None and (absent := [each for each in victims if each not in leaving]):
         return f"{absent[0]} cannot be evicted: none of the devices holds it"
     for each in leaving.values():
@@ -84,7 +76,7 @@ def _why_not(owner: FunctionState, part: Part, device: DeviceState) -> str | Non
         return f"device {device.id} takes no new calls now"
     if device.preload is not None:
         return f"device {device.id} is busy with a load"
-    if device.reserved + owner.reserves > device.compute:
+    if not device.has_compute(owner):
         spare = device.compute - device.reserved
         return f"{owner.id} needs {owner.reserves} % of the compute of {device.id}, which has {spare} % spare"
     return None
@@ -116,9 +108,6 @@ def full_part(world: World, copy: Copy) -> DeviceState | None:
     """Return a further device of *copy* that has too little compute for a grant; None: there is none."""
     cluster, owner = world.cluster, copy.owner
     for device, _ in cluster.parts(copy):
-        lacking = device.lacks(owner)
-        if device.shut or device.preload is not None or device.reserved + owner.reserves > device.compute:
-            return device
-        if lacking > 0 and eviction.victims(cluster.replacement, device.residency, 0, owner, lacking) is None:
+        if device.shut or device.preload is not None or cluster.leaving(device, owner) is None:
             return device
     return None

@@ -53,8 +53,7 @@ def loaded(world: World, event: m.Loaded) -> None:
     if world.learn and owner.declared.elastic:
         # Its node waits for an answer, even if nothing is lent.
         world.out += world.lending.lend(device, copy) or [memory.resize_of(device, copy)]
-    if device.preload is copy:
-        device.end_preload(world.cluster.now)
+    if device.end_preload(copy, world.cluster.now):
         next_local(world, device)
         world.freed = True
     costs = owner.costs[device.kind]
@@ -77,8 +76,7 @@ def loaded(world: World, event: m.Loaded) -> None:
         for other, entry in world.cluster.parts(copy):
             other.mark()
             entry.loading, entry.ready_at = False, world.cluster.now
-            if other.preload is entry:
-                other.end_preload(world.cluster.now)
+            if other.end_preload(entry, world.cluster.now):
                 next_local(world, other)
             elif other.holding:
                 other.free_at = max(each.free_at for each in other.holding)
@@ -227,7 +225,6 @@ def measured(world: World, event: m.Measured) -> None:
     if world.learn and (event.out_of_memory or (copy.limit > limit and elastic)):
         world.out += world.lending.lend(device, copy)
     if (copy.memory, copy.limit) != (charged, limit):
-        world.cluster.asked = None
         world.freed = True
 
 
@@ -251,9 +248,8 @@ def resized(world: World, event: m.Resized) -> None:
     device, copy = found
     limit = copy.limit
     world.out += world.lending.answered(device, copy, event)
-    if copy.limit != limit:
-        world.cluster.asked = None
-        world.freed = world.freed or copy.limit < limit
+    if copy.limit < limit:
+        world.freed = True
 
 
 def share_kept(world: World, event: m.ShareKept) -> None:
@@ -266,7 +262,6 @@ def share_kept(world: World, event: m.ShareKept) -> None:
     if copy.share:
         run_within(world, device, copy)
     copy.owner.keeps_share_until = world.cluster.now + KEPT_S
-    world.cluster.asked = None
     world.cluster.offer(device)
     device.mark()
     world.freed = True

@@ -170,7 +170,7 @@ def _is_crowded(device: DeviceState, owner: FunctionState) -> bool:
         return False
     grants = device.grants()
     ends = [each.compute for each in grants if each.copy.owner is owner or not each.copy.owner.shared_hold]
-    if max(ends, default=0) < owner.wanted and (device.preload is None or device.preloads < owner.wanted):
+    if max(ends, default=0) < owner.wanted and (device.preload is None or device.preload.owner.reserves < owner.wanted):
         return True
     need = owner.need(device)
     pinned = [each.memory for each in device.residency if each.running and each.owner is not owner]

@@ -8,10 +8,10 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from math import inf
 
-from gpufaas_cache_manager import residency
+from gpufaas_cache_manager import eviction, residency
 from gpufaas_cache_manager.replacement import Replacement
-from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds
-from gpufaas_scheduler.fit import NOT_ALLOWED, SHUT, Fit, Reason, fits
+from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Part, Seconds
+from gpufaas_scheduler.fit import SHUT, Fit, Reason, fits
 from gpufaas_scheduler.world.agenda import Agenda
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.changes import Changes
@@ -85,9 +85,6 @@ class Cluster:
         self.parked = ParkedCopies()
         self.joined = 0
         """Devices that have joined so far."""
-        self.asked: tuple[FunctionState, DeviceState] | None = None
-        """The arguments of the last answer of `fits`. Code that changes pins or charges sets it to None."""
-        self._answer: Fit[FunctionState] | Reason = NOT_ALLOWED
         self.orphans = Orphans(self.queue)
         self.hits = Hits()
         self.reserved_until: Seconds = -inf
@@ -248,7 +245,6 @@ class Cluster:
         owner.loading += 1
         if self.hits.asked:
             self.hits.note(owner)
-        self.asked = None
         return copy
 
     def place(self, device: DeviceState, copy: Copy) -> None:
@@ -271,8 +267,7 @@ class Cluster:
                 other.mark()
                 other.residency.remove(entry.id)
                 del other.copies[owner.id]
-                if other.preload is entry:
-                    other.end_preload(self.now)
+                other.end_preload(entry, self.now)
         if not device.marked:
             device.mark()
         device.evictions += not lost
@@ -291,10 +286,8 @@ class Cluster:
                 self.offer(device)
         if copy.loading:
             owner.loading -= 1
-            if device.preload is copy:
-                device.end_preload(self.now)
+            device.end_preload(copy, self.now)
         self.note_waiting(owner)
-        self.asked = None
 
     def parts(self, copy: Copy) -> list[tuple[DeviceState, Copy]]:
         """Return the further devices of a copy with several parts, each with its entry there."""
@@ -308,28 +301,31 @@ class Cluster:
         victims: tuple[CopyId, ...] | None = None,
         *,
         starts: bool = True,
+        part: Part | None = None,
     ) -> Fit[FunctionState] | Reason:
         """
-        Return the copies to evict from *device* so that one more copy of *owner* fits, or why it does not fit. The
-        view's question and that of the commit share one answer.
+        Return the copies to evict from *device* so that one more copy of *owner* fits, or why it does not fit.
 
         :param victims: evict these; None: as many as needed, in the replacement order
         :param starts: a call starts there at once, and needs its compute now
+        :param part: the copy has several parts, and this one there
         """
-        if not starts:
-            self.asked = None
-        asked = self.asked
-        if asked is not None and victims is None and asked[0] is owner and asked[1] is device:
-            return self._answer
         need = SHUT if device.shut and not device.closed else owner.need(device)
-        leaving = self.replacement if victims is None else tuple(victims)
+        if isinstance(need, Reason):
+            return need
         compute = (owner.reserves if starts else 0) or owner.share
-        found = (
-            need if isinstance(need, Reason) else fits(device.residency, need, owner, leaving, compute, device.reserved)
-        )
-        if starts and victims is None:
-            self.asked, self._answer = (owner, device), found
-        return found
+        if part is not None:
+            need, compute = part.memory, part.share or owner.reserves
+        leaving = self.replacement if victims is None else victims
+        return fits(device.residency, need, owner, leaving, compute, device.reserved)
+
+    def leaving(self, device: DeviceState, owner: FunctionState) -> tuple[Copy, ...] | None:
+        """
+        Return the idle copies with shares to evict so that one more call of *owner* has its compute on *device*, beside
+        a copy that is there; None: grants hold it, or copies that stay.
+        """
+        lacking = device.lacks(owner)
+        return () if lacking <= 0 else eviction.victims(self.replacement, device.residency, 0, owner, lacking)
 
     def fits_somewhere(self, owner: FunctionState) -> bool:
         """Whether some device that it may be on would be large enough if it were empty."""

@@ -23,7 +23,7 @@ class DeviceState(Marked):
     __slots__ = (
         "ahead", "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "direct", "evictions",
         "flows", "free_at", "gone", "hits", "holding", "host", "id", "idle_key", "kind", "listed", "local", "local_s",
-        "misses", "node", "noted_at", "order", "others", "part", "preload", "preloads", "reserved", "residency",
+        "misses", "node", "noted_at", "order", "others", "part", "preload", "reserved", "residency",
         "served", "shut", "silent", "starts",
     )  # fmt: skip
 
@@ -60,8 +60,6 @@ class DeviceState(Marked):
         """Grants that wait on the node for compute: gateways sent their calls while there was no scheduler."""
         self.preload: Copy | None = None
         """The copy that a policy loads without a call. It holds compute until it is loaded."""
-        self.preloads = 0
-        """The compute that `preload` holds."""
         self.busy_since = 0.0
         """Since when some compute is held."""
         self.busy_s = 0.0
@@ -120,10 +118,13 @@ class DeviceState(Marked):
         """
         return [*(call for each in self.grants() for call in each.calls if call.granted is each), *self.direct.values()]
 
+    def has_compute(self, owner: FunctionState) -> bool:
+        """Whether grants leave the compute that *owner* takes; what copies hold of it may be evicted (`lacks`)."""
+        return self.reserved + owner.wanted <= self.compute
+
     def lacks(self, owner: FunctionState) -> int:
         """Return how much of the compute that a call or copy of *owner* takes is not spare; at most 0: nothing."""
-        wanted = owner.reserves or owner.share
-        return self.reserved + self.residency.shares + wanted - self.compute if wanted else 0
+        return owner.wanted - self.spare if owner.wanted else 0
 
     def hold(self, compute: int, now: Seconds, free_at: Seconds) -> None:
         """A grant or load takes *compute*, and should end at *free_at*."""
@@ -142,9 +143,18 @@ class DeviceState(Marked):
         elif self.holding:
             self.free_at = max(each.free_at for each in self.holding)
 
-    def end_preload(self, now: Seconds) -> None:
+    def begin_preload(self, copy: Copy, since: Seconds, free_at: Seconds) -> None:
+        """A policy loads *copy* without a call since *since*, and should have loaded it at *free_at*."""
+        self.preload = copy
+        self.hold(copy.owner.reserves, since, free_at)
+
+    def end_preload(self, copy: Copy, now: Seconds) -> bool:
+        """*copy* is loaded, or gone. Return whether a policy had loaded it without a call."""
+        if self.preload is not copy:
+            return False
         self.preload = None
-        self.let_go(self.preloads, now)
+        self.let_go(copy.owner.reserves, now)
+        return True
 
 
 IdleKey: TypeAlias = "tuple[int, int, DeviceState]"

@@ -31,4 +31,3 @@ def insert_rest(cluster: Cluster, copy: Copy, parts: Iterable[tuple[DeviceState,
         device.mark()
         entries.append((device.id, entry))
     copy.rest = tuple(entries)
-    cluster.asked = None

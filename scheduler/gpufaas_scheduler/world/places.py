@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from gpufaas_cache_manager.eviction import victims
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world.call import Call
@@ -26,10 +25,7 @@ def can_start(cluster: Cluster, device: DeviceState, owner: FunctionState) -> bo
         copy = cluster.copies[held][1]
         if copy.running >= (copy.slots or owner.slots) or copy not in owner.active:
             return False
-    lacking = device.lacks(owner)
-    if lacking <= 0 or device.can_join(owner):
-        return True
-    return victims(cluster.replacement, device.residency, 0, owner, lacking) is not None
+    return device.can_join(owner) or cluster.leaving(device, owner) is not None
 
 
 def idle_holder(cluster: Cluster, call: Call) -> DeviceState | None:
