@@ -6,18 +6,12 @@ colon ``${NAME-x}`` is an error.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Final
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
-_DEFAULT: Final = re.compile(r":[-=?+]|=")
-_CASE: Final[dict[str, Callable[[str], str]]] = {
-    "^^": str.upper,
-    "^": lambda value: value[:1].upper() + value[1:],
-    ",,": str.lower,
-    ",": lambda value: value[:1].lower() + value[1:],
-}
+_FORM: Final = re.compile(r"\$\{(?:#(\w+)|(\w+)(:[-=?+]?|=|\^\^?|,,?|##?|%%?|//?|))", re.ASCII)
+"""The name of ``${#NAME``; else name and operator. A word, or the closing brace, follows."""
 
 
 class BadSubstitution(ValueError):
@@ -51,55 +45,21 @@ def substitute(text: str, env: Mapping[str, str], put: Callable[[str], str] = st
 
 def _expand(text: str, start: int, env: Mapping[str, str]) -> tuple[str, int]:
     """Return the value of the ``${`` at *start*, and the offset after its brace."""
-    wants_length = text.startswith("${#", start)
-    found = _NAME.match(text, start + (3 if wants_length else 2))
-    if found is None:
+    form = _FORM.match(text, start)
+    if form is None:
         raise BadSubstitution("a name is missing after ${", start)
-    value = env.get(found[0], "")
-    at = found.end()
-    if wants_length:
-        return str(len(value)), _closed(text, at, start)
-    if default := _DEFAULT.match(text, at):
-        word, at = _word(text, default.end(), start, env)
-        return value or word, at
-    operator = text[at : at + 1]
-    if operator == "}":
-        return value, at + 1
-    if operator and operator in "^,:#%/":
-        return _operate(text, at, start, value, env)
-    raise BadSubstitution(f"missing closing brace after ${{{found[0]}", start)
-
-
-def _operate(text: str, at: int, start: int, value: str, env: Mapping[str, str]) -> tuple[str, int]:
-    operator = text[at]
-    if text[at + 1 : at + 2] == operator and operator in "^,#%/":
-        operator *= 2
-    if operator in _CASE:
-        return _CASE[operator](value), _closed(text, at + len(operator), start)
-    word, end = _word(text, at + len(operator), start, env)
-    match operator:
-        case ":":
-            try:
-                offset, _, length = word.partition(":")
-                first = int(offset)
-                return value[first:][: int(length)] if length else value[first:], end
-            except ValueError:
-                raise BadSubstitution(f"{word!r} is not OFFSET or OFFSET:LENGTH", start) from None
-        case "#" | "##":
-            cuts = range(len(value) + 1)
-            return next((value[cut:] for cut in _longest(cuts, operator) if fnmatchcase(value[:cut], word)), value), end
-        case "%" | "%%":
-            cuts = range(len(value), -1, -1)
-            return next((value[:cut] for cut in _longest(cuts, operator) if fnmatchcase(value[cut:], word)), value), end
-        case _:
-            old, _, new = word.partition("/")
-            if operator == "//":
-                return value.replace(old, new) if old else value, end
-            if old.startswith("#"):
-                return new + value[len(old) - 1 :] if value.startswith(old[1:]) else value, end
-            if old.startswith("%"):
-                return value.removesuffix(old[1:]) + new if value.endswith(old[1:]) else value, end
-            return value.replace(old, new, 1) if old else value, end
+    counted, name, operator = form.groups()
+    value, at = env.get(counted or name, ""), form.end()
+    if operator in _WITH_WORD:
+        word, at = _word(text, at, start, env)
+        try:
+            return _WITH_WORD[operator](value, word), at
+        except ValueError:
+            raise BadSubstitution(f"{word!r} is not OFFSET or OFFSET:LENGTH", start) from None
+    if text[at : at + 1] != "}":
+        after = "" if counted or operator else f" after ${{{name}"
+        raise BadSubstitution(f"missing closing brace{after}", start)
+    return str(len(value)) if counted else _WITHOUT_WORD[operator](value), at + 1
 
 
 def _word(text: str, at: int, start: int, env: Mapping[str, str]) -> tuple[str, int]:
@@ -117,12 +77,46 @@ def _word(text: str, at: int, start: int, env: Mapping[str, str]) -> tuple[str, 
     raise BadSubstitution("missing closing brace", start)
 
 
-def _closed(text: str, at: int, start: int) -> int:
-    if text[at : at + 1] != "}":
-        raise BadSubstitution("missing closing brace", start)
-    return at + 1
+def _slice(value: str, word: str) -> str:
+    """:raises ValueError: *word* is not OFFSET or OFFSET:LENGTH"""
+    offset, _, length = word.partition(":")
+    rest = value[int(offset) :]
+    return rest[: int(length)] if length else rest
 
 
-def _longest(cuts: range, operator: str) -> range:
-    """Doubled operators try the longest match first."""
-    return cuts[::-1] if len(operator) == 2 else cuts
+def _without_start(value: str, pattern: str, cuts: Iterable[int]) -> str:
+    return next((value[cut:] for cut in cuts if fnmatchcase(value[:cut], pattern)), value)
+
+
+def _without_end(value: str, pattern: str, cuts: Iterable[int]) -> str:
+    return next((value[:cut] for cut in cuts if fnmatchcase(value[cut:], pattern)), value)
+
+
+def _replace(value: str, word: str, count: int = 1) -> str:
+    """A word that begins with # or % replaces at the start or the end only."""
+    old, _, new = word.partition("/")
+    if count == 1 and old.startswith("#"):
+        return new + value[len(old) - 1 :] if value.startswith(old[1:]) else value
+    if count == 1 and old.startswith("%"):
+        return value.removesuffix(old[1:]) + new if value.endswith(old[1:]) else value
+    return value.replace(old, new, count) if old else value
+
+
+_WITHOUT_WORD: Final[Mapping[str, Callable[[str], str]]] = {
+    "": str,
+    "^^": str.upper,
+    "^": lambda value: value[:1].upper() + value[1:],
+    ",,": str.lower,
+    ",": lambda value: value[:1].lower() + value[1:],
+}
+_WITH_WORD: Final[Mapping[str, Callable[[str, str], str]]] = {
+    **dict.fromkeys((":-", ":=", ":?", ":+", "="), lambda value, word: value or word),
+    ":": _slice,
+    "#": lambda value, word: _without_start(value, word, range(len(value) + 1)),
+    "##": lambda value, word: _without_start(value, word, range(len(value), -1, -1)),
+    "%": lambda value, word: _without_end(value, word, range(len(value), -1, -1)),
+    "%%": lambda value, word: _without_end(value, word, range(len(value) + 1)),
+    "/": _replace,
+    "//": lambda value, word: _replace(value, word, -1),
+}
+"""By their operators. Doubled ones try the longest match first."""
