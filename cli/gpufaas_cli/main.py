@@ -1,6 +1,6 @@
 """
-``gpufaas``: the command line. A command is a module of ``commands/``, and is imported only when it is called, so that
-``--help`` is quick.
+``gpufaas``: the command line. A command is in the module of ``commands/`` that has its name, or in one of `_TOGETHER`.
+It is imported only when it is called, so that ``--help`` is quick.
 
 Exit codes: 0 done, 1 it failed, 2 wrong usage or bad input file, 3 gateway not reachable or not authorised. An error is
 one line on stderr that says what to do; a traceback is a bug.
@@ -66,6 +66,12 @@ COMMANDS: Final[Mapping[str, str]] = {
     "completion": "Write a completion script for your shell.",
     "version": "Show the version of this CLI and of the gateway.",
 }
+_TOGETHER: Final[Mapping[str, Sequence[str]]] = {
+    "build": ("push", "publish"), "doctor": ("isolation",), "history": ("rollback",), "list": ("describe",),
+    "login": ("logout", "registry-login"), "remove": ("prune",), "services": ("serve", "gateway", "scheduler"),
+    "up": ("deploy", "run"),
+}  # fmt: skip
+"""Commands that are in one module, by its name."""
 _ALIASES: Final[Mapping[str, str]] = {
     "ls": "list", "rm": "remove", "delete": "remove", "secrets": "secret", "ns": "namespace", "namespaces": "namespace",
     "templates": "template",
@@ -97,9 +103,8 @@ class Commands(click.Group):
         name = _ALIASES.get(cmd_name, cmd_name)
         if name not in COMMANDS:
             return None
-        found = importlib.import_module(module_of(name)).command
-        assert isinstance(found, click.Command)
-        return found
+        there = vars(importlib.import_module(module_of(name))).values()
+        return next(each for each in there if isinstance(each, click.Command) and each.name == name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args[:1] == ["namespaces"]:  # faas-cli's older command
@@ -153,7 +158,8 @@ class Commands(click.Group):
 
 def module_of(command: str) -> str:
     """Return the module of *command*: ``local-run`` is in ``local_run``, and ``async``, a keyword, in ``async_``."""
-    name = command.replace("-", "_")
+    module = next((module for module, commands in _TOGETHER.items() if command in commands), command)
+    name = module.replace("-", "_")
     return f"gpufaas_cli.commands.{name}{'_' if keyword.iskeyword(name) else ''}"
 
 

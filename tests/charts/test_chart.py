@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from kubernetes_server import KubernetesServer
 
-from gpufaas_cli.commands import gateway, node, scheduler
+from gpufaas_cli.commands import node, services
 from gpufaas_gpu_manager.launch.pod_manifest import _labels
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "gpufaas"
 VERSIONS = ("1.27", "1.37")
-COMMANDS = {"gateway": gateway.command, "node": node.command, "scheduler": scheduler.command}
+COMMANDS = {"gateway": services.gateway, "node": node.command, "scheduler": services.scheduler}
 OPTION = re.compile(r"(--[a-z0-9-]+)(=.*)?", re.DOTALL)
 
 EVERYTHING = {

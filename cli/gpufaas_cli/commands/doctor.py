@@ -1,4 +1,4 @@
-"""``gpufaas doctor``: what serves functions on this machine, and what keeps it from that (`gpufaas_apps.doctor`)."""
+"""What this machine gives to a platform: ``gpufaas doctor`` and ``isolation`` (`gpufaas_apps.doctor` tries it)."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ ANSWERS_S = 10.0
 @flags.gateway_only
 @declare.as_json
 @click.pass_context
-def command(ctx: click.Context, /, data: Path | None, gateway: str | None, as_json: bool) -> None:
+def doctor(ctx: click.Context, /, data: Path | None, gateway: str | None, as_json: bool) -> None:
     """
     Check this machine, part by part, and the gateway, and say what mends them. Exits 1 where something fails (✗) that
     is needed; what is absent (-) is not.
@@ -44,3 +44,35 @@ def command(ctx: click.Context, /, data: Path | None, gateway: str | None, as_js
         mend = "" if each.works or not each.mend else f"  → {each.mend}"
         output.show(f"{mark} {each.name:<21}{each.found}{mend}".rstrip())
     ctx.exit(int(any(each.works is False for each in found)))
+
+
+@declare.group("isolation")
+def isolation() -> None:
+    """
+    What keeps functions that are processes from each other, and from the platform.
+
+    Examples:
+      gpufaas isolation check
+    """
+
+
+@isolation.command("check")
+@declare.as_json
+@click.pass_context
+def check(ctx: click.Context, /, as_json: bool) -> None:
+    """
+    Try each mechanism on this machine, as this user. Exits 1 where serve --isolation strict would not start.
+
+    Examples:
+      gpufaas isolation check
+      gpufaas isolation check --json
+    """
+    with declare.needing("isolation check", "node"):
+        from gpufaas_apps.doctor import tried
+    _, found = tried()
+    if as_json:
+        output.show_json(found)
+    else:
+        rows = [(each.name, "yes" if each.works else "no", "strict" * each.needed, each.why) for each in found]
+        output.table(("Mechanism", "Works", "Needed by", "Note"), rows)
+    ctx.exit(int(any(each.needed and not each.works for each in found)))

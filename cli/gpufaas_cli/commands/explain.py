@@ -1,16 +1,19 @@
-"""``gpufaas explain``: what the scheduler weighed for one call, what it chose and why."""
+"""``gpufaas explain``: what the scheduler weighed for one call, what it chose and why; ``simulate`` shows it, too."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from gpufaas import Client
-from gpufaas_cli import declare, explanations, flags, output
+from gpufaas_cli import declare, flags, output
 
 
 @declare.command("explain")
 @click.argument("call_id")
 @declare.as_json
 @flags.client
-def command(call_id: str, as_json: bool, client: Client) -> None:
+def explain(call_id: str, as_json: bool, client: Client) -> None:
     """
     Say why a call of a model function was started where and when it was, or why it still waits.
 
@@ -24,4 +27,59 @@ def command(call_id: str, as_json: bool, client: Client) -> None:
     if as_json:
         output.show_json(found)
     else:
-        explanations.show(found, call_id)
+        show(found, call_id)
+
+
+def show(found: Mapping[str, Any] | None, call: str) -> None:
+    """:param found: None: the call was never placed"""
+    if found is None:
+        output.note(f"call {call} was never placed: it was rejected")
+        return
+    rows = [
+        ("Call", str(found["call"])),
+        ("Function", str(found["function"])),
+        ("Policy", str(found["policy"])),
+        ("State", _state(found)),
+        ("Waited", output.format_seconds(found["waited_s"])),
+    ]
+    if others := found.get("batch"):
+        rows.append(("Together with", _calls(others, len(others))))
+    if found["victims"]:
+        rows.append(("Evicted", ", ".join(found["victims"])))
+    if parked := found.get("parked"):
+        rows.append(("Parked", ", ".join(parked)))
+    rows.append(("Because", found["rule"] or "the policy does not say"))
+    for number, each in enumerate(found["options"]):
+        what = f"{each['option']} {each['where']}".ljust(32)
+        rows.append(("Weighed" if number == 0 else "", f"{what} {each['estimate_s']:9.3f} s"))
+    if service := found.get("service"):
+        rows.append(("Service", _service(service)))
+    rows.append(("Passed over", _calls(found["passed_over"], found["passed_over_count"])))
+    rows.append(("Overtaken by", _calls(found["overtaken_by"], found["overtaken_by_count"])))
+    output.aligned(rows)
+
+
+def _service(known: Mapping[str, Any]) -> str:
+    calls = f"{known['calls']} call{'' if known['calls'] == 1 else 's'}"
+    size = f", for a size of {known['size']:g}" if known["size"] else ""
+    mean, p50, p90 = (output.format_seconds(known[each]) for each in ("estimate_s", "p50_s", "p90_s"))
+    return f"{mean} (p50 {p50}, p90 {p90}, {calls} on {known['kind']}{size})"
+
+
+def _state(found: Mapping[str, Any]) -> str:
+    if found["state"] == "waiting":
+        return "waiting in the global queue"
+    if found["state"] == "local":
+        return f"waiting in the local queue of {found['device']}"
+    how = "hit" if found["hit"] else "miss"
+    if tier := found.get("tier"):
+        how += f" (weights from {tier})"
+    via = ", from its local queue" if found["via"] == "local" else ""
+    return f"{found['state']}: a {how} on {found['device']} at {found['at']:.3f} s{via}"
+
+
+def _calls(named: list[str], count: int) -> str:
+    if not count:
+        return "no call"
+    more = f", and {count - len(named)} more" if count > len(named) else ""
+    return f"{count}: {', '.join(named)}{more}"

@@ -1,13 +1,18 @@
-"""``gpufaas login``: what is kept is what faas-cli keeps, in the same file."""
+"""Logins: to gateways, kept in the file of faas-cli (``login``, ``logout``), and to registries (``registry-login``)."""
 
+import base64
+import json
 import math
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 
 from gpufaas import NotAuthorised
 from gpufaas_cli import config, declare, flags, output
+from gpufaas_cli.files import alone, replace_file
+from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import Seconds, parse_duration
 
 password_options = declare.options(
@@ -39,7 +44,7 @@ def read_password(given: str | None, from_stdin: bool, command: str) -> str:
 @click.option("--tls-no-verify", is_flag=True, help="Accept any certificate of an https:// gateway.")
 @flags.gateway_only
 @flags.yaml_file
-def command(
+def login(
     username: str, password: str | None, from_stdin: bool, timeout_s: Seconds, tls_no_verify: bool,
     gateway: str | None, yaml_file: Path | None,
 ) -> None:  # fmt: skip
@@ -68,3 +73,53 @@ def command(
             raise NotAuthorised("Unable to login, either username or password is incorrect") from exc
     config.save_login(login)
     output.show(f"credentials saved for {username} {client.shown}")
+
+
+@declare.command("logout")
+@flags.gateway_only
+@flags.yaml_file
+def logout(gateway: str | None, yaml_file: Path | None) -> None:
+    """
+    Forget user and password of a gateway. The gateway itself is not asked.
+
+    Examples:
+      gpufaas logout
+      gpufaas logout -g https://gateway.example.com
+    """
+    url = flags.gateway_url(gateway, yaml_file)
+    if not config.remove_login(url):
+        raise GpufaasError(f"there is no login for {url} in {config.config_file()}")
+    output.show(f"credentials removed for {url}")
+
+
+_FILE: Final = Path("credentials/config.json")
+_DOCKER_HUB: Final = "https://index.docker.io/v1/"
+
+
+@declare.command("registry-login")
+@click.option("-u", "--username", metavar="NAME", help="The user that the registry knows.")
+@password_options
+@click.option("--server", default=_DOCKER_HUB, show_default=True, metavar="HOST")
+def registry_login(username: str | None, password: str | None, from_stdin: bool, server: str) -> None:
+    """
+    Write user and password of a registry to ./credentials/config.json, as docker keeps them.
+
+    They are not tried. Logins for other registries stay in the file. For Amazon's registry, pipe the output of
+    'aws ecr get-login-password' to it, with -u AWS.
+
+    Examples:
+      cat password.txt | gpufaas registry-login -u me --password-stdin
+      cat password.txt | gpufaas registry-login -u me -s --server registry.example.com:5000
+      DOCKER_CONFIG=./credentials gpufaas push
+    """
+    if not username:
+        raise click.UsageError("the user is missing: give --username NAME (-u)")
+    login = f"{username}:{read_password(password, from_stdin, 'registry-login')}"
+    with alone(_FILE):
+        try:
+            content = json.loads(_FILE.read_text()) if _FILE.exists() else {}
+            content.setdefault("auths", {})[server] = {"auth": base64.b64encode(login.encode()).decode()}
+        except (ValueError, AttributeError, TypeError) as exc:
+            raise GpufaasError(f"{_FILE} is there, and is not docker's JSON: correct it, or remove it") from exc
+        replace_file(_FILE, json.dumps(content, indent=1))
+    output.show(f"\nWrote ./{_FILE}..OK")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gpufaas_cli import declare, explanations, output, simulations
+from gpufaas_cli import declare, output, simulations
+from gpufaas_cli.commands.explain import show as show_explanation
 from gpufaas_scheduler.policies import DEFAULT_POLICY, POLICIES, PolicySpec, policy_spec
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def command(
     else:
         simulations.show(runs, source.title)
         if wanted.explain is not None:
-            explanations.show(msgspec.to_builtins(runs[0].explanation), str(wanted.explain))
+            show_explanation(msgspec.to_builtins(runs[0].explanation), str(wanted.explain))
     if wanted.plots is not None:
         for path in simulations.draw(runs, wanted.plots, plot_format):
             output.note(f"wrote {path}")

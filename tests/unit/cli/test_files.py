@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gpufaas_cli import config, files
-from gpufaas_cli.commands import new, registry_login
+from gpufaas_cli.commands import login as logins
+from gpufaas_cli.commands import new
 from gpufaas_cli.config import Login, find_login, remove_login, save_login
 from gpufaas_cli.stack import read_stack
 
@@ -29,7 +30,7 @@ def all_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             met.wait(0.2)
         files.replace_file(*args)
 
-    for module in (config, new, registry_login):
+    for module in (config, new, logins):
         monkeypatch.setattr(module, "replace_file", replace_file)
 
 
@@ -64,6 +65,6 @@ def test_logins_at_the_same_time_are_all_kept_and_logouts_forget_only_theirs(tmp
 def test_logins_of_registries_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     login = ["-u", "me", "--password", "right", "--server"]
 
-    all_at_once(lambda name: registry_login.command.main([*login, name], standalone_mode=False))
+    all_at_once(lambda name: logins.registry_login.main([*login, name], standalone_mode=False))
 
     assert sorted(json.loads((tmp_path / "credentials/config.json").read_text())["auths"]) == MANY

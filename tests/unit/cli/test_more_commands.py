@@ -50,7 +50,7 @@ def test_a_watch_keeps_its_client_from_one_build_to_the_next(
     made, client_of = [], flags.client_of
     monkeypatch.setattr(flags, "client_of", lambda *args, **more: made.append(args) or client_of(*args, **more))
     twice = lambda read, act: [act(*read()) for _ in range(2)]  # noqa: E731
-    monkeypatch.setattr(f"gpufaas_cli.commands.{command}.watch", twice)
+    monkeypatch.setattr("gpufaas_cli.commands.up.watch", twice)
 
     assert run(command, "--watch").exit_code == 0
 
@@ -295,10 +295,10 @@ def test_what_looks_like_a_switch_but_is_a_value_stays(run: Run, wire: WireLog) 
 
 
 def test_explanations_are_shown_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
-    from gpufaas_cli import explanations
+    from gpufaas_cli.commands import explain
 
     options = [{"option": "load", "where": "n1/cpu:0", "estimate_s": 2.5}]
-    explanations.show(
+    explain.show(
         {
             "call": "a#1", "function": "f@1", "policy": "least-wait", "state": "running", "at": 12.0, "waited_s": 0.5,
             "device": "n1/cpu:0", "hit": False, "via": "global", "batch": ["c", "d"], "victims": ["g@1"],

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from gpufaas_cli.commands import gateway, node, scheduler
+from gpufaas_cli.commands import node, services
 
 ROOT = Path(__file__).parents[3]
-OURS = {"gateway": gateway.command, "node": node.command, "scheduler": scheduler.command}
+OURS = {"gateway": services.gateway, "node": node.command, "scheduler": services.scheduler}
 OVERRIDES = [[], ["docker/compose.etcd3.yml"], ["docker/compose.nvidia.yml"], ["docker/compose.local.yml"]]
 
 
