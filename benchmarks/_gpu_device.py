@@ -1,5 +1,6 @@
 """What gpu.py asks of a device itself: what it is, how fast bytes reach it, batches, two processes at once."""
 
+import contextlib
 import os
 import platform
 import statistics
@@ -27,6 +28,22 @@ from _gpu_models import BUILD, GiB, wait  # noqa: E402
 MiB: Final = 1 << 20
 NO_GPU: Final = {"not run": "there is no GPU here"}
 BATCHES: Final = (1, 8, 32, 128)
+
+
+class HostTarget:
+    """Host memory in place of a device: nothing goes on in the background."""
+
+    def empty(self, size: int) -> Any:
+        return torch.empty(size, dtype=torch.uint8)
+
+    buffer = empty
+
+    def lane(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def copy(self, to: Any, source: Any) -> Callable[[], None]:
+        to.copy_(source)
+        return lambda: None
 
 
 class Machine:
@@ -97,7 +114,7 @@ def transfers(on: Machine, home: Path) -> dict[str, Any]:
         host = torch.ones(size, dtype=torch.uint8, pin_memory=kind == "pinned")
         to = torch.empty(size, dtype=torch.uint8, device=on.device)
         found[kind] = size / _timed(lambda host=host, to=to: to.copy_(host), on.device)
-    loaders: dict[str, Callable[[], object]] = {"own": lambda: transfer.load(path, transfer.HostTarget())}
+    loaders: dict[str, Callable[[], object]] = {"own": lambda: transfer.load(path, HostTarget())}
     if on.cuda:
         loaders = {name: lambda load=load: load(path, on.device) for name, load in transfer.LOADERS.items()}
     for name, load in loaders.items():

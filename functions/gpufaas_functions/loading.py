@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpufaas_core.errors import InvalidSpec, LoadFailed
+from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.staged import UnknownType, descriptor_of, source_of
 from gpufaas_functions.staged import tensors as tensors_of
 from gpufaas_functions.transfer import to_cuda
@@ -119,10 +120,10 @@ def _load_safetensors(path: Path, device: str) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if device.startswith("cuda"):
-        return to_cuda(source_of(path), device)
-    if device == "cpu" and (descriptor := descriptor_of(path)) is not None:
-        with contextlib.suppress(UnknownType):
+    with contextlib.suppress(UnknownType):
+        if device.startswith("cuda"):
+            return to_cuda(source_of(path), device)
+        if device == "cpu" and (descriptor := descriptor_of(path)) is not None:
             return tensors_of(path, descriptor)
     try:
         return load_file(path, device=device)
@@ -164,10 +165,8 @@ def _damage(path: Path) -> Iterator[None]:
     """Raise `LoadFailed` for all errors but a lack of memory: readers of archives have no common one for damage."""
     try:
         yield
-    except MemoryError:
-        raise
     except Exception as exc:
-        if "allocate memory" in str(exc) or "out of memory" in str(exc):
+        if is_out_of_memory(exc):
             raise
         raise LoadFailed(f"{path} cannot be loaded: {' '.join(str(exc).split())}") from exc
 
@@ -217,20 +216,13 @@ _FILLS: Final = frozenset(
 )  # fmt: skip
 
 
-@contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def _parameters_on_meta() -> contextlib.AbstractContextManager[Any]:
     """Move each parameter to the meta device when it is registered, so that only buffers take memory."""
     from torch import nn
+    from torch.nn.modules.module import register_module_parameter_registration_hook
 
-    register = nn.Module.register_parameter
+    def on_meta(_module: Any, _name: str, parameter: Any) -> Any:
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
-    def register_on_meta(self: Any, name: str, parameter: Any) -> None:
-        if parameter is not None:
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-        register(self, name, parameter)
-
-    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+    hook: contextlib.AbstractContextManager[Any] = register_module_parameter_registration_hook(on_meta)
+    return hook

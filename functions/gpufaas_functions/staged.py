@@ -21,16 +21,13 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from gpufaas_core.errors import LoadFailed
+from gpufaas_core.model import Bytes
 
 Identity = tuple[int, int]
 """Of a file: its device and inode."""
 
 HUGE: Final = 2 * 1024 * 1024
-_LONGEST_HEADER: Final = 100_000_000
-"""As safetensors has it."""
 _FAILED: Final = ctypes.c_void_p(-1).value  # MAP_FAILED
 _RESERVE_ONLY: Final = 0x4000  # MAP_NORESERVE
 _FIXED: Final = 0x10  # MAP_FIXED
@@ -95,80 +92,74 @@ class UnknownType(Exception):
     """A type of tensors that only safetensors itself knows."""
 
 
-class _Tensor(msgspec.Struct, frozen=True):
-    """An entry in the header of a safetensors file."""
+class Entry(NamedTuple):
+    """A tensor of a safetensors file."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+    name: str
+    dtype: Any
+    """torch's."""
+    shape: list[int]
+    at: Bytes
+    """The place of its first byte in the file."""
+    size: Bytes
 
 
-def tensors(path: str | Path, descriptor: int) -> dict[str, Any]:
+def entries(source: str | Path, path: str | Path) -> list[Entry]:
     """
-    Return the tensors of the safetensors file *path*, which is staged as *descriptor*, over one private mapping.
+    Return the tensors of the safetensors file *source*, in the order of their bytes. None of these is read.
 
+    :param path: the name of the file in errors
     :raises LoadFailed: its header lies
     :raises UnknownType: use safetensors
     """
     import torch
+    from safetensors import SafetensorError, safe_open
 
-    begin, entries = _header(path, descriptor)
+    found: list[Entry] = []
+    with open(source, "rb") as file:
+        at = 8 + int.from_bytes(file.read(8), "little")  # how long the header is, then the header
+    try:
+        with safe_open(source, framework="pt") as opened:  # which checks that there are no gaps
+            for name in opened.offset_keys():
+                about = opened.get_slice(name)  # ten times as quick as to make the tensor
+                shape, kind = about.get_shape(), about.get_dtype()
+                if kind not in _TYPES:
+                    raise UnknownType(kind)
+                dtype = getattr(torch, _TYPES[kind])
+                found.append(Entry(name, dtype, shape, at, prod(shape) * dtype.itemsize))
+                at += found[-1].size
+    except SafetensorError as exc:
+        raise LoadFailed(f"{path} is damaged: {exc}: build the function again") from exc
+    return found
+
+
+def tensors(path: str | Path, descriptor: int) -> dict[str, Any]:
+    """
+    Return the tensors of the safetensors file *path*, which is staged as *descriptor*, over one private mapping. Raises
+    as `entries`.
+    """
+    import torch
+
+    about = entries(f"/proc/self/fd/{descriptor}", path)
     mapped = map_file(descriptor, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE)
     with contextlib.suppress(RuntimeError):  # no more threads: the first inference does it
         _thread.start_new_thread(_touch, (mapped,))
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
     found = {}
-    for name, about in entries.items():
-        dtype = getattr(torch, _TYPES[about.dtype])
-        first, end = (begin + each for each in about.data_offsets)
-        if first == end:
-            found[name] = torch.empty(about.shape, dtype=dtype)
+    for name, dtype, shape, at, size in about:
+        if not size:
+            found[name] = torch.empty(shape, dtype=dtype)
             continue
-        data = whole[first:end]
-        if first % dtype.itemsize:  # old releases of safetensors did not align
+        data = whole[at : at + size]
+        if at % dtype.itemsize:  # old releases of safetensors did not align
             data = data.clone()
-        found[name] = data.view(dtype).view(about.shape)
+        found[name] = data.view(dtype).view(shape)
     return found
 
 
 def _touch(mapped: "ctypes.Array[ctypes.c_char]") -> None:
     """Have the kernel map all pages while the module is built. The first inference would wait for each."""
     _libc.madvise(ctypes.addressof(mapped), len(mapped), _POPULATE_READ)
-
-
-def _header(path: str | Path, descriptor: int) -> tuple[int, dict[str, _Tensor]]:
-    """Return where the bytes of the tensors begin, and the tensors. Raises as `tensors`."""
-    size = os.fstat(descriptor).st_size
-    try:
-        length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-        if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
-            raise ValueError(f"its header is said to have {length} bytes, and the file has {size}")
-        header = msgspec.json.decode(os.pread(descriptor, length, 8), type=dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(about, type=_Tensor) for name, about in header.items()}
-        at = 0
-        for name, about in sorted(entries.items(), key=lambda each: each[1].data_offsets):
-            at = _check(name, about, at)
-        if 8 + length + at != size:
-            raise ValueError(f"its tensors end at byte {8 + length + at}, and the file at {size}")
-        return 8 + length, entries
-    except (ValueError, msgspec.MsgspecError, RecursionError) as exc:
-        raise LoadFailed(f"{path} is damaged: {exc}: build the function again") from exc
-
-
-def _check(name: str, about: _Tensor, at: int) -> int:
-    """Return where tensor *name*, which should begin at byte *at*, ends. :raises ValueError: it cannot be so"""
-    import torch
-
-    if about.dtype not in _TYPES:
-        raise UnknownType(about.dtype)
-    first, end = about.data_offsets
-    size = prod(about.shape) * getattr(torch, _TYPES[about.dtype]).itemsize
-    if first != at or end - first != size or min(about.shape, default=0) < 0:
-        raise ValueError(
-            f"tensor {name[:100]!r} is said to have bytes {first} to {end}: {size} bytes from {at} on were expected"
-        )
-    return end
 
 
 def map_file(descriptor: int, access: int, how: int) -> "ctypes.Array[ctypes.c_char]":

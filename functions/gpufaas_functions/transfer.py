@@ -6,8 +6,7 @@ the device, the other is filled (a read releases Python's lock). All tensors lie
 it, so that a load leaves no gaps between blocks of the allocator. Where no memory can be pinned the copies are slower,
 and a line in the function's log says so.
 
-Written by torch's documentation and tested with a target that copies late; not run on a real GPU. `HostTarget` is the
-same path without one.
+Written by torch's documentation and tested with a target that copies late; not run on a real GPU.
 """
 
 import contextlib
@@ -16,11 +15,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpufaas_core.errors import InvalidSpec, LoadFailed
 from gpufaas_core.units import Bytes, MiB
 from gpufaas_functions.memory import is_out_of_memory
+from gpufaas_functions.staged import Entry, entries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,42 +36,8 @@ LOADER: Final = "GPUFAAS_LOADER"
 """Environment variable: the name of the loader to use; see `LOADERS`."""
 
 
-class Target(Protocol):
-    """A device that tensors are copied to."""
-
-    def empty(self, size: Bytes) -> "Tensor":
-        """Return so many bytes of its memory."""
-
-    def buffer(self, size: Bytes) -> "Tensor":
-        """Return so many bytes of host memory that it copies from."""
-
-    def lane(self) -> contextlib.AbstractContextManager[None]:
-        """In the context, copies of this thread go beside those of other lanes."""
-
-    def copy(self, to: "Tensor", source: "Tensor") -> Callable[[], None]:
-        """Begin a copy. What is returned waits for its end; until then *source* must not change."""
-
-
-class HostTarget:
-    """Host memory: nothing goes on in the background."""
-
-    def empty(self, size: Bytes) -> "Tensor":
-        import torch
-
-        return torch.empty(size, dtype=torch.uint8)
-
-    buffer = empty
-
-    def lane(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def copy(self, to: "Tensor", source: "Tensor") -> Callable[[], None]:
-        to.copy_(source)
-        return lambda: None
-
-
 class CudaTarget:
-    """A CUDA device."""
+    """A CUDA device that tensors are copied to."""
 
     def __init__(self, device: str) -> None:
         import torch
@@ -82,11 +48,13 @@ class CudaTarget:
         self._pins = True
 
     def empty(self, size: Bytes) -> "Tensor":
+        """Return so many bytes of its memory."""
         self._made_on = self._torch.cuda.current_stream(self._device)
         made: Tensor = self._torch.empty(size, dtype=self._torch.uint8, device=self._device)
         return made
 
     def buffer(self, size: Bytes) -> "Tensor":
+        """Return so many bytes of host memory that it copies from."""
         made: Tensor
         if self._pins:
             try:
@@ -101,6 +69,7 @@ class CudaTarget:
 
     @contextlib.contextmanager
     def lane(self) -> Iterator[None]:
+        """In the context, copies of this thread go beside those of other lanes."""
         stream = self._torch.cuda.Stream(self._device)
         if self._made_on is not None:
             stream.wait_stream(self._made_on)  # the memory may have been another tensor's a moment ago
@@ -108,22 +77,12 @@ class CudaTarget:
             yield
 
     def copy(self, to: "Tensor", source: "Tensor") -> Callable[[], None]:
+        """Begin a copy. What is returned waits for its end; until then *source* must not change."""
         to.copy_(source, non_blocking=True)
         copied = self._torch.cuda.Event()
         copied.record()
         wait: Callable[[], None] = copied.synchronize
         return wait
-
-
-class _Place(NamedTuple):
-    """Where one tensor is."""
-
-    name: str
-    dtype: Any
-    shape: tuple[int, ...]
-    size: Bytes
-    at: Bytes
-    """On the device."""
 
 
 class _Chunk(NamedTuple):
@@ -135,15 +94,15 @@ class _Chunk(NamedTuple):
     """Where they go: offset in the chunk, offset on the device, bytes."""
 
 
-def load(path: str | Path, target: Target) -> "dict[str, Tensor]":
-    """
-    Return the tensors of the safetensors file *path* on *target*.
-
-    :raises LoadFailed: the file is damaged
-    """
-    places, begin = _places(path)
-    whole = target.empty(_end(places))
-    chunks = _chunks(places, begin)
+def load(path: str | Path, target: CudaTarget) -> "dict[str, Tensor]":
+    """Return the tensors of the safetensors file *path* on *target*. Raises as `entries`."""
+    tensors = entries(path, path)
+    places, end = [], 0
+    for each in tensors:
+        places.append(-(-end // ALIGNMENT) * ALIGNMENT)
+        end = places[-1] + each.size
+    whole = target.empty(end)
+    chunks = _chunks(tensors, places)
     lanes = max(1, min(LANES, len(chunks), len(os.sched_getaffinity(0))))
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -157,14 +116,17 @@ def load(path: str | Path, target: Target) -> "dict[str, Tensor]":
         raise LoadFailed(f"{path} is damaged: it became shorter while it was read: build the function again") from None
     finally:
         os.close(descriptor)
-    return {each.name: whole[each.at : each.at + each.size].view(each.dtype).view(each.shape) for each in places}
+    return {
+        each.name: whole[at : at + each.size].view(each.dtype).view(each.shape)
+        for each, at in zip(tensors, places, strict=True)
+    }
 
 
 class _Shorter(Exception):
     """The file ends too early."""
 
 
-def _run_lane(descriptor: int, chunks: Sequence[_Chunk], whole: "Tensor", target: Target) -> None:
+def _run_lane(descriptor: int, chunks: Sequence[_Chunk], whole: "Tensor", target: CudaTarget) -> None:
     buffers: list[Tensor] = []
     copied: list[list[Callable[[], None]]] = [[], []]
     with target.lane():
@@ -195,43 +157,19 @@ def _read(descriptor: int, into: memoryview, first: Bytes) -> None:
         done += count
 
 
-def _places(path: str | Path) -> tuple[list[_Place], Bytes]:
-    """Return where each tensor goes, in the order of the file, and where the bytes of the first one begin."""
-    from safetensors import SafetensorError, safe_open
-
-    places: list[_Place] = []
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.offset_keys():
-                tensor = file.get_tensor(name)  # over a mapping: nothing is read
-                at = -(-_end(places) // ALIGNMENT) * ALIGNMENT
-                places.append(_Place(name, tensor.dtype, tuple(tensor.shape), tensor.nbytes, at))
-    except SafetensorError as exc:
-        raise LoadFailed(f"{path} is damaged: {exc}: build the function again") from exc
-    # The format leaves no gaps, which safetensors has checked: eight bytes say how long the header is, then it comes.
-    with open(path, "rb") as opened:
-        return places, 8 + int.from_bytes(opened.read(8), "little")
-
-
-def _end(places: Sequence[_Place]) -> Bytes:
-    return places[-1].at + places[-1].size if places else 0
-
-
-def _chunks(places: Sequence[_Place], begin: Bytes) -> list[_Chunk]:
-    """Return the pieces of the file, at most `CHUNK` long, in order."""
+def _chunks(tensors: Sequence[Entry], places: Sequence[Bytes]) -> list[_Chunk]:
+    """Return the pieces of the file, at most `CHUNK` long, in order. :param places: of the tensors on the device"""
     chunks: list[_Chunk] = []
-    first = begin
-    for place in places:
+    for tensor, place in zip(tensors, places, strict=True):
         done = 0
-        while done < place.size:
+        while done < tensor.size:
             if not chunks or chunks[-1].size == CHUNK:
-                chunks.append(_Chunk(first, 0, []))
+                chunks.append(_Chunk(tensor.at + done, 0, []))
             last = chunks[-1]
-            size = min(place.size - done, CHUNK - last.size)
-            last.parts.append((last.size, place.at + done, size))
+            size = min(tensor.size - done, CHUNK - last.size)
+            last.parts.append((last.size, place + done, size))
             chunks[-1] = last._replace(size=last.size + size)
             done += size
-            first += size
     return chunks
 
 
@@ -244,6 +182,7 @@ def to_cuda(path: str | Path, device: str) -> "dict[str, Tensor]":
 
     :raises InvalidSpec: there is no such loader
     :raises LoadFailed: the file is damaged
+    :raises UnknownType: only safetensors knows a type of its tensors
     """
     name = os.environ.get(LOADER, "own")
     if name not in LOADERS:

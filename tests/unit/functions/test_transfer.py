@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 from gpufaas_functions import load_weights, transfer  # noqa: E402
-from gpufaas_functions.transfer import ALIGNMENT, CudaTarget, HostTarget  # noqa: E402
+from gpufaas_functions.transfer import ALIGNMENT, CudaTarget  # noqa: E402
 
 pytestmark = pytest.mark.slow  # torch is imported
 KiB = 1024
@@ -42,6 +42,22 @@ def saved(tmp_path: Path) -> tuple[dict[str, Any], Path]:
     }
     save_file(tensors, tmp_path / "weights.safetensors")
     return tensors, tmp_path / "weights.safetensors"
+
+
+class HostTarget:
+    """Host memory in place of a device: nothing goes on in the background."""
+
+    def empty(self, size: int) -> Any:
+        return torch.empty(size, dtype=torch.uint8)
+
+    buffer = empty
+
+    def lane(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def copy(self, to: Any, source: Any) -> Callable[[], None]:
+        to.copy_(source)
+        return lambda: None
 
 
 class LateTarget(HostTarget):
