@@ -119,7 +119,8 @@ def entries(source: str | Path, path: str | Path) -> list[Entry]:
     with open(source, "rb") as file:
         at = 8 + int.from_bytes(file.read(8), "little")  # how long the header is, then the header
     try:
-        with safe_open(source, framework="pt") as opened:  # which checks that there are no gaps
+        # It checks that there are no gaps. With "pt" it would map all of the file as private memory, which has a limit.
+        with safe_open(source, framework="numpy") as opened:
             for name in opened.offset_keys():
                 about = opened.get_slice(name)  # ten times as quick as to make the tensor
                 shape, kind = about.get_shape(), about.get_dtype()
