@@ -26,6 +26,15 @@ _SMALLEST, _LARGEST = 64, 1024
 # What a handler calls.
 
 
+def serving(arch: str, handler: str) -> tuple[Callable[[str], nn.Module], Callable[[nn.Module, Any, Any], Any]]:
+    """Return the ``load`` and ``handle`` of *arch*, whose weights lie beside the file *handler*."""
+
+    def handle(model: nn.Module, event: Any, context: Any) -> Any:
+        return answer(arch, model, event.body)
+
+    return functools.partial(load, arch, Path(handler).with_name(WEIGHTS)), handle
+
+
 def load(arch: str, path: str | Path, device: str) -> nn.Module:
     """Return *arch* with the weights in *path*, on *device*."""
     from gpufaas_functions import load_module

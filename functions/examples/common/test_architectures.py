@@ -87,9 +87,8 @@ def test_what_is_no_image_is_refused(deployed: Any, body: Any) -> None:
 
 def test_every_cnn_of_the_stack_has_its_architecture(stack: dict[str, Any], architectures: Any) -> None:
     folder = Path(__file__).parent.parent
-    for name in stack["functions"]:
-        text = (folder / name / "handler.py").read_text()
-        if "ARCH = " in text:
-            arch = text.split('ARCH = "')[1].split('"')[0]
-            assert arch in architectures.ARCHITECTURES
-            assert f'write_random_weights("{arch}")' in (folder / name / "build.py").read_text()
+    handlers = {name: (folder / name / "handler.py").read_text() for name in stack["functions"]}
+    found = {name: text.split('serving("')[1].split('"')[0] for name, text in handlers.items() if 'serving("' in text}
+    assert sorted(found.values()) == sorted(architectures.ARCHITECTURES)
+    for name, arch in found.items():
+        assert f'write_random_weights("{arch}")' in (folder / name / "build.py").read_text()
