@@ -17,10 +17,10 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
-from gpufaas_async_calls.call import INLINE_BODY, AcceptedCall, Body, CallStatus, Header
+from gpufaas_async_calls.call import INLINE_BODY, AcceptedCall, CallStatus, Header
 from gpufaas_async_calls.callbacks import HttpCallbacks
 from gpufaas_async_calls.calls import AsyncCalls
-from gpufaas_async_calls.spool_file import SpoolFile
+from gpufaas_async_calls.spool_file import KeptBody
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, StorageFailed
 from gpufaas_gateway.answering import Answer, refusal
 from gpufaas_gateway.call_body import Caller, too_large
@@ -90,50 +90,35 @@ class AsyncInvocations:
     async def _accept(self, call: AcceptedCall, deployed: Deployed, caller: Caller) -> None:
         """Read the body of *call*, and return once it is durable."""
         self.calls.backlog.reserve(call.function)
+        body = KeptBody(self.calls.new_file, INLINE_BODY)
         try:
-            body, file = await self._read(deployed, caller)
+            await self._read(body, deployed, caller)
+            whole = await body.keep()
         except BaseException:
             self.calls.backlog.release(call.function)
+            body.discard()
             raise
         try:
-            await self.calls.accept(replace(call, body=body))
+            await self.calls.accept(replace(call, body=whole))
         except StorageFailed:
-            if file is not None:
-                file.discard()
+            body.discard()
             raise
 
-    async def _read(self, deployed: Deployed, caller: Caller) -> tuple[Body, SpoolFile | None]:
-        """Return the body, and its file if it is in one: to be discarded unless the call is accepted."""
-        pieces: list[bytes] = []
-        size, file = 0, None
+    async def _read(self, body: KeptBody, deployed: Deployed, caller: Caller) -> None:
         piece, more = await caller.receive()
         try:
             async with asyncio.timeout(deployed.timeout_s if more else None):
                 while True:
-                    size += len(piece)
-                    if size > deployed.max_body:
+                    if (size := body.size + len(piece)) > deployed.max_body:
                         raise too_large(deployed, size)
-                    pieces.append(piece)
-                    if size > INLINE_BODY:
-                        if file is None:
-                            file = self.calls.new_file()
-                        for each in pieces:
-                            file.write(each)
-                        pieces.clear()
+                    body.write(piece)
                     if not more:
-                        break
+                        return
                     piece, more = await caller.receive()
-            if file is None:
-                return b"".join(pieces), None
-            return await asyncio.to_thread(file.keep), file
-        except BaseException as exc:
-            if file is not None:
-                file.discard()
-            if isinstance(exc, TimeoutError):
-                raise DeadlineExceeded(
-                    f"the body for {deployed.name} did not arrive within {deployed.timeout_s:g} s, its time limit"
-                ) from exc
-            raise
+        except TimeoutError as exc:
+            raise DeadlineExceeded(
+                f"the body for {deployed.name} did not arrive within {deployed.timeout_s:g} s, its time limit"
+            ) from exc
 
 
 class AsgiCaller(Caller):

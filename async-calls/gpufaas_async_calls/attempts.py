@@ -6,12 +6,13 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from gpufaas_async_calls.call import (
     INLINE_ANSWER,
     MAX_ANSWER,
-    Body,
+    AcceptedCall,
     ClaimedCall,
     Dead,
     Deliver,
@@ -23,14 +24,13 @@ from gpufaas_async_calls.call import (
     Retry,
 )
 from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused, HttpCallbacks
-from gpufaas_async_calls.execution import execute
 from gpufaas_async_calls.retry import GiveUp, RetryPolicy, TryAgain, backoff_s, decide, parse_retry_after
-from gpufaas_async_calls.spool_file import SpoolFile
-from gpufaas_core.errors import BadAnswer, GpufaasError, StorageFailed
+from gpufaas_async_calls.spool_file import KeptBody, SpoolFile
+from gpufaas_core.errors import BadAnswer, StorageFailed
 from gpufaas_core.hop_by_hop import HOP_BY_HOP
-from gpufaas_core.units import format_bytes
+from gpufaas_core.units import Bytes, format_bytes
 from gpufaas_gateway.answering import Answer, Run
-from gpufaas_gateway.errors import status_of
+from gpufaas_gateway.request import Request
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ _NEVER_TO_CALLBACK: Final = HOP_BY_HOP | {
     b"content-length", b"x-call-id", b"x-start-time", b"x-duration-seconds", b"x-function-name", b"x-function-status",
     b"x-retry", b"x-retry-max", b"user-agent", b"host", b"x-callback-url",
 }  # fmt: skip
+_PIECE: Final[Bytes] = 256 * 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +63,7 @@ class Attempts:
             except Exception as exc:  # whatever it is, it is an answer that may be tried again
                 if not answer.begun:
                     log.exception("async.execution_failed call=%s function=%s", call.id, call.function)
-                answer.failed(GpufaasError(f"the answer broke off: {exc}"), 502 if answer.begun else 500)
+                answer.failed(f"the answer broke off: {exc}", 502 if answer.begun else 500)
             duration_s = time.perf_counter() - began
             now = self.clock()
             retry_after_s = parse_retry_after(found, now) if (found := answer.header(b"retry-after")) else None
@@ -79,7 +80,7 @@ class Attempts:
                     return Dead(claimed.key, now, attempts, answer.status, exhausted)
                 return Done(claimed.key, now, answer.status, attempts)
             try:
-                body = await answer.keep()
+                body = await answer.body.keep()
             except StorageFailed as exc:
                 # It was executed, but what it answered is lost: that is an attempt like any other that failed.
                 log.warning("async.answer_not_kept call=%s: %s", call.id, exc)
@@ -90,7 +91,7 @@ class Attempts:
             return Deliver(claimed.key, now, attempts, given, exhausted)
         finally:
             if not kept:
-                answer.discard()
+                answer.body.discard()
 
     async def deliver(self, claimed: ClaimedCall) -> Outcome:
         call, answer = claimed.call, claimed.answer
@@ -138,9 +139,7 @@ class AnswerKeeper:
         self.headers: list[Header] = []
         self.begun = False
         self._new_file = new_file
-        self._pieces: list[bytes] = []
-        self._size = 0
-        self._file: SpoolFile | None = None
+        self.body = KeptBody(new_file, INLINE_ANSWER)
 
     @property
     def internal(self) -> bool:
@@ -150,8 +149,8 @@ class AnswerKeeper:
     @property
     def reason(self) -> str:
         text = f"status {self.status}"
-        if self.internal and self._pieces:
-            text += " of the platform: " + b"".join(self._pieces)[:500].decode("utf-8", "replace").strip()
+        if self.internal and self.body.pieces:
+            text += " of the platform: " + b"".join(self.body.pieces)[:500].decode("utf-8", "replace").strip()
         return text
 
     def header(self, name: bytes) -> str | None:
@@ -171,30 +170,50 @@ class AnswerKeeper:
     def _keep(self, piece: bytes) -> None:
         if not piece or (self._new_file is None and not self.internal):
             return
-        self._size += len(piece)
-        if self._size > MAX_ANSWER:
+        if self.body.size + len(piece) > MAX_ANSWER:
             raise BadAnswer(f"it has more than the {format_bytes(MAX_ANSWER)} that are kept for a callback")
-        self._pieces.append(piece)
-        if self._size > INLINE_ANSWER and self._new_file is not None:
-            if self._file is None:
-                self._file = self._new_file()
-            for each in self._pieces:
-                self._file.write(each)
-            self._pieces.clear()
+        self.body.write(piece)
 
-    def failed(self, error: GpufaasError, status: int | None = None) -> None:
+    def failed(self, why: str, status: int) -> None:
         """Replace what came so far by the platform's own answer."""
-        self.discard()
-        self.status = status or status_of(error)
+        self.body.discard()
+        self.status = status
         self.headers = [(b"x-openfaas-internal", b"gateway"), (b"content-type", b"text/plain; charset=utf-8")]
-        self._pieces = [str(error).encode()]
+        self.body = KeptBody(self._new_file, INLINE_ANSWER)
+        self.body.write(why.encode())
 
-    async def keep(self) -> Body:
-        if self._file is None:
-            return b"".join(self._pieces)
-        return await asyncio.to_thread(self._file.keep)
 
-    def discard(self) -> None:
-        if self._file is not None:
-            self._file.discard()
-            self._file = None
+async def execute(run: Run, call: AcceptedCall) -> Answer:
+    """Return what *run* (`Calls.run`) answers. :raises CallCancelled: the call was ended before there was an answer"""
+    if isinstance(call.body, Path):
+        body, size = None, call.body.stat().st_size
+        caller = _FileCaller(call.body, size)
+    else:
+        body, size, caller = call.body, len(call.body), None
+    headers = [*call.headers, (b"x-call-id", call.id.encode("latin-1")), (b"content-length", b"%d" % size)]
+    path = call.path.decode("latin-1") or "/"
+    return await run(Request(call.function, "POST", path, call.query, headers, body, caller=caller))
+
+
+class _FileCaller:
+    """`Caller` whose body is a file, and who never goes away."""
+
+    def __init__(self, path: Path, size: Bytes) -> None:
+        self._path = path
+        self._size = size
+        self._at: Bytes = 0
+
+    async def receive(self) -> tuple[bytes, bool]:
+        if self._at >= self._size:
+            await asyncio.Event().wait()
+        piece = await asyncio.to_thread(self._read)
+        self._at = self._at + len(piece) if piece else self._size
+        return piece, self._at < self._size
+
+    def on_gone(self, tell: Callable[[], None] | None) -> bool:  # noqa: ARG002 - the port's
+        return True
+
+    def _read(self) -> bytes:
+        with self._path.open("rb") as file:  # each time: nothing tells when the file is not needed any more
+            file.seek(self._at)
+            return file.read(_PIECE)

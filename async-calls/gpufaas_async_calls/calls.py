@@ -28,11 +28,9 @@ from gpufaas_async_calls.call import (
     CancelledCall,
     ClaimedCall,
     Dead,
-    Deliver,
     Done,
     Outcome,
     Phase,
-    Redeliver,
     Retry,
     State,
     Waiting,
@@ -254,15 +252,9 @@ class AsyncCalls:
         for call, _ in accepted:
             self._lanes["queued"].expect(call.function, call.accepted_at)
         for function, outcome in outcomes:
-            match outcome:
-                case _ if outcome.key in late:
-                    pass
-                case Retry():
-                    self._lanes["queued"].expect(function, outcome.at)
-                case Deliver() | Redeliver():
-                    self._lanes["callback"].expect(function, outcome.at)
-                case Done() | Dead():
-                    pass
+            if outcome.key not in late and not isinstance(outcome, Done | Dead):
+                lane = self._lanes["queued" if isinstance(outcome, Retry) else "callback"]
+                lane.expect(function, outcome.at)
         # A call's time is that of the request, which may be a moment ahead of a clock that was set back.
         now = self._looked_at = max([self._clock(), *(call.accepted_at for call, _ in accepted)])
         wanted = [each for lane in self._lanes.values() for each in lane.wanted(now)] if self._claiming else []

@@ -83,11 +83,7 @@ class Backlog:
     """The calls that have not ended, by queue; made anew by `recount`: functions may have gone over to another."""
 
     def reserve(self, function: str) -> None:
-        """
-        Take a place in the queue of *function*.
-
-        :raises Overloaded: there is none
-        """
+        """Take a place in the queue of *function*. :raises Overloaded: there is none"""
         settings = self.settings
         queue = self.queue_of(function)
         for count, limit, whose in (

@@ -1,12 +1,15 @@
-"""`SpoolFile`: a body that is too large for a queue's own record, in a file beside the queue."""
+"""Bodies as they come: in memory, or those that are too large for a queue's own record in files beside the queue."""
 
+import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpufaas_async_calls.call import Body
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.files import sync_directory
+from gpufaas_core.units import Bytes
 
 
 class SpoolFile:
@@ -51,6 +54,37 @@ class SpoolFile:
             raise StorageFailed(
                 f"the body could not be kept in {self.path.parent} ({exc.strerror}): make room there, or send less"
             ) from exc
+
+
+class KeptBody:
+    """A body that comes in pieces: in memory as long as it is small, then in a file. Its writer may `discard` it."""
+
+    def __init__(self, new_file: Callable[[], SpoolFile] | None, inline: Bytes) -> None:
+        """:param new_file: None: it stays in memory :param inline: what is larger goes to a file"""
+        self.size: Bytes = 0
+        self.pieces: list[bytes] = []
+        """What is in memory."""
+        self._new_file = new_file
+        self._inline = inline
+        self._file: SpoolFile | None = None
+
+    def write(self, piece: bytes) -> None:
+        """:raises StorageFailed: it cannot be written"""
+        self.size += len(piece)
+        self.pieces.append(piece)
+        if self.size > self._inline and self._new_file is not None:
+            self._file = self._file or self._new_file()
+            for each in self.pieces:
+                self._file.write(each)
+            self.pieces.clear()
+
+    async def keep(self) -> Body:
+        """Return all of it, durable if it is in a file. :raises StorageFailed: it cannot be written"""
+        return b"".join(self.pieces) if self._file is None else await asyncio.to_thread(self._file.keep)
+
+    def discard(self) -> None:
+        if self._file is not None:
+            self._file.discard()
 
 
 def remove_files(paths: Sequence[Path]) -> None:

@@ -153,11 +153,7 @@ class Gateway:
 
     @contextmanager
     def translated(self, of_function: bool = False) -> Iterator[None]:
-        """
-        Raise httpx's errors as ours.
-
-        :param of_function: the answer of a function has begun
-        """
+        """Raise httpx's errors as ours. :param of_function: the answer of a function has begun"""
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as exc:

@@ -285,11 +285,7 @@ def dead_calls(at: Gateway) -> Steps[list[CallStatus]]:
 
 
 def retry_call(at: Gateway, call_id: str) -> Steps[None]:
-    """
-    Queue a dead call again.
-
-    :raises UnknownCall: it is not dead
-    """
+    """Queue a dead call again. :raises UnknownCall: it is not dead"""
     yield from at.ask(Request("POST", f"/system/async/dead/{_quoted(call_id)}/retry"), UnknownCall)
 
 

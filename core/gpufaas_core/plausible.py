@@ -87,11 +87,7 @@ def shortened(head: FailedHead) -> FailedHead:
 
 
 def read_profile(data: bytes) -> Profile:
-    """
-    Return a stored profile.
-
-    :raises ValueError: it is no profile, or has impossible figures: treat it as missing
-    """
+    """Return a stored profile. :raises ValueError: it is no profile, or has impossible figures: treat it as missing"""
     profile = _decode_profile(data)
     if not (is_time(profile.load_s) and is_time(profile.service_s) and is_size(profile.occupation)):
         raise ValueError(f"no profile: {profile}")

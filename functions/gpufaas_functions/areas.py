@@ -76,11 +76,7 @@ class Area:
         return self._body
 
     def read(self, at: Bytes, size: Bytes) -> bytes:
-        """
-        Return a part of the body.
-
-        :raises FileNotFoundError: its call has ended
-        """
+        """Return a part of the body. :raises FileNotFoundError: its call has ended"""
         if self._kept is not None:
             return self._kept[at : at + size]
         if not (begin := self._at):

@@ -83,11 +83,7 @@ class Connection:
             self.flush()
 
     def send(self, *frame: bytes | memoryview) -> None:
-        """
-        Send a frame in pieces, behind those that wait for it.
-
-        :raises Closed: the connection is closed
-        """
+        """Send a frame in pieces, behind those that wait for it. :raises Closed: the connection is closed"""
         with self._sending:
             self._put(frame)
 

@@ -14,11 +14,7 @@ class TooLarge(yaml.YAMLError):
 
 
 def load(text: str) -> Any:
-    """
-    Return the content of *text*, as `yaml.safe_load`.
-
-    :raises yaml.YAMLError: it is not YAML, or too large
-    """
+    """Return the content of *text*, as `yaml.safe_load`. :raises yaml.YAMLError: it is not YAML, or too large"""
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()
