@@ -1,4 +1,4 @@
-"""docs/architecture.md and docs/questions.md name files, classes and functions that exist; the tour takes an afternoon."""
+"""docs/architecture.md and docs/questions.md name what exists, and the tour takes an afternoon."""
 
 import re
 import tomllib
