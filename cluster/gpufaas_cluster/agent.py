@@ -28,17 +28,9 @@ _USED_EVERY_S: Final[Seconds] = 1.0
 
 
 class Agent:
-    """
-    `leaders` keeps the link. The node reports its events to `report`. One event loop owns it.
-    """
+    """`leaders` keeps the link. The node reports its events to `report`. One event loop owns it."""
 
-    def __init__(
-        self,
-        me: Identity,
-        address: str,
-        *,
-        prepare: Callable[[WorkerSpec], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, me: Identity, address: str, *, prepare: Callable[[WorkerSpec], None] = lambda _: None) -> None:
         """
         :param address: where gateways reach the node
         :param prepare: called with revisions whose bundle should be here soon, called or not

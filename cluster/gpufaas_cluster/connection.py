@@ -78,11 +78,8 @@ class Link(asyncio.Protocol):
     def __init__(self, on_message: Callable[[object], None], on_lost: Callable[[str], None]) -> None:
         self.on_message = on_message
         self.on_lost = on_lost
-        self.peer: control.ClientHello | None = None
-        """The introduction of the process that connected to us."""
         self.epoch = 0
         """The epoch of the scheduler that we connected to."""
-        self.peer_id = ""
         self.successor: asyncio.Protocol | None = None
         """The protocol that gets the connection after the welcome; set by `Accept`."""
         self.early: list[object] = []
@@ -206,10 +203,7 @@ class Link(asyncio.Protocol):
 
 
 async def connect(
-    address: str,
-    me: Identity,
-    timeout_s: Seconds = HANDSHAKE_S,
-    successor: LaneConnection[Any] | None = None,
+    address: str, me: Identity, timeout_s: Seconds = HANDSHAKE_S, successor: LaneConnection[Any] | None = None
 ) -> Link:
     """
     Return a link to *address*. The caller listens to it by `Link.attend`.
@@ -263,7 +257,7 @@ class _Connecting(Link):
 
     def check_welcome(self, said: object) -> None:
         """
-        Check the answer *said*; set `epoch` and `peer_id`.
+        Check the answer *said*; set `epoch`.
 
         :raises TurnedAway: it is no welcome, or does not prove that the other end has the token; the link is closed
         """
@@ -275,7 +269,7 @@ class _Connecting(Link):
         ):
             self.close()
             raise TurnedAway("token", f"{self._address} cannot show that it has our token: it is of another cluster")
-        self.epoch, self.peer_id = said.epoch, said.id
+        self.epoch = said.epoch
 
     def _on_handshake(self, message: object) -> None:
         if isinstance(message, control.Challenge):
@@ -349,6 +343,8 @@ class _Taken(Link):
         self._nonce = os.urandom(16)
         self._timer = self._loop.call_later(HANDSHAKE_S, self.abort, "it did not introduce itself")
         self._taken: Bytes = 0
+        self._proven = False
+        """The peer has shown that it has the token."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -360,7 +356,7 @@ class _Taken(Link):
         )
 
     def data_received(self, data: bytes) -> None:
-        if self.peer is None:
+        if not self._proven:
             self._taken += len(data)
             if self._taken > control.MAX_HELLO:
                 self.abort(f"it said {self._taken} bytes before it had shown the token")
@@ -375,7 +371,7 @@ class _Taken(Link):
             return
         decided: int | control.Turned | None = self._why_not(hello)
         if decided is None:
-            self.peer = hello
+            self._proven = True
             decided = self._accept(self, hello)
         if isinstance(decided, control.Turned):
             log.warning("turned away %s: %s", self._address, decided.message)

@@ -41,9 +41,7 @@ Name = Annotated[str, Meta(pattern=r"\A[-.a-zA-Z0-9]{1,64}\Z")]
 
 
 class Message(Struct, frozen=True, array_like=True, tag=0):
-    """
-    Base of all. Numbers below 16 are the handshake's, those of gateways begin at 32, those of nodes at 64.
-    """
+    """Base of all. Numbers below 16 are the handshake's, those of gateways begin at 32, those of nodes at 64."""
 
 
 # --- handshake --------------------------------------------------------------------------------------------------------
@@ -184,7 +182,7 @@ class Granted(Message, frozen=True, array_like=True, tag=48):
     grant: Grant
     keep_s: Seconds = 0.0
     """
-    So long the gateway may keep it: when its call has ended, another call of the function may run by it, and so on,
+    How long the gateway may keep it: when its call has ended, another call of the function may run by it, and so on,
     until the gateway gives it back (`ReturnGrant`). 0.0: it is over with its call.
     """
 
@@ -280,12 +278,7 @@ class CheckNode(Message, frozen=True, array_like=True, tag=83):
     doubted: list[tuple[CallId, DeviceId]] = field(default_factory=list)
 
 
-_MESSAGES: Final[tuple[type[Message], ...]] = (
-    Challenge, ClientHello, Welcome, Turned, Beat, RunningCalls, PlaceCall, CancelCall, PlaceAgain, NodeUnreachable,
-    ScaleFunction, CallCounts, Query, UnreachedNodes, ReturnGrant, Granted, CallRejected,
-    CallUnknown, ClusterState, QueryReply, NodeJoins, NodeEvent, CpuUsed, NodeNote, NodeHoldings, DefineFunction,
-    ForgetFunction, ExecuteCommand, CheckNode,
-)  # fmt: skip
+_MESSAGES: Final = tuple(Message.__subclasses__())
 
 _LENGTH: Final = struct.Struct("<I")
 _encode: Final = msgspec.msgpack.Encoder().encode

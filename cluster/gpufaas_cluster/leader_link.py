@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from gpufaas_cluster.connection import Identity, Link, NotReached, TurnedAway, connect
 from gpufaas_core._types import Seconds
@@ -21,7 +21,7 @@ _BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 _STANDBY_RETRY_S: Final[Seconds] = 0.1
 """A standby may lead in a moment."""
 _OLDER_RETRY_S: Final[Seconds] = 0.2
-
+T = TypeVar("T")
 
 TWIN_S: Seconds = 10.0
 """The scheduler notices within 3 s that our own earlier run is gone. What has our id after so long is alive."""
@@ -95,10 +95,8 @@ class LeaderLink:
 
     async def _wait_after(self, exc: NotReached | TurnedAway, address: str, tries: int) -> int:
         """Wait after a failed try; return how many have failed in a row."""
-        is_standby = isinstance(exc, TurnedAway) and exc.code == "not_leader"
-        if isinstance(exc, TurnedAway) and is_standby:
-            if exc.leader:
-                self.leader = exc.leader
+        if is_standby := isinstance(exc, TurnedAway) and exc.code == "not_leader":
+            self.leader = exc.leader or self.leader
         elif str(exc) != self.refused:
             log.warning("scheduler.unreachable address=%s reason=%s", address, exc)
         self.refused = str(exc)
@@ -115,16 +113,11 @@ class LeaderLink:
     async def _attend(self, link: Link, address: str) -> str:
         """Use *link* as long as it lives and its scheduler leads; return why that ended."""
         self.epoch, self.refused = link.epoch, ""
-        self._changed.clear()
-        moved = self._loop.create_task(self._moved(address))
         try:
             self._party.begin(link)
             log.info("scheduler.connected address=%s epoch=%d", address, link.epoch)
-            lost = link.attend(self._party.heard)
-            await asyncio.wait((lost, moved), return_when=asyncio.FIRST_COMPLETED)
-            return lost.result() if lost.done() else "another one leads"
+            return await self._until_moved(address, link.attend(self._party.heard)) or "another one leads"
         finally:
-            moved.cancel()
             link.close(f"this {self.me.role} goes elsewhere")
             self._party.end()
 
@@ -136,16 +129,20 @@ class LeaderLink:
         :raises NotReached: it does not answer, or another one leads now
         :raises TurnedAway: it refused us
         """
-        connecting = self._loop.create_task(connect(address, self.me))
+        link = await self._until_moved(address, self._loop.create_task(connect(address, self.me)))
+        if link is None:
+            raise NotReached(f"{address} did not answer, and another one leads")
+        return link
+
+    async def _until_moved(self, address: str, work: asyncio.Future[T]) -> T | None:
+        """Return what *work* gives; None: another scheduler than that at *address* led before, and it is cancelled."""
         moved = self._loop.create_task(self._moved(address))
         try:
-            await asyncio.wait((connecting, moved), return_when=asyncio.FIRST_COMPLETED)
-            if not connecting.done():
-                raise NotReached(f"{address} did not answer, and another one leads")
-            return connecting.result()
+            await asyncio.wait((work, moved), return_when=asyncio.FIRST_COMPLETED)
+            return work.result() if work.done() else None
         finally:
             moved.cancel()
-            connecting.cancel()
+            work.cancel()
 
     async def _moved(self, address: str) -> None:
         """Return when another scheduler leads. If none does, wait: etcd may be down."""

@@ -29,11 +29,11 @@ _BRIEF: Final[Bytes] = 64 * 1024
 """A body of more goes beside what is large, so that small calls do not wait behind it."""
 
 OnUnreachable = Callable[[Grant, str], None]
-"""Called with a call, its device and a reason when the node could not be reached: nothing was sent."""
+"""Called with a grant and a reason when its node could not be reached: nothing was sent."""
 
 
 class RemoteExchange(AnswerBuffer):
-    """`CallExchange`."""
+    """See module."""
 
     __slots__ = (
         "_body", "_cancelled", "_head", "_kept", "_lane", "_on_unreachable", "_over", "_roomy", "_sender",

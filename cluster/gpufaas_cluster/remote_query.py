@@ -23,7 +23,7 @@ class RemoteQuery:
 
     def __init__(self, what: str, value: object) -> None:
         self.gone = False
-        """It is answered, or was cancelled."""
+        """The query is answered, or was cancelled."""
         self._head = QueryHead(what)
         self._value = msgspec.msgpack.encode(value)
         self._lane: CallLane | None = None

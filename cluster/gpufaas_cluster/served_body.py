@@ -18,8 +18,8 @@ Send = Callable[[int, RoomHead], None]
 """Sends a frame to the gateway."""
 
 
-class ServedBody:
-    """One body."""
+class _Body:
+    """What both have."""
 
     size = 0
     """Its bytes that lie in a file."""
@@ -32,18 +32,6 @@ class ServedBody:
         """Let the gateway send the body."""
         self._send(Kind.ROOM, RoomHead(BODY_WINDOW))
 
-    def add(self, piece: bytes) -> None:
-        """A piece has come. :raises OSError: the disk is full"""
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """All of it has come."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Its call is over."""
-        raise NotImplementedError
-
     def _took(self, size: Bytes) -> None:
         """The worker has taken *size* bytes more: the gateway may send as much again."""
         self._window.came(size)
@@ -51,7 +39,7 @@ class ServedBody:
             self._send(Kind.ROOM, RoomHead(room))
 
 
-class SpooledBody(ServedBody):
+class SpooledBody(_Body):
     """A body that is kept in a file, for its worker to read."""
 
     def __init__(self, send: Send, directory: Path, on_whole: Callable[[str], None]) -> None:
@@ -66,6 +54,7 @@ class SpooledBody(ServedBody):
         self.begin()
 
     def add(self, piece: bytes) -> None:
+        """A piece has come. :raises OSError: the disk is full"""
         self.size += len(piece)
         view = memoryview(piece)
         while view:
@@ -73,16 +62,18 @@ class SpooledBody(ServedBody):
         self._took(len(piece))
 
     def end(self) -> None:
+        """All of it has come."""
         self._file.close()
         self._on_whole(self._path)
 
     def close(self) -> None:
+        """Its call is over."""
         self._file.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
 
-class StreamedBody(ServedBody):
+class StreamedBody(_Body):
     """A body that is passed on as it comes, as far as its worker takes it."""
 
     def __init__(self, send: Send, exchange: Exchange) -> None:

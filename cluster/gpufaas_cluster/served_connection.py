@@ -21,7 +21,7 @@ from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.error_codes import error_name
 from gpufaas_cluster.lane_connection import LaneConnection
 from gpufaas_cluster.node_queries import NodeQueries
-from gpufaas_cluster.served_body import ServedBody, SpooledBody, StreamedBody
+from gpufaas_cluster.served_body import SpooledBody, StreamedBody
 from gpufaas_core.errors import CallCancelled, GpufaasError, GrantRefused, StorageFailed
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import Bytes, Seconds
@@ -110,7 +110,7 @@ class ServedLane:
         self._known: Grant | None = None
         """The grant of the last call, if the gateway keeps it."""
         self._exchange: Exchange | None = None
-        self._body: ServedBody | None = None
+        self._body: SpooledBody | StreamedBody | None = None
         """The body of a call that does not come with the call itself."""
         self._rest = memoryview(b"")
         """Of an answer that is whole here, what the gateway has not taken. Its exchange is over."""

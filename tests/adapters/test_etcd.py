@@ -18,10 +18,8 @@ from gpufaas_adapters.etcd.client import (
     Change,
     Deleted,
     DoDelete,
-    DoDeletePrefix,
     DoGet,
     DoPut,
-    DoRange,
     Etcd,
     EtcdFull,
     EtcdRefused,
@@ -132,7 +130,7 @@ async def test_a_range_is_what_begins_with_the_prefix_in_order(etcd: Etcd) -> No
     assert [item.key for item in (await etcd.range("v1/x/")).items] == ["v1/x/a", "v1/x/b"]
     assert await etcd.keys("v1/x") == ["v1/x", "v1/x/a", "v1/x/b", "v1/xylophone"]
     assert (await etcd.keys("v1/x", limit=1), len(await etcd.keys("v1/x/"))) == (["v1/x"], 2)
-    assert await etcd.delete_prefix("v1/x/") == 2
+    assert await etcd.delete("v1/x/", below=True) == 2
     assert await etcd.keys("v1/") == ["v1/x", "v1/xylophone", "v1/y/a"]
 
 
@@ -172,14 +170,16 @@ async def test_a_transaction_does_all_or_the_other_thing(etcd: Etcd) -> None:
 
     done = await etcd.txn(
         (unchanged("v1/a", at), created_at("v1/a", at), present("v1/a"), absent("v1/b")),
-        (DoPut("v1/a", b"2"), DoPut("v1/b", b"3"), DoRange("v1/")),
+        (DoPut("v1/a", b"2"), DoPut("v1/b", b"3"), DoGet("v1/", below=True)),
         (DoGet("v1/a"),),
     )
 
     assert done.succeeded
     assert [(item.key, item.value) for item in done.found[2]] == [("v1/a", b"2"), ("v1/b", b"3")]
     assert {item.mod_revision for item in done.found[2]} == {done.revision}
-    refused = await etcd.txn((unchanged("v1/a", at),), (DoDeletePrefix("v1/"),), (DoGet("v1/a"), DoGet("v1/gone")))
+    refused = await etcd.txn(
+        (unchanged("v1/a", at),), (DoDelete("v1/", below=True),), (DoGet("v1/a"), DoGet("v1/gone"))
+    )
     assert (refused.succeeded, refused.found[1]) == (False, ())
     assert refused.found[0][0].value == b"2"
     assert not (await etcd.txn((absent("v1/a"),), ())).succeeded
@@ -206,7 +206,7 @@ async def test_what_is_under_a_lease_goes_with_it(etcd: Etcd) -> None:
 
     assert await etcd.get("v1/here") is None
     assert lease.lost.is_set()
-    assert not lease.holds(etcd.clock())
+    assert not lease.hold.holds(etcd.clock())
 
 
 async def test_a_lease_is_kept_until_its_process_stops_doing_so(etcd: Etcd) -> None:
@@ -221,8 +221,8 @@ async def test_a_lease_is_kept_until_its_process_stops_doing_so(etcd: Etcd) -> N
 
         assert watcher.state == {"v1/kept": b""}
         assert await kept.confirm()
-        assert kept.holds(etcd.clock())
-        assert kept.confirmed(etcd.clock())
+        assert kept.hold.holds(etcd.clock())
+        assert kept.hold.confirmed(etcd.clock())
     await kept.revoke()
 
 
@@ -247,7 +247,7 @@ async def test_a_lease_outlives_an_etcd_that_is_killed(make_etcd: MakeEtcd) -> N
         server.kill()
         with pytest.raises(EtcdUnreachable):
             await lease.confirm()
-        assert lease.holds(etcd.clock())
+        assert lease.hold.holds(etcd.clock())
         server.start()
 
         await eventually(lease.confirm)
@@ -469,7 +469,7 @@ async def test_with_three_members_one_may_be_lost_and_two_may_not() -> None:
             other.kill()
             with pytest.raises(EtcdUnreachable):
                 await etcd.put("v1/a", b"3", lease.id)
-            assert lease.holds(etcd.clock())
+            assert lease.hold.holds(etcd.clock())
 
             used.start(wait=False)
             other.start(wait=False)

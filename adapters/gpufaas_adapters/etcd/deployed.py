@@ -95,7 +95,7 @@ class DeployedFunctions:
                         yield change
 
     async def watch_quotas(self) -> AsyncGenerator[QuotaChange]:
-        """As `watch`. One that cannot be read limits nothing."""
+        """Yield quotas, as `watch` yields functions. One that cannot be read limits nothing."""
         async with aclosing(self._etcd.watch(QUOTAS)) as changes:
             async for change in changes:
                 match change:

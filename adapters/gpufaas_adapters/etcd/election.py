@@ -81,7 +81,7 @@ class Leadership:
         Stays true while etcd does not answer: no other can be elected then. False after this process stood still
         (SIGSTOP, suspend, a blocked loop) for the lease's time, until `confirm` or the next keep-alive has asked etcd.
         """
-        return not self.lost.is_set() and self._lease.holds(now)
+        return not self.lost.is_set() and self._lease.hold.holds(now)
 
     async def confirm(self) -> bool:
         """

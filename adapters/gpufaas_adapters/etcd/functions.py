@@ -18,16 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpufaas_adapters.etcd.blocking import Blocking
-from gpufaas_adapters.etcd.client import (
-    MAX_OPERATIONS,
-    DoDelete,
-    DoGet,
-    DoPut,
-    Etcd,
-    EtcdUnreachable,
-    Item,
-    unchanged,
-)
+from gpufaas_adapters.etcd.client import MAX_OPERATIONS, DoDelete, DoGet, DoPut, Etcd, EtcdUnreachable, Item, unchanged
 from gpufaas_adapters.etcd.deployed import FUNCTIONS, QUOTAS, DeployedFunctions, FunctionEntry
 from gpufaas_adapters.etcd.reading import decoded, read_all
 from gpufaas_core.bundle import WorkerSpec

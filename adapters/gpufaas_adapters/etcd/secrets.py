@@ -172,7 +172,7 @@ class EtcdSecrets:
         log.info("secret.removed name=%s namespace=%s", name, namespace)
 
     def drop(self, namespace: str) -> None:
-        self._blocking(self._etcd.delete_prefix(f"{SECRETS}{namespace}/"))
+        self._blocking(self._etcd.delete(f"{SECRETS}{namespace}/", below=True))
 
     # --- for nodes ---
 

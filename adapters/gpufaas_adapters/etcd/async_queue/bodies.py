@@ -17,7 +17,7 @@ from gpufaas_adapters.etcd.async_queue.records import (
     Part,
     body_of,
 )
-from gpufaas_adapters.etcd.client import DoPut, DoRange, Etcd
+from gpufaas_adapters.etcd.client import DoGet, DoPut, Etcd
 from gpufaas_async_calls.call import INLINE_ANSWER, Body
 from gpufaas_async_calls.spool_file import SpoolFile, remove_files
 
@@ -78,7 +78,7 @@ class Bodies:
                 found[at] = fetched
         for start in range(0, len(small), _READ_AT_ONCE):
             some = small[start : start + _READ_AT_ONCE]
-            read = await self._etcd.txn((), [DoRange(body_of(*at)) for at in some])
+            read = await self._etcd.txn((), [DoGet(body_of(*at), below=True) for at in some])
             for at, items in zip(some, read.found, strict=True):
                 whole = b"".join(item.value for item in items)
                 if len(whole) == wanted[at].bytes:
@@ -124,7 +124,7 @@ class Bodies:
             named |= {records.key_of(key) for key in await self._etcd.keys(prefix)}
         for key in {int(each.removeprefix(records.BODIES).partition("/")[0], 16) for each in pieces} - named:
             if key >> 32 not in bases:
-                await self._etcd.delete_prefix(records.bodies_of(key))
+                await self._etcd.delete(records.bodies_of(key), below=True)
 
 
 class _LimitedFile(SpoolFile):

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from gpufaas_adapters.etcd.async_queue.bodies import Bodies
 from gpufaas_adapters.etcd.async_queue.owner import Owner
 from gpufaas_adapters.etcd.async_queue.records import DEAD, StoredCall, bodies_of, by_name, encode, read_calls
-from gpufaas_adapters.etcd.client import DoDelete, DoDeletePrefix, DoPut, Etcd, present, unchanged
+from gpufaas_adapters.etcd.client import DoDelete, DoPut, Etcd, present, unchanged
 from gpufaas_async_calls.call import CallStatus, Phase, requeued
 from gpufaas_core.units import Seconds
 
@@ -74,5 +74,5 @@ class DeadLetters:
                 await self._forget(each)
 
     async def _forget(self, dead: StoredCall) -> None:
-        await self._etcd.txn((), (DoDelete(dead.path(DEAD)), DoDeletePrefix(bodies_of(dead.key))))
+        await self._etcd.txn((), (DoDelete(dead.path(DEAD)), DoDelete(bodies_of(dead.key), below=True)))
         self._bodies.remove_files(dead.key)

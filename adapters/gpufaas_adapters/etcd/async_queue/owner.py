@@ -53,7 +53,7 @@ class Owner:
     def may_claim(self) -> bool:
         """Whether no other gateway can be taking our calls over."""
         lease = self.registration.lease
-        return not self.is_unsure and not lease.lost.is_set() and lease.confirmed(self._etcd.clock())
+        return not self.is_unsure and not lease.lost.is_set() and lease.hold.confirmed(self._etcd.clock())
 
     def lease_ended(self) -> StorageAway:
         at = self._etcd.endpoint

@@ -17,7 +17,7 @@ from gpufaas_adapters.etcd.async_queue.records import CALLS, StoredCall, by_name
 from gpufaas_adapters.etcd.async_queue.takeover import Takeover
 from gpufaas_adapters.etcd.async_queue.writer import Writer
 from gpufaas_adapters.etcd.blocking import Blocking
-from gpufaas_adapters.etcd.client import DoPut, DoRange, Etcd, unchanged
+from gpufaas_adapters.etcd.client import DoGet, DoPut, Etcd, unchanged
 from gpufaas_adapters.etcd.election import TTL_S
 from gpufaas_async_calls.call import (
     AcceptedCall,
@@ -208,7 +208,9 @@ class EtcdAsyncQueue:
 
     async def _get(self, name: str) -> CallStatus | None:
         found = (
-            await self._etcd.txn((), [DoRange(by_name(each, name)) for each in (CALLS, records.DEAD, records.ENDED)])
+            await self._etcd.txn(
+                (), [DoGet(by_name(each, name), below=True) for each in (CALLS, records.DEAD, records.ENDED)]
+            )
         ).found
         seen: list[tuple[float, int, CallStatus]] = []
         for call in [*read_calls(found[0]), *read_calls(found[1])]:

@@ -19,7 +19,7 @@ class WriteStep:
     compares: list[Compare]
     operations: list[Operation]
     done: Callable[[int], None]
-    """It is told the revision."""
+    """Called with the revision at which it was done."""
     refused: Callable[[], Awaitable[None]]
     """Awaited when a condition did not hold."""
     size: Bytes = field(init=False)

@@ -14,7 +14,7 @@ from gpufaas_adapters.etcd.async_queue.owned import OwnedCalls
 from gpufaas_adapters.etcd.async_queue.owner import Owner
 from gpufaas_adapters.etcd.async_queue.records import AnswerRecord, CallRecord, StoredCall, bodies_of, encode, path_of
 from gpufaas_adapters.etcd.async_queue.steps import WriteStep, commit
-from gpufaas_adapters.etcd.client import DoDelete, DoDeletePrefix, DoPut, Etcd, Operation, present, unchanged
+from gpufaas_adapters.etcd.client import DoDelete, DoPut, Etcd, Operation, present, unchanged
 from gpufaas_async_calls.call import AcceptedCall, CallStatus, Dead, Deliver, Done, Outcome, Redeliver, Retry, settled
 from gpufaas_core.units import Seconds
 
@@ -28,13 +28,7 @@ class Writer:
     """:param done_kept_s: for how long the status of a done or cancelled call is kept"""
 
     def __init__(
-        self,
-        etcd: Etcd,
-        owner: Owner,
-        owned: OwnedCalls,
-        bodies: Bodies,
-        dead_letters: DeadLetters,
-        done_kept_s: int,
+        self, etcd: Etcd, owner: Owner, owned: OwnedCalls, bodies: Bodies, dead_letters: DeadLetters, done_kept_s: int
     ) -> None:
         self._etcd = etcd
         self._owner = owner
@@ -67,7 +61,7 @@ class Writer:
         """Delete from etcd what was refused, and may be there. Done before any other write."""
         while self._unanswered:
             call = self._unanswered[-1]
-            await self._etcd.txn((), (DoDelete(call.path()), DoDeletePrefix(bodies_of(call.key))))
+            await self._etcd.txn((), (DoDelete(call.path()), DoDelete(bodies_of(call.key), below=True)))
             self._unanswered.pop()
 
     async def _accepted(self, call: AcceptedCall, taken: list[StoredCall], refused: list[AcceptedCall]) -> WriteStep:
@@ -136,7 +130,7 @@ class Writer:
             case Dead():
                 self._dead_letters.added()
                 dead = changed if outcome.undelivered else replace(changed, answer=None)
-                of_answer = [] if outcome.undelivered else [DoDeletePrefix(records.body_of(key, "answer"))]
+                of_answer = [] if outcome.undelivered else [DoDelete(records.body_of(key, "answer"), below=True)]
                 return None, [DoDelete(call.path()), DoPut(call.path(records.DEAD), encode(dead)), *of_answer]
             case Deliver():
                 body, puts = await self._bodies.store(key, "answer", outcome.answer.body)
@@ -154,6 +148,6 @@ class Writer:
             self._ended_lease = lease, now
         return [
             DoDelete(path_of(records.CALLS, status.id, key)),
-            DoDeletePrefix(bodies_of(key)),
+            DoDelete(bodies_of(key), below=True),
             DoPut(path_of(records.ENDED, status.id, key), encode(status), lease),
         ]

@@ -11,10 +11,8 @@ from gpufaas_adapters.etcd.client.values import (
     Compare,
     Deleted,
     DoDelete,
-    DoDeletePrefix,
     DoGet,
     DoPut,
-    DoRange,
     Item,
     Listed,
     Operation,
@@ -28,8 +26,7 @@ from gpufaas_adapters.etcd.client.values import (
 )
 
 __all__ = [
-    "MAX_OPERATIONS", "META", "Change", "Compare", "Deleted", "DoDelete", "DoDeletePrefix", "DoGet", "DoPut",
-    "DoRange", "Etcd", "EtcdFull", "EtcdLease", "EtcdRefused", "EtcdSettings", "EtcdUnreachable", "ForeignKeys",
-    "Item", "LeaseHold", "Listed", "Operation", "Put", "Range", "TxnResult", "absent", "created_at", "open_store",
-    "present", "unchanged",
+    "MAX_OPERATIONS", "META", "Change", "Compare", "Deleted", "DoDelete", "DoGet", "DoPut", "Etcd", "EtcdFull",
+    "EtcdLease", "EtcdRefused", "EtcdSettings", "EtcdUnreachable", "ForeignKeys", "Item", "LeaseHold", "Listed",
+    "Operation", "Put", "Range", "TxnResult", "absent", "created_at", "open_store", "present", "unchanged",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from gpufaas_adapters.etcd.client.failures import Compacted
 from gpufaas_adapters.etcd.client.lease import EtcdLease
 from gpufaas_adapters.etcd.client.messages import Messages
 from gpufaas_adapters.etcd.client.settings import EtcdSettings
-from gpufaas_adapters.etcd.client.values import Change, Compare, DoGet, DoRange, Item, Operation, Range, TxnResult
+from gpufaas_adapters.etcd.client.values import Change, Compare, DoDelete, DoGet, Item, Operation, Range, TxnResult
 from gpufaas_adapters.etcd.client.watch import Watch
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.units import Seconds
@@ -99,17 +99,10 @@ class Etcd:
         done = await self._connection.call(f"write {key}", lambda to: to.kv.Put, request)
         return int(done.header.revision)
 
-    async def delete(self, key: str) -> bool:
-        """Return whether it was there."""
-        request = rpc.DeleteRangeRequest(key=self._messages.key(key))
+    async def delete(self, key: str, *, below: bool = False) -> int:
+        """Delete it, or all that begins with it; return how many there were."""
+        request = self._messages.operation(DoDelete(key, below)).request_delete_range
         done = await self._connection.call(f"delete {key}", lambda to: to.kv.DeleteRange, request)
-        return bool(done.deleted)
-
-    async def delete_prefix(self, prefix: str) -> int:
-        """Return how many there were."""
-        start, end = self._messages.span(prefix)
-        request = rpc.DeleteRangeRequest(key=start, range_end=end)
-        done = await self._connection.call(f"delete {prefix}", lambda to: to.kv.DeleteRange, request)
         return int(done.deleted)
 
     async def txn(
@@ -123,8 +116,8 @@ class Etcd:
             failure=[messages.operation(each) for each in otherwise],
         )
         first = next((each for each in (*then, *otherwise, *compares)), None)
-        what = f"change {getattr(first, 'key', None) or getattr(first, 'prefix', '')}"
-        reads = all(isinstance(each, DoGet | DoRange) for each in (*then, *otherwise))
+        what = f"change {first.key if first else ''}"
+        reads = all(isinstance(each, DoGet) for each in (*then, *otherwise))
         done = await self._connection.call(what, lambda to: to.kv.Txn, request, reads=reads)
         found = tuple(tuple(map(messages.item, each.response_range.kvs)) for each in done.responses)
         return TxnResult(done.succeeded, done.header.revision, found)

@@ -38,6 +38,7 @@ class LeaseHold:
         self._ended = False
 
     def holds(self, now: Seconds) -> bool:
+        """Whether no other process can have been told that the lease ended."""
         if now - self._sign_at >= self.ttl_s:
             self._doubtful = True
         return not (self._doubtful or self._ended)
@@ -64,7 +65,7 @@ class EtcdLease:
     """
     A lease that a task keeps alive, asking every third of its time; made by `Etcd.grant`.
 
-    `lost` is set when etcd says that it has ended. Whether it can be counted on meanwhile: `holds`.
+    `lost` is set when etcd says that it has ended.
     """
 
     def __init__(
@@ -83,21 +84,10 @@ class EtcdLease:
         self._connection = connection
         self._clock = clock
         self._on_end = on_end
-        self._hold = LeaseHold(ttl_s, asked_at)
+        self.hold = LeaseHold(ttl_s, asked_at)
+        """Whether it can be counted on meanwhile; by `Etcd.clock`."""
         self._asking = asyncio.Lock()
         self._task = asyncio.create_task(self._keep(), name=f"etcd-lease-{lease_id:x}")
-
-    def holds(self, now: Seconds) -> bool:
-        """
-        Whether no other process can have been told that it ended; *now* by `Etcd.clock`. See `LeaseHold`.
-
-        False after this process stood still for the lease's time, until etcd was asked.
-        """
-        return self._hold.holds(now)
-
-    def confirmed(self, now: Seconds) -> bool:
-        """Whether etcd has confirmed it within the lease's time."""
-        return self._hold.confirmed(now)
 
     async def confirm(self) -> bool:
         """
@@ -109,23 +99,23 @@ class EtcdLease:
             if self.lost.is_set():
                 return False
             asked_at = self._clock()
-            self._hold.holds(asked_at)
+            self.hold.holds(asked_at)
             try:
                 left_s = await _keep_alive(self._connection, self.id, self.ttl_s / 3)
             except EtcdUnreachable:
-                self._hold.failed(self._clock())
+                self.hold.failed(self._clock())
                 raise
             if left_s <= 0:
-                self._hold.ended()
+                self.hold.ended()
                 self.lost.set()
                 return False
-            self._hold.renewed(asked_at)
+            self.hold.renewed(asked_at)
             return True
 
     async def revoke(self) -> None:
         """End it now; what is under it is gone when this returns."""
         await self.abandon()
-        self._hold.ended()
+        self.hold.ended()
         self.lost.set()
         request = rpc.LeaseRevokeRequest(ID=self.id)
         try:

@@ -4,16 +4,7 @@ from typing import Any
 
 from aetcd import rpc
 
-from gpufaas_adapters.etcd.client.values import (
-    Compare,
-    DoDelete,
-    DoDeletePrefix,
-    DoGet,
-    DoPut,
-    DoRange,
-    Item,
-    Operation,
-)
+from gpufaas_adapters.etcd.client.values import Compare, DoDelete, DoPut, Item, Operation
 
 
 class Messages:
@@ -45,17 +36,10 @@ class Messages:
         )
 
     def operation(self, each: Operation) -> Any:
-        match each:
-            case DoPut():
-                put = rpc.PutRequest(key=self.key(each.key), value=each.value, lease=each.lease)
-                return rpc.RequestOp(request_put=put)
-            case DoDelete():
-                return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=self.key(each.key)))
-            case DoDeletePrefix():
-                start, end = self.span(each.prefix)
-                return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=start, range_end=end))
-            case DoGet():
-                return rpc.RequestOp(request_range=rpc.RangeRequest(key=self.key(each.key)))
-            case DoRange():
-                start, end = self.span(each.prefix)
-                return rpc.RequestOp(request_range=rpc.RangeRequest(key=start, range_end=end))
+        if isinstance(each, DoPut):
+            put = rpc.PutRequest(key=self.key(each.key), value=each.value, lease=each.lease)
+            return rpc.RequestOp(request_put=put)
+        start, end = self.span(each.key) if each.below else (self.key(each.key), b"")
+        if isinstance(each, DoDelete):
+            return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=start, range_end=end))
+        return rpc.RequestOp(request_range=rpc.RangeRequest(key=start, range_end=end))

@@ -88,21 +88,17 @@ class DoPut(Struct, frozen=True):
 
 class DoDelete(Struct, frozen=True):
     key: str
-
-
-class DoDeletePrefix(Struct, frozen=True):
-    prefix: str
+    below: bool = False
+    """All is deleted that begins with the key."""
 
 
 class DoGet(Struct, frozen=True):
     key: str
+    below: bool = False
+    """All is read that begins with the key."""
 
 
-class DoRange(Struct, frozen=True):
-    prefix: str
-
-
-Operation: TypeAlias = DoPut | DoDelete | DoDeletePrefix | DoGet | DoRange
+Operation: TypeAlias = DoPut | DoDelete | DoGet
 
 
 class TxnResult(Struct, frozen=True):
