@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpufaas_adapters.files.object_store import DirectoryStore
-from gpufaas_adapters.s3 import URL_FORMS, s3_store
 from gpufaas_cache_manager.object_store import ObjectStore
 from gpufaas_core.errors import InvalidSpec
 
@@ -23,5 +22,11 @@ def object_store(url: str, environ: Mapping[str, str] = os.environ) -> ObjectSto
             raise InvalidSpec(f"object store {url!r}: an absolute path is expected, as in dir:/mnt/share/gpufaas")
         return DirectoryStore(Path("/" + rest.strip("/")))
     if scheme == "s3":
+        try:
+            from gpufaas_adapters.s3 import s3_store
+        except ModuleNotFoundError:
+            raise InvalidSpec(f"object store {url!r} needs a package: pip install 'gpufaas[s3]'") from None
         return s3_store(url, environ)
-    raise InvalidSpec(f"object store {url!r} is of no known kind: expected {URL_FORMS}")
+    raise InvalidSpec(
+        f"object store {url!r} is of no known kind: expected dir:/path, or s3://bucket/prefix?endpoint=http://host:9000"
+    )

@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+import obstore
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import S3Store
+
 from gpufaas_cache_manager.artifacts import PIECE, check_digest, file_pieces, storage_errors
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageAway, StorageFailed, UnknownArtifact
 from gpufaas_core.units import Bytes, MiB, Seconds
 
 if TYPE_CHECKING:
-    from obstore.store import S3Credential, S3Store
+    from obstore.store import S3Credential  # not there at run time
 
 _AHEAD: Final = 4
 """Ranges of one object that are asked for at once: one connection to S3 carries about 90 MB/s, a node takes more."""
@@ -35,8 +39,6 @@ _SLOWEST: Final = MiB / 4
 _REFUSED: Final = re.compile(r"status code: (4\d\d|507)|redirect")
 """In the library's messages, which has one class for all that is not of the object itself."""
 _CREDENTIALS_KEPT: Final = datetime.timedelta(minutes=10)
-URL_FORMS: Final = "dir:/path, or s3://bucket/prefix?endpoint=http://host:9000"
-"""How to write the URL of an object store; for error messages."""
 
 
 class S3ObjectStore:
@@ -46,7 +48,7 @@ class S3ObjectStore:
     A multipart upload that breaks off is aborted; after a kill, a lifecycle rule of the bucket has to do it.
     """
 
-    def __init__(self, url: str, store: "S3Store") -> None:
+    def __init__(self, url: str, store: S3Store) -> None:
         self.url = url
         self._store = store
 
@@ -56,8 +58,6 @@ class S3ObjectStore:
             return
 
     async def head(self, digest: str) -> Bytes | None:
-        import obstore
-
         key = self._key(digest)
         try:
             async with self._answering(digest):
@@ -66,8 +66,6 @@ class S3ObjectStore:
             return None
 
     async def read(self, digest: str, start: Bytes, end: Bytes) -> AsyncGenerator[bytes]:
-        import obstore
-
         key = self._key(digest)
 
         async def part(begin: Bytes) -> bytes:
@@ -93,8 +91,6 @@ class S3ObjectStore:
             await asyncio.gather(*parts, return_exceptions=True)
 
     async def write(self, digest: str, source: Path | AsyncIterator[bytes]) -> None:
-        import obstore
-
         key = self._key(digest)
         part, size = _UNSIZED_PART, None
         if isinstance(source, Path):
@@ -129,16 +125,12 @@ class S3ObjectStore:
             raise
 
     async def delete(self, digest: str) -> None:
-        import obstore
-
         key = self._key(digest)
         with contextlib.suppress(UnknownArtifact):
             async with self._answering(digest):
                 await obstore.delete_async(self._store, key)
 
     async def digests(self) -> AsyncIterator[str]:
-        import obstore
-
         stream = obstore.list(self._store, "sha256/", chunk_size=1000)
         while True:
             async with self._answering("its list"):
@@ -165,8 +157,6 @@ class S3ObjectStore:
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
-
         try:
             yield
         except (BaseError, OSError) as exc:
@@ -186,13 +176,9 @@ class S3ObjectStore:
 
 
 def s3_store(url: str, environ: Mapping[str, str]) -> S3ObjectStore:
-    """Return the store that *url* names. :raises InvalidSpec: it is wrong, or the package for S3 is missing"""
+    """Return the store that *url* names. :raises InvalidSpec: it is wrong"""
     parts = urlsplit(url)
     asked = _s3_parameters(url, parts)
-    try:
-        from obstore.store import S3Store
-    except ModuleNotFoundError:
-        raise InvalidSpec(f"object store {url!r} needs a package: pip install 'gpufaas[s3]'") from None
     known: dict[str, Any] = {}
     endpoint = asked.get("endpoint") or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
     if endpoint:
@@ -226,7 +212,9 @@ def _s3_parameters(url: str, parts: SplitResult) -> dict[str, str]:
             "or in the file that AWS_SHARED_CREDENTIALS_FILE names"
         )
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", parts.netloc):
-        raise InvalidSpec(f"object store {url!r}: {parts.netloc!r} is no bucket's name: expected {URL_FORMS}")
+        raise InvalidSpec(
+            f"object store {url!r}: {parts.netloc!r} is no bucket's name: expected dir:/path, or s3://bucket/prefix?endpoint=http://host:9000"
+        )
     asked = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(asked.keys() - {"endpoint", "region"}):
         raise InvalidSpec(f"object store {url!r}: no parameter {unknown[0]!r}: there are endpoint and region")

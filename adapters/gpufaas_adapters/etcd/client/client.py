@@ -160,15 +160,14 @@ class Etcd:
         :raises EtcdRefused: we may not watch this
         """
 
-        async def one() -> Range:
+        async def listed() -> Range:
+            if not exact:
+                return await self.range(prefix)
             now = await self.txn((), (DoGet(prefix),))
             return Range(now.found[0], now.revision)
 
-        async def all_of_it() -> Range:
-            return await self.range(prefix)
-
         span = (self._messages.key(prefix), b"") if exact else self._messages.span(prefix)
-        watch = Watch(self._connection, self._messages, prefix, span, one if exact else all_of_it)
+        watch = Watch(self._connection, self._messages, prefix, span, listed)
         return watch.changes(on_trouble)
 
 
