@@ -107,13 +107,16 @@ class Front:
         """A task in the background has failed: the process ends."""
         product = f"gpufaas/{version('gpufaas')}"
         self.metrics = Metrics(
-            parts.scheduler.status, lambda: self.async_calls.backlog.counts(), lambda: self.async_calls.queues()
+            parts.scheduler.status,
+            lambda: ((each.stats, each.replicas, each.options.scaling) for each in self.catalogue.everywhere()),
+            lambda: self.async_calls.backlog.counts(),
+            lambda: self.async_calls.queues(),
         )
         defaults = Defaults(
             max_body=options.max_body, max_queue=options.max_queue, profiles=read_profiles(options.profiles)
         )
         self.deployer = Deployer(
-            parts.store, parts.artifacts, parts.workers, parts.scheduler, self.metrics, defaults, secrets=parts.secrets
+            parts.store, parts.artifacts, parts.workers, parts.scheduler, defaults, secrets=parts.secrets
         )
         self.catalogue = self.deployer.catalogue
         self.keeper = Keeper(parts.store, self.catalogue)

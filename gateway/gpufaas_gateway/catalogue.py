@@ -15,7 +15,6 @@ from gpufaas_core.model import EngineStatus, Function, FunctionId, Profile
 from gpufaas_core.units import Bytes, Seconds
 from gpufaas_gateway.cors import Cors
 from gpufaas_gateway.errors import Unavailable
-from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.quotas import Gate
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionRecord, Options
 from gpufaas_gateway.usage import FunctionStats
@@ -84,13 +83,11 @@ class Deployed:
 class Catalogue:
     """All deployed functions. One event loop owns it."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._functions: dict[str, Deployed] = {}
-        """What is deployed, by ``NAME.NAMESPACE``."""
+    def __init__(self) -> None:
         self._called: dict[str, Deployed] = {}
-        """By every name that a URL may use: in the default namespace, also by ``NAME`` alone."""
+        """By every name that a URL may use: ``NAME.NAMESPACE``, and in the default namespace also ``NAME`` alone."""
         self._by_id: dict[FunctionId, Deployed] = {}
+        """All that are deployed."""
         self._awaited: dict[str, list[asyncio.Future[None]]] = {}
         """Who waits for another revision of a function, or its removal."""
         self.loaded = False
@@ -108,21 +105,17 @@ class Catalogue:
             return Unavailable("the platform is starting: its functions are not all loaded; try again in a second")
         return UnknownFunction(f"there is no function {name[:200]!r}: deploy it (gpufaas up), or see gpufaas list")
 
-    def get(self, full_name: str) -> Deployed | None:
-        """Return the function ``NAME.NAMESPACE``."""
-        return self._functions.get(full_name)
-
     def by_id(self, function: FunctionId) -> Deployed | None:
         """Return the function whose current revision is *function*."""
         return self._by_id.get(function)
 
     def all(self, namespace: str) -> list[Deployed]:
         """Return the functions of *namespace*, sorted by name; none if there is no such namespace."""
-        return sorted((each for each in self._functions.values() if each.namespace == namespace), key=lambda d: d.name)
+        return [each for each in self.everywhere() if each.namespace == namespace]
 
     def everywhere(self) -> list[Deployed]:
         """Return all functions, sorted by namespace and name."""
-        return sorted(self._functions.values(), key=lambda each: (each.namespace, each.name))
+        return sorted(self._by_id.values(), key=lambda each: (each.namespace, each.name))
 
     def _tell(self, full_name: str) -> None:
         for each in self._awaited.pop(full_name, ()):
@@ -130,19 +123,16 @@ class Catalogue:
                 each.set_result(None)
 
     def stats(self, record: FunctionRecord) -> FunctionStats:
-        """Return the counts of a function. They are shown once `show` was called for one of its revisions."""
-        # A first deployment that fails must leave nothing in the metrics.
-        known = self._metrics.functions.get(record.full_name)
-        return known if known is not None else FunctionStats(record.full_name, record.invocations)
+        """Return the counts of a function: those of the revision that is shown, if one is."""
+        known = self.find(record.full_name)
+        return FunctionStats(record.full_name, record.invocations) if known is None else known.stats
 
     def show(self, new: Deployed) -> None:
         """Make *new* the current revision of its function."""
         self._tell(new.full_name)
-        old = self._functions.get(new.full_name)
-        if old is not None:
+        if (old := self.find(new.full_name)) is not None:
             del self._by_id[old.function_id]
-        new.stats = self._metrics.adopt(new.stats, new.replicas, new.options.scaling)
-        self._functions[new.full_name] = new
+            new.stats = old.stats
         self._called[new.full_name] = new
         if new.namespace == DEFAULT_NAMESPACE:
             self._called[new.name] = new
@@ -153,19 +143,18 @@ class Catalogue:
         loop, name = asyncio.get_running_loop(), deployed.full_name
         future: asyncio.Future[None] = loop.create_future()
         self._awaited.setdefault(name, []).append(future)
-        if self._functions.get(name) is deployed:
+        if self.find(name) is deployed:
             loop.call_later(REPLACED_WITHIN_S, self._tell, name)
         else:
             self._tell(name)
         return future
 
     def drop(self, old: Deployed) -> None:
-        """Remove the function of *old*."""
+        """Remove the function of *old*. Its running calls go on counting, which no metric shows."""
         self._tell(old.full_name)
-        del self._functions[old.full_name], self._by_id[old.function_id]
+        del self._by_id[old.function_id]
         for key in [key for key in (old.name, old.full_name) if self._called.get(key) is old]:
             del self._called[key]
-        self._metrics.forget(old.full_name)
 
 
 def replicas_of(deployed: Deployed, status: EngineStatus) -> int:

@@ -26,7 +26,6 @@ from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import Overtaken, Unavailable
 from gpufaas_gateway.handover import Handovers
 from gpufaas_gateway.history import Revision, RolledBack, meant
-from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.names import check_name
 from gpufaas_gateway.namespaces import Namespaces
 from gpufaas_gateway.placement import check_needs
@@ -59,7 +58,6 @@ class Deployer:
         artifacts: Artifacts,
         workers: Workers,
         scheduler: Scheduler,
-        metrics: Metrics,
         defaults: Defaults | None = None,
         *,
         secrets: SecretStore | None = None,
@@ -71,7 +69,7 @@ class Deployer:
         :param clock: returns Unix seconds
         :param new_revision: returns a text that no earlier revision of the function had
         """
-        self.catalogue = Catalogue(metrics)
+        self.catalogue = Catalogue()
         self._store = store
         self._artifacts = artifacts
         self._workers = workers
@@ -117,7 +115,7 @@ class Deployer:
 
         Tells the scheduler, which may get a call of the revision from here before it hears of it from the store.
         """
-        old = self.catalogue.get(record.full_name)
+        old = self.catalogue.find(record.full_name)
         if old is not None and old.record.state == record.state:
             return
         if record.full_name in self._changing:
@@ -145,7 +143,7 @@ class Deployer:
         if full_name in self._changing:
             self._changing[full_name] = lambda: self.dropped(full_name)
             return
-        if (old := self.catalogue.get(full_name)) is not None:
+        if (old := self.catalogue.find(full_name)) is not None:
             self.catalogue.drop(old)
 
     async def deploy(self, spec: FunctionSpec, update: bool, by: str = "", tries: int = 3) -> Deployed:
@@ -184,7 +182,7 @@ class Deployer:
         None where a new one may be another all the same: the name of an image may have come to mean another image,
         and a function may have read a secret before its value was changed.
         """
-        old = self.catalogue.get(f"{spec.service}.{spec.namespace or DEFAULT_NAMESPACE}")
+        old = self.catalogue.find(f"{spec.service}.{spec.namespace or DEFAULT_NAMESPACE}")
         if old is None or old.unavailable is not None or not old.options.bundle or spec.secrets:
             return None
         pending, failed = old.record.handover.pending, old.record.handover.failed
@@ -210,7 +208,7 @@ class Deployer:
         found = meant(function.name, await self.history(function), to)
         with suppress(Overtaken):  # then there is another one to go back from
             async with self._change(function.full_name):
-                if await self.handovers.withdraw(found.revision, self.catalogue.get(function.full_name)):
+                if await self.handovers.withdraw(found.revision, self.catalogue.find(function.full_name)):
                     return RolledBack(found.revision, found.revision)
         new = await self.deploy(found.spec, update=True, by=by)
         return RolledBack(new.record.revision, found.revision)
@@ -218,7 +216,7 @@ class Deployer:
     async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool, by: str) -> Deployed:
         """Deploy while the caller holds the function's lock and its namespace."""
         full_name = f"{spec.service}.{namespace}"
-        old = self.catalogue.get(full_name)
+        old = self.catalogue.find(full_name)
         if update and old is None:
             raise UnknownFunction(f"function {spec.service} in {namespace} is not deployed: create it with POST")
         if old is not None and not update:
@@ -268,7 +266,7 @@ class Deployer:
         """
         full_name = f"{name}.{namespace}"
         async with self._change(full_name):
-            old = self.catalogue.get(full_name)
+            old = self.catalogue.find(full_name)
             if old is None:
                 raise UnknownFunction(f"function {name} in {namespace} is not deployed: there is nothing to remove")
             await asyncio.to_thread(self._store.remove, full_name)

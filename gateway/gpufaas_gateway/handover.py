@@ -89,7 +89,7 @@ class Handovers:
         status = self.scheduler.status()
         if old is not None and old.trial is not None and (failing := status.failing.get(old.function_id)) is not None:
             await self._end_trial(old, failing.reason)
-            old = self.catalogue.get(old.full_name)
+            old = self.catalogue.find(old.full_name)
         gone = None if old is None else old.record.handover.pending
         if old is None or old.unavailable is not None or old.function_id in status.failing:
             await self._serve(new, old, Handover(), noted)
@@ -132,7 +132,7 @@ class Handovers:
         while True:
             await asyncio.sleep(every_s)
             async with self._trying(name):
-                if await self._step(self.catalogue.get(name)):
+                if await self._step(self.catalogue.find(name)):
                     del self._looking[name]
                     return
             every_s = LOOK_S if any(each.full_name == name for each in self._pending.values()) else OTHERS_S
@@ -170,7 +170,7 @@ class Handovers:
 
         async def end() -> None:
             async with self._trying(deployed.full_name):
-                if self.catalogue.get(deployed.full_name) is deployed and deployed.trial is not None:
+                if self.catalogue.find(deployed.full_name) is deployed and deployed.trial is not None:
                     await self._end_trial(deployed, why)
 
         self._ending.add(ending := asyncio.ensure_future(end()))
@@ -206,7 +206,7 @@ class Handovers:
         self, shown: Deployed, handover: Handover, noted: Sequence[Revision] = (), new: Deployed | None = None
     ) -> None:
         """Store *shown* with *handover*, and tell the scheduler of *new*, which may succeed it; both or none."""
-        record, there = replace(shown.record, handover=handover), self.catalogue.get(shown.full_name)
+        record, there = replace(shown.record, handover=handover), self.catalogue.find(shown.full_name)
         seen = "" if there is None else there.record.state
         if new is not None:
             self.scheduler.deploy(new.function, new.spec, None if new is shown else shown.function_id)

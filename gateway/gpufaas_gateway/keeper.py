@@ -40,7 +40,7 @@ class Keeper:
         if counts:
             await asyncio.to_thread(self.store.add_invocations, counts)
             for name, count in counts.items():
-                if (found := self.catalogue.get(name)) is not None:
+                if (found := self.catalogue.find(name)) is not None:
                     found.stats.saved += count
         for key, profile in list(self._unsaved.items()):
             await asyncio.to_thread(self.store.save_profile, *key, profile)

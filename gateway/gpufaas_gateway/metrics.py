@@ -35,12 +35,17 @@ _PATHS: Final = (
 """Beginnings of management routes. Names that follow are left out of the label: there may be any number of them."""
 
 
+Counted = tuple[FunctionStats, int, ScalingRule | None]
+"""The counts of a function, its desired copies until it is scaled, and the rule of its labels."""
+
+
 class Metrics:
-    """The counts of all functions, and their text for Prometheus. Nothing is registered globally."""
+    """Their text for Prometheus. Nothing is registered globally."""
 
     def __init__(
         self,
         status: Callable[[], EngineStatus],
+        functions: Callable[[], Iterable[Counted]] = tuple,
         pending: Callable[[], Mapping[str, int]] = dict,
         queues: Callable[[], Mapping[str, QueueStatus]] = dict,
     ) -> None:
@@ -48,14 +53,12 @@ class Metrics:
         All parameters are called at each scrape.
 
         :param status: returns devices, copies and queues
+        :param functions: returns what is deployed
         :param pending: returns the asynchronous calls that have not ended, by ``NAME.NAMESPACE``
         :param queues: returns the queues of asynchronous calls, by name
         """
-        self.functions: dict[str, FunctionStats] = {}
-        """The figures of functions, by ``NAME.NAMESPACE``."""
-        self.rules: dict[str, tuple[int, ScalingRule | None]] = {}
-        """Desired copies until it is scaled, and the rule of its labels, by ``NAME.NAMESPACE``."""
         self.status = status
+        self.functions = functions
         self.pending = pending
         self.queues = queues
         self.requests: dict[tuple[str, str, str], list[float]] = {}
@@ -67,16 +70,6 @@ class Metrics:
     def show(self, families: Collector) -> None:
         """Show *families*, too: those of a node in this process."""
         self._registry.register(families)
-
-    def adopt(self, stats: FunctionStats, replicas: int = 1, scaling: ScalingRule | None = None) -> FunctionStats:
-        """Show *stats*, unless there are stats of that name; return the ones that are shown."""
-        self.rules[stats.name] = replicas, scaling
-        return self.functions.setdefault(stats.name, stats)
-
-    def forget(self, name: str) -> None:
-        """Stop showing a removed function. Its running calls go on counting into stats that are no longer shown."""
-        self.functions.pop(name, None)
-        self.rules.pop(name, None)
 
     def counted(self, app: ASGIApp) -> ASGIApp:
         """Return *app*, the management routes, wrapped so that its requests are counted when their answers end."""
@@ -136,7 +129,8 @@ class _Families(Collector):
     with_status: bool
 
     def collect(self) -> Iterator[Metric]:
-        functions = sorted(self.metrics.functions.values(), key=lambda stats: stats.name)
+        services = sorted(self.metrics.functions(), key=lambda each: each[0].name)
+        functions = [stats for stats, *_ in services]
         status = self.metrics.status()
         yield from _histogram(
             ("gateway_function_invocation", "Calls ended, by HTTP status"),
@@ -147,7 +141,7 @@ class _Families(Collector):
         yield from families(_OF_FUNCTION, "function_name", ((each.name, each) for each in functions))
         yield _batch_sizes(functions)
         yield _batch_waits(functions)
-        yield from _services(self.metrics.rules, status)
+        yield from _services(services, status)
         yield family(
             GAUGE,
             "queue_worker_pending_messages",
@@ -234,7 +228,7 @@ def _batch_waits(functions: list[FunctionStats]) -> Metric:
     return waits
 
 
-def _services(rules: Mapping[str, tuple[int, ScalingRule | None]], status: EngineStatus) -> Iterator[Metric]:
+def _services(services: Sequence[Counted], status: EngineStatus) -> Iterator[Metric]:
     desired = {full_name_of(function): copies for function, copies in status.desired.items()}
     ready = Counter(
         full_name_of(each.function)
@@ -242,23 +236,19 @@ def _services(rules: Mapping[str, tuple[int, ScalingRule | None]], status: Engin
         for each in device.resident
         if not (each.loading or each.draining)
     )
-    services = sorted(rules.items())
-    ruled = [(name, rule) for name, (_, rule) in services if rule is not None]
+    copies = {stats.name: desired.get(stats.name, replicas) for stats, replicas, _ in services}
+    rules = {stats.name: rule for stats, _, rule in services if rule is not None}
     for metric, what, values in (
-        (
-            "gateway_service_count",
-            "Desired copies",
-            (([name], desired.get(name, copies)) for name, (copies, _) in services),
-        ),
-        ("gateway_service_ready_count", "Copies that are loaded", (([name], ready[name]) for name, _ in services)),
-        ("gateway_service_min", "Least number of copies while in use", (([name], rule.min) for name, rule in ruled)),
-        ("gateway_service_target", "Load that one copy should bear", (([name], rule.target) for name, rule in ruled)),
+        ("gateway_service_count", "Desired copies", copies),
+        ("gateway_service_ready_count", "Copies that are loaded", {name: ready[name] for name in copies}),
+        ("gateway_service_min", "Least number of copies while in use", {name: rules[name].min for name in rules}),
+        ("gateway_service_target", "Load that one copy should bear", {name: rules[name].target for name in rules}),
     ):
-        yield family(GAUGE, metric, what, _FUNCTION, values)
+        yield family(GAUGE, metric, what, _FUNCTION, (([name], value) for name, value in values.items()))
     yield family(
         GAUGE,
         "gateway_service_target_load",
         "Load that one copy should bear, by what is measured",
         ("function_name", "scaling_type"),
-        (([name, rule.type], rule.target) for name, rule in ruled),
+        (([name, rule.type], rule.target) for name, rule in rules.items()),
     )

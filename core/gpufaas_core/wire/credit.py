@@ -61,7 +61,7 @@ class Window:
 
     def came(self, size: Bytes) -> bool:
         """
-        A piece of *size* bytes has come. Return whether it is time to ask for the `room` to give back, once it is taken.
+        A piece of *size* bytes has come. Return whether there is `room` to give back once it is taken.
 
         :raises BrokenFrame: there was no room for it; nothing was changed
         """

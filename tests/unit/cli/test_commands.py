@@ -65,7 +65,7 @@ class Gateway:
         self.logs = FunctionLogs(root / "gateway-logs")
         metrics = Metrics(self.scheduler.status)
         secrets = MemorySecrets()
-        self.deployer = Deployer(MemoryStore(), self.artifacts, self.workers, self.scheduler, metrics, secrets=secrets)
+        self.deployer = Deployer(MemoryStore(), self.artifacts, self.workers, self.scheduler, secrets=secrets)
         self.catalogue = self.deployer.catalogue
         self.management = management_app(
             self.deployer, self.scheduler, self.logs, self.artifacts, metrics, secrets, version="0.1.0", commit="abc",

@@ -47,11 +47,14 @@ class Gateway:
         self.secrets = MemorySecrets()
         self.workers = FakeWorkers(DEVICE)
         self.scheduler = FakeScheduler(DEVICE)
-        self.metrics = Metrics(self.scheduler.status)
+        self.metrics = Metrics(
+            self.scheduler.status,
+            lambda: [(each.stats, each.replicas, each.options.scaling) for each in self.catalogue.everywhere()],
+        )
         self.logs = FunctionLogs(root / "logs")
         self.usage: dict[FunctionId, tuple[float, int]] = {}
         self.deployer = Deployer(
-            self.store, self.artifacts, self.workers, self.scheduler, self.metrics,
+            self.store, self.artifacts, self.workers, self.scheduler,
             secrets=self.secrets, clock=lambda: 1_795_215_653.5,
         )  # fmt: skip
         self.catalogue = self.deployer.catalogue

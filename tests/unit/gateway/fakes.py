@@ -34,7 +34,6 @@ from gpufaas_core.units import Bytes, GiB
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.history import Revision, check_seen, noting
-from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.ports import ArtifactWriter
 from gpufaas_gateway.spec import Defaults, FunctionRecord, FunctionSpec, Namespace, Quota
@@ -294,7 +293,7 @@ class Platform:
         self.workers, self.scheduler = FakeWorkers(*devices), FakeScheduler(*devices)
         self.workers.containers = True
         self.deployer = Deployer(
-            self.store, self.artifacts, self.workers, self.scheduler, Metrics(self.scheduler.status),
+            self.store, self.artifacts, self.workers, self.scheduler,
             Defaults(profiles=read_profiles(["gold=tier=gold"])),
         )  # fmt: skip
         self.bundle = self.artifacts.add(b"bundle")

@@ -89,7 +89,7 @@ async def test_a_caller_who_takes_no_more_of_an_answer_is_cut_off_where_its_fron
     current = asyncio.current_task()
     assert current is not None
     assert not current.cancelling(), "who cuts it off takes the cancellation back"
-    assert gateway.metrics.functions["echo.openfaas-fn"].by_code.keys() == {504}
+    assert gateway.found("echo.openfaas-fn").stats.by_code.keys() == {504}
 
 
 async def test_a_call_whose_time_is_up_while_it_looks_for_another_revision_is_not_placed_there(

@@ -240,7 +240,7 @@ async def test_a_caller_who_leaves_while_his_call_waits_gives_its_place_up(gatew
         await running
     assert functions.cancelled == functions.over_
     assert len(functions.cancelled) == 1
-    assert gateway.metrics.functions["echo.openfaas-fn"].by_code.keys() == {499}
+    assert gateway.found("echo.openfaas-fn").stats.by_code.keys() == {499}
 
 
 class Slow(Leaving):
@@ -399,7 +399,7 @@ async def test_what_the_scheduler_refuses_is_said_as_it_says_it(gateway: Gateway
 async def test_what_is_not_read_of_an_answer_is_given_up(gateway: Gateway) -> None:
     functions = Streaming()
     answer = await (await gateway.calls(functions)).run(Request("echo"))
-    stats = gateway.metrics.functions["echo.openfaas-fn"]
+    stats = gateway.found("echo.openfaas-fn").stats
 
     assert answer.stream is not None
     with answer.stream as stream:
@@ -449,7 +449,7 @@ async def test_an_answer_that_breaks_off_is_told_from_one_that_ends(gateway: Gat
 
     with pytest.raises(BrokenAnswer, match="it raised"):
         await read_all()
-    assert gateway.metrics.functions["echo.openfaas-fn"].by_code.keys() == {500}
+    assert gateway.found("echo.openfaas-fn").stats.by_code.keys() == {500}
 
 
 async def test_a_quick_call_costs_no_task_and_no_timer_of_its_own(gateway: Gateway) -> None:

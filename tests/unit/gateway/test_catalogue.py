@@ -24,7 +24,6 @@ from gpufaas_core.model import Device, DeviceId, FunctionId, Learnt, Need, Profi
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.keeper import Keeper
-from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.revision import _why_memory, worker_spec
 from gpufaas_gateway.spec import Defaults, FunctionSpec, read_options
 
@@ -43,9 +42,8 @@ class Platform:
     def restart(self) -> None:
         self.workers = FakeWorkers()
         self.scheduler = FakeScheduler()
-        self.metrics = Metrics(self.scheduler.status)
         self.deployer = Deployer(
-            self.store, self.artifacts, self.workers, self.scheduler, self.metrics,
+            self.store, self.artifacts, self.workers, self.scheduler,
             clock=lambda: 1000.0, new_revision=self.revisions.__next__,
         )  # fmt: skip
         self.catalogue = self.deployer.catalogue
@@ -65,7 +63,7 @@ class Platform:
         """All that a failed deployment must not have touched."""
         return (
             dict(self.store.records), dict(self.scheduler.functions), dict(self.workers.defined),
-            self.catalogue.everywhere(), sorted(self.metrics.functions),
+            self.catalogue.everywhere(),
         )  # fmt: skip
 
 
@@ -345,7 +343,7 @@ async def test_removing_evicts_and_forgets(platform: Platform) -> None:
     assert platform.store.records == {}
     assert platform.scheduler.removed == [(deployed.function_id, False)]
     assert platform.workers.defined == {}
-    assert platform.metrics.functions == {}
+    assert platform.catalogue.everywhere() == []
     with pytest.raises(UnknownFunction):
         await platform.deployer.remove("echo", "openfaas-fn")
 

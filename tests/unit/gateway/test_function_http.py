@@ -553,7 +553,7 @@ async def test_a_caller_who_hangs_up_ends_his_call(gateway: Gateway, holding: Ho
             writer.close()
             await eventually(lambda before=before: holding.cancelled > before)
 
-    assert gateway.metrics.functions["echo.openfaas-fn"].by_code.keys() == {499}
+    assert gateway.found("echo.openfaas-fn").stats.by_code.keys() == {499}
 
 
 async def test_a_websocket_behind_a_call_that_runs_is_refused(
@@ -786,7 +786,7 @@ async def test_a_body_that_never_comes_whole_ends_with_its_caller(gateway: Gatew
     async with serving((await gateway.calls(functions)).run) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(POST + b"Content-Length: 4\r\n\r\nfo")
-        stats = gateway.metrics.functions["echo.openfaas-fn"]
+        stats = gateway.found("echo.openfaas-fn").stats
         await eventually(lambda: stats.inflight)
         writer.close()
         await eventually(lambda: not stats.inflight)

@@ -30,8 +30,8 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 
 def test_a_call_is_counted_by_function_and_code() -> None:
-    metrics = Metrics(lambda: NOTHING)
-    stats = metrics.adopt(FunctionStats("echo.openfaas-fn"))
+    stats = FunctionStats("echo.openfaas-fn")
+    metrics = Metrics(lambda: NOTHING, lambda: [(stats, 1, None)])
 
     for code in (200, 200, 500):
         stats.begun += 1
@@ -47,8 +47,8 @@ def test_a_call_is_counted_by_function_and_code() -> None:
 
 
 def test_the_histogram_has_openfaas_buckets_and_is_cumulative() -> None:
-    metrics = Metrics(lambda: NOTHING)
-    stats = metrics.adopt(FunctionStats("echo.openfaas-fn"))
+    stats = FunctionStats("echo.openfaas-fn")
+    metrics = Metrics(lambda: NOTHING, lambda: [(stats, 1, None)])
 
     for seconds in (0.005, 0.006, 0.3, 60.0):
         stats.observe(200, seconds)
@@ -65,8 +65,8 @@ def test_the_histogram_has_openfaas_buckets_and_is_cumulative() -> None:
 
 
 def test_what_calls_waited_for_their_batch_is_told_of_functions_that_have_batches() -> None:
-    metrics = Metrics(lambda: NOTHING)
-    stats = metrics.adopt(FunctionStats("echo.openfaas-fn"))
+    stats = FunctionStats("echo.openfaas-fn")
+    metrics = Metrics(lambda: NOTHING, lambda: [(stats, 1, None)])
     stats.observe(200, 0.1, hit=True)
     assert "gpufaas_function_batch_wait_seconds_count" not in {name for name, _ in samples(metrics)}
 
@@ -83,8 +83,8 @@ def test_what_calls_waited_for_their_batch_is_told_of_functions_that_have_batche
 
 
 def test_a_call_that_got_no_worker_is_neither_hit_nor_miss() -> None:
-    metrics = Metrics(lambda: NOTHING)
-    stats = metrics.adopt(FunctionStats("echo.openfaas-fn"))
+    stats = FunctionStats("echo.openfaas-fn")
+    metrics = Metrics(lambda: NOTHING, lambda: [(stats, 1, None)])
 
     stats.observe(200, 2.0, hit=False, queue_s=0.25, load_s=1.5, run_s=0.125)
     stats.observe(200, 0.2, hit=True, run_s=0.125)
@@ -98,8 +98,7 @@ def test_a_call_that_got_no_worker_is_neither_hit_nor_miss() -> None:
 
 
 def test_types_are_those_that_prometheus_expects() -> None:
-    metrics = Metrics(lambda: NOTHING)
-    metrics.adopt(FunctionStats("echo.openfaas-fn")).begun += 1
+    metrics = Metrics(lambda: NOTHING, lambda: [(FunctionStats("echo.openfaas-fn", begun=1), 1, None)])
 
     types = {line for line in metrics.render().decode().splitlines() if line.startswith("# TYPE gateway_")}
 
@@ -124,17 +123,16 @@ def test_copies_that_are_ready_are_neither_loading_nor_on_their_way_out() -> Non
     devices = tuple(
         replace(idle(Device(DeviceId(f"n1/cpu:{i}"), "cpu", GiB)), resident=(each,)) for i, each in enumerate(held)
     )
-    metrics = Metrics(lambda: EngineStatus("lalb", devices, {}, {}, {FunctionId("echo.openfaas-fn@b"): 2}))
-    metrics.adopt(FunctionStats("echo.openfaas-fn"))
+    status = EngineStatus("lalb", devices, {}, {}, {FunctionId("echo.openfaas-fn@b"): 2})
+    metrics = Metrics(lambda: status, lambda: [(FunctionStats("echo.openfaas-fn"), 1, None)])
 
     assert value(metrics, "gateway_service_ready_count", **ECHO) == 1
     assert value(metrics, "gateway_service_count", **ECHO) == 2
 
 
 def test_functions_with_a_scaling_rule_show_what_it_aims_at() -> None:
-    metrics = Metrics(lambda: NOTHING)
-    metrics.adopt(FunctionStats("echo.openfaas-fn"), scaling=ScalingRule(min=2, type="capacity", target=5))
-    metrics.adopt(FunctionStats("plain.openfaas-fn"))
+    ruled = FunctionStats("echo.openfaas-fn"), 1, ScalingRule(min=2, type="capacity", target=5)
+    metrics = Metrics(lambda: NOTHING, lambda: [ruled, (FunctionStats("plain.openfaas-fn"), 1, None)])
 
     assert value(metrics, "gateway_service_min", **ECHO) == 2
     assert value(metrics, "gateway_service_target", **ECHO) == 5
@@ -219,20 +217,23 @@ def test_devices_show_their_memory_and_two_revisions_count_as_one_function() -> 
     assert value(metrics, "gpufaas_queue_length", **ECHO) == 4
 
 
-def test_a_forgotten_function_is_not_shown() -> None:
-    metrics = Metrics(lambda: NOTHING)
-    metrics.adopt(FunctionStats("echo.openfaas-fn")).observe(200, 0.1)
+def test_a_function_that_was_removed_is_not_shown() -> None:
+    stats = FunctionStats("echo.openfaas-fn")
+    stats.observe(200, 0.1)
+    deployed = [(stats, 1, None)]
+    metrics = Metrics(lambda: NOTHING, lambda: deployed)
+    assert b"echo" in metrics.render()
 
-    metrics.forget("echo.openfaas-fn")
+    deployed.clear()
 
     assert b"echo" not in metrics.render()
 
 
 def test_two_platforms_in_one_process_count_apart() -> None:
-    one, other = Metrics(lambda: NOTHING), Metrics(lambda: NOTHING)
+    one = Metrics(lambda: NOTHING, lambda: [(FunctionStats("echo.openfaas-fn", begun=1), 1, None)])
+    other = Metrics(lambda: NOTHING)
 
-    one.adopt(FunctionStats("echo.openfaas-fn")).begun += 1
-
+    assert b"echo" in one.render()
     assert b"echo" not in other.render()
 
 

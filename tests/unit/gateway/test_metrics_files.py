@@ -31,14 +31,15 @@ def exported() -> Exported:
     echo = FunctionId("echo.openfaas-fn@1")
     resident = ResidentStatus(echo, 100, 0, False, False, 0.0)
     device = replace(idle(Device(DeviceId("n1/cpu:0"), "cpu", 1000)), resident=(resident,))
+    stats = FunctionStats("echo.openfaas-fn")
     metrics = Metrics(
         lambda: EngineStatus(
             "lalb", (device,), {echo: 1}, {echo: 1}, {echo: 2}, failing={echo: Failing("no weights", 3, 9.0, 1.0)}
         ),
+        lambda: [(stats, 1, ScalingRule())],
         lambda: {echo: 3},
         lambda: {"reports": QueueStatus(4, 100, 3, 2, 1)},
     )
-    stats = metrics.adopt(FunctionStats("echo.openfaas-fn"), scaling=ScalingRule())
     stats.observe(200, 0.1, hit=True)
     stats.observe_batch(2)  # batch sizes are exported of functions that had a batch
     metrics._observe_request(("GET", "/system/info", "200"), 0.1)
