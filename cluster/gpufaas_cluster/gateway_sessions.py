@@ -87,7 +87,7 @@ class GatewaySessions:
             gateway.counted = before.counted
         self.by_name[name] = gateway
         link.on_lost = lambda why: self._lost(gateway, why)
-        self._service.attach(name, gateway.answer)
+        self._service.gateways[name] = gateway.answer
         log.info("gateway.connected id=%s", name)
         return gateway
 
@@ -203,12 +203,11 @@ class GatewaySessions:
     def _forget(self, gateway: GatewaySession) -> None:
         if self.by_name.get(gateway.name) is gateway:
             del self.by_name[gateway.name]
-            for call in self._service.calls_of(gateway.name):
-                self._service.cancel(call)
-            self._service.detach(gateway.name)
+            self._forget_others(gateway, ())
+            del self._service.gateways[gateway.name]
 
     def _forget_others(self, gateway: GatewaySession, named: Container[CallId]) -> None:
         """Cancel the calls that the engine has of this gateway, but for those that it has *named*."""
-        for call in self._service.calls_of(gateway.name):
-            if call not in named:
+        for call in self._service.engine.calls():
+            if gateway_of(call) == gateway.name and call not in named:
                 self._service.cancel(call)

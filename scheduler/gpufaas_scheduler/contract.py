@@ -64,7 +64,8 @@ class Start(Struct, frozen=True, gc=False):
     """The copy that runs them; None: a new one."""
     parts: tuple[Part, ...] = ()
     """
-    Where the new copy is; `DeviceView.part` is ready-made. Memory 0: what the function's profile says.
+    The new copy is there; `DeviceView.part` is ready-made. A single part says neither memory, which is as in the
+    function's profile, nor a share, which is set later (`Limit`).
 
     Several, where nodes say that they can load them (`Device.loads_parts`): the copy is one, a grant on it holds
     compute on each of its devices, and it goes when one of them goes. Each part says its memory then. It has no local

@@ -68,6 +68,8 @@ _REJECTIONS: Final[Mapping[str, type[GpufaasError]]] = {
     "out_of_memory": OutOfMemory,
     "nested": NestedCall,
     "policy": NotAdmitted,
+    "overloaded": Overloaded,
+    "load_failed": LoadFailed,
 }
 
 OnAnswer = Callable[[CallId, m.Grant | GpufaasError], None]
@@ -101,8 +103,8 @@ class SchedulerService:
         self._refused: dict[CallId, asyncio.Future[m.Grant]] = {}
         self._nodes: dict[DeviceId, NodeCommands] = {}
         """The node of each device."""
-        self._gateways: dict[str, OnAnswer] = {}
-        """Gateways of other processes, by the name that ends the ids of their calls."""
+        self.gateways: dict[str, OnAnswer] = {}
+        """What gets the answers for gateways of other processes, by the name that ends the ids of their calls."""
         self._provider: Provider | None = None
         self._placing: CallId | None = None
         self._placed: m.Grant | GpufaasError | None = None
@@ -163,19 +165,6 @@ class SchedulerService:
         self._refused.pop(call, None)
         self.handle(m.CallerLeft(call))
 
-    # --- gateways of other processes ---
-
-    def attach(self, gateway: str, answer: OnAnswer) -> None:
-        """From now on, answers to calls whose ids end in ``@GATEWAY`` go to *answer*."""
-        self._gateways[gateway] = answer
-
-    def detach(self, gateway: str) -> None:
-        self._gateways.pop(gateway, None)
-
-    def calls_of(self, gateway: str) -> list[CallId]:
-        """Return the calls of *gateway* that wait or run. O(calls): for when a gateway comes or goes."""
-        return [call for call in self.engine.calls() if gateway_of(call) == gateway]
-
     # --- nodes ---
 
     def join(
@@ -203,7 +192,7 @@ class SchedulerService:
         """A node says what happened."""
         if isinstance(fact, m.NodeRefused):
             call = fact.call
-            here = gateway_of(call) not in self._gateways
+            here = gateway_of(call) not in self.gateways
             if call != self._placing and here and self.engine.heeds(fact):
                 # The gateway of this process, which has the grant already, asks for the next one when it learns of the
                 # refusal: that may be after it is granted.
@@ -269,7 +258,7 @@ class SchedulerService:
         if call == self._placing:
             self._placed = answer
             return
-        if self._gateways and (gateway := self._gateways.get(gateway_of(call))) is not None:
+        if self.gateways and (gateway := self.gateways.get(gateway_of(call))) is not None:
             gateway(call, answer)
             return
         future = self._waiting.pop(call, None)
@@ -291,8 +280,5 @@ class SchedulerService:
 
 
 def _rejection(command: m.Reject) -> GpufaasError:
-    if command.code == "overloaded":
-        return Overloaded(command.message, command.retry_after_s)
-    if command.code == "load_failed":
-        return LoadFailed(command.message, command.retry_after_s)
-    return _REJECTIONS.get(command.code, GpufaasError)(command.message)
+    kind = _REJECTIONS.get(command.code, GpufaasError)
+    return kind(command.message, command.retry_after_s) if kind in (Overloaded, LoadFailed) else kind(command.message)

@@ -182,9 +182,9 @@ def try_load(world: World, action: contract.Load) -> str | None:
 
 def _try_load_beside(world: World, owner: FunctionState, action: contract.Load) -> str | None:
     """Do *action*, a load that holds no compute, or return why not."""
-    device = world.devices.get(action.parts[0].device) if len(action.parts) == 1 else None
-    if device is None:
-        return _no_place(action.parts[:1])
+    device = _device_of(world, action.parts)
+    if isinstance(device, str):
+        return device
     if owner.id in device.copies:
         return f"device {device.id} holds {owner.id} already"
     if any(each.loading for each in device.residency):
@@ -201,9 +201,9 @@ def _place_for(
     world: World, owner: FunctionState, action: contract.Start | contract.Load
 ) -> tuple[DeviceState, tuple[Copy, ...]] | str:
     """Return the device for a copy with one part, and the copies to evict there; or why there is none."""
-    device = world.devices.get(action.parts[0].device) if action.parts else None
-    if device is None:
-        return _no_place(action.parts)
+    device = _device_of(world, action.parts)
+    if isinstance(device, str):
+        return device
     if device.preload is not None or not device.has_compute(owner):
         return _busy(device, owner)
     if owner.id in device.copies:
@@ -212,9 +212,16 @@ def _place_for(
     return found.say(owner.id, device.id, device.kind) if isinstance(found, Reason) else (device, found.victims)
 
 
-def _no_place(parts: tuple[Part, ...]) -> str:
-    """Return why there cannot be a new copy with *parts*, of which there is one at most."""
-    return f"there is no device {parts[0].device}" if parts else "a copy has one part, not 0"
+def _device_of(world: World, parts: tuple[Part, ...]) -> DeviceState | str:
+    """Return the device of *parts*, those of a new copy that has one; or why it cannot be there."""
+    if len(parts) != 1:
+        return f"a copy has one part, not {len(parts)}"
+    part, device = parts[0], world.devices.get(parts[0].device)
+    if device is None:
+        return f"there is no device {part.device}"
+    if part.memory or part.share:
+        return f"a copy with one part has its profile's memory and no share at first: say neither for {device.id}"
+    return device
 
 
 def _no_copy(copy: CopyId, call: Call) -> str:

@@ -76,7 +76,7 @@ async def test_the_calls_of_a_grant_may_be_of_several_gateways() -> None:
     scheduler, _, _ = service(cold=True)
     answered: dict[str, list[tuple[CallId, Grant | GpufaasError]]] = {"g1": [], "g2": []}
     for name, answers in answered.items():
-        scheduler.attach(name, lambda call, grant, to=answers: to.append((call, grant)))  # type: ignore[misc]
+        scheduler.gateways[name] = lambda call, grant, to=answers: to.append((call, grant))  # type: ignore[misc]
 
     for call in ("1@g1", "2@g2"):
         scheduler.handle(Arrived(CallId(call), F))
