@@ -43,7 +43,7 @@ class AcceptedCall(Struct, frozen=True):
     function: str
     """``NAME.NAMESPACE``."""
     name: str
-    """As it stood in the URL."""
+    """The name that the URL had."""
     path: bytes
     """Raw, what follows the name: empty, or beginning with ``/``."""
     query: bytes
@@ -107,7 +107,7 @@ class Retry(_Outcome, frozen=True):
 
 
 class Deliver(_Outcome, frozen=True):
-    """It was executed: deliver `answer` to its callback. With `exhausted`, it is a dead letter after that."""
+    """The call was executed: deliver `answer` to its callback. With `exhausted`, it is a dead letter then."""
 
     attempts: int
     answer: KeptAnswer

@@ -32,7 +32,7 @@ _TO_FUNCTIONS: Final = ("/function/", "/async-function/")
 _LOOKUP_S: Final[Seconds] = 0.25
 """The first caller who names a host waits so long at most to hear that it is not known; two wait at a time."""
 _LOOKUPS: Final = 256
-"""Of so many hosts at most it is known for a minute; callers who name others hear nothing."""
+"""The most hosts of which it is known for a minute; callers who name others hear nothing."""
 _TIMEOUT_S: Final[Seconds] = 60.0
 """Without any progress; a large answer may take longer in all."""
 _CONNECT_S: Final[Seconds] = 10.0

@@ -270,7 +270,7 @@ class Call:
         return self._client.call(self.id)
 
     def wait(self, timeout_s: Seconds = ENDLESS) -> CallStatus:
-        """As `Client.wait_for_call`."""
+        """See `Client.wait_for_call`."""
         return self._client.wait_for_call(self.id, timeout_s)
 
     def cancel(self) -> None:
@@ -373,7 +373,7 @@ class AsyncCall:
         return await self._client.call(self.id)
 
     async def wait(self, timeout_s: Seconds = ENDLESS) -> CallStatus:
-        """As `Client.wait_for_call`."""
+        """See `Client.wait_for_call`."""
         return await self._client.wait_for_call(self.id, timeout_s)
 
     async def cancel(self) -> None:

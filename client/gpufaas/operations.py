@@ -147,7 +147,7 @@ def logs(
     Give the lines that a function printed, and the errors of its deployments and loads.
 
     :param follow: go on with new lines, without end
-    :param tail: only the last so many lines
+    :param tail: the number of lines, the last ones
     :param since: with a time zone; only lines of that time or later
     :param instance: only this worker
     :param call_id: only the lines of this call

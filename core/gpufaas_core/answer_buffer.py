@@ -36,7 +36,7 @@ class AnswerBuffer:
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: Bytes) -> None:
-        """:param limit: beyond so many bytes the source pauses, until half of them are read"""
+        """:param limit: the bytes beyond which the source pauses, until half of them are read"""
         self.end: EndHead | None = None
         self.load_s: Seconds = 0.0
         self.phases: tuple[tuple[str, Seconds], ...] = ()

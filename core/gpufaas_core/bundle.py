@@ -77,13 +77,13 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     allow_pickle: bool = False
     """The author accepted that pickled weights can run any code."""
     command: tuple[str, ...] = ()
-    """Of a server: the program and its arguments. ``python`` and ``python3`` are the platform's Python."""
+    """A server's program and its arguments. ``python`` and ``python3`` are the platform's Python."""
     workdir: str = FUNCTION_DIR
-    """Of a server: its working directory inside the bundle; ``.`` is the bundle itself."""
+    """A server's working directory inside the bundle; ``.`` is the bundle itself."""
     port: int = 0
-    """Of a server: the port that its code fixes (5000 in OpenFaaS's templates); 0: the port in PORT."""
+    """The port that a server's code fixes (5000 in OpenFaaS's templates); 0: the port in PORT."""
     env: dict[str, str] = field(default_factory=dict)
-    """Of a server: environment variables of its template; those of the function override them."""
+    """The environment variables of a server's template; those of the function override them."""
     version: int = 1
     """2: it has parts. Older releases refuse it then."""
     needs: Needs | None = None

@@ -35,9 +35,9 @@ class Cost:
     uses: int | None = None
     """The compute that a grant really uses while it runs, in per cent. None: what the function needs."""
     batch: tuple[tuple[int, Seconds], ...] = ()
-    """Service times of so many calls together, by size. Empty: calls of a batch take their times one after another."""
+    """Service times of batches, by their calls. Empty: calls of a batch take their times one after another."""
     share: tuple[tuple[int, float], ...] = ()
-    """Factors on the service time under a cap of so many per cent, by cap. Empty: as much longer as compute is cut."""
+    """Factors on the service time under a cap, by the cap in per cent. Empty: as much longer as compute is cut."""
     beside: Mapping[str, float] = field(default_factory=dict)
     """Factors on the service time while a grant of a function of this name runs on the device; `ANY` for others."""
 

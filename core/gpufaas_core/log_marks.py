@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 MARK_VARIABLE: Final = "GPUFAAS_LOG_MARK"
-"""Where a worker finds its secret in its environment."""
+"""The environment variable in which a worker finds its secret."""
 _SECRET_BYTES: Final = 6
 _LONGEST_CALL: Final = 128
 """Characters: what gateways take of an X-Call-Id."""

@@ -43,7 +43,7 @@ class Work(Protocol):
     left_s: Seconds
     """What was left at `since`, at full speed."""
     slow: float
-    """It takes so many times as long as at full speed."""
+    """The time that it takes, in times of that at full speed."""
 
     @property
     def uses(self) -> int:
@@ -74,7 +74,7 @@ def paced(device: SharedDevice, now: Seconds) -> Iterator[Work]:
 
 
 def recap(device: SharedDevice, function: FunctionId, copy: int, cap: int, now: Seconds) -> None:
-    """The copy may use so much compute from now on. `paced` says what that changes."""
+    """The copy may use *cap* per cent of the compute from now on. `paced` says what that changes."""
     for each in device.running:
         if (each.function, each.copy) == (function, copy):
             ratio = each.truth.share_factor(cap) / each.truth.share_factor(each.cap)

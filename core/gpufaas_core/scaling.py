@@ -26,7 +26,7 @@ class ScalingRule:
     """While the function is in use; see `pinned` for what stays in memory."""
     max: int = 20
     zero: bool = False
-    """It has no copies once it was idle for `zero_duration_s`."""
+    """The function has no copies once it was idle for `zero_duration_s`."""
     zero_duration_s: Seconds = 900.0
     type: str = "rps"
     target: float = 50.0

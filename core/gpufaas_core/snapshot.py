@@ -44,7 +44,7 @@ class ResidentSnapshot(Struct, frozen=True):
     load_age_s: Seconds = 0.0
     """Since the start of its load; 0.0: the load is over."""
     tier: str = ""
-    """Where its weights came from; empty: it loads."""
+    """The tier that its weights came from; empty: it loads."""
     silent: bool = False
     """It owes a sign of life (`messages.CopySilent`)."""
 
@@ -158,7 +158,7 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     """The most grants that ran beside it."""
     goal_s: Seconds | None = None
     ahead: bool = False
-    """It begins when the grant ends that runs on its copy."""
+    """The call begins when the grant ends that runs on its copy."""
 
 
 class BackoffDoc(Struct, frozen=True):
@@ -195,7 +195,7 @@ class ResidentDoc(Struct, frozen=True, omit_defaults=True):
     asked: bool = False
     """It runs a call, and was asked to give back what it was lent."""
     share: int = 0
-    """As the policy has limited it; `slots` and `batch` likewise. 0: it has not."""
+    """The policy's limit, as `slots` and `batch` are; 0: the policy has set none."""
     slots: int = 0
     batch: int = 0
     parts: tuple[Part, ...] = ()
@@ -234,7 +234,7 @@ class DeviceDoc(Struct, frozen=True):
     misses: int = 0
     evictions: int = 0
     closed: bool = False
-    """It is being drained: it takes no new calls."""
+    """The device is being drained: it takes no new calls."""
     at_s: Seconds = 0.0
     """On the writer's clock: comparable with docs of the same epoch only."""
     epoch: int = 0
@@ -274,7 +274,7 @@ class FunctionDoc(Struct, frozen=True):
     """A revision as the scheduler sees it: ``state/functions/FUNCTION``."""
 
     function: Function
-    """As it was deployed."""
+    """The function as it was deployed."""
     holders: tuple[Holder, ...]
     """Its copies that take calls, loading ones included, oldest first."""
     next_copy: int = 0

@@ -20,7 +20,7 @@ from gpufaas_functions.connection import Absent, Body
 MIN: Final[Bytes] = 64 * 1024
 """Smaller bodies and answers are sent in their frames."""
 _EAGER: Final[Bytes] = 1024 * 1024
-"""A body of at most so many bytes is there for as long as its event. Of a larger one, until its call has ended."""
+"""The largest body, in bytes, that is there for as long as its event. A larger one goes with its call."""
 _GRANULE: Final[Bytes] = 256 * 1024
 
 

@@ -45,7 +45,7 @@ class AsyncServer(asyncio.Protocol):
         self._measures = False
         """It will measure."""
         self._turn = 0
-        """Of the loop: a number that grows when what calls sent has gone out."""
+        """The number of this turn of the loop. It grows when what calls sent has gone out."""
         self._full = False
         """The node takes no more, until `_writable`."""
         self._writable: asyncio.Event = asyncio.Event()

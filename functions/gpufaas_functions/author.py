@@ -280,7 +280,7 @@ def _encoding_in(content_type: bytes) -> str:
 
 
 class Context(msgspec.Struct, eq=False):
-    """Where a call runs."""
+    """The place where a call runs."""
 
     call_id: str
     function: str

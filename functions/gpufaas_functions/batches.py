@@ -22,11 +22,11 @@ Result: TypeAlias = HandlerAnswer | BaseException
 """What comes of one call: its answer, or what it fails with."""
 _MOST_TYPES: Final = 64
 _ENOUGH: Final = 16
-"""After so many calls, or one whose body cannot be read so, it is believed that a function does without a reading."""
+"""The calls after which we believe that a function does without a reading; one that cannot be read so is enough."""
 
 
 class BadBatch(TypeError):
-    """What ``handle_batch`` returned is no list of answers."""
+    """What ``handle_batch`` returned is not a list of answers."""
 
 
 def check(function: Any, module: str) -> None:

@@ -24,7 +24,7 @@ from gpufaas_functions.staged import HUGE, map_file
 
 _NAME: Final = "gpufaas-begun"
 AREAS_AT: Final = HUGE
-"""Where the room for bodies begins."""
+"""The place at which the room for bodies begins."""
 AREAS_BYTES: Final = 64 * 1024 * 1024
 """Of that room. It takes memory where it is used."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -51,7 +51,7 @@ class Counts(NamedTuple):
 
 
 def taken(number: int, calls: int) -> int:
-    """Return what is written of so many *calls*, one or two, that are taken back from *number* on."""
+    """Return what is written where this number of *calls*, one or two, is taken back from *number* on."""
     return 2 * number + calls - 1
 
 

@@ -80,7 +80,7 @@ class BodyStream:
         return piece
 
     def room(self) -> Bytes:
-        """Return so much as the node may send more now; 0: nothing has to be said."""
+        """Return how much more the node may send now; 0: nothing has to be said."""
         return 0 if self._whole else self._window.room()
 
 

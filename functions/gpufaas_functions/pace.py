@@ -1,7 +1,7 @@
 """
 Whether the handler of a worker answers so quickly that the thread which waits for calls may run it itself. Pure.
 
-It is found out by the calls before: after some quick ones in a row it counts as quick, after a slow one as slow. One
+The calls before tell: after some quick ones in a row the handler counts as quick, after a slow one as slow. A handler
 that is slow again and again has to be quick for longer each time.
 """
 
@@ -12,12 +12,12 @@ from gpufaas_core.model import Seconds
 QUICK_S: Final[Seconds] = 0.001
 """A call that takes longer is slow."""
 FIRST: Final = 4
-"""So many quick calls in a row are enough for a new worker."""
+"""The quick calls in a row that are enough for a new worker."""
 AGAIN: Final = 32
 """As `FIRST`, after a slow call."""
 _MOST: Final = 4096
 _RELAPSE: Final = 8
-"""A slow call within so many times the calls that it took to be quick doubles their number."""
+"""A slow call within this many times the calls that it took to be quick doubles their number."""
 
 
 class Pace:

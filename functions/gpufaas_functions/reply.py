@@ -17,7 +17,7 @@ from gpufaas_functions.areas import Area
 from gpufaas_functions.author import HandlerAnswer
 
 _JOINED: Final = 16 * 1024
-"""A piece of at most so many bytes goes with its prefix, at once: to copy it costs less than to send twice."""
+"""The largest piece, in bytes, that goes at once with its prefix: to copy it costs less than to send twice."""
 _FRAMING: Final = 64
 """Bytes of a head, or of one of its headers, beside names and values, at most."""
 Small: TypeAlias = "tuple[int, AnswerHead, bytes]"
@@ -130,7 +130,7 @@ class Reply:
         self._out.send(encode_frame(Kind.END, end, lane=self._lane))
 
     def room(self, room: Bytes) -> None:
-        """Let the node send so much more of the body of the call."""
+        """Let the node send *room* bytes more of the body of the call."""
         self._out.send(encode_frame(Kind.ROOM, RoomHead(room), lane=self._lane))
 
     def drop(self, number: int) -> None:

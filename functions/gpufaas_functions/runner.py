@@ -76,7 +76,7 @@ class WorkerStart(msgspec.Struct, frozen=True):
     counts: bool = False
     """The file is attached in which it counts what it begins (`begun`)."""
     parks: bool = False
-    """It may be parked: it keeps what its self-check says after the load."""
+    """The worker may be parked: it keeps what its self-check says after the load."""
     ports_limited: bool = False
     """The worker may connect to some TCP ports only."""
     known: int = 0

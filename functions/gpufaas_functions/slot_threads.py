@@ -34,11 +34,11 @@ from gpufaas_functions.thread_state import ThreadState
 BROKEN: Final = 70
 """Exit status of a worker that cannot serve any more; the zygote has the same."""
 LOOK_S: Final[Seconds] = 0.004
-"""Of the watch: another thread leads after one or two looks at the same call."""
+"""The time between two looks of the watch. After one or two at the same call, another thread leads."""
 _LOOKS: Final = 5
-"""The watch sleeps after so many looks at which no call ran."""
+"""The watch sleeps after this many looks at which no call ran."""
 _LOOKS_S: Final[Seconds] = 0.02
-"""An answer that streams from the only thread looks so often whether its caller has left."""
+"""The time between two looks of an answer that streams from the only thread whether its caller has left."""
 
 
 class Slots(Turns):

@@ -25,7 +25,7 @@ from gpufaas_core.errors import LoadFailed
 from gpufaas_core.model import Bytes
 
 Identity = tuple[int, int]
-"""Of a file: its device and inode."""
+"""The device and inode of a file."""
 
 HUGE: Final = 2 * 1024 * 1024
 _FAILED: Final = ctypes.c_void_p(-1).value  # MAP_FAILED

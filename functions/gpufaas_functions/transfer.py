@@ -48,13 +48,13 @@ class CudaTarget:
         self._pins = True
 
     def empty(self, size: Bytes) -> "Tensor":
-        """Return so many bytes of its memory."""
+        """Return *size* bytes of its memory."""
         self._made_on = self._torch.cuda.current_stream(self._device)
         made: Tensor = self._torch.empty(size, dtype=self._torch.uint8, device=self._device)
         return made
 
     def buffer(self, size: Bytes) -> "Tensor":
-        """Return so many bytes of host memory that it copies from."""
+        """Return *size* bytes of host memory that it copies from."""
         made: Tensor
         if self._pins:
             try:

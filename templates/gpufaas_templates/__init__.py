@@ -44,15 +44,15 @@ class Template:
     handler_folder: str = FUNCTION_DIR
     welcome_message: str = ""
     command: tuple[str, ...] = ()
-    """Of a server: its program and arguments."""
+    """A server's program and arguments."""
     workdir: str = FUNCTION_DIR
-    """Of a server: its working directory; ``.``: the template's own files are there, as in OpenFaaS's images."""
+    """A server's working directory; ``.``: the template's own files are there, as in OpenFaaS's images."""
     port: int = 0
-    """Of a server: the port in its code; 0: it listens on PORT."""
+    """The port in a server's code; 0: it listens on PORT."""
     env: dict[str, str] = field(default_factory=dict)
-    """Of a server: the variables that its Dockerfile sets."""
+    """The variables that a server's Dockerfile sets."""
     packages: tuple[str, ...] = ()
-    """Of an image: our Python packages that are copied to ``gpufaas/`` in its build context."""
+    """Our Python packages that are copied to ``gpufaas/`` in the build context of an image."""
     limits: dict[str, str] = field(default_factory=dict)
     """Limits of a new function's entry in the stack file: ``memory``."""
 

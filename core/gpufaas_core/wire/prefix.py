@@ -59,7 +59,7 @@ class FrameReader:
     __slots__ = ("_end", "_left", "_max_body", "_max_header")
 
     def __init__(self, max_body: Bytes = MAX_BODY, lanes: int = 1, max_header: Bytes = MAX_HEADER) -> None:
-        """:param lanes: so many there are: frames of others are broken"""
+        """:param lanes: their number: frames of others are broken"""
         self._left = bytearray()
         self._max_body = max_body
         self._max_header = max_header
