@@ -428,7 +428,7 @@ def draw(results: Results, folder: Path, workloads: Sequence[str]) -> None:
     }
     plots.save(plots.lines(list(LIMITS), series, "O3 limit", "mean latency, s"), folder / "o3-limit.svg")
     timeline = Timeline()
-    record, _ = simulate(synthetic.make_workload(working_set=35), engine_header("lalb-o3"), observer=timeline)
+    record, _ = simulate(synthetic.make_workload(working_set=35), engine_header("lalb-o3"), observers=[timeline])
     figure = plots.residency(timeline.stays(record.end_s), record.end_s, "LALB-O3, 35 functions, 325/min")
     plots.save(figure, folder / "resident-lalb-o3.png")
 

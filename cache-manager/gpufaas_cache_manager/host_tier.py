@@ -19,6 +19,7 @@ from typing import Final, Generic, TypeVar
 from gpufaas_core._types import Bytes, Seconds
 
 KeyT = TypeVar("KeyT", bound=Hashable)
+WorkerT = TypeVar("WorkerT", bound=Hashable)
 
 HALF_LIFE_S: Final[Seconds] = 600.0
 
@@ -31,8 +32,11 @@ class _Kept:
     """No start gets these weights any more: they go with their last mapping."""
 
 
-class HostTier(Generic[KeyT]):
-    """See module. A key names weights: by their digest on a node, by their function in the simulator."""
+class HostTier(Generic[KeyT, WorkerT]):
+    """
+    See module. A key names weights: by their digest on a node, by their function in the simulator. A worker is named by
+    its number on a node, by the place of its copy in the simulator.
+    """
 
     def __init__(self, budget: Bytes, most: int = maxsize) -> None:
         """:param most: how many may be kept: each is an open file of the node"""
@@ -44,8 +48,8 @@ class HostTier(Generic[KeyT]):
         """The logarithm of how often and how recently weights were asked for; also of those that are not kept."""
         self._saves: dict[KeyT, float] = {}
         """The logarithm of the seconds that a start saves for each byte of them."""
-        self.parked: dict[int, Bytes] = {}
-        """What parked workers hold, by their number; the one that was parked first before others."""
+        self.parked: dict[WorkerT, Bytes] = {}
+        """What parked workers hold; the one that was parked first before others."""
         self._aside: Bytes = 0
 
     def __contains__(self, key: KeyT) -> bool:
@@ -95,7 +99,7 @@ class HostTier(Generic[KeyT]):
         """Return what orders weights: those worth least go first."""
         return self._worth.get(key, -inf) + self._saves.get(key, 0.0)
 
-    def park(self, worker: int, size: Bytes) -> bool:
+    def park(self, worker: WorkerT, size: Bytes) -> bool:
         """Charge what a parked worker holds. False: there is no room for it."""
         if self.used + size > self.budget:
             return False
@@ -103,12 +107,12 @@ class HostTier(Generic[KeyT]):
         self.used += size
         return True
 
-    def repark(self, worker: int, size: Bytes) -> None:
+    def repark(self, worker: WorkerT, size: Bytes) -> None:
         """It holds *size* bytes."""
         self.used += size - self.parked[worker]
         self.parked[worker] = size
 
-    def unpark(self, worker: int) -> None:
+    def unpark(self, worker: WorkerT) -> None:
         self.used -= self.parked.pop(worker, 0)
 
     def set_aside(self, size: Bytes) -> bool:
@@ -122,9 +126,9 @@ class HostTier(Generic[KeyT]):
         self.used += size
         return True
 
-    def crowding(self, size: Bytes, apart: int = 0) -> list[int]:
+    def crowding(self, size: Bytes, apart: WorkerT | None = None) -> list[WorkerT]:
         """Return the parked workers that have to end before there is room for *size* bytes, but not *apart*."""
-        short, found = self.used + size - self.budget, []
+        short, found = self.used + size - self.budget, list[WorkerT]()
         for worker, held in self.parked.items():
             if short <= 0:
                 break

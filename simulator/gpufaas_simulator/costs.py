@@ -5,10 +5,11 @@ starts from what is planned (`SimulatedFunction.planned`) and may learn.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from gpufaas_core.cost import Truth, truth
-from gpufaas_core.model import ALL_COMPUTE, FunctionId, Seconds
+from gpufaas_core.cost import Cost, Truth, truth
+from gpufaas_core.model import ALL_COMPUTE, FunctionId
 from gpufaas_simulator.workload import SimulatedFunction
 
 
@@ -24,18 +25,24 @@ def mixes(function: SimulatedFunction) -> bool:
     )
 
 
-class CostModel:
-    """The true costs of all revisions."""
+class Revisions:
+    """The current revision of each function, and the true costs of all revisions."""
 
-    def __init__(self) -> None:
-        self._known: dict[FunctionId, SimulatedFunction] = {}
+    def __init__(self, functions: Sequence[SimulatedFunction]) -> None:
+        self.current = [FunctionId(each.name) for each in functions]
+        """By the function's index in the workload."""
+        self._count = [1] * len(functions)
+        self._known = dict(zip(self.current, functions, strict=True))
         self._truths: dict[tuple[FunctionId, str], Truth] = {}
 
-    def add(self, revision: FunctionId, function: SimulatedFunction) -> None:
-        self._known[revision] = function
-
-    def function(self, revision: FunctionId) -> SimulatedFunction:
-        return self._known[revision]
+    def update(self, index: int, costs: Mapping[str, Cost] | None) -> tuple[FunctionId, FunctionId, SimulatedFunction]:
+        """Start a new revision; return the old id, the new id, and the new function."""
+        old = self.current[index]
+        before = self._known[old]
+        self._count[index] += 1
+        new = self.current[index] = FunctionId(f"{before.name}@{self._count[index]}")
+        after = self._known[new] = before if costs is None else replace(before, costs=costs, planned={})
+        return old, new, after
 
     def of(self, function: FunctionId, kind: str) -> Truth:
         """:raises KeyError: *function* has no costs for devices of *kind*: the engine placed it wrongly"""
@@ -48,14 +55,3 @@ class CostModel:
                 raise KeyError(key)
             found = self._truths[key] = truth(known.name, known.need, cost)
         return found
-
-    def service_s(
-        self, function: FunctionId, kind: str, batch: int = 1, share: int = ALL_COMPUTE,
-        neighbours: Collection[FunctionId] = (),
-    ) -> Seconds:  # fmt: skip
-        """Return how long *batch* calls take together: see `Truth.service_s`."""
-        return self.of(function, kind).service_s(batch, share, [self.of(each, kind) for each in neighbours])
-
-    def load_s(self, function: FunctionId, kind: str, *, from_host: bool = False) -> Seconds:
-        cost = self.of(function, kind).cost
-        return cost.load_s if cost.host_load_s is None or not from_host else cost.host_load_s

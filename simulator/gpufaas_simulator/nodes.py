@@ -1,5 +1,5 @@
 """
-The state of simulated nodes: devices, host memory, running grants, and revisions of functions with their true costs.
+The state of simulated nodes: devices, host memory, and running grants.
 
 Functions that need a whole device occupy it: it does one thing at a time, a load without a call occupies it like any
 load, and work that starts meanwhile begins after it. Calls of other functions wait only for their own load.
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -19,8 +19,7 @@ from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core import messages as m
 from gpufaas_core.cost import Cost, Truth
 from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, DeviceId, FunctionId, NodeId, Seconds, node_of
-from gpufaas_simulator.costs import CostModel
-from gpufaas_simulator.workload import SimulatedDevice, SimulatedFunction
+from gpufaas_simulator.workload import SimulatedDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +44,13 @@ class HostMemory:
     device, so it needs them no longer than it lasts. A parked copy has weights of its own there.
     """
 
-    __slots__ = ("_coming", "_count", "_numbers", "_read_until", "node", "parked", "parks", "tier")
+    __slots__ = ("_coming", "_read_until", "node", "parks", "tier")
 
     def __init__(self, node: NodeId, size: Bytes, *, parks: bool = False) -> None:
         self.node = node
-        """As the engine knows it."""
+        """The name by which the engine knows it."""
         self.parks = parks
-        self.parked: dict[int, Place] = {}
-        """The parked copies, by their number in `tier`."""
-        self._numbers: dict[Place, int] = {}
-        self._count = 0
-        self.tier: HostTier[FunctionId] = HostTier(size)
+        self.tier: HostTier[FunctionId, Place] = HostTier(size)
         self._coming: set[FunctionId] = set()
         """What the engine asked for and is not read yet."""
         self._read_until: Seconds = 0.0
@@ -98,35 +93,29 @@ class HostMemory:
         return [*facts, *(m.Unstaged(self.node, each) for each in gone)], self._read_until
 
     def park(self, device: DeviceId, copy: CopyKey, size: Bytes) -> list[m.Event]:
-        """A copy is to be parked that holds *size* bytes then. Return what the engine is told at once."""
-        self._count += 1
-        number = self._count
-        place = device, *copy
-        if self.parks and self.tier.park(number, size):
-            self._numbers[place], self.parked[number] = number, place
+        """Park a copy, which holds *size* bytes then, if there is room. Return what the engine is told at once."""
+        if self.parks and self.tier.park((device, *copy), size):
             return []
         unparked: list[m.Event] = [m.Unparked(copy[0], device, copy[1], "there is no room for it")]
         return [*unparked, *self._crowd_out(size)]
 
     def unpark(self, device: DeviceId, copy: CopyKey) -> bool:
         """A copy wakes, or ends. Return whether it was parked."""
-        number = self._numbers.pop((device, *copy), None)
-        if number is None:
-            return False
-        del self.parked[number]
-        self.tier.unpark(number)
-        return True
+        place = device, *copy
+        parked = place in self.tier.parked
+        self.tier.unpark(place)
+        return parked
 
     def leave(self, device: DeviceId) -> None:
         """The device is gone with its parked copies."""
-        for place in [each for each in self.parked.values() if each[0] == device]:
-            self.unpark(device, place[1:])
+        for place in [each for each in self.tier.parked if each[0] == device]:
+            self.tier.unpark(place)
 
     def _crowd_out(self, size: Bytes) -> list[m.Event]:
         facts: list[m.Event] = []
-        for number in self.tier.crowding(size):
-            device, function, copy = self.parked[number]
-            self.unpark(device, (function, copy))
+        for place in self.tier.crowding(size):
+            self.tier.unpark(place)
+            device, function, copy = place
             facts.append(m.Unparked(function, device, copy, "its node needs the memory"))
         return facts
 
@@ -229,28 +218,3 @@ class Running(Struct, eq=False, gc=False):
     @property
     def uses(self) -> int:
         return min(self.truth.uses, self.cap)
-
-
-class Revisions:
-    """The current revision of each function, and the true costs of all revisions."""
-
-    def __init__(self, functions: Sequence[SimulatedFunction]) -> None:
-        self.costs = CostModel()
-        self.current: list[FunctionId] = []
-        """By the function's index in the workload."""
-        self._count = [1] * len(functions)
-        for each in functions:
-            function = FunctionId(each.name)
-            self.current.append(function)
-            self.costs.add(function, each)
-
-    def update(self, index: int, costs: Mapping[str, Cost] | None) -> tuple[FunctionId, FunctionId, SimulatedFunction]:
-        """Start a new revision; return the old id, the new id, and the new function."""
-        old = self.current[index]
-        before = self.costs.function(old)
-        self._count[index] += 1
-        new = FunctionId(f"{before.name}@{self._count[index]}")
-        after = before if costs is None else replace(before, costs=costs, planned={})
-        self.current[index] = new
-        self.costs.add(new, after)
-        return old, new, after

@@ -7,7 +7,7 @@ A grant or load puts its end into the calendar when it begins. `simulation` take
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heappush
@@ -17,8 +17,9 @@ from gpufaas_core import messages as m
 from gpufaas_core.cost import Truth
 from gpufaas_core.model import ALL_COMPUTE, CallId, CopyId, DeviceId, FunctionId, Part, Seconds, copy_id, copy_of
 from gpufaas_simulator.calendar import Calendar, Loading
-from gpufaas_simulator.costs import mixes
-from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Revisions, Running, SimulatedDeviceState
+from gpufaas_simulator.costs import Revisions, mixes
+from gpufaas_simulator.decisions import Done, Evicted, LoadBegun, Observer, Started
+from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Running, SimulatedDeviceState
 from gpufaas_simulator.record import FAILED, FALSE_MISS, HIT, MISS, Record
 from gpufaas_simulator.times import TrueTimes
 from gpufaas_simulator.workload import FunctionUpdated, SimulatedFunction, Workload
@@ -32,35 +33,17 @@ class Decides(Protocol):
     def handle(self, event: m.Event, now: Seconds) -> list[m.Command]: ...
 
 
-class Observer(Protocol):
-    """Gets what the nodes do, in order of time. Functions have the names of their revisions: ``f``, ``f@2``."""
-
-    def started(
-        self, t: Seconds, calls: tuple[int, ...], function: str, device: str, hit: bool, victims: tuple[str, ...],
-        local: bool,
-    ) -> None: ...  # fmt: skip
-
-    def loading(self, t: Seconds, function: str, device: str, victims: tuple[str, ...]) -> None:
-        """A load without a call."""
-
-    def evicted(self, t: Seconds, function: str, device: str) -> None:
-        """An eviction that is not for a load: a revision was removed, or there was one copy too many."""
-
-    def left(self, t: Seconds, device: str) -> None: ...
-
-
 class Nodes:
     """All nodes of one simulation, and what they are busy with. The parameters are those of `Simulation`."""
 
-    def __init__(self, workload: Workload, engine: Decides, noise: Noise | None, observer: Observer | None) -> None:
+    def __init__(self, workload: Workload, engine: Decides, noise: Noise | None, observers: Sequence[Observer]) -> None:
         self.workload = workload
         self.engine = engine
         self.now: Seconds = 0.0
         self.record = Record(workload)
-        self._observer = observer
+        self._observers = observers
         self._revisions = Revisions(workload.functions)
-        self._costs = self._revisions.costs
-        self._times = TrueTimes(self._costs, workload, noise or Noise())
+        self._times = TrueTimes(self._revisions, workload, noise or Noise())
         self._devices: dict[DeviceId, SimulatedDeviceState] = {}
         self._calendar = Calendar()
         self._under_way = self._calendar.entries
@@ -99,6 +82,10 @@ class Nodes:
                 self._provide(command)
             # No memory is measured, so none is resized; and loads have no times of fetching.
 
+    def _did(self, done: Done) -> None:
+        for tell in self._observers:
+            tell(done)
+
     def _provide(self, command: m.Procure | m.Release) -> None:
         """A node is procured, or given back."""
         raise NotImplementedError
@@ -109,7 +96,7 @@ class Nodes:
         place, function, order = parts[0].device, grant.function, grant.number * 3
         device = self._devices[place]
         devices = device.itself if len(parts) == 1 else tuple([self._devices[each.device] for each in parts])
-        truth = self._costs.of(function, device.kind)
+        truth = self._revisions.of(function, device.kind)
         cap = parts[0].share or truth.cap
         if self._caps:
             cap = self._caps.get((function, grant.copy), cap)
@@ -151,10 +138,9 @@ class Nodes:
                 device.busy_s += end - begin
             elif cold or truth.whole:
                 self._occupy(truth, devices, (function, grant.copy), begin, end if truth.whole else ready)
-        observer = self._observer
-        if observer is not None:
-            tell = partial(observer.started, begin, numbers(calls), function, place, not cold, victims, grant.local)
-            self._calendar.at(begin, self.now, order, devices, tell)
+        if self._observers:
+            done = Started(begin, function, place, victims, numbers(calls), not cold, grant.local)
+            self._calendar.at(begin, self.now, order, devices, partial(self._did, done))
 
     def _runs_beside(self, running: Running, begin: Seconds, ready: Seconds | None) -> None:
         """A grant starts that may run beside others. Its service begins at *begin*; on a miss, when it is loaded."""
@@ -168,7 +154,7 @@ class Nodes:
     def _load(self, command: m.LoadCopy) -> None:
         parts, function, order = command.parts, command.function, command.number * 3
         devices = tuple([self._devices[each.device] for each in parts])
-        truth = self._costs.of(function, devices[0].kind)
+        truth = self._revisions.of(function, devices[0].kind)
         begin = self.now if command.beside else self._begins(truth, devices, None)
         victims = self.record.hold(function, command.device, command.copy, command.victims, self.now)
         load_s, tier = self._loads(function, command.copy, devices, parts)
@@ -185,10 +171,9 @@ class Nodes:
         self.record.prefetches += 1
         loaded = m.Loaded(function, command.device, ready - begin, 0, command.copy, tier)
         heappush(self._under_way, (ready, order + 1, 0, Loading(loaded, devices)))
-        observer = self._observer
-        if observer is not None:
-            tell = partial(observer.loading, begin, function, command.device, victims)
-            self._calendar.at(begin, self.now, order, devices, tell)
+        if self._observers:
+            done = LoadBegun(begin, function, command.device, victims)
+            self._calendar.at(begin, self.now, order, devices, partial(self._did, done))
 
     def _begins(self, truth: Truth, devices: tuple[SimulatedDeviceState, ...], hit: CopyKey | None) -> Seconds:
         """
@@ -239,7 +224,7 @@ class Nodes:
     def _limit(self, command: m.SetLimit) -> None:
         function, copy = command.function, command.copy
         device = self._devices[command.device]
-        cap = command.share or self._costs.of(function, device.kind).cap
+        cap = command.share or self._revisions.of(function, device.kind).cap
         self._caps[function, copy] = cap
         self._calendar.cap(function, copy, device.itself, cap, self.now)
 
@@ -274,7 +259,7 @@ class Nodes:
     ) -> tuple[Seconds, str]:
         """Return how long a load takes, or the wake of a parked copy, and where its weights come from."""
         device = devices[0]
-        cost = self._costs.of(function, device.kind).cost
+        cost = self._revisions.of(function, device.kind).cost
         wake_s = cost.wakes_in_s
         if device.host is not None and wake_s is not None and device.host.unpark(device.device.id, (function, copy)):
             device.host.ask(function, cost, self.now)
@@ -290,7 +275,7 @@ class Nodes:
         for name in names:
             copy = copy_of(name)
             if device.host is not None:
-                size = self._costs.of(copy[0], device.kind).cost.occupation
+                size = self._revisions.of(copy[0], device.kind).cost.occupation
                 facts += device.host.park(device.device.id, copy, size)
         if facts:
             self._calendar.last(self.now, lambda: self._tell(device, facts), (device,))
@@ -303,24 +288,23 @@ class Nodes:
         self.record.evictions += 1
         self._caps.pop((command.function, command.copy), None)
         if command.to == "host" and device.host is not None:
-            device.host.ask(command.function, self._costs.of(command.function, device.kind).cost, self.now)
+            device.host.ask(command.function, self._revisions.of(command.function, device.kind).cost, self.now)
             self._keep(device.host, device, command.function)
             if device.host.parks:
                 self._park(device, (copy_id(command.function, command.copy),))
-        if self._observer is not None:
-            self._observer.evicted(self.now, command.function, command.device)
+        self._did(Evicted(self.now, command.function, command.device))
 
     # --- host memory --------------------------------------------------------------------------------------------------
 
     def _keep(self, host: HostMemory, device: SimulatedDeviceState, function: FunctionId) -> None:
         """The weights of *function* were read on the node of *device*: its host memory keeps them, or does not."""
-        self._tell(device, host.keep(function, self._costs.of(function, device.kind).cost))
+        self._tell(device, host.keep(function, self._revisions.of(function, device.kind).cost))
 
     def _stage(self, command: m.Stage) -> None:
         """The weights are read beside all that the devices do, after what else was asked for."""
         function = command.function
         device = next(each for each in self._devices.values() if each.known and each.device.node == command.node)
-        cost, host = self._costs.of(function, device.kind).cost, device.host
+        cost, host = self._revisions.of(function, device.kind).cost, device.host
         assert host is not None
         self.record.staged += 1
         facts, at = host.bring(function, cost, self.now)

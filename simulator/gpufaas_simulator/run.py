@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gpufaas_core.model import CallId
 from gpufaas_scheduler.journal import Header
 from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec, policy_spec
+from gpufaas_simulator.decisions import Observer
 from gpufaas_simulator.nodes import Noise
-from gpufaas_simulator.nodes_at_work import Observer
 from gpufaas_simulator.record import Record
 from gpufaas_simulator.report import Report, report
 from gpufaas_simulator.simulation import Simulation
@@ -26,7 +26,7 @@ def simulate(
     header: Header | None = None,
     *,
     noise: Noise | None = None,
-    observer: Observer | None = None,
+    observers: Sequence[Observer] = (),
     progress: Callable[[int], object] | None = None,
     explain: int | None = None,
 ) -> tuple[Record, Report]:
@@ -38,7 +38,7 @@ def simulate(
     engine = (header or engine_header()).engine()
     if explain is not None:
         engine.remember(max(1, len(workload)))
-    record = Simulation(workload, engine, noise=noise, observer=observer, progress=progress).run()
+    record = Simulation(workload, engine, noise=noise, observers=observers, progress=progress).run()
     if explain is not None:
         record.explanation = engine.explain(CallId(str(explain)), record.end_s)
     return record, report(record, engine.policy.name)

@@ -18,9 +18,10 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds
 from gpufaas_core.snapshot import StagedWeights
 from gpufaas_simulator.calendar import Later, Loading
+from gpufaas_simulator.decisions import Left, Observer
 from gpufaas_simulator.fleet import Fleet
 from gpufaas_simulator.nodes import HostMemory, Noise, Running, SimulatedDeviceState
-from gpufaas_simulator.nodes_at_work import Decides, Nodes, Observer, numbers
+from gpufaas_simulator.nodes_at_work import Decides, Nodes, numbers
 from gpufaas_simulator.record import COMPLETED, FAILED, Record
 from gpufaas_simulator.workload import (
     Change,
@@ -53,10 +54,10 @@ class Simulation(Nodes):
         engine: Decides,
         *,
         noise: Noise | None = None,
-        observer: Observer | None = None,
+        observers: Sequence[Observer] = (),
         progress: Callable[[int], object] | None = None,
     ) -> None:
-        super().__init__(workload, engine, noise, observer)
+        super().__init__(workload, engine, noise, observers)
         self._progress = progress
         self._told = _PROGRESS_EVERY
         """Of how many ended calls *progress* is told next."""
@@ -222,8 +223,7 @@ class Simulation(Nodes):
         if state.host is not None:
             state.host.leave(device)
         self.record.release_all(device, self.now)
-        if self._observer is not None:
-            self._observer.left(self.now, device)
+        self._did(Left(self.now, device))
         self._hear(m.DeviceLeft(device, "left"))
         node = state.device.node
         if all(each.device.node != node for each in self._devices.values()) and self._fleet.left(node, self.now):

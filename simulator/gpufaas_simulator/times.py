@@ -7,14 +7,14 @@ from statistics import fmean
 
 from gpufaas_core.cost import Truth
 from gpufaas_core.model import FunctionId, Part, Seconds
-from gpufaas_simulator.costs import CostModel
+from gpufaas_simulator.costs import Revisions
 from gpufaas_simulator.nodes import Noise, SimulatedDeviceState
 from gpufaas_simulator.workload import Workload
 
 
 class TrueTimes:
-    def __init__(self, costs: CostModel, workload: Workload, noise: Noise) -> None:
-        self._costs = costs
+    def __init__(self, revisions: Revisions, workload: Workload, noise: Noise) -> None:
+        self._revisions = revisions
         self.given = workload.service_s
         self.noise = noise
 
@@ -44,9 +44,11 @@ class TrueTimes:
 
     def _part_s(self, function: FunctionId, device: SimulatedDeviceState, now: Seconds) -> tuple[Seconds, bool]:
         """Return the time of a load of all weights on *device*, and whether they are in the host memory there."""
-        cost, host = self._costs.of(function, device.kind).cost, device.host
-        staged = host is not None and host.ask(function, cost, now)
-        return self._costs.load_s(function, device.kind, from_host=staged), staged
+        cost, host = self._revisions.of(function, device.kind).cost, device.host
+        if host is not None and host.ask(function, cost, now):
+            assert cost.host_load_s is not None
+            return cost.host_load_s, True
+        return cost.load_s, False
 
     def serves(
         self, calls: tuple[int, ...], function: FunctionId, truth: Truth, devices: tuple[SimulatedDeviceState, ...],
@@ -56,7 +58,7 @@ class TrueTimes:
         given, factors = self.given, self.noise.service
         service_s = truth.service_s(len(calls), cap)
         for each in devices[1:]:
-            service_s = max(service_s, self._costs.service_s(function, each.kind, len(calls), cap))
+            service_s = max(service_s, self._revisions.of(function, each.kind).service_s(len(calls), cap))
         if given is not None:
             cost_s = truth.cost.service_s
             if len(calls) == 1:

@@ -91,7 +91,7 @@ class Rig:
         self.facts: list[Event] = []
         self.said: list[str] = []
         self.corrupt: list[str] = []
-        self.tier = HostTier[str](budget)
+        self.tier = HostTier[str, int](budget)
         self.cache = HostCache(self.tier, self.said.append, lambda each: self.corrupt.append(each.path))
         self.node = Node(
             open_devices(["cpu:0=600MiB"], NodeId("n")), self.bundles, Lines(), self.facts.append,

@@ -89,7 +89,7 @@ class Rig:
     def __init__(self, root: Path, budget: int) -> None:
         self.bundles = Bundles(root)
         self.facts: list[Event] = []
-        self.cache = HostCache(HostTier[str](budget))
+        self.cache = HostCache(HostTier[str, int](budget))
         self.node = Node(
             open_devices(["cpu:0=220MiB"], NodeId("n")), self.bundles, Lines(), self.facts.append,
             settings=NodeSettings(park="on"), enforcement=Enforcement("rlimit"), host_cache=self.cache,
@@ -289,7 +289,7 @@ async def test_parked_workers_are_within_the_budget_of_the_host_tier_and_give_wa
 
 def test_nothing_is_parked_without_the_setting_or_without_memory_for_it() -> None:
     for budget, park in ((0, True), (MEMORY, False)):
-        parks = ParkedWorkers(HostCache(HostTier[str](budget)), park)
+        parks = ParkedWorkers(HostCache(HostTier[str, int](budget)), park)
         assert not parks.enabled
         assert parks.take(object()) == "this node does not park"  # type: ignore[arg-type]
 

@@ -133,7 +133,7 @@ def _run(
     from gpufaas_simulator.decisions import DecisionLog, whole_file
     from gpufaas_simulator.entries import workload_json
     from gpufaas_simulator.run import simulate
-    from gpufaas_simulator.timeline import Several, Timeline
+    from gpufaas_simulator.timeline import Timeline
 
     explain, runs = wanted.explain, list[simulations.Run]()
     settings = source.settings()
@@ -150,12 +150,11 @@ def _run(
                 with ExitStack() as files:
                     log = DecisionLog(files.enter_context(whole_file(wanted.decisions))) if wanted.decisions else None
                     timeline = Timeline() if wanted.plots is not None and seed == seeds.start else None
-                    observers = [each for each in (log, timeline) if each is not None]
                     record, found = simulate(
                         workload,
                         header,
                         noise=deviation.noise(workload, seed),  # drawn anew for each policy: the same factors
-                        observer=Several(observers) if observers else None,
+                        observers=[each for each in (log, timeline) if each is not None],
                         explain=explain,
                         progress=_progress(tell, len(runs), f"{header.policy}, {workload.name}", len(workload)),
                     )

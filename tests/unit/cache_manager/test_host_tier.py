@@ -7,11 +7,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gpufaas_cache_manager.host_tier import HALF_LIFE_S, HostTier
 
 
-def tier(budget: int = 100) -> HostTier[str]:
-    return HostTier[str](budget)
+def tier(budget: int = 100) -> HostTier[str, int]:
+    return HostTier[str, int](budget)
 
 
-def ask(host: HostTier[str], key: str, now: float, size: int = 50, saves_s: float = 1.0) -> list[str] | None:
+def ask(host: HostTier[str, int], key: str, now: float, size: int = 50, saves_s: float = 1.0) -> list[str] | None:
     host.asked(key, now)
     return host.keep(key, size, saves_s)
 
@@ -72,7 +72,7 @@ def test_what_is_set_aside_is_half_of_the_budget_at_most_and_others_give_way_to_
 
 
 def test_no_more_files_are_kept_than_a_node_may_have_open() -> None:
-    host = HostTier[str](100, 2)
+    host = HostTier[str, int](100, 2)
     for now, key in enumerate(("once", "twice", "twice")):
         ask(host, key, float(now), size=10)
     assert ask(host, "new", 3.0, size=10) == ["once"]

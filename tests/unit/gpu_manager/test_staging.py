@@ -30,7 +30,7 @@ class Rig:
         self.manifests: dict[str, Manifest] = {}
         self.facts: list[Event] = []
         self.said: list[str] = []
-        self.tier = HostTier[str](BUDGET, 20)
+        self.tier = HostTier[str, int](BUDGET, 20)
         self.cache = HostCache(self.tier, self.said.append)
         self.staging = Staging(NodeId("n"), self.cache, self, self.facts.append, None)
 

@@ -81,7 +81,7 @@ def test_roles_alone_are_a_policy_too() -> None:
 
     def log(spec: str) -> bytes:
         out = BytesIO()
-        simulate(workload, engine_header(spec), observer=DecisionLog(out))
+        simulate(workload, engine_header(spec), observers=[DecisionLog(out)])
         return out.getvalue()
 
     assert log("lalb-o3:o3_limit=3") == log("order=o3:o3_limit=3+placement=locality")

@@ -166,7 +166,7 @@ def digest(name: str, policy: str) -> str:
     make, cv, seed = CASES[name]
     workload = make()
     out = BytesIO()
-    simulate(workload, engine_header(policy), noise=deviating(workload, cv, seed), observer=DecisionLog(out))
+    simulate(workload, engine_header(policy), noise=deviating(workload, cv, seed), observers=[DecisionLog(out)])
     return hashlib.sha256(out.getvalue()).hexdigest()
 
 

@@ -14,7 +14,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Part
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.engine import Engine
-from gpufaas_simulator.costs import CostModel
+from gpufaas_simulator.costs import Revisions
 from gpufaas_simulator.entries import workload_json
 from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.record import COMPLETED, FAILED, PENDING, Record
@@ -272,15 +272,13 @@ def test_the_cost_model_answers_what_nodes_do(written: Write) -> None:
     given = workload(
         {"f": {"uses": 80, "batch": {"2": 9}, "beside": {"g": 1.5}, "host_load_s": 1, "load_s": 3}, "g": {}}, []
     )
-    costs = CostModel()
-    for each in read_workload(written(given)).functions:
-        costs.add(each.name, each)  # type: ignore[arg-type]
-    f, g = (each.name for each in read_workload(written(given)).functions)
+    revisions = Revisions(read_workload(written(given)).functions)
+    f, g = (revisions.of(each, "gpu") for each in revisions.current)
 
-    assert costs.service_s(f, "gpu") == 6  # type: ignore[arg-type]
-    assert costs.service_s(f, "gpu", 2, 40) == 18  # type: ignore[arg-type]
-    assert costs.service_s(f, "gpu", neighbours=[g]) == pytest.approx(6 * 1.3 * 1.5)  # type: ignore[arg-type,list-item]
-    assert (costs.load_s(f, "gpu"), costs.load_s(f, "gpu", from_host=True)) == (3, 1)  # type: ignore[arg-type]
+    assert f.service_s() == 6
+    assert f.service_s(2, 40) == 18
+    assert f.service_s(neighbours=[g]) == pytest.approx(6 * 1.3 * 1.5)
+    assert (f.cost.load_s, f.cost.host_load_s) == (3, 1)
 
 
 @pytest.mark.parametrize("learn", [False, True])

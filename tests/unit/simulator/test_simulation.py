@@ -24,7 +24,7 @@ Lines = list[dict[str, Any]]
 
 def simulated(path: Path, policy: str = "lalb-o3", **more: Any) -> tuple[Record, Report, Lines]:
     out = BytesIO()
-    record, found = simulate(read_workload(path), engine_header(policy, **more), observer=DecisionLog(out))
+    record, found = simulate(read_workload(path), engine_header(policy, **more), observers=[DecisionLog(out)])
     return record, found, [json.loads(line) for line in out.getvalue().splitlines()]
 
 
@@ -239,7 +239,7 @@ def test_an_engine_that_was_made_elsewhere_can_be_run(small: dict[str, Any], wri
 
 def test_a_timeline_has_each_stay_from_the_start_of_its_load(small: dict[str, Any], written: Write) -> None:
     timeline = Timeline()
-    simulate(read_workload(written(small)), observer=timeline)
+    simulate(read_workload(written(small)), observers=[timeline])
 
     assert timeline.stays(12.0) == [
         Stay("g0", "f", 0.0, 3.75), Stay("g1", "f", 0.5, 12.0), Stay("g0", "g", 3.75, 12.0),
