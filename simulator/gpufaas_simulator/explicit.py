@@ -59,7 +59,7 @@ _T = TypeVar("_T")
 
 def read_workload(path: Path) -> Workload:
     """:raises BadWorkload: the file is missing, or is no workload; the message names file and line"""
-    return _WorkloadReader(str(path), _content_of(path)).workload(path.stem)
+    return _WorkloadReader(path).workload()
 
 
 def read_costs(path: Path) -> dict[str, Mapping[str, Cost]]:
@@ -68,25 +68,22 @@ def read_costs(path: Path) -> dict[str, Mapping[str, Cost]]:
 
     :raises BadWorkload: as `read_workload`
     """
-    return _WorkloadReader(str(path), _content_of(path)).costs()
-
-
-def _content_of(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError as exc:
-        raise BadWorkload(f"{path}: it cannot be read ({exc.strerror}): name a workload file") from exc
-    if not content.strip():
-        raise BadWorkload(f"{path}:1: the file is empty: it must be a JSON object with devices, functions and arrivals")
-    return content
+    return _WorkloadReader(path).costs()
 
 
 class _WorkloadReader:
-    def __init__(self, path: str, content: bytes) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.content = content
+        try:
+            self.content = path.read_bytes()
+        except OSError as exc:
+            raise BadWorkload(f"{path}: it cannot be read ({exc.strerror}): name a workload file") from exc
+        if not self.content.strip():
+            raise BadWorkload(
+                f"{path}:1: the file is empty: it must be a JSON object with devices, functions and arrivals"
+            )
 
-    def workload(self, name: str) -> Workload:
+    def workload(self) -> Workload:
         file = self.decode(FileEntry)
         devices = [_device(each) for each in file.devices]
         seen: set[str] = set()
@@ -104,7 +101,7 @@ class _WorkloadReader:
         changes = self.changes(file.changes, index, devices)
         times, calls, service_s = self.arrivals(file.arrivals, index)
         found = Workload(
-            devices, functions, times, calls, changes, host_memory, name, service_s, offers, prices,
+            devices, functions, times, calls, changes, host_memory, self.path.stem, service_s, offers, prices,
             frozenset(node for node, each in file.nodes.items() if each.parks),
         )  # fmt: skip
         everywhere = list(found.all_devices)
@@ -261,23 +258,18 @@ class _WorkloadReader:
         self, given: list[ArrivalEntry], functions: Mapping[str, int]
     ) -> tuple[array[float], array[int], array[float] | None]:
         pairs: list[tuple[Seconds, int]] = []
-        service_s: array[float] | None = None
         last = 0.0
         for at, each in enumerate(given):
-            time, function = each.t, each.function
             if each.more is not UNSET:
                 self.fail(("arrivals", at, 3), f"arrival {at} is too long: write time, function and at most infer_s")
-            known = self.known(function, functions, ("arrivals", at))
-            if time < last:
-                what = f"arrival {at} at {time:g} s is before the one above it ({last:g} s): sort them by time"
+            known = self.known(each.function, functions, ("arrivals", at))
+            if each.t < last:
+                what = f"arrival {at} at {each.t:g} s is before the one above it ({last:g} s): sort them by time"
                 self.fail(("arrivals", at), what)
-            last = time
-            pairs.append((time, known))
-            if not math.isnan(each.infer_s):
-                if service_s is None:
-                    service_s = array("d", [math.nan]) * len(given)
-                service_s[at] = each.infer_s
-        return *arrivals(pairs), service_s
+            last = each.t
+            pairs.append((each.t, known))
+        service_s = array("d", [each.infer_s for each in given])
+        return *arrivals(pairs), None if all(map(math.isnan, service_s)) else service_s
 
     # --- checks ---
 
@@ -292,7 +284,7 @@ class _WorkloadReader:
         try:
             return msgspec.json.decode(self.content, type=shape)
         except UNREADABLE as exc:
-            raise BadWorkload(mistake(self.content, shape, exc, self.path)) from exc
+            raise BadWorkload(mistake(self.content, shape, exc, str(self.path))) from exc
 
     def fail(self, where: tuple[Step, ...], message: str) -> NoReturn:
         line = line_of(self.content.decode(errors="replace"), where)

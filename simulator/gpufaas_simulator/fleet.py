@@ -7,6 +7,7 @@ one that joins by a change, from then on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,14 +40,15 @@ class Fleet:
         self._prices = prices
         self._there: dict[str, NodeStay] = {}
         """Nodes that were procured or that have a price, and have not left."""
-        self._count: dict[str, int] = {}
+        self._count = Counter[str]()
 
     def offers(self) -> tuple[Offer, ...]:
         """Return what can be procured from now on."""
+        there = Counter(each.kind for each in self._there.values() if each.node not in self._prices)
         return tuple(
             Offer(
                 each.kind, each.memory, each.devices, each.price_per_h, each.delay_s,
-                _ANY_NUMBER if each.limit is None else max(0, each.limit - self._procured(each.kind)),
+                _ANY_NUMBER if each.limit is None else max(0, each.limit - there[each.kind]),
             )
             for each in self._offers.values()
         )  # fmt: skip
@@ -58,8 +60,8 @@ class Fleet:
         :raises KeyError: there is no such offer: the engine should have refused this
         """
         offer = self._offers[kind]
-        number = self._count[kind] = self._count.get(kind, 0) + 1
-        devices = offer.node(number)
+        self._count[kind] += 1
+        devices = offer.node(self._count[kind])
         stay = self._there[devices[0].node] = NodeStay(devices[0].node, kind, offer.price_per_h, now)
         self.stays.append(stay)
         return offer, devices
@@ -83,6 +85,3 @@ class Fleet:
             return False
         stay.left_s = now
         return stay.kind in self._offers and node not in self._prices
-
-    def _procured(self, kind: str) -> int:
-        return sum(each.kind == kind and each.node not in self._prices for each in self._there.values())

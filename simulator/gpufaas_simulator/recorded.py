@@ -96,9 +96,12 @@ class _JournalReader:
         devices: list[SimulatedDevice] = []
         changes: list[Change] = []
         for event, now in self.told:
-            self._measure(event)
             match event:
+                case m.FunctionDeployed(deployed):
+                    self.functions[deployed.id] = deployed
+                    self.profiles[deployed.id] = dict(deployed.profiles)
                 case m.DeviceJoined(device):
+                    self.kinds[device.id] = device.kind
                     joined = SimulatedDevice(device.id, device.memory, device.kind, device.node, device.compute)
                     if self.times:
                         changes.append(DeviceJoins(now, joined))
@@ -116,6 +119,10 @@ class _JournalReader:
                         if deadline is not None:
                             left_s = deadline - self.began - now
                             self.timeout_s[function] = max(left_s, self.timeout_s.get(function, 0.0))
+                case m.Loaded(function, device_id, load_s):
+                    self.load_s[function, self.kinds.get(device_id, "")].append(load_s)
+                case m.Finished(call, device_id, service_s, ok) if ok and call in self.called:
+                    self.service_s[self.called[call], self.kinds.get(device_id, "")].append(service_s)
                 case m.Scaled(function, copies):
                     changes.append(FunctionScaled(now, function, copies))
         engine = self.header.engine()
@@ -133,19 +140,6 @@ class _JournalReader:
                 outcomes.commanded(command, now)
         outcomes.record.close(self.told[-1][1])
         return Recorded(self.header, workload, outcomes.record, tuple(self.called))
-
-    def _measure(self, event: m.Event) -> None:
-        match event:
-            case m.FunctionDeployed(function):
-                self.functions[function.id] = function
-                self.profiles[function.id] = dict(function.profiles)
-            case m.DeviceJoined(device):
-                self.kinds[device.id] = device.kind
-            case m.Loaded(function_id, device_id, load_s):
-                self.load_s[function_id, self.kinds.get(device_id, "")].append(load_s)
-            case m.Finished(call, device_id, service_s, ok):
-                if ok and call in self.called:
-                    self.service_s[self.called[call], self.kinds.get(device_id, "")].append(service_s)
 
     def _function(self, function: Function) -> SimulatedFunction:
         """Costs are means, not medians: means add up to the load of the devices."""
