@@ -30,6 +30,9 @@ class DevicePort(Protocol):
     def defer(self, exchange: Exchange) -> bool:
         """Keep a call that no scheduler ordered until there is compute for it. False: there is, it can begin."""
 
+    def call_over(self) -> None:
+        """A call there is over. Needs to be told only when it has `unled`, or the call's worker was replaced."""
+
     def admit(self) -> None:
         """Let its workers that wait for memory go on, as far as there is some."""
 
@@ -54,7 +57,7 @@ class CallsWorker(Protocol):
     spec: WorkerSpec
     copy: int
     memory: Bytes
-    uncounted: Bytes
+    pid: int | None
     outgrown: bool
     replaced: bool
     run: Running
@@ -76,8 +79,3 @@ class CallsWorker(Protocol):
     def stopped(self) -> bool: ...
 
     def kill(self, reason: str) -> None: ...
-
-    def ask_driver(self, held: Bytes, *, ran_out: bool = False) -> Bytes: ...
-
-    def call_over(self) -> None:
-        """One of its calls is over, and it was replaced, or calls without a scheduler's order wait for its device."""

@@ -144,7 +144,7 @@ class Functions:
         worker.begin()
         try:
             async with asyncio.timeout(self._host.settings.check_timeout_s):
-                failure = await worker.checked
+                end = await worker.checked
         except TimeoutError:
             worker.end()
             if server:
@@ -156,14 +156,16 @@ class Functions:
                 f"the handler of {spec.name} did not import within {self._host.settings.check_timeout_s:g} s: "
                 "move slow work from the module's top level into load()"
             ) from None
-        if failure is not None and worker.broken_check:
+        if end is None:
+            return
+        failure = end.summary
+        if end.blameless:
             raise CheckBroken(
                 f"the process that checks {spec.name} was not started, or was killed, and not by us ({failure}): "
                 "nothing was deployed, try again; if it happens again, see whether the machine is short of memory"
             )
-        if failure is not None and server:
+        if server:
             raise InvalidSpec(f"{spec.name} does not start: {failure}{worker.output.tail()}")
-        if failure is not None:
-            raise InvalidSpec(
-                f"the handler of {spec.name} does not import: {failure} (all of it: gpufaas logs {spec.name})"
-            )
+        raise InvalidSpec(
+            f"the handler of {spec.name} does not import: {failure} (all of it: gpufaas logs {spec.name})"
+        )

@@ -29,8 +29,8 @@ def snapshot_of(device: WorkerDevice, now: Seconds) -> DeviceSnapshot:
                 copy=each.copy,
                 idle_s=now - each.used_at,
                 loading=each.state is not WorkerState.READY,
-                load_age_s=now - each.asked_at if each.state is not WorkerState.READY else 0.0,
-                tier=each.tier,
+                load_age_s=now - each.load.asked_at if each.state is not WorkerState.READY else 0.0,
+                tier=each.load.tier,
                 silent=each.calls.watch.silent,
             )
             for each in workers

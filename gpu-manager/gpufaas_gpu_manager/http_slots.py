@@ -259,7 +259,7 @@ class HttpSlot:
             self._task = self.loop.create_task(self._connect(self._head, self._body))
         else:
             self._broke(reason)
-        self._worker.on_slot_lost()
+        self._worker.last_words.on_lost()
 
     def _broke(self, reason: str) -> None:
         self._connected.set()

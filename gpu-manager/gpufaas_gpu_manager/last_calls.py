@@ -15,7 +15,7 @@ def conclude(calls: WorkerCalls, end: WorkerEnd, *, again: bool, was_ready: bool
 
     :param again: neither the calls nor their function are at fault: all can be placed again
     :param was_ready: calls that the worker has not touched can be placed again
-    :param ended: the worker was told to end, so the engine expects no calls on it: report them as finished
+    :param ended: the worker was told to end, so the engine expects no calls on it: report those that fail as finished
     """
     running = len(list(calls.bound()))
     exchanges = list(calls.exchanges.values())
@@ -30,9 +30,8 @@ def conclude(calls: WorkerCalls, end: WorkerEnd, *, again: bool, was_ready: bool
         else:
             said = calls.worker.output.tail() if end.loading else _last_lines(calls, exchange, running)
             exchange.fail(end.error(said))
-    if ended:
-        for exchange in exchanges:
-            calls.host.report(Finished(exchange.grant.call, calls.worker.device.id, 0.0, ok=False))
+            if ended:
+                calls.host.report(Finished(exchange.grant.call, calls.worker.device.id, 0.0, ok=False))
     return refused
 
 

@@ -256,7 +256,8 @@ class Layers:
         worker.begin()
         try:
             async with asyncio.timeout(recipes.settings.check_timeout_s):
-                fault = await asyncio.shield(worker.checked) or ""
+                end = await asyncio.shield(worker.checked)
+                fault = end.summary if end is not None else ""
         except TimeoutError:
             fault = f"they were not imported within {recipes.settings.check_timeout_s:g} s"
         self._spare()

@@ -36,7 +36,6 @@ class Parking:
     def __init__(self, worker: Worker, program: str) -> None:
         self._worker = worker
         self._program = program
-        self._began = 0.0
         self._task: asyncio.Task[None] | None = None
         self.wakes = False
         """It was parked, and starts again."""
@@ -78,7 +77,6 @@ class Parking:
         """Memory is reserved for it."""
         worker = self._worker
         self.wakes = True
-        self._began = time.monotonic()
         self._run.go_on()
         worker.limit_to(worker.memory)
         worker.timers.later("wake", _WAKES_S, lambda: self._failed(f"it did not wake within {_WAKES_S:g} s"))
@@ -96,9 +94,10 @@ class Parking:
             return
         worker.timers.cancel("wake")
         self.wakes = False
-        within = sum(seconds for _, seconds in head.phases)
-        wake_s = time.monotonic() - self._began - within
-        worker.on_awake([("wake", max(0.0, wake_s)), *head.phases])
+        wake_s = time.monotonic() - worker.load.begun_at - sum(seconds for _, seconds in head.phases)
+        worker.state = advance(worker.state, WorkerEvent.BECAME_READY)
+        phases = worker.load.woken([("wake", max(0.0, wake_s)), *head.phases])
+        worker.on_loaded(phases, worker.ready_head.occupation if worker.ready_head is not None else 0)
 
     def close(self) -> None:
         if self._task is not None:
@@ -129,7 +128,7 @@ class Parking:
         if source.enforced:
             return 0
         by_driver = source.used_bytes([worker.pid]) if worker.pid is not None else None
-        return by_driver or (held + worker.uncounted) or min(_CONTEXT, worker.memory)
+        return by_driver or (held + worker.calls.memory.uncounted) or min(_CONTEXT, worker.memory)
 
     async def _park_by_driver(self) -> None:
         self.on_parked(ParkedHead(0, await self._toggle()))

@@ -51,9 +51,9 @@ class WorkerDevice:
         self.unled.append(exchange)
         return True
 
-    def call_over(self, worker: Worker) -> None:
-        """A call of *worker* is over: it may end if it was replaced, and calls may begin that no scheduler ordered."""
-        if worker.replaced:
+    def call_over(self) -> None:
+        """A call is over: its worker may end if it was replaced, and calls may begin that no scheduler ordered."""
+        for worker in [*self.successions.replaced]:
             self.successions.end_replaced(worker)
         while self.unled:
             following = self.unled[0]
@@ -110,7 +110,9 @@ class WorkerDevice:
         """A start wants the copy *key*: its parked worker wakes when there is room. None: it is not parked here."""
         worker = self.parked.pop(key, None)
         if worker is not None:
-            worker.wake_for(memory)
+            worker.memory = worker.wanted = memory
+            worker.load.asked_at = worker.used_at = time.monotonic()
+            worker.told, worker.outgrown = not worker.spec.elastic, False
         return worker
 
     def wakes(self, worker: Worker) -> bool:
@@ -142,7 +144,7 @@ class WorkerDevice:
         if self._lost or not self.wakes(old):
             return False
         self.workers[new.key] = new
-        new.used_at, new.asked_at = old.used_at, old.asked_at
+        new.used_at, new.load.asked_at = old.used_at, old.load.asked_at
         self.successions.has_place_of(old)
         old.calls.hand_all_over(new.calls)
         if old in self.waiting:

@@ -62,8 +62,8 @@ class Successions:
         return None if worker is None else worker.share
 
     def end_replaced(self, worker: Worker) -> None:
-        """End *worker* if another one has its place, and its last call is over."""
-        if worker.replaced and not worker.calls.exchanges and not worker.ends:
+        """End *worker*, whose place another one has, if its last call is over."""
+        if not worker.calls.exchanges and not worker.ends:
             if worker in self._waiting:
                 self._waiting.remove(worker)
             worker.end()

@@ -184,7 +184,7 @@ class Supervisor:
         self.on_gone(worker)
 
     def loaded(self, worker: Worker) -> None:
-        self.parks.woken += worker.tier == "parked"
+        self.parks.woken += worker.load.tier == "parked"
         self.on_loaded(worker.spec)
 
     def imported(self, worker: Worker, imported: Imported) -> None:

@@ -7,7 +7,7 @@ calls the `on_…` methods, all on the event loop.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -16,13 +16,14 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.messages import Loaded, ShareKept
-from gpufaas_core.model import Bytes, Seconds, copy_id
-from gpufaas_core.wire.heads import WARM, FailedHead, Imported, ParkedHead, ReadyHead, WokenHead
+from gpufaas_core.model import Bytes, copy_id
+from gpufaas_core.wire.heads import FailedHead, Imported, ParkedHead, ReadyHead, WokenHead
 from gpufaas_gpu_manager.calls_ports import CallsHost, DevicePort
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.isolation.binds import advice
 from gpufaas_gpu_manager.isolation.walls import Own
 from gpufaas_gpu_manager.last_calls import conclude
+from gpufaas_gpu_manager.last_words import LastWords
 from gpufaas_gpu_manager.load_watch import watch_load
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink, Output
@@ -30,14 +31,10 @@ from gpufaas_gpu_manager.proc import parent_of, state_of
 from gpufaas_gpu_manager.running import Running
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import WorkerCalls
-from gpufaas_gpu_manager.worker_end import Cause, end_of
-from gpufaas_gpu_manager.worker_fetch import WorkerFetch
+from gpufaas_gpu_manager.worker_end import Cause, WorkerEnd, end_of
+from gpufaas_gpu_manager.worker_load import Phases, WorkerLoad
 from gpufaas_gpu_manager.worker_state import PARKED_STATES, WorkerEvent, WorkerState, advance
 
-_LAST_WORDS_S: Final = 0.25
-_LAST_WORDS: Final = 20
-_MEASURED_S: Final = 0.25
-"""A victim that is just measuring its memory for the first time gets so long: else it might never be known."""
 _TOLD_WITHIN_S: Final = 0.25
 """Within this a scheduler says what a worker that has just loaded may use; while no scheduler leads, none does."""
 
@@ -51,9 +48,6 @@ class SuccessionsPort(Protocol):
 
 
 class WorkerDevicePort(DevicePort, Protocol):
-    def call_over(self, worker: "Worker") -> None:
-        """A call of *worker* is over: what waited for that goes on."""
-
     def leave(self, worker: "Worker") -> None:
         """*worker* is reaped: its memory is free when the device says so, too."""
 
@@ -152,27 +146,16 @@ class Worker:
         """What its reservation will be when there is room for that."""
         self.told = not spec.elastic or device.source.emulation is not None
         """The scheduler has said what it may use. Where that is another process, a first call could come before."""
-        self.uncounted: Bytes = 0
-        """What its device's driver counts for it beyond what it counts itself."""
         self.warms = False
         """No call waits for it when it begins to load."""
-        self.staged = False
-        """All of its weights were given to it from host memory."""
-        self.tier = ""
-        """Where its weights came from: see `Loaded.tier`. Empty: it is not ready."""
         self.outgrown = False
         """A call ran out of memory: the next one begins when the worker has what it was promised."""
-        self.number = number
-        self.checks = checks
-        """It only says whether the function's code imports, or its server starts: it takes no calls."""
-        self.may_begin_blank = not self.checks and not spec.own_process
-        """A standby may become it."""
+        self.number, self.scratch = number, scratch
         self.state = WorkerState.WAITING
         self.pid: int | None = None
         self.loop = asyncio.get_running_loop()
-        self.checked: asyncio.Future[str | None] = self.loop.create_future()
-        self.broken_check = False
-        """What should check it ended, or was not started, through no fault of its function."""
+        self.checked: asyncio.Future[WorkerEnd | None] = self.loop.create_future()
+        """Has its end; None: of a scratch worker, that it is ready."""
         self.ready_head: ReadyHead | None = None
         self._early: ReadyHead | None = None
         """What it said before its process was known, whose memory could not be limited so."""
@@ -181,17 +164,17 @@ class Worker:
         """The limits of its memory and processes, if it is a process of this machine."""
         self.own = Own()
         """What it has within the walls of its node, if it is such a process; known when it is about to start."""
-        self.asked_at = self._begun_at = self.used_at = time.monotonic()
+        self.load = WorkerLoad()
+        self.used_at = self.load.asked_at
         """When its last grant was opened; the start of its load if there was none."""
         self._cause = Cause()
         self.reaped = False
         """From then on `pid` may be another process's."""
-        self._reaped_with: str | None = None
         self.output = Output(host.logs, f"{spec.name}.{spec.namespace}", f"{device.id.rpartition('/')[2]}-{number}")
         self.timers = Timers()
         self.calls = WorkerCalls(self, host)
         self._starting: asyncio.Task[None] | None = None
-        self._fetch = WorkerFetch(spec)
+        self.last_words = LastWords(self.timers, self.on_exited)
         self.parking = host.parking(self)
 
     # --- starting ---
@@ -200,7 +183,7 @@ class Worker:
         """Its memory is reserved: start it, or wake it."""
         parked = self.state is WorkerState.PARKED
         self.state = advance(self.state, WorkerEvent.RESERVATION_MADE)
-        self._begun_at = time.monotonic()
+        self.load.begun_at = time.monotonic()
         if parked:
             self.parking.wake()
             return
@@ -212,7 +195,7 @@ class Worker:
             if emulation is not None and not self.checks and (reason := emulation.reason_against(self.spec)):
                 raise InvalidSpec(reason)
             if self.host.fetch is not None and not self.spec.image:
-                await self._fetch.run(self.host.fetch, lambda: self._cause.killed_for)
+                await self.load.fetch(self.spec, self.host.fetch, lambda: self._cause.killed_for)
             self.host.open_files.take(self.number, _connections(self))
             await self.run.start()
         except (GpufaasError, OSError) as exc:
@@ -251,50 +234,26 @@ class Worker:
         self.state = advance(self.state, WorkerEvent.BECAME_READY)
         if self.state is not WorkerState.READY:
             return
-        within_load = dict(head.phases)
-        warm_s = within_load.get(WARM, 0.0)
-        fetch_s = self._fetch.took_s or 0.0
-        process_s = time.monotonic() - self._begun_at - sum(seconds for _, seconds in head.phases) - fetch_s
-        read_s = within_load.pop("read", 0.0) + fetch_s
-        self.tier = self._fetch.tier or ("host" if self.staged and head.staged else "disk")
-        fetched = (("fetch", fetch_s),) if self._fetch.tier else ()
-        phases = (
-            ("room", self._begun_at - self.asked_at), *fetched, ("process", process_s),
-            ("read", read_s - (fetch_s if fetched else 0.0)), *within_load.items(),
-        )  # fmt: skip
-        by_driver = self.ask_driver(head.held)
-        self._tell_loaded(phases, max(head.occupation + self.uncounted, by_driver), read_s, warm_s)
-        self.host.loaded(self)
+        phases = self.load.loaded(head)
+        by_driver = self.calls.memory.ask_driver(head.held)
+        self.on_loaded(phases, max(head.occupation + self.calls.memory.uncounted, by_driver))
 
-    def on_awake(self, phases: Sequence[tuple[str, Seconds]]) -> None:
-        """It was parked, and can serve again."""
-        self.state = advance(self.state, WorkerEvent.BECAME_READY)
-        self.tier = "parked"
-        occupation = self.ready_head.occupation if self.ready_head is not None else 0
-        self._tell_loaded((("room", self._begun_at - self.asked_at), *phases), occupation, 0.0)
-        self.host.loaded(self)
-
-    def _tell_loaded(
-        self, phases: tuple[tuple[str, Seconds], ...], occupation: Bytes, read_s: Seconds, warm_s: Seconds = 0.0
-    ) -> None:
-        """:param warm_s: the part of its start that is no load"""
-        load_s = time.monotonic() - self.asked_at - warm_s
+    def on_loaded(self, phases: Phases, occupation: Bytes) -> None:
+        """It can serve, after a load or a wake."""
+        load = self.load
         for exchange in self.calls.waiting:
-            exchange.phases, exchange.tier = phases, self.tier
-        self.host.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy, self.tier, read_s))
+            exchange.phases, exchange.tier = phases, load.tier
+        load_s = time.monotonic() - load.asked_at - load.warm_s
+        self.host.report(
+            Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy, load.tier, load.read_s)
+        )
         if self.standby:
             self.device.successions.switch_to(self)
         if not self.told:
             self.timers.later("told", _TOLD_WITHIN_S, self.on_told)
         else:
             self.calls.bind_waiting()
-
-    def wake_for(self, memory: Bytes) -> None:
-        """A start wants it, which is parked: it gets *memory* when there is room."""
-        self.memory = self.wanted = memory
-        self.asked_at = self.used_at = time.monotonic()
-        self.told = not self.spec.elastic
-        self.outgrown = False
+        self.host.loaded(self)
 
     def on_told(self) -> None:
         """The scheduler has said what it may use, or did not within `_TOLD_WITHIN_S`."""
@@ -352,9 +311,6 @@ class Worker:
             self.limits.hold_to(memory)
         self.run.limit_to(memory)
 
-    def call_over(self) -> None:
-        self.device.call_over(self)
-
     # --- ending ---
 
     def end(self) -> None:
@@ -364,83 +320,27 @@ class Worker:
         if waited:
             self.host.drop(self)
             self.on_exited("it was not needed any more")  # it had no process, so it is GONE
-        elif self._fetch.goes_on:
-            self._fetch.cancel()  # there is no process yet: `_begin` concludes
-        elif self.calls.memory.is_known:
-            self.run.end()
+        elif self.load.fetches:
+            self.load.cancel()  # there is no process yet: `_begin` concludes
         else:
-            self.timers.later("measured", _MEASURED_S, self.run.end)
-
-    def ask_driver(self, held: Bytes, *, ran_out: bool = False) -> Bytes:
-        """
-        Return what its device's driver counts for it, which by its own account holds *held* now; 0: unknown.
-
-        :param ran_out: a call ran out of memory at *held*. The worker will have more memory before it says what it
-            holds now: what the driver counts beyond that must be known first
-        """
-        by_driver = self.device.source.used_bytes([self.pid]) if self.pid is not None else 0
-        beyond = (by_driver or 0) - held
-        if ran_out:
-            self.uncounted = max(self.uncounted, beyond)
-        elif by_driver and held and beyond != self.uncounted:
-            self.uncounted = beyond
-            self.run.limit_to(self.memory)
-        return by_driver or 0
-
-    def on_measured(self, peak: Bytes, held: Bytes) -> None:
-        self.ask_driver(held)
-        self.calls.memory.tell(peak)
-        if self.state is WorkerState.ENDING:
-            self.timers.cancel("measured")
-            self.run.end()
+            self.calls.memory.when_known(self.run.end)
 
     def kill(self, reason: str) -> None:
         """End it for *reason*, which its callers and the function's log get."""
         self._cause.killed_for = reason
         self.output.say(f"gpufaas: killed: {reason}")
-        self._fetch.cancel()
+        self.load.cancel()
         self.run.kill()
 
     def on_reaped(self, how: str) -> None:
-        """
-        Its process or container is gone: *how*. Its last words may still be in its sockets; they are read first.
-        """
+        """Its process or container is gone: *how*. Its last words are read first."""
         if self.reaped:
             return
         self.host.drop(self)
         self.reaped = True
-        self._reaped_with = how
         if self.limits is not None and (reason := self.limits.close()):
             self.on_over_memory(reason)
-        self._hear_out(_LAST_WORDS)
-        self.on_slot_lost()
-
-    def _hear_out(self, times: int) -> None:
-        """
-        Take it for gone after a while, and a few times later as long as something of it waits to be read. A grandchild
-        may hold a copy of a socket open: it is not waited for longer.
-        """
-        more = self.run.hear_out()
-        if times == _LAST_WORDS or (more and times):
-            self.timers.later("last words", _LAST_WORDS_S, lambda: self._hear_out(times - 1))
-        else:
-            self.on_slot_lost(waited=True)
-
-    def on_slot_lost(self, *, waited: bool = False) -> None:
-        """A slot, or a stream of its output, has ended: when all have, or we have *waited*, a reaped worker is gone."""
-        how = self._reaped_with
-        if how is not None and (waited or self.run.said_all()):
-            self._reaped_with = None
-            self.on_exited(how)
-
-    def on_slot_closed(self) -> None:
-        """The worker closed a slot, mostly since it dies. If it lives on it is killed: no call would be answered."""
-
-        def kill() -> None:
-            if not self.reaped and (self.pid is None or state_of(self.pid) not in ("", "Z", "X")):
-                self.kill("it closed a connection over which its calls come")
-
-        self.timers.later("closed", self.run.death_known_s, kill)
+        self.last_words.begin(self.run, how)
 
     def on_exited(self, how: str) -> None:
         before = self.state
@@ -452,9 +352,8 @@ class Worker:
             self.memory, self.device.ledger.capacity,
         )  # fmt: skip
         if not self.checked.done():
-            self.checked.set_result(end.summary)
-        if self.checks:
-            self.broken_check = end.blameless
+            self.checked.set_result(end)
+        if self.scratch:
             return
         if before in PARKED_STATES or self.parking.wakes:
             if self.device.wakes(self):
@@ -467,15 +366,13 @@ class Worker:
         self.device.leave(self)
         if kept is not None:
             self.host.report(ShareKept(self.spec.function, self.device.id, self.copy, kept, end.reason))
-        if self.replaced or self.standby:
-            # Its copy lives on: only its calls are over.
-            conclude(self.calls, end, again=False, was_ready=False, ended=True)
-            return
+        lives = self.replaced or self.standby  # the copy of one whose place is another's: only its calls are over
         calls = len(self.calls.exchanges)
         refused = conclude(
-            self.calls, end, again=end.place_again, was_ready=before is WorkerState.READY, ended=end.asked_for
-        )
-        for fact in end.facts:
+            self.calls, end, again=end.place_again and not lives, ended=end.asked_for or lives,
+            was_ready=before is WorkerState.READY and not lives,
+        )  # fmt: skip
+        for fact in () if lives else end.facts:
             self.host.report(fact)
         for exchange in refused:
             self.calls.refuse(exchange, end.reason, blameless=len(refused) < calls)
@@ -483,7 +380,7 @@ class Worker:
     def close(self) -> None:
         self.parking.close()
         self.timers.close()
-        self._fetch.cancel()
+        self.load.cancel()
         self.run.close()
         if self.limits is not None:
             self.limits.close()

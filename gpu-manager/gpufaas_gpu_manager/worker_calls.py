@@ -186,7 +186,7 @@ class WorkerCalls:
         self.host.over(exchange)
         worker = self.worker
         if worker.replaced or worker.device.unled:
-            worker.call_over()
+            worker.device.call_over()
 
     def refuse(self, exchange: Exchange, reason: str, *, blameless: bool = False) -> None:
         """Have the call, of which the worker took nothing, placed again. :param blameless: see `NodeRefused`"""

@@ -20,6 +20,7 @@ from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import KIND, LANE, MAX_SAID, BrokenFrame, FrameReader, encode_frame
 from gpufaas_functions.begun import Counts
 from gpufaas_gpu_manager.areas import Areas
+from gpufaas_gpu_manager.proc import state_of
 from gpufaas_gpu_manager.slot_answers import SlotAnswers, check_figures, decoded
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_slot import WorkerSlot
@@ -119,7 +120,7 @@ class WorkerConnection(asyncio.Protocol):
             measured = decoded(_decode_measured, header)
             check_figures(0.0, measured.peak)
             check_figures(0.0, measured.held)
-            self._worker.on_measured(measured.peak, measured.held)
+            self._worker.calls.memory.on_measured(measured.peak, measured.held)
         elif kind == Kind.PONG and wire.pings:
             wire.pings -= 1
         elif kind == self._asked == Kind.PARKED:
@@ -161,6 +162,13 @@ class WorkerConnection(asyncio.Protocol):
         self.resume_writing()
         for slot in self.slots:
             slot.roomy.set()
-        self._worker.on_slot_lost()
+        worker = self._worker
+        worker.last_words.on_lost()
         if not self._closed:
-            self._worker.on_slot_closed()
+            worker.timers.later("closed", worker.run.death_known_s, self._kill_living)
+
+    def _kill_living(self) -> None:
+        """The worker has closed the connection, mostly since it dies. If it lives on, no call would be answered."""
+        worker = self._worker
+        if not worker.reaped and (worker.pid is None or state_of(worker.pid) not in ("", "Z", "X")):
+            worker.kill("it closed a connection over which its calls come")

@@ -47,7 +47,7 @@ from gpufaas_core.messages import (
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part, copy_id
 from gpufaas_core.units import MiB
 from gpufaas_core.wire.heads import CallHead
-from gpufaas_gpu_manager import load_watch, proc
+from gpufaas_gpu_manager import load_watch, measured_memory, proc
 from gpufaas_gpu_manager import worker as worker_module
 from gpufaas_gpu_manager.call_watch import LOOK_S
 from gpufaas_gpu_manager.devices import CpuDevice, open_devices
@@ -277,7 +277,7 @@ async def test_a_victim_says_first_what_it_needed_if_nobody_knows(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Called in turn, each is evicted right after its answer: no call would ever have been measured."""
-    monkeypatch.setattr(worker_module, "_MEASURED_S", LIMIT_S)
+    monkeypatch.setattr(measured_memory, "_KNOWN_S", LIMIT_S)
     gate = tmp_path / "gate"
     function = await rig.function("one", SLOWLY % (waits_for(gate), ANSWERS["whole"]))
     for known in (False, True):

@@ -2,15 +2,17 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.integration.test_node import DEVICE, Rig
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
-from gpufaas_core.messages import CopyFailed, Finished, Grant, SetLimit, ShareKept, WorkerExited
+from gpufaas_core.errors import GrantRefused, WorkerCrashed
+from gpufaas_core.messages import Abort, CopyFailed, Finished, Grant, NodeRefused, SetLimit, ShareKept, WorkerExited
 from gpufaas_core.model import FunctionId, Need
 from gpufaas_core.units import MiB
 
@@ -134,4 +136,45 @@ async def test_when_the_old_worker_dies_its_call_is_over_and_the_copy_lives(
     assert [each.ok for each in rig.facts_of(Finished) if each.call == grant.call] == [False]  # type: ignore[attr-defined]
     assert not rig.facts_of(WorkerExited)
     assert await rig.call(rig.grant(function)) == (200, b"2")
+    await rig.node.close()
+
+
+async def test_when_the_old_worker_crashes_its_call_fails(rig_of: Callable[[str], Rig], tmp_path: Path) -> None:
+    rig = rig_of("400MiB")
+    function = await with_half(rig)
+    old = rig.node.workers()[0]
+    grant = rig.grant(function)
+    running = await begun(rig, grant, tmp_path / "never")
+    rig.node.execute(SetLimit(function, DEVICE, share=100))
+    await eventually(lambda: old.replaced)
+
+    os.kill(old.pid or 0, signal.SIGKILL)
+
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(WorkerCrashed, match="SIGKILL"):
+            await running
+    assert [each.ok for each in rig.facts_of(Finished) if each.call == grant.call] == [False]  # type: ignore[attr-defined]
+    assert await rig.call(rig.grant(function)) == (200, b"2")
+    await rig.node.close()
+
+
+async def test_when_the_old_worker_dies_a_call_that_the_policy_has_stopped_is_placed_again(
+    rig_of: Callable[[str], Rig], tmp_path: Path
+) -> None:
+    rig = rig_of("400MiB")
+    function = await with_half(rig)
+    old = rig.node.workers()[0]
+    grant = rig.grant(function)
+    running = await begun(rig, grant, tmp_path / "never")
+    rig.node.execute(SetLimit(function, DEVICE, share=100))
+    await eventually(lambda: old.replaced)
+    rig.node.execute(Abort(grant.call, DEVICE, True, "the policy stopped the call", grant.number))
+
+    old.kill("for this test")
+
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(GrantRefused):
+            await running
+    assert [each.call for each in rig.facts_of(NodeRefused)] == [grant.call]  # type: ignore[attr-defined]
+    assert not [each for each in rig.facts_of(Finished) if each.call == grant.call]  # type: ignore[attr-defined]
     await rig.node.close()

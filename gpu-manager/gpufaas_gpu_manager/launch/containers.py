@@ -351,7 +351,7 @@ class Container(Running):
             self.worker.output.extend(lines, stream)
         else:
             self._streams.discard(stream)
-            self.worker.on_slot_lost()
+            self.worker.last_words.on_lost()
 
     def on_died(self, status: str) -> None:
         if self.dead:

@@ -308,7 +308,7 @@ class WorkerPod(Running):
     def on_told_all(self) -> None:
         """There will be no more lines."""
         self._told_all = True
-        self.worker.on_slot_lost()
+        self.worker.last_words.on_lost()
 
     def on_seen(self, status: PodStatus) -> None:
         if self.dead:

@@ -44,9 +44,14 @@ class ForkedProcess(OwnProcess):
         """That its process is forked from; None: from the first fork server."""
         self._connection: WorkerConnection | None = None
 
+    @property
+    def _may_begin_blank(self) -> bool:
+        """Whether a standby may become it."""
+        return not self.worker.scratch and not self.worker.spec.own_process
+
     def prepare(self) -> None:
         """The worker waits for memory: have a process for it when that is there."""
-        if self.worker.may_begin_blank and not self._layers.has_for(self.worker.spec):
+        if self._may_begin_blank and not self._layers.has_for(self.worker.spec):
             self._standbys.await_one(self.worker.number, self._recipes.home(self.worker))
 
     async def start(self) -> None:
@@ -119,7 +124,7 @@ class ForkedProcess(OwnProcess):
     async def _become(self, start: WorkerStart, fds: list[int]) -> bool:
         """Have a standby become the worker; False: there is none."""
         worker = self.worker
-        if not worker.may_begin_blank:
+        if not self._may_begin_blank:
             return False
         standbys, home = self._standbys, self._recipes.home(worker)
         standbys.use(home)
@@ -180,7 +185,7 @@ class ForkedProcess(OwnProcess):
         if worker.pid is None or worker.ready_head is None or self._connection is None:
             return
         if not worker.device.source.enforced:  # its allocator does it
-            self._connection.limit(memory - worker.uncounted)
+            self._connection.limit(memory - worker.calls.memory.uncounted)
         else:
             limit = data_limit(worker.ready_head.data_base, memory, worker.spec.need.slots)
             limit_data(worker.pid, worker.own.uid, limit, self._recipes.enforcement.hard_is_soft)

@@ -176,7 +176,7 @@ class Recipes:
             return []
         weights = self._bundles.manifest(worker.spec.digest).weights
         found = self.host_cache.attached(worker.number, weights, _CONNECTIONS)
-        worker.staged = len(found) == len(weights)
+        worker.load.staged = len(found) == len(weights)
         return found
 
     def socket_of(self, worker: Worker) -> str:

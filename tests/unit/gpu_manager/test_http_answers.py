@@ -25,14 +25,14 @@ from gpufaas_gpu_manager.http_slots import HERE, HttpSlot
 class Owner:
     def __init__(self, pid: int | None = None) -> None:
         self.pid = pid
-        self.calls = self
+        self.calls = self.last_words = self
         self.done: list[bool] = []
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def on_done(self, _: Any, __: Any, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:  # noqa: ARG002
         self.done.append(ok)
 
-    def on_slot_lost(self) -> None: ...
+    def on_lost(self) -> None: ...
 
     def on_call_lost(self, _: Any, __: Any, reason: str) -> None:
         self.lost.set_result(reason)

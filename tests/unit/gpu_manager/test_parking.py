@@ -15,6 +15,7 @@ from gpufaas_core.wire.kinds import Kind
 from gpufaas_gpu_manager.launch.processes import ForkedProcess
 from gpufaas_gpu_manager.parking import Parking
 from gpufaas_gpu_manager.timers import Timers
+from gpufaas_gpu_manager.worker_load import Phases, WorkerLoad
 from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
 
 CONTEXT = 300 * MiB
@@ -41,15 +42,15 @@ class Worker:
         self.state = WorkerState.READY
         self.pid = 4711
         self.memory = 2048 * MiB
-        self.uncounted = 0
         self.standby = self.replaced = False
         self.run, self.timers = Run(), Timers()
         self.ready_head = ReadyHead(0, [], parks=parks)
-        self.calls = SimpleNamespace(exchanges={})
+        self.calls = SimpleNamespace(exchanges={}, memory=SimpleNamespace(uncounted=0))
+        self.load = WorkerLoad()
         self.parked: list[int] = []
         self.not_parked: list[str] = []
         self.instead: list[str] = []
-        self.awake: list[list[tuple[str, float]]] = []
+        self.awake: list[Phases] = []
         self.killed: list[str] = []
         source = SimpleNamespace(
             torch_device="cuda:0", enforced=False, emulation=None, used_bytes=lambda _pids: by_driver
@@ -67,7 +68,7 @@ class Worker:
     def kill(self, reason: str) -> None:
         self.killed.append(reason)
 
-    def on_awake(self, phases: list[tuple[str, float]]) -> None:
+    def on_loaded(self, phases: Phases, _: int) -> None:
         self.awake.append(phases)
 
     def wake(self) -> None:
@@ -85,7 +86,7 @@ async def test_a_model_moves_and_the_context_stays_charged() -> None:
     worker.wake()
     worker.parking.on_woken(WokenHead("", [("transfer", 0.1)]))
     assert worker.run.told[2:] == ["go on", worker.memory, (Kind.WAKE, WakeHead())]
-    assert [name for name, _ in worker.awake[0]] == ["wake", "transfer"]
+    assert [name for name, _ in worker.awake[0]] == ["room", "wake", "transfer"]
 
 
 @pytest.mark.parametrize(("uncounted", "held", "charged"), [(100, 20, 120), (0, 0, 512)])
@@ -93,7 +94,7 @@ async def test_without_an_account_of_the_driver_the_worker_s_own_counts(
     uncounted: int, held: int, charged: int
 ) -> None:
     worker = Worker(by_driver=None)
-    worker.uncounted = uncounted * MiB
+    worker.calls.memory.uncounted = uncounted * MiB
     worker.parking.park()
     worker.parking.on_parked(ParkedHead(held * MiB))
     assert worker.parked == [charged * MiB]

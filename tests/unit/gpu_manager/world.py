@@ -40,6 +40,8 @@ class Owner:
         self.measured: list[int] = []
         self.on_measured = lambda *sizes: self.measured.append(sizes[0])
         self.calls = self.parking = self.worker = self.back = self.memory = self
+        self.last_words = self.run = self.timers = self
+        self.death_known_s = 0.0
         self.ready_head = None
         self.broken = ""
         self.spoken: list[ReadyHead | FailedHead] = []
@@ -58,7 +60,7 @@ class Owner:
         assert not self.broken, "told once"
         self.broken = reason
 
-    def on_slot_lost(self) -> None: ...
+    def on_lost(self) -> None: ...
 
     def on_follows(self, exchanges: list[Exchange]) -> None:
         for each in exchanges:
@@ -67,8 +69,8 @@ class Owner:
     def dropped(self, *_: Any) -> None:
         self.drops += 1
 
-    def on_slot_closed(self) -> None:
-        self.closed += 1
+    def later(self, name: str, *_: Any) -> None:
+        self.closed += name == "closed"
 
     def cancel(self, exchange: Any) -> None:
         exchange.slot.cancel(exchange)
