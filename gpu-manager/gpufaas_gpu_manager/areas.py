@@ -25,7 +25,7 @@ from gpufaas_gpu_manager.huge_pages import collapse
 from gpufaas_gpu_manager.node_call import NodeCall
 
 ALL_BYTES: Final[Bytes] = 256 * MiB
-"""Of the areas of all workers of a process."""
+"""The most memory that the areas of all workers of a process have together."""
 IDLE_S: Final[Seconds] = 10.0
 SMALL: Final[Bytes] = 16 * 1024
 """A body of at most so many bytes is copied behind its head."""

@@ -1,16 +1,13 @@
-"""The files of control groups: to read and write them, to make groups, and to kill what is in them."""
+"""The files of control groups: to read and write them, and to make groups."""
 
 import contextlib
 import os
 import re
-import signal
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from gpufaas_core.units import Bytes
-from gpufaas_gpu_manager.cgroup_ports import Group
 from gpufaas_gpu_manager.proc import started_at
 
 _CPU_PERIOD_US: Final = 20_000
@@ -22,11 +19,6 @@ WEIGHT: Final = 1 / 8
 """Of the CPU time that is fought over, what all workers together count against one of the platform's processes, or of
 its group. At equal weights 100 threads that hand a lock around keep the gateway waiting for seconds (Linux 6.18)."""
 _NAME: Final = re.compile(r"gpufaas-(\d+)-(\d+)-(\d+)-\d+(-platform)?")
-_ROUNDS: Final = 50
-"""Looks at a group that was killed: for processes that were forked meanwhile, or are not gone yet."""
-_ROUND_S: Final = 0.002
-SOME_ROUNDS: Final = 3
-"""So many suffice for all but a worker that forks as fast as it can."""
 
 
 def stale(parent: Path) -> list[Path]:
@@ -40,48 +32,12 @@ def stale(parent: Path) -> list[Path]:
     return found
 
 
-def clear(home: Path, group: Callable[[Path], Group]) -> None:
-    """Kill the processes in the groups below *home*, and remove the groups and *home*."""
-    if not home.name.endswith("-platform"):  # that one has the platform's ancestors, too
-        for directory, _, _ in os.walk(home, topdown=False):
-            if directory != str(home):
-                group(Path(directory)).kill()
-                for _ in range(_ROUNDS):
-                    if remove(Path(directory)):
-                        break
-                    time.sleep(_ROUND_S)
-    remove(home)
-
-
 def quota(cores: float | None) -> tuple[int | None, int]:
     """Return the microseconds of CPU time in each period, and the period, for so many cores; None: no limit."""
     if cores is None:
         return None, _CPU_PERIOD_US
     period = min(_CPU_PERIOD_MOST_US, max(_CPU_PERIOD_US, round(_CPU_QUOTA_US / cores)))
     return max(_CPU_QUOTA_US, round(cores * period)), period
-
-
-def kill_all(group: Group, rounds: int = _ROUNDS) -> bool:
-    """
-    Kill until no others are there: a process that was sent SIGKILL does not fork. The killed ones are not waited for: a
-    large one takes a tenth of a second until it is gone.
-
-    :return: False if there were others each time
-    """
-    killed: set[int] = set()
-    for _ in range(rounds):
-        found = set(group.pids()) - killed
-        if not found:
-            return True
-        _kill(found)
-        killed |= found
-    return False
-
-
-def _kill(found: Iterable[int]) -> None:
-    for pid in found:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def pids(directories: Iterable[Path]) -> list[int]:

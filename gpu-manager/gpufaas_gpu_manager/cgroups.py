@@ -1,7 +1,7 @@
 """
 Control groups: processes whose memory, CPU and number the kernel limits together.
 
-One port, `Group` (`cgroup_ports`), and two back-ends: version 1 (a tree of directories for each controller) and version
+`Group` (`cgroup_group`) has two forms: version 1 (a tree of directories for each controller) and version
 2 (one tree). `find` returns the one that can be used here. Groups are made below this process's own group, so that the
 limits of the platform itself hold for them, too: ``OWN/gpufaas-PLATFORM/NAME``, or one level deeper where groups share
 a limit on CPU time. PLATFORM names the process that made them, so that the next platform recognises those that a killed
@@ -20,10 +20,12 @@ from typing import Final
 
 from gpufaas_gpu_manager import cgroup_files as files
 from gpufaas_gpu_manager.cgroup_mounts import own_groups
-from gpufaas_gpu_manager.cgroup_ports import Cgroups
 from gpufaas_gpu_manager.cgroups_v1 import CgroupsV1
 from gpufaas_gpu_manager.cgroups_v2 import CgroupsV2
 from gpufaas_gpu_manager.proc import started_at
+
+Cgroups = CgroupsV1 | CgroupsV2
+"""The groups of one platform."""
 
 _serial: Final = itertools.count()
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from gpufaas_core.units import Bytes, MiB
 from gpufaas_gpu_manager import cgroup_files as files
+from gpufaas_gpu_manager.cgroup_group import Group, clear
 
-_PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
 _SOCKETS: Final = "memory.kmem.tcp.limit_in_bytes"
 """The limit of the buffers of IP sockets, which are not charged as memory. Sockets count from when it is first set."""
 _SOCKET_BYTES: Final[Bytes] = 16 * MiB
@@ -17,33 +17,28 @@ _SOCKET_BYTES: Final[Bytes] = 16 * MiB
 
 _SHARES: Final = 1024
 """The kernel gives this weight to a new group."""
+_SOME_ROUNDS: Final = 3
+"""This number suffices for all but a worker that forks as fast as it can."""
 
 
-class GroupV1:
+class GroupV1(Group):
     """One directory per controller."""
 
-    def __init__(self, directories: Mapping[str, Path]) -> None:
-        self._directories = directories
-        self._memory = directories["memory"]
-        self.entries = tuple(str(each / "cgroup.procs") for each in directories.values())
+    totals = "total_"
+    events = "memory.oom_control"
 
-    def limit_memory(self, size: Bytes | None) -> None:
+    def limit_memory(self, size: Bytes) -> None:
         names = ["memory.limit_in_bytes"]
         if (self._memory / "memory.memsw.limit_in_bytes").exists():
             names.append("memory.memsw.limit_in_bytes")  # memory and swap together
-        text = "-1" if size is None else str(size)
         # The limit with swap may not be below the other: which is set first depends on whether they grow.
         before = files.number(self._memory / names[0])
-        if size is None or (before is not None and size > before):
+        if before is not None and size > before:
             names.reverse()
         for name in names:
-            files.write(self._memory / name, text)
+            files.write(self._memory / name, str(size))
         with contextlib.suppress(OSError):  # `counts_sockets`
-            files.write(self._memory / _SOCKETS, "-1" if size is None else str(_SOCKET_BYTES))
-
-    def limit_pids(self, count: int | None) -> None:
-        if "pids" in self._directories:
-            files.write(self._directories["pids"] / "pids.max", "max" if count is None else str(count))
+            files.write(self._memory / _SOCKETS, str(_SOCKET_BYTES))
 
     def limit_cpu(self, cores: float | None) -> None:
         if "cpu" in self._directories:
@@ -52,15 +47,6 @@ class GroupV1:
             files.write(cpu / "cpu.cfs_quota_us", "-1")  # so that the period can be changed
             files.write(cpu / "cpu.cfs_period_us", str(period))
             files.write(cpu / "cpu.cfs_quota_us", "-1" if quota is None else str(quota))
-
-    def held(self) -> Bytes:
-        return files.held(self._memory / "memory.stat", "total_")
-
-    def read_again(self) -> Bytes:
-        return files.field(self._memory / "memory.stat", "total_workingset_refault_file") * _PAGE
-
-    def oom_kills(self) -> int:
-        return files.field(self._memory / "memory.oom_control", "oom_kill")
 
     def oom_event(self) -> int:
         event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -75,25 +61,18 @@ class GroupV1:
             return -1
         return event
 
-    def pids(self) -> list[int]:
-        return files.pids(self._directories.values())
-
     def kill(self) -> None:
         freezer = self._directories.get("freezer")
-        if files.kill_all(self, files.SOME_ROUNDS):
+        if self.kill_all(_SOME_ROUNDS):
             return
         # A frozen process does not fork; signals wait until it is thawed.
         if freezer is not None:
             with contextlib.suppress(OSError):
                 files.write(freezer / "freezer.state", "FROZEN")
-            files.kill_all(self, files.SOME_ROUNDS)
+            self.kill_all(_SOME_ROUNDS)
             with contextlib.suppress(OSError):
                 files.write(freezer / "freezer.state", "THAWED")
-        files.kill_all(self)
-
-    def remove(self) -> bool:
-        gone = [files.remove(each) for each in self._directories.values()]
-        return all(gone)
+        self.kill_all()
 
 
 def _one_of(controller: str) -> Callable[[Path], GroupV1]:
@@ -120,15 +99,21 @@ class CgroupsV1:
         if self.limits_cpu:
             files.write(self._homes["cpu"] / "cpu.shares", str(round(_SHARES * files.WEIGHT)))
         self.counts_sockets = (self._homes["memory"] / _SOCKETS).exists()
+        """Whether a group with a limit on memory is held to some for the buffers of its sockets."""
         for controller, parent in parents.items():
             for stale in files.stale(parent):
-                files.clear(stale, _one_of(controller))
+                clear(stale, _one_of(controller))
 
     @property
     def limits_cpu(self) -> bool:
+        """Whether `Group.limit_cpu` has an effect."""
         return "cpu" in self._homes
 
     def make(self, name: str, within: str = "", cores: float = 0.0) -> GroupV1:
+        """
+        :param within: the name of a group of groups, which may use *cores* together; empty: none
+        :raises OSError: the kernel makes no more, or does not give so many cores
+        """
         directories = {controller: home / name for controller, home in self._homes.items()}
         if within and self.limits_cpu:  # only the limit on CPU time is shared
             above = self._homes["cpu"] / within
@@ -146,5 +131,6 @@ class CgroupsV1:
         return GroupV1(directories)
 
     def close(self) -> None:
+        """Kill and remove what is left."""
         for controller, home in self._homes.items():
-            files.clear(home, _one_of(controller))
+            clear(home, _one_of(controller))

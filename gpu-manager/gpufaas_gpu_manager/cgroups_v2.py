@@ -9,60 +9,40 @@ from typing import Final
 
 from gpufaas_core.units import Bytes
 from gpufaas_gpu_manager import cgroup_files as files
+from gpufaas_gpu_manager.cgroup_group import Group, clear
 from gpufaas_gpu_manager.proc import parent_of
 
-_PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
 _WEIGHT: Final = 100
 """The kernel gives this weight to a new group."""
 _BOOTED_WITH: Final = Path("/proc/cmdline")
 
 
-class GroupV2:
+class GroupV2(Group):
     """One directory."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.entries: tuple[str, ...] = (str(directory / "cgroup.procs"),)
+    totals = ""
+    events = "memory.events"
 
-    def limit_memory(self, size: Bytes | None) -> None:
+    def __init__(self, directory: Path) -> None:
+        super().__init__(dict.fromkeys(("memory", "pids", "cpu"), directory))
+
+    def limit_memory(self, size: Bytes) -> None:
         for name, text in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
             with contextlib.suppress(OSError):  # a kernel without swap, or before 4.19
-                files.write(self._directory / name, text)
-        files.write(self._directory / "memory.max", "max" if size is None else str(size))
-
-    def limit_pids(self, count: int | None) -> None:
-        with contextlib.suppress(FileNotFoundError, PermissionError):  # that controller was not given to us
-            files.write(self._directory / "pids.max", "max" if count is None else str(count))
+                files.write(self._memory / name, text)
+        files.write(self._memory / "memory.max", str(size))
 
     def limit_cpu(self, cores: float | None) -> None:
         quota, period = files.quota(cores)
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            files.write(self._directory / "cpu.max", f"{'max' if quota is None else quota} {period}")
-
-    def held(self) -> Bytes:
-        return files.held(self._directory / "memory.stat")
-
-    def read_again(self) -> Bytes:
-        return files.field(self._directory / "memory.stat", "workingset_refault_file") * _PAGE
-
-    def oom_kills(self) -> int:
-        return files.field(self._directory / "memory.events", "oom_kill")
-
-    def oom_event(self) -> int:
-        return -1  # memory.oom.group
-
-    def pids(self) -> list[int]:
-        return files.pids([self._directory])
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # as `limit_pids`
+            files.write(self._memory / "cpu.max", f"{'max' if quota is None else quota} {period}")
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):  # before Linux 5.14
-            if (self._directory / "cgroup.kill").exists():
-                files.write(self._directory / "cgroup.kill", "1")
+            if (self._memory / "cgroup.kill").exists():
+                files.write(self._memory / "cgroup.kill", "1")
                 return
-        files.kill_all(self)
-
-    def remove(self) -> bool:
-        return files.remove(self._directory)
+        self.kill_all()
 
 
 class CgroupsV2:
@@ -74,7 +54,7 @@ class CgroupsV2:
         """:raises OSError: *parent* is not delegated to us, or has other processes"""
         _delegate(parent, name)
         for stale in files.stale(parent):
-            files.clear(stale, GroupV2)
+            clear(stale, GroupV2)
         self._home = parent / name
         self.counts_sockets = not any("nosocket" in each for each in files.words(_BOOTED_WITH))
         files.make(self._home)
@@ -87,6 +67,7 @@ class CgroupsV2:
         return "cpu" in files.words(self._home / "cgroup.controllers")
 
     def make(self, name: str, within: str = "", cores: float = 0.0) -> GroupV2:
+        """As `CgroupsV1.make`."""
         home = self._home
         if within:
             home = self._home / within
@@ -98,7 +79,7 @@ class CgroupsV2:
         return GroupV2(home / name)
 
     def close(self) -> None:
-        files.clear(self._home, GroupV2)
+        clear(self._home, GroupV2)
 
 
 def _enable(directory: Path) -> None:

@@ -120,7 +120,7 @@ class Functions:
         return [each.source.device for each in self._devices.values()]
 
     async def environments(self, constraints: Sequence[Constraint] = ()) -> list[Environment]:
-        """As the gateway's `ports.Workers.environments`: what workers find here; empty: no device fits."""
+        """Return what workers find here, as the gateway's `ports.Workers.environments`; empty: no device fits."""
         nodes = [each.node for each in self.devices() if satisfied(constraints, each.labels)]
         return grouped({nodes[0]: await asyncio.to_thread(measure)}) if nodes else []
 

@@ -20,8 +20,8 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import ALL_COMPUTE
 from gpufaas_core.units import Bytes, MiB, format_bytes
 from gpufaas_functions.staged import Identity
-from gpufaas_gpu_manager.cgroup_ports import Cgroups, Group
-from gpufaas_gpu_manager.cgroups import find
+from gpufaas_gpu_manager.cgroup_group import Group
+from gpufaas_gpu_manager.cgroups import Cgroups, find
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Confine, may
 from gpufaas_gpu_manager.cores import CpuShare, Pinned, Pinning
 from gpufaas_gpu_manager.isolation.walls import PIDS
@@ -190,7 +190,7 @@ class WorkerLimits:
         return max(0, used_by(pid, not_counted=self.not_counted) - self._lent)
 
     def lend(self, memory: Bytes) -> None:
-        """So much memory of the platform's is mapped into it, where it is seen but not charged."""
+        """*memory* bytes of the platform's are mapped into the worker, where they are seen but not charged."""
         self._lent = memory
         if self._watch is not None and self._memory:
             self._watch.limit(self._number, self._memory + memory)

@@ -137,7 +137,7 @@ class Zygote:
         self._replaced: list[Replaced] = []
         self._silence = Silence()
         self._owes = False
-        """It has not answered yet: neither since its start nor to the last ping."""
+        """The fork server has not answered since its start, or since the last ping."""
         self._fault = ""
         self._deaths = 0
         self._closing = False

@@ -21,7 +21,7 @@ _THEIRS: Final = frozenset((b"content-length", b"transfer-encoding", b"connectio
 _MOST_HEAD: Final[Bytes] = 2 * MAX_HEADERS
 _MAX_KNOWN: Final[Bytes] = 4 * KiB
 _LARGE: Final[Bytes] = 64 * KiB
-"""So much that is left of a body is not parsed: the parser would only copy it."""
+"""A rest of a body that is larger is not parsed: the parser would only copy it."""
 
 
 def request_head(head: CallHead, length: int | None) -> bytes:

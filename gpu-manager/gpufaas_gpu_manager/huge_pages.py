@@ -27,7 +27,7 @@ def collapse(address: int) -> bool:
 
 def collapse_own() -> Iterator[None]:
     """
-    Do so with this process's private memory that is no file's, a page for each step: some 60 of 2 ms for torch.
+    Make them of this process's anonymous private memory, one for each step: some 60 of 2 ms for torch.
 
     Only without children that were forked: they would keep the small pages, which were shared, and count them as their
     own.

@@ -15,7 +15,7 @@ LINES_PER_S: Final = 1000
 BYTES_PER_S: Final[Bytes] = 1 * MiB
 BURST_LINES: Final = 10_000
 BURST_BYTES: Final[Bytes] = 4 * MiB
-"""So much at once is kept at any rate: a traceback, the table of a training run."""
+"""This much at once is always kept: a traceback, the table of a training run."""
 PATIENCE_S: Final[Seconds] = 5.0
 """A worker that prints more is held up for so long, and nothing is lost. Then lines above the rate are left out."""
 LINE_BYTES: Final[Bytes] = 64 * KiB

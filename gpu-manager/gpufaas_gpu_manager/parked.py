@@ -39,7 +39,7 @@ class ParkedWorkers:
         cache.parked.end = self._end
 
     def take(self, worker: Worker) -> str:
-        """*worker* is to be parked. Return why it cannot be; empty: it can, and there is memory for it."""
+        """Make room for *worker*, which the engine parks. Return why it cannot be parked; empty: it can."""
         if not self.enabled:
             return "this node does not park"
         if worker.spec.function in self._unfit:

@@ -38,7 +38,7 @@ class Parking:
         self._program = program
         self._task: asyncio.Task[None] | None = None
         self.wakes = False
-        """It was parked, and starts again."""
+        """The worker was parked, and starts again."""
 
     def why_not(self) -> str:
         """Return why the worker cannot be parked; empty: it can."""

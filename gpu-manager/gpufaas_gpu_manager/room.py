@@ -34,7 +34,7 @@ class WorkerDevice:
         self.workers: dict[CopyId, Worker] = {}
         """The current worker of each copy; a worker that ends is in the ledger only."""
         self.parked: dict[CopyId, Worker] = {}
-        """Workers that are parked, or are to be, the one parked first before others. None of a start that waits."""
+        """Workers that are parked, or being parked, in that order, without those that a start waits for."""
         self.waiting: deque[Worker] = deque()
         self.successions = Successions(self.workers, self.waiting, self.ledger, self.admit)
         self.unled: deque[Exchange] = deque()

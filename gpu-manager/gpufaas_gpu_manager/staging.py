@@ -47,7 +47,7 @@ class Staging:
         self._deployed: set[FunctionId] = set()
         """Those of them that are not removed."""
         self._weights: dict[FunctionId, tuple[WeightsFile, ...]] = {}
-        """Of the functions whose weights are known here."""
+        """The weights of the functions of which they are known here."""
         self._before: dict[str, tuple[WeightsFile, ...]] = {}
         """Those of the revision before, by function: a rollback finds them as long as no others are worth more."""
         self._told: dict[FunctionId, Bytes] = {}

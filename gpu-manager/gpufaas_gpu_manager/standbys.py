@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gpufaas_core.model import Seconds
-from gpufaas_gpu_manager.cgroup_ports import Group
+from gpufaas_gpu_manager.cgroup_group import Group
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, Confine, may
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.forked import TAKEN, Prepare, Spawn
@@ -109,9 +109,9 @@ class Standbys:
         """
         self.size = size
         self.taken = 0
-        """So many workers were standbys."""
+        """The number of workers that were standbys."""
         self.missed = 0
-        """So many workers were forked, since no standby was there."""
+        """The number of workers that were forked, since no standby was there."""
         self._forks = forks
         self._groups = groups
         self._next_number = next_number
@@ -150,7 +150,7 @@ class Standbys:
                 self._add(home)
 
     def on_exited(self, number: int) -> None:
-        """It has ended, or could not be forked; not through us, who take one out of the pool before."""
+        """A standby has ended, or could not be forked; not through us, who take one out of the pool before."""
         standby = self._pool.pop(number, None)
         if standby is not None:
             self._discard(standby)

@@ -42,7 +42,7 @@ class Silence:
         self._seen: Progress = ()
 
     def broken(self) -> None:
-        """It has answered."""
+        """The process has answered."""
         self.looks = self._stopped = self._asleep = 0
 
     def look(self, state: str, progress: Progress, starting: bool) -> str:

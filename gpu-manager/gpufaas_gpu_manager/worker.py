@@ -68,7 +68,7 @@ class ParkingPort(Protocol):
     """How a worker leaves its device without ending (parking.py)."""
 
     wakes: bool
-    """It was parked, and starts again."""
+    """The worker was parked, and starts again."""
 
     def why_not(self) -> str: ...
 

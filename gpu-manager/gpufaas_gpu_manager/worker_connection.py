@@ -1,8 +1,8 @@
 """
 The node's end of the connection of a worker (`gpufaas_core.wire`), which its slots share.
 
-It is read at all times, so that no slow reader of an answer holds up the calls beside it: how much a slot may send is
-limited by ROOM.
+The node reads it at all times, so that no slow reader of an answer holds up the calls beside it: ROOM limits how much a
+slot may send.
 """
 
 import asyncio

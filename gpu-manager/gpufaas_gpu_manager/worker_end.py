@@ -33,7 +33,7 @@ class Cause:
     killed_for: str = ""
     """Why the node killed it."""
     no_files: bool = False
-    """It was not started for want of open files, which is no fault of its function."""
+    """The worker was not started for want of open files, which is no fault of its function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
     threads: int
     missing: list[str]
     fault: str = ""
-    """Of a layer: why it cannot be used."""
+    """Says why a layer cannot be used."""
     packages: tuple[str, ...] = ()
     """Of a layer: what importing its modules has brought, by the first part of the names."""
     memory: int = 0

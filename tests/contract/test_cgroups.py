@@ -12,14 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
 from tests.waiting import LIMIT_S, until
 
 from gpufaas_gpu_manager import cgroup_files, cgroups_v1, cgroups_v2
-from gpufaas_gpu_manager.cgroup_ports import Cgroups, Group
-from gpufaas_gpu_manager.cgroups import find
+from gpufaas_gpu_manager.cgroup_group import Group
+from gpufaas_gpu_manager.cgroups import Cgroups, find
 from gpufaas_gpu_manager.cgroups_v2 import CgroupsV2, GroupV2
 from gpufaas_gpu_manager.proc import cpu_seconds, started_at
 
@@ -169,12 +168,12 @@ def test_those_that_are_forked_while_others_are_killed_are_killed_too_and_none_i
     children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]
     looks = [[children[0].pid], [each.pid for each in children], [each.pid for each in children]]
 
-    class Forking:
+    class Forking(GroupV2):
         def pids(self) -> list[int]:
             return looks.pop(0)  # a look too many fails
 
     try:
-        assert cgroup_files.kill_all(cast("Group", Forking()))
+        assert Forking(Path()).kill_all()
         assert [each.wait(LIMIT_S) for each in children] == [-signal.SIGKILL] * 2
     finally:
         for each in children:
@@ -183,10 +182,9 @@ def test_those_that_are_forked_while_others_are_killed_are_killed_too_and_none_i
 
 def test_limits_can_be_set_changed_and_taken_away(made: Cgroups) -> None:
     group = made.make("worker-1")
-    for size in (64 * MiB, 128 * MiB, 32 * MiB, None):
+    for size in (64 * MiB, 128 * MiB, 32 * MiB):
         group.limit_memory(size)
-    for count in (100, None):
-        group.limit_pids(count)
+    group.limit_pids(100)
     for cores in (0.5, 2.0, None):
         group.limit_cpu(cores)
     assert group.oom_kills() == 0

@@ -335,7 +335,7 @@ class WorkerPod(Running):
             self._face.open(status.podIP, PORT)
 
     def on_gone(self, status: PodStatus) -> None:
-        """It is not in the list any more."""
+        """The pod is not in the list any more."""
         if not self.dead:
             ended = _state_of(status).terminated
             self._died(_how(ended, status, self.worker) if ended else "its pod was deleted", ran=bool(ended))

@@ -15,7 +15,7 @@ from gpufaas_functions import body_file
 from gpufaas_functions.begun import AREAS_AT, UNKNOWN, no_counts, open_counts, shared_in
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.areas import Areas
-from gpufaas_gpu_manager.cgroup_ports import Group
+from gpufaas_gpu_manager.cgroup_group import Group
 from gpufaas_gpu_manager.confine import real_ids
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.forked import COPIED, Spawn, data_limit

@@ -20,7 +20,7 @@ from gpufaas_core.messages import Outer
 from gpufaas_core.model import ALL_COMPUTE, Bytes
 from gpufaas_core.units import GiB, MiB
 from gpufaas_functions.runner import WorkerStart
-from gpufaas_gpu_manager.cgroup_ports import Group
+from gpufaas_gpu_manager.cgroup_group import Group
 from gpufaas_gpu_manager.cores import CpuShare
 from gpufaas_gpu_manager.devices import NodeDevice, with_allocator
 from gpufaas_gpu_manager.enforcement import Enforcement, WorkerLimits

@@ -11,7 +11,7 @@ from tests.waiting import eventually
 
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager import standbys as module
-from gpufaas_gpu_manager.cgroup_ports import Group
+from gpufaas_gpu_manager.cgroup_group import Group
 from gpufaas_gpu_manager.confine import Confine
 from gpufaas_gpu_manager.forked import TAKEN, Prepare, Spawn
 from gpufaas_gpu_manager.isolation.walls import Walls
