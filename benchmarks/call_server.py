@@ -23,6 +23,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.remote_nodes import RemoteNodes
@@ -33,6 +34,7 @@ from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Need, NodeI
 from gpufaas_core.units import MiB
 from gpufaas_core.wire.heads import AnswerHead, CallHead
 from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.node import Node
 
 CALLERS = 16
@@ -66,7 +68,13 @@ class Calls(Protocol):
 
 
 def node_at(root: Path, name: str) -> Node:
-    return Node(open_devices(["cpu:0=1GiB"], NodeId(name)), Bundles(root), FunctionLogs(root / "logs"), lambda _: None)
+    return Node(
+        open_devices(["cpu:0=1GiB"], NodeId(name)),
+        Bundles(root),
+        FunctionLogs(root / "logs"),
+        lambda _: None,
+        host_cache=HostCache(HostTier(0)),
+    )
 
 
 def spec() -> WorkerSpec:

@@ -90,21 +90,21 @@ class HostCache:
     """
     See module. Used on the event loop.
 
-    :param keeper: None: nothing is kept
+    :param keeper: decides what is kept; of no budget: nothing is
     :param on_said: gets a line for people
     :param on_corrupt: called in a thread with weights whose bytes are not those that their manifest says
     """
 
     def __init__(
         self,
-        keeper: Keeper | None,
+        keeper: Keeper,
         on_said: Callable[[str], None] = lambda _: None,
         on_corrupt: Callable[[WeightsFile], None] = lambda _: None,
     ) -> None:
         self.on_changed: Callable[[], None] = lambda: None
         """Called when weights have come or gone."""
-        self._keeper = keeper if keeper is not None and keeper.budget > 0 else None
-        self.parked = ParkedRoom(self._keeper)
+        self._keeper = keeper
+        self.parked = ParkedRoom(keeper)
         self._on_said = on_said
         self._on_corrupt = on_corrupt
         self._files: dict[str, int] = {}
@@ -128,8 +128,6 @@ class HostCache:
 
         :param connections: of the worker: what has no room beside them, the smallest weights, is left out
         """
-        if self._keeper is None:
-            return []
         found = [Attached(each, self._files[each.sha256]) for each in weights if self._is_here(each)]
         room = max(0, MOST_GIVEN - connections)
         if len(found) > room:
@@ -156,24 +154,21 @@ class HostCache:
     def release(self, worker: int) -> None:
         """*worker* is gone with all its mappings."""
         given = self._given.pop(worker, None)
-        if given is not None and self._keeper is not None:
-            for digest in given.digests:
-                if self._keeper.unmap(digest):
-                    self._close(digest)
+        for digest in given.digests if given is not None else ():
+            if self._keeper.unmap(digest):
+                self._close(digest)
 
     def has(self, weights: Sequence[WeightsFile]) -> bool:
         """Whether all of *weights*, and at least one, are here."""
         return bool(weights) and all(map(self._is_here, weights))
 
     def _is_here(self, weights: WeightsFile) -> bool:
-        return weights.sha256 in self._files and self._keeper is not None and weights.sha256 in self._keeper
+        return weights.sha256 in self._files and weights.sha256 in self._keeper
 
     # --- what is kept ---
 
     def asked(self, weights: Sequence[WeightsFile], folder: Path, now: Seconds) -> None:
         """A start has wanted *weights*, which are below *folder*: keep them in the background, if they are worth it."""
-        if self._keeper is None:
-            return
         if reason := self.refusal(weights):
             if reason not in self._refused:
                 self._refused.add(reason)
@@ -187,7 +182,7 @@ class HostCache:
     def refusal(self, weights: Sequence[WeightsFile]) -> str:
         """Return why *weights*, those of one function, can never be here together; empty: they may."""
         keeper, size = self._keeper, sum(each.bytes for each in weights)
-        if keeper is None:
+        if not keeper.budget:
             return "this node keeps no weights in host memory"
         if size > keeper.budget:
             what = weights[0].path if len(weights) == 1 else f"{weights[0].path} and {len(weights) - 1} more files"
@@ -217,18 +212,14 @@ class HostCache:
     def forget(self, digests: Sequence[str]) -> None:
         """No function has these weights any more."""
         for digest in digests:
-            if self._keeper is not None:
-                if digest in self._filling:
-                    self._unwanted.add(digest)
-                self._keeper.forget(digest)
-                if self._keeper.drop(digest):
-                    self._close(digest)
+            if digest in self._filling:
+                self._unwanted.add(digest)
+            self._keeper.forget(digest)
+            if self._keeper.drop(digest):
+                self._close(digest)
 
     def status(self) -> HostCacheStatus:
-        if self._keeper is None:
-            return HostCacheStatus()
-        keeper = self._keeper
-        parked = keeper.parked
+        keeper, parked = self._keeper, self._keeper.parked
         return HostCacheStatus(
             keeper.budget, keeper.used, len(self._files), len(parked), sum(parked.values()), self._note
         )
@@ -244,7 +235,7 @@ class HostCache:
 
     async def _keep(self, weights: WeightsFile, folder: Path) -> bool:
         keeper, digest = self._keeper, weights.sha256
-        if keeper is None or self._forbidden:
+        if self._forbidden:
             return False
         async with self._lock:  # one at a time, so that the thread's next file is not planned for ever
             if self._stopped(digest):

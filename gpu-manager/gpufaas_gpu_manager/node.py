@@ -63,14 +63,15 @@ class Node:
         containers: ContainerEngine | None = None,
         fetch: Callable[[WorkerSpec], Awaitable[str]] | None = None,
         enforcement: Enforcement | None = None,
-        host_cache: HostCache | None = None,
+        *,
+        host_cache: HostCache,
     ) -> None:
         """
         :param containers: closed with the node; None: functions of images cannot run here
         :param fetch: brings what a function's workers need to this node, and returns where it came from (see
             `WorkerHost.fetch`), or raises `GpufaasError`; may be cancelled. None: everything that is deployed is here
         :param enforcement: closed with the node; None: RLIMIT_DATA alone
-        :param host_cache: closed with the node; None: no weights are kept in host memory
+        :param host_cache: closed with the node
         """
         settings = settings or NodeSettings()
         self.report = report
@@ -78,7 +79,7 @@ class Node:
         self.enforcement = enforcement or Enforcement()
         cpus = sum(each.torch_device == "cpu" for each in devices)
         threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // max(1, cpus))
-        self.host_cache = host_cache or HostCache(None)
+        self.host_cache = host_cache
         node = devices[0].device.node if devices else NodeId("")
         self.staging = Staging(node, self.host_cache, bundles, report, fetch)
         recipes = Recipes(bundles, settings, self.enforcement, threads, self.host_cache)

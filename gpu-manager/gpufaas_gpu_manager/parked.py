@@ -47,8 +47,8 @@ class ParkedWorkers:
         if reason := worker.parking.why_not():
             return reason
         size = _estimate(worker)
-        if not self._room.park(worker.number, size):
-            self._end(self._room.crowding(size))  # the next one may be
+        if not self._room.keeper.park(worker.number, size):
+            self._end(self._room.keeper.crowding(size))  # the next one may be
             return f"the node has no {format_bytes(size)} for it in --host-cache"
         self._workers[worker.number] = worker
         return ""
@@ -83,9 +83,9 @@ class ParkedWorkers:
         if worker.number not in self._workers or worker.reaped:
             return
         if held:
-            self._room.repark(worker.number, held)
+            self._room.keeper.repark(worker.number, held)
         # The next one that is evicted should not have to wait until there is room.
-        self._end(self._room.crowding(held, worker.number))
+        self._end(self._room.keeper.crowding(held, worker.number))
 
     def _end(self, numbers: list[int]) -> None:
         for number in numbers:

@@ -28,47 +28,30 @@ class RoomKeeper(Protocol):
 
 
 class ParkedRoom:
-    """
-    See module. Used on the event loop.
+    """See module. Used on the event loop."""
 
-    :param keeper: None: there is no host tier
-    """
-
-    def __init__(self, keeper: RoomKeeper | None) -> None:
+    def __init__(self, keeper: RoomKeeper) -> None:
         self.end: Callable[[list[int]], None] = lambda _: None
         """Called with parked workers whose memory is needed."""
-        self._keeper = keeper
+        self.keeper = keeper
         self._leaving: dict[int, asyncio.Future[None]] = {}
         """Parked workers whose memory somebody waits for."""
 
-    def park(self, worker: int, size: Bytes) -> bool:
-        """Charge what a parked worker holds beside its weights. False: there is no room for it."""
-        return self._keeper is not None and self._keeper.park(worker, size)
-
-    def repark(self, worker: int, size: Bytes) -> None:
-        if self._keeper is not None:
-            self._keeper.repark(worker, size)
-
     def unpark(self, worker: int) -> None:
-        if self._keeper is not None:
-            self._keeper.unpark(worker)
+        self.keeper.unpark(worker)
         if (waits := self._leaving.pop(worker, None)) is not None and not waits.done():
             waits.set_result(None)
 
     def set_aside(self, size: Bytes) -> bool:
         """Charge what a layer holds, for which parked workers give way; less than 0: it is gone. False: no room."""
-        if self._keeper is None or not self._keeper.set_aside(size):
+        if not self.keeper.set_aside(size):
             return False
-        self.end(self._keeper.crowding(0))
+        self.end(self.keeper.crowding(0))
         return True
-
-    def crowding(self, size: Bytes, apart: int = 0) -> list[int]:
-        """Return the parked workers that have to end before there is room for *size* bytes, but not *apart*."""
-        return [] if self._keeper is None else self._keeper.crowding(size, apart)
 
     async def crowd_out(self, size: Bytes) -> None:
         """Parked workers give way to weights of *size* bytes; return when they have, or soon after."""
-        numbers = self.crowding(size)
+        numbers = self.keeper.crowding(size)
         if not numbers:
             return
         waits = [self._leaving.setdefault(each, asyncio.get_running_loop().create_future()) for each in numbers]

@@ -17,6 +17,7 @@ import pytest
 from kubernetes_server import KubernetesServer
 from tests.waiting import LIMIT_S, eventually
 
+from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemory, WorkerCrashed
 from gpufaas_core.logs import Printed
@@ -29,6 +30,7 @@ from gpufaas_core.wire.heads import AnswerHead, CallHead
 from gpufaas_gpu_manager import http_slots
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.launch.containers import Containers
 from gpufaas_gpu_manager.launch.kubernetes import Pods, WorkerPod
 from gpufaas_gpu_manager.launch.kubernetes_api import Access
@@ -114,7 +116,15 @@ class Rig:
         self.logs = Lines()
         self.facts: list[Event] = []
         devices = open_devices(["cpu:0=400MiB"], NodeId("n"))
-        self.node = Node(devices, launcher, self.logs, self.facts.append, settings=settings, containers=containers)
+        self.node = Node(
+            devices,
+            launcher,
+            self.logs,
+            self.facts.append,
+            settings=settings,
+            containers=containers,
+            host_cache=HostCache(HostTier(0)),
+        )
         self.number = 0
 
     async def function(self, name: str = "server", **asked: object) -> FunctionId:
@@ -524,7 +534,13 @@ async def test_platforms_on_one_machine_do_not_take_each_others_ports(rig: Rig) 
     if rig.launcher.kind != "process":
         pytest.skip("a container has its ports to itself")
     function = await rig.function()
-    other = Node(open_devices(["cpu:0=400MiB"], NodeId("n")), rig.launcher, rig.logs, lambda _: None)
+    other = Node(
+        open_devices(["cpu:0=400MiB"], NodeId("n")),
+        rig.launcher,
+        rig.logs,
+        lambda _: None,
+        host_cache=HostCache(HostTier(0)),
+    )
     await other.start()
     await other.functions.define(rig.launcher.spec("other"))
     grant = Grant(1, 1, (CallId("x"),), FunctionId("other.ns@1"), "other", (Part(DEVICE, 128 * MiB),), True)

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.messages import Event, Grant, Loaded
@@ -26,6 +27,7 @@ from gpufaas_core.units import GiB
 from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager import mps
 from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.isolation import levels
 from gpufaas_gpu_manager.isolation.ids import UID_RANGE, Uids, uid_range
 from gpufaas_gpu_manager.node import Node
@@ -83,7 +85,14 @@ async def node(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[
     bundles, facts, walls = Bundles(tmp_path), list[Event](), levels.walls(request.param)
     uids = Uids(tmp_path / "uids", uid_range(UID_RANGE)) if walls.uids else None
     devices = open_devices(["cuda:0=4GiB"], NodeId("n"), isolation=request.param)
-    node = Node(devices, bundles, Silent(), facts.append, settings=NodeSettings(isolation=walls, uids=uids))
+    node = Node(
+        devices,
+        bundles,
+        Silent(),
+        facts.append,
+        settings=NodeSettings(isolation=walls, uids=uids),
+        host_cache=HostCache(HostTier(0)),
+    )
     await node.start()
     yield node, bundles, facts
     await node.close()

@@ -9,6 +9,7 @@ from typing import cast
 import msgspec
 import uvloop
 
+from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_cluster import connection, control
 from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity
@@ -17,6 +18,7 @@ from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.messages import Event
 from gpufaas_core.model import NodeId
 from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
 
@@ -53,7 +55,7 @@ async def main(name: str, root: Path, port: str, token: str, memory: str) -> Non
     logs = FunctionLogs(root / f"logs-{name}")
     node = Node(
         open_devices([f"cpu:0={memory}"], NodeId(name)), Bundles(root), logs, report,
-        settings=NodeSettings(abort_grace_s=HELD_UP_S),
+        settings=NodeSettings(abort_grace_s=HELD_UP_S), host_cache=HostCache(HostTier(0)),
     )  # fmt: skip
     await node.start()
     server = CallServer(node, logs, Identity("node", name, "boot", token.encode()), root / f"spool-{name}")

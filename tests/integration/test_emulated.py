@@ -13,6 +13,7 @@ from tests.integration.conftest import Platform
 from tests.integration.test_node import Bundles, Lines
 from tests.waiting import LIMIT_S, eventually
 
+from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.cost import Cost
 from gpufaas_core.errors import GrantRefused, InvalidSpec
@@ -21,6 +22,7 @@ from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part
 from gpufaas_core.units import GiB, MiB
 from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.node import Node
 from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.replay import Endpoint, replay
@@ -56,7 +58,9 @@ class Rig:
         emulation = devices[0].emulation
         assert emulation is not None
         self.running = emulation.running
-        self.node = Node(devices, self.bundles, Lines(), self.facts.append, self.said.append)
+        self.node = Node(
+            devices, self.bundles, Lines(), self.facts.append, self.said.append, host_cache=HostCache(HostTier(0))
+        )
         self._number = 0
 
     async def function(self, name: str, need: Need = SPATIAL, kind: str = "model") -> FunctionId:

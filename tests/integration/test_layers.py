@@ -13,12 +13,14 @@ import pytest
 from tests.integration.test_node import DEVICE, Rig
 from tests.waiting import eventually
 
+from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.messages import WorkerExited
 from gpufaas_core.model import FunctionId, NodeId
 from gpufaas_gpu_manager import layers
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
 
@@ -48,6 +50,7 @@ class LayerRig(Rig):
         self.node = Node(
             open_devices(["cpu:0=400MiB"], NodeId("n")), self.bundles, self.logs, self.facts.append, self.said.append,
             settings=NodeSettings(standby=size), enforcement=Enforcement(mode),
+            host_cache=HostCache(HostTier(0)),
         )  # fmt: skip
 
     @property

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from tests.integration.conftest import lives, stopped
 from tests.waiting import LIMIT_S, eventually, until
 
+from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core import messages
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import (
@@ -52,6 +53,7 @@ from gpufaas_gpu_manager import worker as worker_module
 from gpufaas_gpu_manager.call_watch import LOOK_S
 from gpufaas_gpu_manager.devices import CpuDevice, open_devices
 from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.proc import Progress
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -113,7 +115,7 @@ class Rig:
         self.node = Node(
             open_devices([f"cpu:0={memory}"], NodeId("n"), shares_by=shares_by), self.bundles, self.logs,
             self.facts.append,
-            settings=NodeSettings(abort_grace_s=abort_grace_s, untaken_s=untaken_s),
+            settings=NodeSettings(abort_grace_s=abort_grace_s, untaken_s=untaken_s), host_cache=HostCache(HostTier(0)),
         )  # fmt: skip
         self.number = 0
 

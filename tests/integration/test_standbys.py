@@ -13,6 +13,7 @@ import pytest
 from tests.integration.test_node import DEVICE, Rig
 from tests.waiting import LIMIT_S, eventually
 
+from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.messages import CopyFailed, Loaded, Measured, WorkerExited
 from gpufaas_core.model import FunctionId, NodeId, copy_id
@@ -20,6 +21,7 @@ from gpufaas_core.units import MiB
 from gpufaas_gpu_manager import standbys
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
 
@@ -48,6 +50,7 @@ def node_of(rig: Rig, size: int, mode: str = "auto") -> Node:
     return Node(
         open_devices(["cpu:0=200MiB"], NodeId("n")), rig.bundles, rig.logs, rig.facts.append,
         settings=NodeSettings(standby=size), enforcement=Enforcement(mode),  # type: ignore[arg-type]
+        host_cache=HostCache(HostTier(0)),
     )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.scheduler.world import limited
 
-from gpufaas_cache_manager.replacement import Lru
+from gpufaas_cache_manager.host_tier import HostTier
+from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Need, Part, Profile, copy_id
 from gpufaas_gpu_manager.device_snapshot import snapshot_of
@@ -103,7 +104,7 @@ class FakeNode:
         self.rng, self.now = rng, 0.0
         self.device = Device(DEVICE, "cpu", memory)
         source = SimpleNamespace(device=self.device, emulation=None, enforced=True)
-        self.room = WorkerDevice(cast(Any, source), ParkedWorkers(HostCache(None), enabled=False))
+        self.room = WorkerDevice(cast(Any, source), ParkedWorkers(HostCache(HostTier(0)), enabled=False))
         self.dying: dict[int, tuple[FakeWorker, m.Event | None]] = {}
         self.said: deque[m.Event] = deque()
         self.number = 0

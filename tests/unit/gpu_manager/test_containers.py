@@ -11,6 +11,7 @@ import requests
 from docker.errors import APIError, ImageNotFound
 from msgspec.structs import replace
 
+from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Device, DeviceId, FunctionId, NodeId
@@ -102,7 +103,7 @@ def create(containers: Containers, source: Any, spec: WorkerSpec = SPEC, memory:
         output=SimpleNamespace(secret="5ec2e7"),
     )
     no_bundles: Any = None
-    recipes = Recipes(no_bundles, NodeSettings(), Enforcement(), 1, HostCache(None))
+    recipes = Recipes(no_bundles, NodeSettings(), Enforcement(), 1, HostCache(HostTier(0)))
     containers.create(SimpleNamespace(worker=worker, recipes=recipes), "", {}, NETWORK)  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ import pytest
 from kubernetes_server import KubernetesServer
 from tests.waiting import eventually
 
+from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemory, WorkerCrashed
 from gpufaas_core.logs import Printed
@@ -19,6 +20,7 @@ from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Need, NodeI
 from gpufaas_core.units import GiB, MiB
 from gpufaas_core.wire.heads import CallHead
 from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.launch.kubernetes import Pods
 from gpufaas_gpu_manager.launch.kubernetes_api import Access, access_from
 from gpufaas_gpu_manager.launch.pod_manifest import PodSettings, settings_from
@@ -61,7 +63,15 @@ class Cluster:
         node_settings = NodeSettings(secrets=Files(secrets), env={"OPENFAAS_URL": "http://127.0.0.1:8080"})
         devices = open_devices(["cpu:0=400MiB"], NodeId("n"))
         bundles: Any = None
-        self.node = Node(devices, bundles, self.logs, self.facts.append, settings=node_settings, containers=self.pods)
+        self.node = Node(
+            devices,
+            bundles,
+            self.logs,
+            self.facts.append,
+            settings=node_settings,
+            containers=self.pods,
+            host_cache=HostCache(HostTier(0)),
+        )
         self.number = 0
 
     async def define(self, **asked: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.model import FunctionId
 from gpufaas_gpu_manager.enforcement import Enforcement
@@ -22,7 +23,7 @@ WORKER: Any = SimpleNamespace(number=7)
 
 
 def recipes(sockets: Path | None) -> Recipes:
-    return Recipes(NO_BUNDLES, NodeSettings(sockets=sockets), Enforcement(), 1, HostCache(None))
+    return Recipes(NO_BUNDLES, NodeSettings(sockets=sockets), Enforcement(), 1, HostCache(HostTier(0)))
 
 
 def test_a_server_has_a_socket_of_its_own_where_nothing_is(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_a_function_has_one_uid_wherever_it_runs_and_the_nodes_of_the_device_tha
     """Its secrets are files of that uid."""
     uids: Any = Numbered()
     settings = NodeSettings(isolation=Walls(root="mount", uids=True), uids=uids)
-    recipes = Recipes(NO_BUNDLES, settings, Enforcement(), 1, HostCache(None))
+    recipes = Recipes(NO_BUNDLES, settings, Enforcement(), 1, HostCache(HostTier(0)))
 
     on_gpu, on_cpu, other = own(recipes, "a", gpu=True), own(recipes, "a", gpu=False), own(recipes, "b", gpu=True)
 
