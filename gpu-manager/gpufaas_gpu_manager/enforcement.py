@@ -94,6 +94,10 @@ class Enforcement:
         group.limit_pids(self._pids)
         return group
 
+    def pin(self, cpu: CpuShare) -> Pinned | None:
+        """Bind a worker to CPUs; None: its control group holds it to its share."""
+        return self._pinning.take(cpu) if self.shares_by == AFFINITY else None
+
     def stand_by(self, pool: object, pids: Collection[int]) -> None:
         """These children of fork servers, all of *pool*, are no workers, and did not escape from one."""
         if self.watch is not None:
@@ -107,27 +111,6 @@ class Enforcement:
         if group is not None and not group.remove():
             group.kill()
             self._left.append(group)
-
-    def limits(
-        self, number: int, memory: Bytes, capacity: Bytes, on_over: Callable[[str], None], cpu: CpuShare | None = None,
-        group: Group | None = None,
-    ) -> "WorkerLimits":  # fmt: skip
-        """
-        Prepare the limits of worker *number*: *memory* bytes; 0: its memory is not limited.
-
-        :param capacity: of its device, which it never exceeds
-        :param on_over: called on the event loop with the reason when it must be ended for holding more
-        :param cpu: what it may use of its device's cores; None: its CPU time is not limited
-        :param group: of `group`, which its process has joined already; None: it joins one of its own
-        :raises OSError: the kernel makes no more groups
-        """
-        pinned = None
-        if group is None:
-            group = self.group(f"worker-{number}", *((cpu.device, cpu.cores) if cpu is not None else ()))
-        if cpu is not None and self.shares_by == AFFINITY:
-            pinned = self._pinning.take(cpu)
-        hard = 0 if self.hard_is_soft else capacity
-        return WorkerLimits(self, number, memory, group, hard, on_over, cpu, pinned)
 
     def close(self) -> None:
         """Kill what is left of workers."""
@@ -146,9 +129,20 @@ class WorkerLimits:
     """The limits of one worker; `close` them when it is reaped."""
 
     def __init__(
-        self, enforcement: Enforcement, number: int, memory: Bytes, group: Group | None, hard: Bytes,
-        on_over: Callable[[str], None], cpu: CpuShare | None, pinned: Pinned | None,
+        self, enforcement: Enforcement, number: int, memory: Bytes, capacity: Bytes, on_over: Callable[[str], None],
+        cpu: CpuShare | None, group: Group | None,
     ) -> None:  # fmt: skip
+        """
+        :param number: of the worker
+        :param memory: in bytes; 0: it is not limited
+        :param capacity: of its device, which it never exceeds
+        :param on_over: called on the event loop with the reason when it must be ended for holding more
+        :param cpu: what it may use of its device's cores; None: its CPU time is not limited
+        :param group: that its process has joined already; None: it joins one of its own
+        :raises OSError: the kernel makes no more groups
+        """
+        if group is None:
+            group = enforcement.group(f"worker-{number}", *((cpu.device, cpu.cores) if cpu is not None else ()))
         self._enforcement = enforcement
         self._watch = enforcement.watch
         self._number = number
@@ -161,8 +155,9 @@ class WorkerLimits:
         self._event = -1
         self._read_again = self._thrashed = 0
         self._cpu = cpu
-        self._pinned = pinned
-        cpus = pinned.cpus if pinned is not None else ()
+        self._pinned = enforcement.pin(cpu) if cpu is not None else None
+        cpus = self._pinned.cpus if self._pinned is not None else ()
+        hard = 0 if enforcement.hard_is_soft else capacity
         self.confine = Confine(group.entries if group else (), may(CAP_SYS_ADMIN), cpus, hard)
         if cpu is not None and cpu.share:
             self.hold_to_share(cpu.share)

@@ -31,30 +31,18 @@ class MemoryLedger:
         return self._reserved
 
     def reserve(self, worker: int, size: Bytes) -> bool:
-        """Reserve *size* bytes for *worker*, which has none yet; False, and nothing changes, if they are not free."""
-        if worker in self._reserved:
-            raise ValueError(f"worker {worker} has a reservation already")
-        if size < 0 or size > self.free:
-            return False
-        self._reserved[worker] = size
-        self._sum += size
-        return True
-
-    def hold(self, worker: int, size: Bytes) -> bool:
-        """Reserve *size* bytes for *worker*, or change its reservation to that; False: they are not free."""
-        return self.resize(worker, size) if worker in self._reserved else self.reserve(worker, size)
-
-    def resize(self, worker: int, size: Bytes) -> bool:
-        """Change the reservation of *worker*; False, and nothing changes, if it has none or room is lacking."""
-        before = self._reserved.get(worker)
-        if before is None or size < 0 or size - before > self.free:
+        """Reserve *size* bytes for *worker*, in place of what it has; False: they are not free, and nothing changes."""
+        before = self._reserved.get(worker, 0)
+        if size < 0 or size - before > self.free:
             return False
         self._reserved[worker] = size
         self._sum += size - before
         return True
 
-    def release(self, worker: int) -> Bytes:
-        """End the reservation of *worker* and return its size; 0 when it has none."""
-        size = self._reserved.pop(worker, 0)
-        self._sum -= size
-        return size
+    def resize(self, worker: int, size: Bytes) -> bool:
+        """As `reserve`; False, too, if *worker* has none."""
+        return worker in self._reserved and self.reserve(worker, size)
+
+    def release(self, worker: int) -> None:
+        """End the reservation of *worker*, if it has one."""
+        self._sum -= self._reserved.pop(worker, 0)

@@ -169,7 +169,7 @@ class WorkerDevice:
             if worker.state is WorkerState.PARKING:
                 return  # it wakes once it is parked
             if worker.state in (WorkerState.WAITING, WorkerState.PARKED):
-                if not self.ledger.hold(worker.number, worker.memory):
+                if not self.ledger.reserve(worker.number, worker.memory):
                     if worker.memory > self.ledger.capacity or not self.ledger.reserved:
                         self.waiting.popleft()
                         worker.fail_unstarted(

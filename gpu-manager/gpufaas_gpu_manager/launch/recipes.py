@@ -97,9 +97,10 @@ class Recipes:
         :raises OSError: the kernel makes no more control groups
         """
         memory = worker.memory if worker.device.source.enforced else 0
-        limits = self.enforcement.limits(
-            worker.number, memory, worker.device.ledger.capacity, worker.on_over_memory, self.cpu_share(worker), group
-        )
+        limits = WorkerLimits(
+            self.enforcement, worker.number, memory, worker.device.ledger.capacity, worker.on_over_memory,
+            self.cpu_share(worker), group,
+        )  # fmt: skip
         limits.confine = msgspec.structs.replace(limits.confine, walls=self.settings.isolation, own=worker.own)
         return limits
 

@@ -1,18 +1,18 @@
 """Workers that listen on a port, as processes, containers or pods: waiting for the port, slots, health checks."""
 
 import asyncio
-import contextlib
 import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.model import Seconds
 from gpufaas_core.wire.heads import ReadyHead
 from gpufaas_gpu_manager.http_slots import HttpSlot, connected
+from gpufaas_gpu_manager.launch.upstream import listeners
 from gpufaas_gpu_manager.worker import Worker
 
 _FIRST_LOOK_S: Final[Seconds] = 0.005
@@ -75,7 +75,7 @@ class Face:
             # The kernel does not report when a port begins to accept: this is the one place that has to poll.
             await asyncio.sleep((spec.ready_period_s if asked or good else 0.0) or pause)
             pause = min(pause * 1.5, _LOOK_EVERY_S)
-        if not there and (uid := self._worker.own.uid) and (others := {*_listening(port)} - {uid}):
+        if not there and (uid := self._worker.own.uid) and (others := {*listeners(port)} - {uid}):
             self._worker.kill(f"its port {port} was taken by uid {min(others)}, which is not its function's")
             return
         for slot in self._slots:
@@ -96,15 +96,6 @@ class Face:
 def _there(unix: str) -> str:
     """Return *unix* if something has bound it."""
     return unix if unix and os.path.exists(unix) else ""
-
-
-def _listening(port: int) -> Iterator[int]:
-    """Yield the uids of those that listen on *port* of this machine."""
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError), open(path) as sockets:
-            for _, address, _, state, _, _, _, uid, *_ in map(str.split, sockets):
-                if state == "0A" and address.endswith(f":{port:04X}"):
-                    yield int(uid)
 
 
 async def probe(host: str, port: int, path: str, unix: str = "", timeout_s: Seconds = 5.0) -> str:

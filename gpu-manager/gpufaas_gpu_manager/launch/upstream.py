@@ -6,7 +6,7 @@ inside the container. Until that server listens, calls get an empty 500
 (https://github.com/openfaas/of-watchdog#1-http-modehttp).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -37,14 +37,19 @@ def listens(pid: int, address: str, port: int, proc: Path = Path("/proc")) -> bo
     """
     net = proc / str(pid) / "net"
     try:
-        if address not in (net / "fib_trie").read_text():
-            return True  # some other process of that number
-        lines = [line for name in ("tcp", "tcp6") if (net / name).exists() for line in _lines(net / name)]
+        # else it is some other process of that number
+        return address not in (net / "fib_trie").read_text() or bool(list(listeners(port, net)))
     except OSError:
         return True
-    ending = f":{port:04X}"
-    return any(len(each) > 3 and each[1].endswith(ending) and each[3] == _LISTENS for each in lines)
 
 
-def _lines(table: Path) -> list[list[str]]:
-    return [line.split() for line in table.read_text().splitlines()[1:]]
+def listeners(port: int, net: Path = Path("/proc/net")) -> Iterator[int]:
+    """
+    Yield the uids of those that listen on *port* in the network whose files are in *net*.
+
+    :raises OSError: it cannot be seen
+    """
+    for table in filter(Path.exists, (net / "tcp", net / "tcp6")):
+        for _, address, _, state, _, _, _, uid, *_ in map(str.split, table.read_text().splitlines()):
+            if state == _LISTENS and address.endswith(f":{port:04X}"):
+                yield int(uid)
