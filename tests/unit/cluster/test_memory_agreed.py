@@ -56,9 +56,9 @@ class FakeWorker:
         self.outgrown = self.standby = self.replaced = self.checks = False
         self.pid = None
         self.share = 0
-        self.tier = "disk"
         self.calls = FakeCalls()
-        self.used_at = self.asked_at = node.now
+        self.used_at = node.now
+        self.load = SimpleNamespace(asked_at=node.now, tier="disk")
         self.run = self
 
     @property
