@@ -114,7 +114,7 @@ class _Server:
             self._control = None
 
 
-class Zygote:
+class ForkServer:
     """
     One fork server. When it dies its workers die with it, are reported as killed, and another one is started. When it
     is stuck it is replaced, and its workers live on. The next one is asked for what the last one did not fork.

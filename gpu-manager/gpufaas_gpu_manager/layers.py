@@ -25,7 +25,7 @@ from gpufaas_core.units import GiB, MiB
 from gpufaas_core.wire.heads import Imported
 from gpufaas_functions.imports import LONG_S
 from gpufaas_functions.runner import WorkerStart
-from gpufaas_gpu_manager.forks import Zygote
+from gpufaas_gpu_manager.forks import ForkServer
 from gpufaas_gpu_manager.isolation.walls import Own
 from gpufaas_gpu_manager.launch.layer import Layer
 from gpufaas_gpu_manager.launch.recipes import Recipes
@@ -89,7 +89,7 @@ class Layers:
     """See module."""
 
     def __init__(
-        self, base: Zygote, recipes: Recipes, make: Callable[..., Worker], on_said: Callable[[str], None]
+        self, base: ForkServer, recipes: Recipes, make: Callable[..., Worker], on_said: Callable[[str], None]
     ) -> None:
         """:param make: makes the worker that a layer is (`Supervisor.make`)"""
         self._base = base

@@ -55,3 +55,4 @@ class Running(Protocol):
 
     def close(self) -> None:
         """Release what this side holds; the worker is gone, or the node closes."""
+        return

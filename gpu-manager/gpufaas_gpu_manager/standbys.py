@@ -25,7 +25,7 @@ from gpufaas_gpu_manager.cgroup_group import Group
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, Confine, may
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.forked import TAKEN, Prepare, Spawn
-from gpufaas_gpu_manager.forks import Zygote
+from gpufaas_gpu_manager.forks import ForkServer
 from gpufaas_gpu_manager.isolation.walls import Walls
 from gpufaas_gpu_manager.proc import private_of
 from gpufaas_gpu_manager.timers import Timers
@@ -98,7 +98,7 @@ class Standbys:
     """See module. `begin` fills the pool."""
 
     def __init__(
-        self, forks: Zygote, groups: Enforcement, size: int, next_number: Callable[[], int], loads: Callable[[], bool],
+        self, forks: ForkServer, groups: Enforcement, size: int, next_number: Callable[[], int], loads: Callable[[], bool],
         walls: Walls,
     ) -> None:  # fmt: skip
         """

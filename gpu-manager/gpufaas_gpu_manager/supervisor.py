@@ -9,7 +9,7 @@ from gpufaas_core.messages import Event, Grant, LoadCopy
 from gpufaas_core.model import Bytes, FunctionId, Seconds, copy_id
 from gpufaas_core.wire.heads import Imported
 from gpufaas_gpu_manager.exchange import Exchange
-from gpufaas_gpu_manager.forks import Zygote
+from gpufaas_gpu_manager.forks import ForkServer
 from gpufaas_gpu_manager.launch.processes import ForkedProcess, ServedProcess, describe_status
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.launch.served import Ports
@@ -78,7 +78,7 @@ class Supervisor:
         self.fetch = fetch
         self.open_files = OpenFiles(on_said)
         self.parks = ParkedWorkers(recipes.host_cache, recipes.settings.park != "off")
-        self.zygote = Zygote(self.on_exited, on_said)
+        self.zygote = ForkServer(self.on_exited, on_said)
         self.measured: dict[tuple[str, str], Bytes] = {}
         self.standbys = Standbys(
             self.zygote, recipes.enforcement, self.settings.standby, self.next_number, self._loads,

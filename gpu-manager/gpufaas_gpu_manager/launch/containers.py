@@ -27,7 +27,7 @@ from gpufaas_gpu_manager.isolation.walls import PIDS
 from gpufaas_gpu_manager.launch import docker_images
 from gpufaas_gpu_manager.launch.networks import INSTANCE, Network, Networks, OnNetworks
 from gpufaas_gpu_manager.launch.recipes import Recipes
-from gpufaas_gpu_manager.launch.served import Face
+from gpufaas_gpu_manager.launch.served import Served
 from gpufaas_gpu_manager.launch.upstream import listens, upstream_port
 from gpufaas_gpu_manager.line_limit import Allowance, LineLimit
 from gpufaas_gpu_manager.output import STREAMS
@@ -281,7 +281,7 @@ class Containers:
         self.ask("remove_container", engine_id, force=True, v=True)
 
 
-class Container(Running):
+class Container(Served):
     """One container. Its limit follows its reservation, and its use is not measured."""
 
     waits_for = f"to listen on port {PORT}"
@@ -293,7 +293,6 @@ class Container(Running):
         self.out_of_memory = False
         self.dead = False
         self._containers = containers
-        self._face = Face(worker)
         self._id = ""
         self._streams = set(STREAMS)
         """Streams that have not ended."""
@@ -316,7 +315,7 @@ class Container(Running):
         if upstream:
             self.waits_for = f"to listen on port {PORT}, and on {upstream} behind its watchdog"
         worker.on_started(pid)
-        self._face.open(address, PORT, lambda: not upstream or listens(pid, address, upstream))
+        self.serve(address, PORT, lambda: not upstream or listens(pid, address, upstream))
 
     def end(self) -> None:
         if self._id:  # else `Worker.on_started` kills it
@@ -327,10 +326,7 @@ class Container(Running):
             self._in_thread(self._containers.ask, "kill", self._id)
 
     def said_all(self) -> bool:
-        return not self._streams and self._face.said_all()
-
-    def hear_out(self) -> bool:
-        return self._face.hear_out()
+        return not self._streams and super().said_all()
 
     def limit_to(self, memory: Bytes) -> None:
         if self._id and not self.worker.spec.memory_limit and self.worker.device.source.enforced:
@@ -339,7 +335,7 @@ class Container(Running):
 
     def close(self) -> None:
         self._closed = True
-        self._face.close()
+        super().close()
         if self._id:
             self._in_thread(self._containers.remove, self._id)
 

@@ -30,7 +30,7 @@ from gpufaas_gpu_manager.launch.kubernetes_api import Access, ApiError, ApiLost,
 from gpufaas_gpu_manager.launch.pod_log import PodLog
 from gpufaas_gpu_manager.launch.pod_manifest import PodSettings
 from gpufaas_gpu_manager.launch.recipes import Recipes
-from gpufaas_gpu_manager.launch.served import Face
+from gpufaas_gpu_manager.launch.served import Served
 from gpufaas_gpu_manager.running import Running
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_end import killed_for_memory
@@ -240,7 +240,7 @@ class Pods:
             log.exception("kubernetes.not_handled pod=%s", name)  # one pod must not end the watch of all
 
 
-class WorkerPod(Running):
+class WorkerPod(Served):
     """One pod. Its limit follows its reservation, and its use is not measured."""
 
     death_known_s = 3.0  # the kubelet looks once a second, and then reports
@@ -251,7 +251,6 @@ class WorkerPod(Running):
         self.name = name
         self.created = self.dead = self.has_secret = False
         self._pods = pods
-        self._face = Face(worker)
         self._runs = self._told_all = self._closed = False
         self._deleted_with: float | None = None
         """The grace of the deletion that was asked for."""
@@ -276,10 +275,7 @@ class WorkerPod(Running):
         self._delete(_KILL_GRACE_S)
 
     def said_all(self) -> bool:
-        return self._told_all and self._face.said_all()
-
-    def hear_out(self) -> bool:
-        return self._face.hear_out()
+        return self._told_all and super().said_all()
 
     def limit_to(self, memory: Bytes) -> None:
         if self._runs and not self.worker.spec.memory_limit:
@@ -287,7 +283,7 @@ class WorkerPod(Running):
 
     def close(self) -> None:
         self._closed = True
-        self._face.close()
+        super().close()
         if self.created:
             self._pods.delete(self, 0 if self.dead else _KILL_GRACE_S)
         if self.dead:
@@ -332,7 +328,7 @@ class WorkerPod(Running):
             self._runs = True
             self._await(f"to listen on port {PORT}")
             self._pods.follow(self)
-            self._face.open(status.podIP, PORT)
+            self.serve(status.podIP, PORT)
 
     def on_gone(self, status: PodStatus) -> None:
         """The pod is not in the list any more."""

@@ -28,7 +28,7 @@ from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager import forked
 from gpufaas_gpu_manager.confine import Confine, join
 from gpufaas_gpu_manager.forked import SCRATCH, Spawn
-from gpufaas_gpu_manager.forks import Zygote
+from gpufaas_gpu_manager.forks import ForkServer
 from gpufaas_gpu_manager.isolation.walls import Walls
 from gpufaas_gpu_manager.launch.own_process import OwnProcess
 from gpufaas_gpu_manager.launch.recipes import Recipes, scratch_at
@@ -50,7 +50,7 @@ class Layer(OwnProcess):
     """
 
     def __init__(
-        self, worker: Worker, recipes: Recipes, base: Zygote, imported: Imported, on_over: Callable[["Layer"], None]
+        self, worker: Worker, recipes: Recipes, base: ForkServer, imported: Imported, on_over: Callable[["Layer"], None]
     ) -> None:
         """
         :param base: forks it
@@ -81,7 +81,7 @@ class Layer(OwnProcess):
         return not self.claims and not (self._server is not None and self._server.busy)
 
     async def start(self) -> None:
-        worker, recipes = self.worker, self._recipes
+        worker, recipes = self.worker, self.recipes
         start = await asyncio.to_thread(recipes.start, worker)
         env = {name: value for name, value in start.env.items() if name != MARK_VARIABLE}
         self._start = start = replace(start, env=env)
@@ -138,7 +138,7 @@ class Layer(OwnProcess):
     @property
     def worn(self) -> bool:
         """Whether the bundle is gone that it began with, or workers have left many files in its root."""
-        if self._recipes.settings.isolation.root:
+        if self.recipes.settings.isolation.root:
             with contextlib.suppress(OSError):
                 files = os.statvfs(f"/proc/{self.worker.pid}/root/tmp")
                 if (files.f_blocks - files.f_bfree) * files.f_frsize > _LEFT:
@@ -147,7 +147,7 @@ class Layer(OwnProcess):
 
     @property
     def _walled(self) -> bool:
-        return self._recipes.settings.isolation != Walls()
+        return self.recipes.settings.isolation != Walls()
 
     def _within(self, worker: Worker, start: WorkerStart) -> WorkerStart:
         """Return *start* with what there is within our walls. Blocks."""
@@ -193,7 +193,7 @@ class Layer(OwnProcess):
         self._on_over(self)
 
 
-class LayerServer(Zygote):
+class LayerServer(ForkServer):
     """
     The node's end of a layer. Code of its function has run in it: what it says is believed as far as the kernel agrees.
     When it breaks off it is killed, and its workers are gone when it is: `over`.

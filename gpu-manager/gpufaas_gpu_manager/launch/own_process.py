@@ -14,7 +14,7 @@ class OwnProcess(Running):
 
     def __init__(self, worker: Worker, recipes: Recipes) -> None:
         self.worker = worker
-        self._recipes = recipes
+        self.recipes = recipes
 
     def started(self, pid: int | None) -> None:
         """Its fork has given it process *pid*. None: none, of which the worker is told as of an end."""
@@ -33,4 +33,4 @@ class OwnProcess(Running):
             kill_group(self.worker.pid, number)
 
     def close(self) -> None:
-        self._recipes.drop_own(self.worker)
+        self.recipes.drop_own(self.worker)

@@ -19,12 +19,12 @@ from gpufaas_gpu_manager.cgroup_group import Group
 from gpufaas_gpu_manager.confine import real_ids
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.forked import COPIED, Spawn, data_limit
-from gpufaas_gpu_manager.forks import Zygote
+from gpufaas_gpu_manager.forks import ForkServer
 from gpufaas_gpu_manager.http_slots import HERE
 from gpufaas_gpu_manager.launch.layer import Layer
 from gpufaas_gpu_manager.launch.own_process import OwnProcess
 from gpufaas_gpu_manager.launch.recipes import STACKS, Recipes
-from gpufaas_gpu_manager.launch.served import Face, Ports
+from gpufaas_gpu_manager.launch.served import Ports, Served
 from gpufaas_gpu_manager.layers import Layers
 from gpufaas_gpu_manager.proc import sizes_of
 from gpufaas_gpu_manager.standbys import Standbys
@@ -35,7 +35,9 @@ from gpufaas_gpu_manager.worker_connection import WorkerConnection
 class ForkedProcess(OwnProcess):
     """`Running`: the runner with the author's handler, forked from the zygote, over one unix socket."""
 
-    def __init__(self, worker: Worker, recipes: Recipes, zygote: Zygote, standbys: Standbys, layers: Layers) -> None:
+    def __init__(
+        self, worker: Worker, recipes: Recipes, zygote: ForkServer, standbys: Standbys, layers: Layers
+    ) -> None:
         super().__init__(worker, recipes)
         self._zygote = zygote
         self._standbys = standbys
@@ -52,12 +54,12 @@ class ForkedProcess(OwnProcess):
     def prepare(self) -> None:
         """The worker waits for memory: have a process for it when that is there."""
         if self._may_begin_blank and not self._layers.has_for(self.worker.spec):
-            self._standbys.await_one(self.worker.number, self._recipes.home(self.worker))
+            self._standbys.await_one(self.worker.number, self.recipes.home(self.worker))
 
     async def start(self) -> None:
         worker = self.worker
-        start = await asyncio.to_thread(self._recipes.start, worker)
-        weights = self._recipes.attached(worker)
+        start = await asyncio.to_thread(self.recipes.start, worker)
+        weights = self.recipes.attached(worker)
         paths = tuple(os.path.join(start.bundle, each.weights.path) for each in weights)
         counts = self._counts(start.slots)
         start = msgspec.structs.replace(start, weights=paths, counts=bool(counts))
@@ -126,7 +128,7 @@ class ForkedProcess(OwnProcess):
         worker = self.worker
         if not self._may_begin_blank:
             return False
-        standbys, home = self._standbys, self._recipes.home(worker)
+        standbys, home = self._standbys, self.recipes.home(worker)
         standbys.use(home)
         standby = await standbys.take(worker.number, home)
         if standby is None:
@@ -144,8 +146,8 @@ class ForkedProcess(OwnProcess):
         return False
 
     def _limits(self, group: Group | None = None) -> WorkerLimits:
-        limits = self.worker.limits = self._recipes.limits(self.worker, group)
-        limits.not_counted = self._recipes.host_cache.files_of(self.worker.number)
+        limits = self.worker.limits = self.recipes.limits(self.worker, group)
+        limits.not_counted = self.recipes.host_cache.files_of(self.worker.number)
         return limits
 
     def ask(self, kind: int, head: msgspec.Struct | None = None) -> None:
@@ -167,7 +169,7 @@ class ForkedProcess(OwnProcess):
         else:
             self._connection.end()
             self.go_on()  # it may be parked
-            worker.timers.later("end", self._recipes.settings.term_grace_s, self.kill)
+            worker.timers.later("end", self.recipes.settings.term_grace_s, self.kill)
 
     def signal(self, number: signal.Signals) -> None:
         """What a layer has said of a process is looked at again: another one may have its number by now."""
@@ -188,7 +190,7 @@ class ForkedProcess(OwnProcess):
             self._connection.limit(memory - worker.calls.memory.uncounted)
         else:
             limit = data_limit(worker.ready_head.data_base, memory, worker.spec.need.slots)
-            limit_data(worker.pid, worker.own.uid, limit, self._recipes.enforcement.hard_is_soft)
+            limit_data(worker.pid, worker.own.uid, limit, self.recipes.enforcement.hard_is_soft)
 
     def in_use(self) -> Bytes:
         worker = self.worker
@@ -207,31 +209,30 @@ class ForkedProcess(OwnProcess):
         super().close()
 
 
-class ServedProcess(OwnProcess):
+class ServedProcess(Served, OwnProcess):
     """
     `Running`: a program that speaks HTTP on the port that it is given in PORT, or on the unix socket whose path is in
     GPUFAAS_SOCKET. Forked from the zygote, then exec.
     """
 
-    def __init__(self, worker: Worker, recipes: Recipes, zygote: Zygote, ports: Ports) -> None:
+    def __init__(self, worker: Worker, recipes: Recipes, zygote: ForkServer, ports: Ports) -> None:
         super().__init__(worker, recipes)
         self._ports = ports
         self._claim: socket.socket | None = None
         self._unix = ""
         self._zygote = zygote
-        self._face = Face(worker)
 
     async def start(self) -> None:
         worker = self.worker
         port, self._claim = self._ports.take()
         self.waits_for = f"to listen on port {port}, which PORT says"
-        self._unix = self._recipes.socket_of(worker)
-        program = await asyncio.to_thread(self._recipes.program, worker, port, self._unix)
-        worker.limits = self._recipes.limits(worker)
+        self._unix = self.recipes.socket_of(worker)
+        program = await asyncio.to_thread(self.recipes.program, worker, port, self._unix)
+        worker.limits = self.recipes.limits(worker)
         program = msgspec.structs.replace(program, confine=worker.limits.confine)
         with worker.output.piped() as ends:
             self.started(await self._zygote.fork(program, ends))
-        self._face.open(HERE, port, unix=self._unix)
+        self.serve(HERE, port, unix=self._unix)
 
     def end(self) -> None:
         worker = self.worker
@@ -239,18 +240,12 @@ class ServedProcess(OwnProcess):
             return  # it is killed when it has a process, or has ended
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(worker.pid, signal.SIGTERM)
-        worker.timers.later("end", self._recipes.settings.term_grace_s, self.kill)
-
-    def said_all(self) -> bool:
-        return self._face.said_all()
-
-    def hear_out(self) -> bool:
-        return self._face.hear_out()
+        worker.timers.later("end", self.recipes.settings.term_grace_s, self.kill)
 
     def limit_to(self, memory: Bytes) -> None:
         worker = self.worker
         if worker.pid is not None and worker.device.source.enforced:
-            limit_data(worker.pid, worker.own.uid, memory + STACKS, self._recipes.enforcement.hard_is_soft)
+            limit_data(worker.pid, worker.own.uid, memory + STACKS, self.recipes.enforcement.hard_is_soft)
 
     def in_use(self) -> Bytes:
         pid, limits = self.worker.pid, self.worker.limits
@@ -259,7 +254,6 @@ class ServedProcess(OwnProcess):
         return max(data_of(pid) - STACKS, limits.used(pid))
 
     def close(self) -> None:
-        self._face.close()
         if self._claim is not None:
             self._claim.close()
         super().close()

@@ -5,7 +5,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gpufaas_core.descriptors import is_lack
@@ -13,6 +13,7 @@ from gpufaas_core.model import Seconds
 from gpufaas_core.wire.heads import ReadyHead
 from gpufaas_gpu_manager.http_slots import HttpSlot, connected
 from gpufaas_gpu_manager.launch.upstream import listeners
+from gpufaas_gpu_manager.running import Running
 from gpufaas_gpu_manager.worker import Worker
 
 _FIRST_LOOK_S: Final[Seconds] = 0.005
@@ -28,24 +29,23 @@ PORTS: Final = range(20_000, 32_768)
 """Below those that the kernel gives to outgoing connections, which could take a port before its server does."""
 
 
-class Face:
-    """The port of one worker; `open` it when the address is known."""
+class Served(Running):
+    """`Running` of a worker that listens on a port; `serve` by it when the address is known."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._slots: list[HttpSlot] = []
-        self._task: asyncio.Task[None] | None = None
+    worker: Worker
+    _slots: Sequence[HttpSlot] = ()
+    _looking: asyncio.Task[None] | None = None
 
-    def open(self, host: str, port: int, behind: Callable[[], bool] = lambda: True, *, unix: str = "") -> None:
+    def serve(self, host: str, port: int, behind: Callable[[], bool] = lambda: True, *, unix: str = "") -> None:
         """
         :param behind: returns whether the server to which it passes its calls listens, too
         :param unix: a path on which it may listen in place of the port
         """
         loop = asyncio.get_running_loop()
-        worker = self._worker
+        worker = self.worker
         self._slots = [HttpSlot(worker, host, port, loop) for _ in range(worker.spec.need.slots)]
         worker.calls.on_slots(self._slots)
-        self._task = loop.create_task(self._look_after(host, port, behind, unix))
+        self._looking = loop.create_task(self._look_after(host, port, behind, unix))
 
     def said_all(self) -> bool:
         return not any(slot.expects for slot in self._slots)
@@ -54,16 +54,17 @@ class Face:
         return sum(slot.hear_out() for slot in self._slots) > 0  # `any` would not ask all of them
 
     def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         for slot in self._slots:
             slot.close()
+        super().close()
 
     async def _look_after(self, host: str, port: int, behind: Callable[[], bool], unix: str) -> None:
         """Wait until it answers; then do its health checks until the worker ends."""
-        spec, run = self._worker.spec, self._worker.run
+        worker, spec = self.worker, self.worker.spec
         began, pause, good = time.monotonic(), _FIRST_LOOK_S, 0
-        ready_path, listens = spec.ready_path or spec.health_path, run.waits_for
+        ready_path, listens = spec.ready_path or spec.health_path, self.waits_for
         await asyncio.sleep(spec.ready_delay_s)
         while True:
             reason = await probe(host, port, ready_path, there := _there(unix), spec.ready_timeout_s)
@@ -71,17 +72,17 @@ class Face:
             if good >= spec.ready_successes:
                 break
             asked = reason.startswith("GET ")
-            run.waits_for = f"to be ready: {reason}" if asked else listens
+            self.waits_for = f"to be ready: {reason}" if asked else listens
             # The kernel does not report when a port begins to accept: this is the one place that has to poll.
             await asyncio.sleep((spec.ready_period_s if asked or good else 0.0) or pause)
             pause = min(pause * 1.5, _LOOK_EVERY_S)
-        if not there and (uid := self._worker.own.uid) and (others := {*listeners(port)} - {uid}):
-            self._worker.kill(f"its port {port} was taken by uid {min(others)}, which is not its function's")
+        if not there and (uid := worker.own.uid) and (others := {*listeners(port)} - {uid}):
+            worker.kill(f"its port {port} was taken by uid {min(others)}, which is not its function's")
             return
         for slot in self._slots:
             slot.unix = there
         # It counts as occupying its reservation: it grows with its calls, and only the kernel measures that.
-        self._worker.on_ready(ReadyHead(self._worker.memory, [("ready", time.monotonic() - began)]))
+        worker.on_ready(ReadyHead(worker.memory, [("ready", time.monotonic() - began)]))
         failures = 0
         await asyncio.sleep(began + spec.health_delay_s - time.monotonic())
         while spec.health_path:
@@ -89,7 +90,7 @@ class Face:
             reason = await probe(host, port, spec.health_path, there, spec.health_timeout_s)
             failures = failures + 1 if reason else 0
             if failures >= spec.health_failures:
-                self._worker.kill(f"its health check failed {failures} times: {reason}")
+                worker.kill(f"its health check failed {failures} times: {reason}")
                 return
 
 

@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from gpufaas_core.model import FunctionId, Need
 from gpufaas_gpu_manager.http_slots import connected
 from gpufaas_gpu_manager.isolation.walls import Own
 from gpufaas_gpu_manager.launch import served
-from gpufaas_gpu_manager.launch.served import Face, probe
+from gpufaas_gpu_manager.launch.served import Served, probe
 
 SILENCE = b""
 READY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -62,12 +61,19 @@ async def server() -> AsyncIterator[Server]:
         await asyncio.gather(*made.tasks)
 
 
+class Run(Served):
+    waits_for = "to listen on port 8080"
+
+    def __init__(self, worker: "Worker") -> None:
+        self.worker = worker  # type: ignore[assignment]
+
+
 class Worker:
     """A worker of a server with probes *asked*, which has its slots elsewhere."""
 
     def __init__(self, **asked: Any) -> None:
         self.spec = WorkerSpec(FunctionId("f"), "f", "ns", "d", "server", Need(0, slots=0), **asked)
-        self.run = SimpleNamespace(waits_for="to listen on port 8080")
+        self.run = Run(self)
         self.own = Own()
         self.memory = 1
         self.ready = 0
@@ -85,17 +91,17 @@ class Worker:
 
 @pytest.fixture
 async def opened(server: Server) -> AsyncIterator[Callable[..., Worker]]:
-    faces = []
+    workers: list[Worker] = []
 
     def opened(**asked: Any) -> Worker:
         worker = Worker(**asked)
-        faces.append(Face(worker))  # type: ignore[arg-type]
-        faces[-1].open("127.0.0.1", server.port)
+        workers.append(worker)
+        worker.run.serve("127.0.0.1", server.port)
         return worker
 
     yield opened
-    for each in faces:
-        each.close()
+    for each in workers:
+        each.run.close()
 
 
 @pytest.mark.parametrize(
