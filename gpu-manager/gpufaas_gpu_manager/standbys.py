@@ -98,8 +98,8 @@ class Standbys:
     """See module. `begin` fills the pool."""
 
     def __init__(
-        self, forks: ForkServer, groups: Enforcement, size: int, next_number: Callable[[], int], loads: Callable[[], bool],
-        walls: Walls,
+        self, forks: ForkServer, groups: Enforcement, size: int, next_number: Callable[[], int],
+        loads: Callable[[], bool], walls: Walls,
     ) -> None:  # fmt: skip
         """
         :param size: of each home; 0: there are no standbys
