@@ -101,7 +101,7 @@ class Machine:
         )  # fmt: skip
         return Node(
             self.devices, stores.bundles, stores.logs, report, log.warning, settings, containers, fetch,
-            self.enforcement, _host_cache(self.host_budget, stores.artifacts),
+            self.enforcement, host_cache=_host_cache(self.host_budget, stores.artifacts),
         )  # fmt: skip
 
 

@@ -139,7 +139,7 @@ class Supervisor:
         worker = device.wake(copy_id(command.function, command.copy), command.memory)
         if worker is None:
             worker = self.make(device, spec, command.memory, command.copy, command.parts[0].share)
-            worker.warms = isinstance(command, LoadCopy) and not command.beside
+            worker.load.warms = isinstance(command, LoadCopy) and not command.beside
         device.add(worker)
         if worker.state is WorkerState.WAITING and isinstance(worker.run, ForkedProcess):
             worker.run.prepare()
@@ -163,7 +163,7 @@ class Supervisor:
     def change_share(self, device: WorkerDevice, worker: Worker, share: int) -> None:
         """Start a worker with *share* per cent of *device* in the place of *worker*, whose share cannot be changed."""
         new = self.make(device, worker.spec, worker.memory, worker.copy, share)
-        new.warms = True
+        new.load.warms = True
         device.successions.replace(worker, new)
 
     def running(self, worker: Worker) -> Running:

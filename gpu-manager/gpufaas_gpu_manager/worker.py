@@ -146,16 +146,16 @@ class Worker:
         """What its reservation will be when there is room for that."""
         self.told = not spec.elastic or device.source.emulation is not None
         """The scheduler has said what it may use. Where that is another process, a first call could come before."""
-        self.warms = False
-        """No call waits for it when it begins to load."""
         self.outgrown = False
         """A call ran out of memory: the next one begins when the worker has what it was promised."""
-        self.number, self.scratch = number, scratch
+        self.number = number
+        self.checks = checks
+        """It only says whether the function's code imports, or its server starts: it takes no calls."""
         self.state = WorkerState.WAITING
         self.pid: int | None = None
         self.loop = asyncio.get_running_loop()
         self.checked: asyncio.Future[WorkerEnd | None] = self.loop.create_future()
-        """Has its end; None: of a scratch worker, that it is ready."""
+        """Has its end; None: of one that checks, that it is ready."""
         self.ready_head: ReadyHead | None = None
         self._early: ReadyHead | None = None
         """What it said before its process was known, whose memory could not be limited so."""
@@ -353,7 +353,7 @@ class Worker:
         )  # fmt: skip
         if not self.checked.done():
             self.checked.set_result(end)
-        if self.scratch:
+        if self.checks:
             return
         if before in PARKED_STATES or self.parking.wakes:
             if self.device.wakes(self):

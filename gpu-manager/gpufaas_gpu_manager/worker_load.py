@@ -20,6 +20,8 @@ class WorkerLoad:
         """A call or a command wanted the worker, and then its memory was reserved."""
         self.tier = ""
         """Says where its weights came from, as `Loaded.tier`; empty: the worker is not ready."""
+        self.warms = False
+        """No call waits for the worker when it begins to load."""
         self.staged = False
         """All of its weights were given to it from host memory."""
         self.read_s: Seconds = 0.0

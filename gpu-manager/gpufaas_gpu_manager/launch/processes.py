@@ -49,7 +49,7 @@ class ForkedProcess(OwnProcess):
     @property
     def _may_begin_blank(self) -> bool:
         """Whether a standby may become it."""
-        return not self.worker.scratch and not self.worker.spec.own_process
+        return not self.worker.checks and not self.worker.spec.own_process
 
     def prepare(self) -> None:
         """The worker waits for memory: have a process for it when that is there."""

@@ -161,7 +161,7 @@ class Recipes:
             check=worker.checks,
             label=source.device.id.rpartition("/")[2],
             device_memory=0 if source.enforced else worker.memory,
-            warm=worker.warms,
+            warm=worker.load.warms,
             emulated=None if emulation is None or worker.checks else emulation.start_of(spec, worker.memory),
             known=worker.calls.memory.known,
             ports_limited=worker.own.ports is not None,

@@ -17,7 +17,7 @@ from tests.examples import examples
 from tests.unit.scheduler.world import limited
 
 from gpufaas_cache_manager.host_tier import HostTier
-from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Need, Part, Profile, copy_id
 from gpufaas_gpu_manager.device_snapshot import snapshot_of
