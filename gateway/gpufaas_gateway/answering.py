@@ -253,7 +253,7 @@ def streamed(call: Call, answer: AnswerHead, stream: AnswerStream, spool: Answer
                 f"{call.deployed.name} answered a WebSocket handshake with {answer.status}: it does not speak "
                 "WebSocket at this path; call it with plain HTTP"
             )
-        headers = answer_headers(answer.headers, [*call.ours, *placement_headers(exchange.grant, exchange.tier)])
+        headers = [*answer_headers(answer.headers), *call.ours, *placement_headers(exchange.grant, exchange.tier)]
         call.state = states.JOIN[call.state]
         return Answer(answer.status, headers, stream=stream)
     call.watched().listen()

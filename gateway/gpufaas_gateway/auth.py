@@ -114,15 +114,15 @@ def is_public(method: str, path: str) -> bool:
     return False
 
 
+@dataclass(frozen=True, eq=False)
 class Guard:
     """Passes to *app* the requests that are public or have the password. Answers 401 to all others."""
 
-    def __init__(self, app: ASGIApp, credentials: Credentials) -> None:
-        self._app = app
-        self._credentials = credentials
+    app: ASGIApp
+    credentials: Credentials
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
+        app = self.app
         if not self._may(scope):
             app = Response(_BODY, 401, {**headers_of(), "WWW-Authenticate": 'Basic realm="Restricted"'})
         await app(scope, receive, send)
@@ -131,8 +131,8 @@ class Guard:
         if is_public(scope["method"], scope["path"]):
             return True
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) == 1 and self._credentials.match(given[0]):
-            scope["user"] = self._credentials.user
+        if len(given) == 1 and self.credentials.match(given[0]):
+            scope["user"] = self.credentials.user
             return True
         if given and not given[0].lower().startswith(b"bearer"):  # a logged-out client sends an empty one
             peer = scope.get("client") or ("unknown", 0)
@@ -140,16 +140,16 @@ class Guard:
         return False
 
 
+@dataclass(eq=False)
 class WithoutWorkers:
     """Answers 403 to workers that have a uid for metrics and what is not public, even if they have the password."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._silent_until_s = 0.0
+    app: ASGIApp
+    _silent_until_s: float = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         closed = scope["path"] == "/metrics" or not is_public(scope["method"], scope["path"])
-        app = self._app
+        app = self.app
         if closed and may_be_worker(scope.get("client"), scope.get("server")):
             app = Response(_NOT_FOR_FUNCTIONS, 403, headers_of())
             if (now_s := time.monotonic()) >= self._silent_until_s:  # it can ask again at once
@@ -158,6 +158,7 @@ class WithoutWorkers:
         await app(scope, receive, send)
 
 
+@dataclass(frozen=True, eq=False)
 class CleanPaths:
     """
     Redirects (301) a path with ``//``, ``.`` or ``..`` to its clean spelling, and refuses (400) NUL bytes and encoded
@@ -166,11 +167,10 @@ class CleanPaths:
     Paths below ``/function/`` and ``/async-function/`` belong to the function and are passed on unchanged.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, app = scope["path"], self._app
+        path, app = scope["path"], self.app
         if not path.startswith(("/function/", "/async-function/")):
             raw: bytes = scope["raw_path"].lower()
             if b"%2f" in raw or b"%5c" in raw or "\0" in path:

@@ -92,9 +92,9 @@ def _forwarded_for(client: tuple[str, int]) -> Header:
     return b"x-forwarded-for", f"{client[0]}:{client[1]}".encode()
 
 
-def answer_headers(given: list[Header], answered: list[Header]) -> list[Header]:
-    """Return *given*, a function's headers, without those of its connection, and then *answered*."""
-    return [pair for pair in end_to_end(given) if pair[0] not in _DROPPED] + answered
+def answer_headers(given: list[Header]) -> list[Header]:
+    """Return *given*, a function's headers, without those of its connection and those that are ours to set."""
+    return [pair for pair in end_to_end(given) if pair[0] not in _DROPPED]
 
 
 def call_headers(answer: AnswerHead, asked: list[Header], run_s: Seconds) -> list[Header]:
@@ -107,20 +107,11 @@ def call_headers(answer: AnswerHead, asked: list[Header], run_s: Seconds) -> lis
     given = answer.headers
     if len(given) == 1 and given[0][0] == b"content-type":  # nearly every answer
         return [given[0], (b"x-duration-seconds", b"%.6f" % run_s)]
-    typed, timed = answer.status in BODILESS, False
-    out: list[Header] = []
-    for pair in end_to_end(given):
-        name = pair[0]
-        if name in _DROPPED:
-            continue
-        if name == b"content-type":
-            typed = True
-        elif name == b"x-duration-seconds":
-            timed = True
-        out.append(pair)
-    if not typed:
+    out = answer_headers(given)
+    names = {name for name, _ in out}
+    if b"content-type" not in names and answer.status not in BODILESS:
         out.append(next((pair for pair in asked if pair[0] == b"content-type"), (b"content-type", b"text/plain")))
-    if not timed:
+    if b"x-duration-seconds" not in names:
         out.append((b"x-duration-seconds", b"%.6f" % run_s))
     return out
 

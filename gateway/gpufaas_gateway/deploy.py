@@ -60,12 +60,11 @@ class Deployer:
         scheduler: Scheduler,
         defaults: Defaults | None = None,
         *,
-        secrets: SecretStore | None = None,
+        secrets: SecretStore,
         clock: Callable[[], float] = time.time,
         new_revision: Callable[[], str] = lambda: token_hex(4),
     ) -> None:
         """
-        :param secrets: secrets of functions; None if the platform has none
         :param clock: returns Unix seconds
         :param new_revision: returns a text that no earlier revision of the function had
         """
@@ -160,6 +159,7 @@ class Deployer:
         :raises FunctionExists: it is deployed, and *update* is false
         :raises UnknownFunction: it is not deployed, and *update* is true
         :raises UnknownArtifact: the bundle names weights that were never uploaded
+        :raises StorageAway: they were uploaded, and the nodes do not find them yet
         :raises StorageFailed: it could not be stored
         """
         check_name(spec.service)
@@ -251,8 +251,9 @@ class Deployer:
         except BaseException as exc:
             if not self.handovers.has(record.function_id):
                 await self._workers.forget(record.function_id)
-            if isinstance(exc, UnknownArtifact):
-                await _check_unknown(self._artifacts, exc)
+            named = _ARTIFACT.search(str(exc)) if isinstance(exc, UnknownArtifact) else None
+            if named is not None and await asyncio.to_thread(self._artifacts.has, named[1]):
+                raise StorageAway(f"artifact {named[1]} was uploaded, but no node finds it yet: try again") from exc
             raise
         log.info("function.deployed id=%s memory=%d", new.function_id, new.spec.memory)
         return new
@@ -347,8 +348,7 @@ class Deployer:
 
     def _drop_contents(self, namespace: str) -> None:
         """Remove the secrets and the quota of a namespace that is being removed. Blocks."""
-        if self._secrets is not None:
-            self._secrets.drop(namespace)
+        self._secrets.drop(namespace)
         self._store.remove_quota(namespace)
 
     @asynccontextmanager
@@ -386,22 +386,11 @@ def _noted(deployed: Deployed, at: float, by: str = "") -> Revision:
     return Revision(deployed.record.revision, deployed.record.spec, at, by, deployed.options.bundle)
 
 
-async def _check_secrets(secrets: SecretStore | None, names: Sequence[str], namespace: str) -> None:
-    known = await asyncio.to_thread(secrets.names, namespace) if names and secrets else []
+async def _check_secrets(secrets: SecretStore, names: Sequence[str], namespace: str) -> None:
+    known = await asyncio.to_thread(secrets.names, namespace) if names else []
     for name in names:
         if name not in known:
             raise InvalidSpec(
                 f"secrets: {name[:80]!r} does not exist in {namespace}: create it first, with POST /system/secrets "
                 "or 'gpufaas secret create'"
             )
-
-
-async def _check_unknown(artifacts: Artifacts, error: UnknownArtifact) -> None:
-    """
-    Find out whether an unknown artifact was uploaded, and is only not known to the node yet.
-
-    :raises StorageAway: it was uploaded; another attempt may succeed
-    """
-    named = _ARTIFACT.search(str(error))
-    if named is not None and await asyncio.to_thread(artifacts.has, named[1]):
-        raise StorageAway(f"artifact {named[1]} was uploaded, but no node finds it yet: try again") from error

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any, Final
 
+from gpufaas_gateway.errors import METHODS
+
 _HEAD: Final = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -20,7 +22,6 @@ _HEAD: Final = """<!doctype html>
   .public { color: #666 }
 </style>
 """
-_METHODS: Final = ("get", "post", "put", "patch", "delete", "head", "options")
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -33,7 +34,7 @@ def render(document: Mapping[str, Any]) -> str:
         '<p>For programs: <a href="/openapi.json">/openapi.json</a>.\n<h2>Routes</h2>\n',
     ]
     for path, item in document["paths"].items():
-        parts += [_operation(method, path, item[method], item) for method in _METHODS if method in item]
+        parts += [_operation(method, path, item[method], item) for method in map(str.lower, METHODS) if method in item]
     parts.append("<h2>Schemas</h2>\n")
     parts += [f'<h3 id="{escape(name)}">{escape(name)}</h3>\n{_schema(schemas[name])}\n' for name in sorted(schemas)]
     return "".join(parts)

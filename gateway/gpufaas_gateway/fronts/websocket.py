@@ -14,6 +14,7 @@ import asyncio
 import base64
 import os
 from collections.abc import MutableMapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
@@ -51,13 +52,13 @@ _OURS: Final = frozenset((b"x-call-id", b"x-start-time", b"x-served-by"))
 _HANDSHAKE: Final = b"sec-websocket-"
 
 
+@dataclass(frozen=True, eq=False)
 class WebSocketCalls:
     """The ASGI application."""
 
-    def __init__(self, run: Run, catalogue: Catalogue) -> None:
-        self._run = run
-        self._catalogue = catalogue
-        self._open: dict[_Connection, FunctionId] = {}
+    run: Run
+    catalogue: Catalogue
+    _open: "dict[_Connection, FunctionId]" = field(default_factory=dict)
 
     def close_old(self, function: FunctionId) -> None:
         """Ask the callers of *function*, a revision that was replaced, to connect again."""
@@ -75,7 +76,7 @@ class WebSocketCalls:
             upgrade=[(b"upgrade", b"websocket"), (b"sec-websocket-version", b"13"), (b"sec-websocket-key", key)],
         )  # fmt: skip
         try:
-            answer = await self._run(request)
+            answer = await self.run(request)
             if answer.stream is None:
                 await _refuse(send, answer.status, answer.headers, bytes(answer.body))
                 return
@@ -103,7 +104,7 @@ class WebSocketCalls:
         deployed = stream.call.deployed
         assert deployed is not None
         self._open[connection] = deployed.function_id
-        current = self._catalogue.find(deployed.full_name)
+        current = self.catalogue.find(deployed.full_name)
         try:
             async with asyncio.TaskGroup() as group:
                 connection.begin(group)

@@ -294,7 +294,7 @@ class Platform:
         self.workers.containers = True
         self.deployer = Deployer(
             self.store, self.artifacts, self.workers, self.scheduler,
-            Defaults(profiles=read_profiles(["gold=tier=gold"])),
+            Defaults(profiles=read_profiles(["gold=tier=gold"])), secrets=MemorySecrets(),
         )  # fmt: skip
         self.bundle = self.artifacts.add(b"bundle")
         self.workers.bundle(self.bundle)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemoryStore
+from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
 
 from gpufaas_core.bundle import Kind, Manifest
 from gpufaas_core.errors import (
@@ -44,7 +44,7 @@ class Platform:
         self.scheduler = FakeScheduler()
         self.deployer = Deployer(
             self.store, self.artifacts, self.workers, self.scheduler,
-            clock=lambda: 1000.0, new_revision=self.revisions.__next__,
+            secrets=MemorySecrets(), clock=lambda: 1000.0, new_revision=self.revisions.__next__,
         )  # fmt: skip
         self.catalogue = self.deployer.catalogue
         self.keeper = Keeper(self.store, self.catalogue)
