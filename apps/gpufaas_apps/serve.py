@@ -153,7 +153,7 @@ class ServeApp:
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(login)
             if self._journal is not None:
-                stack.enter_context(self._journal)
+                stack.callback(self._journal.close)
             stack.callback(self._stores.close)
             stack.push_async_callback(self._node.close)
             stack.push_async_callback(front.callbacks.close)

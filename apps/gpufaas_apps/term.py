@@ -58,7 +58,7 @@ class Term:
             journal = None
             if self._journal is not None:
                 path = self._journal.with_name(f"{self._journal.name}.{self._header.epoch}")
-                journal = stack.enter_context(Journal(path, self._header))
+                journal = stack.enter_context(contextlib.closing(Journal(path, self._header)))
             service = SchedulerService(self._header.engine(), journal=journal, on_fatal=self._fail)
             log.info("engine.made policy=%s form=%s", self._header.policy, compiled.said())
             await self._lead(service)

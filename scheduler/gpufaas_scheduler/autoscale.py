@@ -74,15 +74,8 @@ def desired_copies(
 
 def needed_copies(rule: ScalingRule, load: FunctionLoad) -> int:
     """Return the number of copies that *load* needs, without bounds; 0 for no load."""
-    match rule.type:
-        case "capacity":
-            amount = float(load.inflight)
-        case "cpu":
-            amount = load.cpu_millicores
-        case "queue":
-            amount = float(load.queued)
-        case _:
-            amount = load.rps
+    amounts = {"capacity": load.inflight, "cpu": load.cpu_millicores, "queue": load.queued}
+    amount = amounts.get(rule.type, load.rps)
     return math.ceil(amount / (rule.target * rule.target_proportion) - _TOLERANCE)
 
 

@@ -7,7 +7,6 @@ not written: the same events give the same commands, which `replay` returns.
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 from msgspec import Struct
@@ -65,14 +64,6 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> "Journal":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read(path: Path) -> tuple[Header, Iterator[tuple[Event, Seconds]]]:

@@ -47,44 +47,36 @@ class _Tracked:
     """The samples of the last `RATE_S`, and the one before."""
 
 
+@dataclass(slots=True)
 class Scaler:
     """`tick` decides once; `run` calls it until it is stopped."""
 
-    def __init__(
-        self,
-        watched: Callable[[], Mapping[str, Watched]],
-        status: Callable[[], EngineStatus],
-        scale: Callable[[FunctionId, int, Seconds], None],
-        every_s: Seconds = 1.0,
-    ) -> None:
-        """
-        :param watched: returns the functions with a rule, by a name that all revisions share
-        :param status: returns the engine's status; called if there are such functions
-        :param scale: called for each change, with the time for which it holds: none
-        """
-        self._watched = watched
-        self._status = status
-        self._scale = scale
-        self._every_s = every_s
-        self._seen: dict[str, _Tracked] = {}
+    watched: Callable[[], Mapping[str, Watched]]
+    """Returns the functions with a rule, by a name that all revisions share."""
+    status: Callable[[], EngineStatus]
+    """Returns the engine's status; called if there are such functions."""
+    scale: Callable[[FunctionId, int, Seconds], None]
+    """Called for each change, with the time for which it holds: none."""
+    every_s: Seconds = 1.0
+    _seen: dict[str, _Tracked] = field(default_factory=dict)
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Call `tick` at each interval until *stopped*."""
         clock = asyncio.get_running_loop().time
         while not stopped.is_set():
             try:
-                await asyncio.wait_for(stopped.wait(), self._every_s)
+                await asyncio.wait_for(stopped.wait(), self.every_s)
             except TimeoutError:
                 self.tick(clock())
 
     def tick(self, now: Seconds) -> None:
         """Measure all functions with a rule, and scale those that should have another number of copies."""
-        watched = self._watched()
+        watched = self.watched()
         for name in self._seen.keys() - watched.keys():
             del self._seen[name]
         if not watched:
             return
-        status = self._status()
+        status = self.status()
         copies = Counter(each.function for device in status.devices for each in device.resident if not each.draining)
         held = set(status.held)
         for name, each in watched.items():
@@ -94,7 +86,7 @@ class Scaler:
             wanted = desired_copies(each.rule, load, current, now, seen.history, held=each.function in held)
             if wanted != current:
                 log.info("function.scaled id=%s copies=%d before=%d", each.function, wanted, current)
-                self._scale(each.function, wanted, 0.0)
+                self.scale(each.function, wanted, 0.0)
 
     def _observe(self, seen: _Tracked, new: Watched, now: Seconds) -> FunctionLoad:
         samples = seen.samples

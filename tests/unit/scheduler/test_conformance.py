@@ -4,6 +4,7 @@ What every policy must keep, and every pair of what fills two roles: whatever is
 No call is lost or answered twice, and nothing is exceeded: `conformance.Rig` checks that after each event.
 """
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_work_on_a_cluster_that_breaks_is_answered_once_and_replays_equally(
     again.work(CALLS, per_s=3.0)
     again.until_rest()
     assert again.commands == rig.commands, "the same seed gives other decisions"
-    with Journal(tmp_path / "journal", rig.header) as journal:
+    with closing(Journal(tmp_path / "journal", rig.header)) as journal:
         for event, now in rig.events:
             journal.append(event, now)
     assert [commands for _, commands in replay(tmp_path / "journal")] == rig.commands

@@ -1,6 +1,7 @@
 """A journal replays to the same commands, so that an operator can examine what happened."""
 
 import random
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from gpufaas_scheduler.policies import policy_spec
 def test_a_recorded_run_replays_to_identical_commands(tmp_path: Path, policy: str) -> None:
     header = Header(policy=policy_spec(f"{limited(policy, 3)}+replacement=cost-aware"), epoch=7, max_queue=50)
     path = tmp_path / "journal"
-    with Journal(path, header) as journal:
+    with closing(Journal(path, header)) as journal:
         recorded = record(header, journal, random.Random(5))
 
     replayed = [commands for _, commands in replay(path)]
@@ -30,7 +31,7 @@ def test_a_recorded_run_replays_to_identical_commands(tmp_path: Path, policy: st
 
 def test_a_line_that_a_crash_tore_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    with Journal(path, Header()) as journal:
+    with closing(Journal(path, Header())) as journal:
         journal.append(m.Woken(), 1.0)
         journal.append(m.Woken(), 2.0)
     path.write_bytes(path.read_bytes()[:-3])
@@ -64,7 +65,7 @@ def test_a_takeover_is_replayed_too(tmp_path: Path) -> None:
     device = Device(DeviceId("n/d"), "cpu", 10)
     f = FunctionId("f")
     path = tmp_path / "journal"
-    with Journal(path, Header()) as journal:
+    with closing(Journal(path, Header())) as journal:
         journal.append(m.FunctionDeployed(Function(f, "", profiles={"*": Profile(1.0, 1.0, 1)})), 0.0)
         waiting = (CallDoc(CallId("c"), f, 3, 1.0),)
         journal.append(m.Restored(EngineDoc("least-wait", 7, 4, waiting=waiting), queued=True), 0.0)

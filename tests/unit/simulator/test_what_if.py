@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,7 +40,7 @@ class Journaled:
 def record(path: Path, workload: Workload, header: Header, noise: Noise | None = None) -> None:
     policy = make_policy(header.policy)
     engine = Engine(policy=policy, replacement=policy.replacement, max_queue=header.max_queue, learn=False)
-    with Journal(path, header) as journal:
+    with closing(Journal(path, header)) as journal:
         Simulation(workload, cast(Engine, Journaled(engine, journal)), noise=noise).run()
 
 
