@@ -39,7 +39,7 @@ from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.recorded import read_journal
 from gpufaas_simulator.replay import Endpoint, Replayed, replay
 from gpufaas_simulator.report import Report
-from gpufaas_simulator.simulation import simulate
+from gpufaas_simulator.run import simulate
 from gpufaas_simulator.workload import Workload, arrivals
 
 KIND = "v100"

@@ -40,7 +40,7 @@ from gpufaas_simulator.record import COMPLETED, HIT, Record
 from gpufaas_simulator.recorded import Recorded, read_journal
 from gpufaas_simulator.replay import Endpoint, Replayed, replay
 from gpufaas_simulator.report import Report
-from gpufaas_simulator.simulation import simulate
+from gpufaas_simulator.run import simulate
 from gpufaas_simulator.workload import SimulatedFunction, Workload, arrivals
 
 MODELS = ("resnet50", "densenet121", "resnet18", "vgg11", "vgg16")

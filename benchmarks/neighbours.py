@@ -37,7 +37,7 @@ from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.recorded import read_journal
 from gpufaas_simulator.replay import Endpoint, Replayed, replay
 from gpufaas_simulator.report import Report
-from gpufaas_simulator.simulation import simulate
+from gpufaas_simulator.run import simulate
 
 DEVICE = "local/cpu:0"
 CORES, MEMORY_MIB = 0.4, 2048

@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gpufaas_scheduler.policies import DEFAULT_POLICY
 from gpufaas_simulator import plots, synthetic
 from gpufaas_simulator.report import Estimate, Report, answered, estimate, figure
-from gpufaas_simulator.simulation import engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.timeline import Timeline
 from gpufaas_simulator.trace import Trace, read_trace, trace_workload
 

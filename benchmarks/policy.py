@@ -31,7 +31,7 @@ from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.noise import bimodal, lognormal, pareto, service_noise
 from gpufaas_simulator.plots import save
 from gpufaas_simulator.report import Report
-from gpufaas_simulator.simulation import engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.synthetic import PAPER_MINUTES, make_workload
 from gpufaas_simulator.trace import Trace, read_trace, trace_workload
 from gpufaas_simulator.workload import Workload

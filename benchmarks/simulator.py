@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from gpufaas_scheduler.policies import DEFAULT_POLICY
-from gpufaas_simulator.simulation import engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.synthetic import devices, make_workload
 
 INFER_S = 1.31  # mean of table 1

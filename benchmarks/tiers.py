@@ -26,7 +26,7 @@ from gpufaas_core.model import DeviceId
 from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.noise import pareto, service_noise
 from gpufaas_simulator.report import Report, estimate
-from gpufaas_simulator.simulation import engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.synthetic import PAPER_MEMORY, PAPER_MINUTES, make_workload
 from gpufaas_simulator.trace import read_trace, trace_workload
 from gpufaas_simulator.workload import MB, SimulatedDevice, Workload

@@ -17,17 +17,13 @@ from typing import Final
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds
 from gpufaas_core.snapshot import StagedWeights
-from gpufaas_scheduler.journal import Header
-from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec, policy_spec
 from gpufaas_simulator.calendar import Later, Loading
 from gpufaas_simulator.decisions import Left, Observer
 from gpufaas_simulator.fleet import Fleet
 from gpufaas_simulator.nodes import HostMemory, Noise, Running, SimulatedDeviceState
 from gpufaas_simulator.nodes_at_work import Decides, Nodes, numbers
 from gpufaas_simulator.record import COMPLETED, FAILED, Record
-from gpufaas_simulator.report import Report, report
 from gpufaas_simulator.workload import (
-    UNBOUNDED,
     Change,
     DeviceJoins,
     DeviceLeaves,
@@ -232,32 +228,3 @@ class Simulation(Nodes):
         node = state.device.node
         if all(each.device.node != node for each in self._devices.values()) and self._fleet.left(node, self.now):
             self._hear(m.Offered(self._fleet.offers()))
-
-
-def engine_header(policy: PolicySpec | str = DEFAULT_POLICY, *, learn: bool = False) -> Header:
-    """Return the options of an engine for simulations: unbounded queues, and constant profiles unless *learn*."""
-    spec = policy_spec(policy) if isinstance(policy, str) else policy
-    return Header(policy=spec, max_queue=UNBOUNDED, learn=learn)
-
-
-def simulate(
-    workload: Workload,
-    header: Header | None = None,
-    *,
-    noise: Noise | None = None,
-    observers: Sequence[Observer] = (),
-    progress: Callable[[int], object] | None = None,
-    explain: int | None = None,
-) -> tuple[Record, Report]:
-    """
-    Run *workload* through a new engine. *explain*: a call, by its index; see `Record.explanation`.
-
-    :raises InvalidSpec: see `gpufaas_scheduler.policies.make_policy`
-    """
-    engine = (header or engine_header()).engine()
-    if explain is not None:
-        engine.remember(max(1, len(workload)))
-    record = Simulation(workload, engine, noise=noise, observers=observers, progress=progress).run()
-    if explain is not None:
-        record.explanation = engine.explain(CallId(str(explain)), record.end_s)
-    return record, report(record, engine.policy.name)

@@ -26,7 +26,7 @@ from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.node import Node
 from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.replay import Endpoint, replay
-from gpufaas_simulator.simulation import simulate
+from gpufaas_simulator.run import simulate
 
 DEVICE = DeviceId("n/emulated:0")
 MODEL = """

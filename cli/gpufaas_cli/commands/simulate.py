@@ -110,7 +110,7 @@ def command(
       gpufaas simulate --workload w.json --policy lalb-o3 --decisions d.jsonl --json
     """
     with simulations.installed("simulate"):
-        from gpufaas_simulator.simulation import engine_header
+        from gpufaas_simulator.run import engine_header
 
         headers = [engine_header(each, learn=learn) for each in policies or (PolicySpec(DEFAULT_POLICY),)]
     wanted.check(workloads=len(source.settings()) * seeds, policies=len(headers))
@@ -132,7 +132,7 @@ def _run(
     """Run each policy over each workload: a working set drawn with a seed."""
     from gpufaas_simulator.decisions import DecisionLog, whole_file
     from gpufaas_simulator.entries import workload_json
-    from gpufaas_simulator.simulation import simulate
+    from gpufaas_simulator.run import simulate
     from gpufaas_simulator.timeline import Timeline
 
     explain, runs = wanted.explain, list[simulations.Run]()

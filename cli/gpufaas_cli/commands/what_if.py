@@ -55,7 +55,7 @@ def command(
     with simulations.installed("what-if"):
         from gpufaas_simulator.recorded import read_journal
         from gpufaas_simulator.report import report
-        from gpufaas_simulator.simulation import simulate
+        from gpufaas_simulator.run import simulate
         from gpufaas_simulator.workload import BadWorkload
     try:
         recorded = read_journal(journal)

@@ -9,7 +9,7 @@ import pytest
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_scheduler.policies import make_policy
 from gpufaas_scheduler.policies.registry import described
-from gpufaas_simulator.simulation import engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.synthetic import make_workload
 
 GUIDE = Path(__file__).parents[3] / "docs" / "writing-a-policy.md"

@@ -8,7 +8,7 @@ is not a target to fit to. All of it: benchmarks/paper.py.
 
 import pytest
 
-from gpufaas_simulator.simulation import engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.synthetic import make_workload
 
 SEEDS = 8

@@ -14,7 +14,7 @@ from gpufaas_scheduler.policies import PolicySpec, make_policy, policy_spec
 from gpufaas_scheduler.policies.registry import described
 from gpufaas_scheduler.policies.spec import Chosen, read_options
 from gpufaas_simulator.decisions import DecisionLog
-from gpufaas_simulator.simulation import engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.synthetic import devices, make_workload
 
 NAMES = st.from_regex(r"[a-z][-_a-z0-9]{0,8}", fullmatch=True)

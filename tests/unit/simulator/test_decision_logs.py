@@ -20,7 +20,7 @@ from gpufaas_simulator.decisions import DecisionLog
 from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.noise import load_noise, lognormal, service_noise
-from gpufaas_simulator.simulation import engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.synthetic import TABLE_1, devices, make_workload
 from gpufaas_simulator.workload import Workload
 

@@ -8,7 +8,8 @@ from gpufaas_core import messages as m
 from gpufaas_core.cost import Cost
 from gpufaas_core.model import DeviceId, FunctionId, NodeId
 from gpufaas_simulator.report import report
-from gpufaas_simulator.simulation import Simulation, engine_header
+from gpufaas_simulator.run import engine_header
+from gpufaas_simulator.simulation import Simulation
 from gpufaas_simulator.workload import SimulatedDevice, SimulatedFunction, Workload
 
 COST = Cost(occupation=100, load_s=4.0, service_s=1.0, host_load_s=1.0)

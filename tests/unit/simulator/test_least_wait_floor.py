@@ -8,7 +8,7 @@ from tests.compiled import python_only
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.floor import Floor
 from gpufaas_scheduler.policies.least_wait.placement import Rooms
-from gpufaas_simulator.simulation import engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.synthetic import devices, make_workload
 
 DEVICES = 26

@@ -19,7 +19,8 @@ from gpufaas_simulator.entries import workload_json
 from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.record import COMPLETED, FAILED, PENDING, Record
 from gpufaas_simulator.report import report
-from gpufaas_simulator.simulation import Simulation, engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
+from gpufaas_simulator.simulation import Simulation
 from gpufaas_simulator.workload import Workload
 
 Write = Callable[[Any], Path]

@@ -19,7 +19,8 @@ from gpufaas_simulator.entries import workload_json
 from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.noise import Law, bimodal, load_noise, lognormal, pareto, service_noise
-from gpufaas_simulator.simulation import Simulation, engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
+from gpufaas_simulator.simulation import Simulation
 from gpufaas_simulator.synthetic import make_workload
 
 Run = Callable[..., Result]

@@ -5,7 +5,7 @@ import pytest
 from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.noise import lognormal, service_noise
 from gpufaas_simulator.report import Report
-from gpufaas_simulator.simulation import engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.synthetic import make_workload
 
 

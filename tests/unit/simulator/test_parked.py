@@ -8,7 +8,7 @@ from gpufaas_core.model import DeviceId
 from gpufaas_simulator.entries import workload_json
 from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.report import Report
-from gpufaas_simulator.simulation import engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.workload import MB, SimulatedDevice, SimulatedFunction, Workload
 
 CALLS = "abababab"

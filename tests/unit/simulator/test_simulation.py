@@ -13,7 +13,8 @@ from gpufaas_simulator.entries import workload_json
 from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.record import Record
 from gpufaas_simulator.report import Report, report
-from gpufaas_simulator.simulation import Simulation, engine_header, simulate
+from gpufaas_simulator.run import engine_header, simulate
+from gpufaas_simulator.simulation import Simulation
 from gpufaas_simulator.synthetic import SHAPES, make_workload
 from gpufaas_simulator.timeline import Stay, Timeline
 

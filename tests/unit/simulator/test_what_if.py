@@ -16,7 +16,8 @@ from gpufaas_scheduler.journal import Header, Journal
 from gpufaas_scheduler.policies import make_policy
 from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.noise import lognormal, service_noise
-from gpufaas_simulator.simulation import Simulation, engine_header
+from gpufaas_simulator.run import engine_header
+from gpufaas_simulator.simulation import Simulation
 from gpufaas_simulator.synthetic import devices, make_workload
 from gpufaas_simulator.workload import Workload
 
