@@ -1,63 +1,19 @@
 """
-What the nodes of a simulation do, as values; and the decision log, which has a JSON line for each, in order of time.
-Users can compare the scheduler with a program of their own. docs/simulator.md describes the format.
+The decision log: one JSON line per start of service and per load without a call, in order of time. Users can compare
+the scheduler with a program of their own. docs/simulator.md describes the format.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 import msgspec
-from msgspec import Struct
 
-from gpufaas_core.model import Seconds
-
-
-class Started(Struct, frozen=True):
-    """The service of a grant begins, with its load if there is one."""
-
-    t: Seconds
-    function: str
-    device: str
-    victims: tuple[str, ...]
-    calls: tuple[int, ...]
-    """Indexes into the workload's arrivals."""
-    hit: bool
-    local: bool
-    """Its calls were in a local queue."""
-
-
-class LoadBegun(Struct, frozen=True):
-    """A load without a call begins (a replica, a prefetch, a minimum of copies)."""
-
-    t: Seconds
-    function: str
-    device: str
-    victims: tuple[str, ...]
-
-
-class Evicted(Struct, frozen=True):
-    """An eviction that is not for a load: a revision was removed, or there was one copy too many."""
-
-    t: Seconds
-    function: str
-    device: str
-
-
-class Left(Struct, frozen=True):
-    """A device is gone."""
-
-    t: Seconds
-    device: str
-
-
-Done: TypeAlias = Started | LoadBegun | Evicted | Left
-Observer: TypeAlias = Callable[[Done], None]
-"""Gets what the nodes do, in order of time. Functions have the names of their revisions: ``f``, ``f@2``."""
+from gpufaas_simulator.timeline import Done, Evicted, Left, LoadBegun, Started
 
 
 class DecisionLog:

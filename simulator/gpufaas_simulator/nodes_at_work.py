@@ -18,9 +18,9 @@ from gpufaas_core.cost import Truth
 from gpufaas_core.model import ALL_COMPUTE, CallId, CopyId, DeviceId, FunctionId, Part, Seconds, copy_id, copy_of
 from gpufaas_simulator.calendar import Calendar, Loading
 from gpufaas_simulator.costs import Revisions, TrueTimes, mixes
-from gpufaas_simulator.decisions import Done, Evicted, LoadBegun, Observer, Started
 from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Running, SimulatedDeviceState
 from gpufaas_simulator.record import FAILED, FALSE_MISS, HIT, MISS, Record
+from gpufaas_simulator.timeline import Done, Evicted, LoadBegun, Observer, Started
 from gpufaas_simulator.workload import FunctionUpdated, SimulatedFunction, Workload
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from gpufaas_core.model import CallId
 from gpufaas_scheduler.journal import Header
 from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec, policy_spec
-from gpufaas_simulator.decisions import Observer
 from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.record import Record
 from gpufaas_simulator.report import Report, report
 from gpufaas_simulator.simulation import Simulation
+from gpufaas_simulator.timeline import Observer
 from gpufaas_simulator.workload import UNBOUNDED, Workload
 
 

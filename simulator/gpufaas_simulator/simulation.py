@@ -18,11 +18,11 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds
 from gpufaas_core.snapshot import StagedWeights
 from gpufaas_simulator.calendar import Later, Loading
-from gpufaas_simulator.decisions import Left, Observer
 from gpufaas_simulator.fleet import Fleet
 from gpufaas_simulator.nodes import HostMemory, Noise, Running, SimulatedDeviceState
 from gpufaas_simulator.nodes_at_work import Decides, Nodes, numbers
 from gpufaas_simulator.record import COMPLETED, FAILED, Record
+from gpufaas_simulator.timeline import Left, Observer
 from gpufaas_simulator.workload import (
     Change,
     DeviceJoins,

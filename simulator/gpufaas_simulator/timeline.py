@@ -1,11 +1,57 @@
-"""Which model was resident on which device, and when: for plots."""
+"""What the nodes of a simulation do, as values; and which model was resident on which device, and when, for plots."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
+
+from msgspec import Struct
 
 from gpufaas_core.model import Seconds
-from gpufaas_simulator.decisions import Done, Evicted, Left, LoadBegun, Started
+
+
+class Started(Struct, frozen=True):
+    """The service of a grant begins, with its load if there is one."""
+
+    t: Seconds
+    function: str
+    device: str
+    victims: tuple[str, ...]
+    calls: tuple[int, ...]
+    """Indexes into the workload's arrivals."""
+    hit: bool
+    local: bool
+    """Its calls were in a local queue."""
+
+
+class LoadBegun(Struct, frozen=True):
+    """A load without a call begins (a replica, a prefetch, a minimum of copies)."""
+
+    t: Seconds
+    function: str
+    device: str
+    victims: tuple[str, ...]
+
+
+class Evicted(Struct, frozen=True):
+    """An eviction that is not for a load: a revision was removed, or there was one copy too many."""
+
+    t: Seconds
+    function: str
+    device: str
+
+
+class Left(Struct, frozen=True):
+    """A device is gone."""
+
+    t: Seconds
+    device: str
+
+
+Done: TypeAlias = Started | LoadBegun | Evicted | Left
+Observer: TypeAlias = Callable[[Done], None]
+"""Gets what the nodes do, in order of time. Functions have the names of their revisions: ``f``, ``f@2``."""
 
 
 @dataclass(frozen=True, slots=True)
