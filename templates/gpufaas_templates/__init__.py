@@ -4,7 +4,8 @@ Templates: ``gpufaas new`` copies their skeletons, and ``gpufaas build`` puts fu
 A template is a folder as in OpenFaaS: ``template.yml`` and a skeleton of the author's folder (``function/``, or the
 folder that ``handler_folder`` names). The packaged ones are folders beside this file; a user's folders, such as
 ``./template``, go before them. Our own section of ``template.yml`` is ``gpufaas: {kind: model|http|server|image,
-command: .., packages: [..], limits: {memory: ..}, description: ..}``.
+command: .., packages: [..], skeleton: the template beside it whose skeleton it has, limits: {memory: ..},
+description: ..}``.
 """
 
 import difflib
@@ -41,6 +42,8 @@ class Template:
     """None: it makes container images only, and no bundles."""
     description: str
     path: Path
+    skeleton: Path
+    """The folder that is copied for a new function."""
     handler_folder: str = FUNCTION_DIR
     welcome_message: str = ""
     command: tuple[str, ...] = ()
@@ -55,11 +58,6 @@ class Template:
     """Our Python packages that are copied to ``gpufaas/`` in the build context of an image."""
     limits: dict[str, str] = field(default_factory=dict)
     """Limits of a new function's entry in the stack file: ``memory``."""
-
-    @property
-    def skeleton(self) -> Path:
-        """The folder that is copied for a new function."""
-        return self.path / self.handler_folder
 
 
 def list_templates(extra_dirs: Sequence[Path] = ()) -> list[Template]:
@@ -128,6 +126,7 @@ def _read(path: Path) -> Template:
         kind=kind,  # type: ignore[arg-type]  # checked above
         description=_text(ours.get("description")),
         path=path,
+        skeleton=path.with_name(_text(ours.get("skeleton")) or path.name) / folder,
         handler_folder=folder,
         welcome_message=_text(content.get("welcome_message")),
         packages=packages,

@@ -40,7 +40,7 @@ def handle(model: nn.Module, event: Any, context: Any) -> Any:
     and device. Return str, bytes, a dict or list (sent as JSON), {"statusCode": 200, "body": ..., "headers": {...}},
     or yield pieces to stream them.
 
-    For several calls in one forward pass, add this, and the annotation gpufaas.batch-max: "8"::
+    For several calls in one forward pass, add this, and the annotation gpufaas.batch-max: "8" (not for an image)::
 
         def handle_batch(model, events, contexts):
             return [...]  # one answer for each event, in their order; an exception in place of one fails its call alone
