@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -77,6 +77,11 @@ class LogQuery(Struct, array_like=True, frozen=True):
     call: str = ""
     """Only lines of the call with this X-Call-Id; empty: all lines."""
 
+    @property
+    def function(self) -> str:
+        """``NAME.NAMESPACE``."""
+        return f"{self.name}.{self.namespace}"
+
     def wants(self, line: LogLine) -> bool:
         """Whether *line* is of that worker and that call."""
         return (not self.instance or line.instance == self.instance) and (not self.call or line.call == self.call)
@@ -124,13 +129,37 @@ class FunctionLogs:
             for follower in log.followers:
                 follower.push(lines)
 
-    def query(self, query: LogQuery) -> list[LogLine]:
+    def query(self, query: LogQuery, until: str | None = None) -> list[LogLine]:
         """
         Return the lines of a function, oldest first; none if it never printed.
 
         Reads up to 20 MB of files, unless the memory has all of them: do not call it in an event loop.
+
+        :param until: lines after this timestamp are left out; None: none is
         """
-        return self._query(query, until=None)
+        function = query.function
+        earliest = _stamp_of(query.since) if query.since is not None else ""
+        with self._lock:
+            if not _SAFE_NAME.fullmatch(function):
+                return []
+            if function not in self._logs and not self._path(function).exists():
+                return []  # a name that somebody tries must not cost memory
+            log = self._log(function)
+            lines: Iterable[LogLine] = list(log.lines)
+            oldest = log.lines[0].timestamp if log.lines else ""
+            all_in_memory = log.complete
+            files = [] if all_in_memory else self._files(function)
+        try:
+            found = _select(lines, query, earliest, until)
+            enough = all_in_memory or (oldest and earliest >= oldest) or (0 < query.tail <= len(found))
+            if not enough:
+                # From the oldest in memory on, memory has it all; the files may not (a full disk, small files).
+                stored = _select(_read(files), query, earliest, until)
+                found = [line for line in stored if not oldest or line.timestamp < oldest] + found
+        finally:
+            for fd in files:
+                os.close(fd)
+        return found[-query.tail :] if query.tail > 0 else found
 
     async def follow(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         """
@@ -138,7 +167,7 @@ class FunctionLogs:
 
         Waits without a deadline: a function may be silent for days. Its reader ends it by closing the iterator.
         """
-        function = f"{query.name}.{query.namespace}"
+        function = query.function
         if not _SAFE_NAME.fullmatch(function):
             return
         follower = _Follower(asyncio.get_running_loop())
@@ -150,7 +179,7 @@ class FunctionLogs:
             # Lines up to here come from the query, later ones from the follower: none twice, none missing.
             until = log.last
         try:
-            stored = await asyncio.to_thread(self._query, query, until)
+            stored = await asyncio.to_thread(self.query, query, until)
             for number, line in enumerate(stored, 1):
                 yield line
                 if number % _TURN_LINES == 0:
@@ -199,36 +228,9 @@ class FunctionLogs:
             self._closed = True
             for log in self._logs.values():
                 self._close_file(log)
-                for follower in log.followers:
-                    follower.end()
+        self.end_followers()
 
-    # --- below: the lock is held, unless it says otherwise ------------------------------------------------------------
-
-    def _query(self, query: LogQuery, until: str | None) -> list[LogLine]:
-        """Do `query` without the lock. `until` leaves out lines after that timestamp."""
-        function = f"{query.name}.{query.namespace}"
-        earliest = _stamp_of(query.since) if query.since is not None else ""
-        with self._lock:
-            if not _SAFE_NAME.fullmatch(function):
-                return []
-            if function not in self._logs and not self._path(function).exists():
-                return []  # a name that somebody tries must not cost memory
-            log = self._log(function)
-            lines: Iterable[LogLine] = list(log.lines)
-            oldest = log.lines[0].timestamp if log.lines else ""
-            all_in_memory = log.complete
-            files = [] if all_in_memory else self._files(function)
-        try:
-            found = _select(lines, query, earliest, until)
-            enough = all_in_memory or (oldest and earliest >= oldest) or (0 < query.tail <= len(found))
-            if not enough:
-                # From the oldest in memory on, memory has it all; the files may not (a full disk, small files).
-                stored = _select(_read(files), query, earliest, until)
-                found = [line for line in stored if not oldest or line.timestamp < oldest] + found
-        finally:
-            for fd in files:
-                os.close(fd)
-        return found[-query.tail :] if query.tail > 0 else found
+    # --- below: the lock is held ------------------------------------------------------------------------------------
 
     def _log(self, function: str) -> "_Log":
         log = self._logs.get(function)
@@ -411,9 +413,13 @@ def _select(lines: Iterable[LogLine], query: LogQuery, earliest: str, until: str
 def _read(fds: Iterable[int]) -> Iterable[LogLine]:
     for fd in fds:
         with open(fd, "rb", closefd=False) as file:
-            for raw in file:
-                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # cut short by a full disk
-                    yield _decode(raw)
+            yield from _decoded(file)
+
+
+def _decoded(raw_lines: Iterable[bytes]) -> Iterator[LogLine]:
+    for raw in raw_lines:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # cut short by a full disk, or by who reads
+            yield _decode(raw)
 
 
 def _tail_of(path: Path) -> list[LogLine]:
@@ -422,14 +428,9 @@ def _tail_of(path: Path) -> list[LogLine]:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
-            raw_lines = file.read().splitlines()
+            return list(_decoded(file.read().splitlines()))[-MEMORY_LINES:]  # the first may be half a line
     except OSError:
         return []
-    found = []
-    for raw in raw_lines:  # the first may be half a line, and is skipped like any other that does not decode
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-            found.append(_decode(raw))
-    return found[-MEMORY_LINES:]
 
 
 def _older(path: Path) -> Path:

@@ -23,8 +23,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,7 +45,7 @@ from gpufaas_functions.thread_state import ThreadState, give_loops
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_Send = Callable[[MutableMapping[str, Any]], Coroutine[Any, Any, None]]
 
 SECRETS: Final = "/var/openfaas/secrets"
 _TEXT: Final = [(b"content-type", b"text/plain; charset=utf-8")]
@@ -145,8 +146,9 @@ class Application:
         model = handler.load(self._device)
         exit_hooks.kept.append(model)
         if handle is None:
-            return batches.BatchHandler(lambda events, contexts: together(model, events, contexts)).one  # type: ignore[misc]
-        return lambda event, context: handler.handle(model, event, context)
+            assert together is not None
+            return batches.BatchHandler(partial(together, model)).one
+        return partial(handle, model)
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         if scope["type"] != "http":
@@ -256,10 +258,10 @@ class _Call:
         if piece:
             await self._sent(self.send({"type": "http.response.body", "body": piece, "more_body": True}))
 
-    async def _sent(self, sending: Awaitable[None]) -> None:
+    async def _sent(self, sending: Coroutine[Any, Any, None]) -> None:
         """Let the other loop send, and wait until the connection takes more, which is the back-pressure."""
         try:
-            await self._wait(asyncio.run_coroutine_threadsafe(_awaited(sending), self.loop))
+            await self._wait(asyncio.run_coroutine_threadsafe(sending, self.loop))
         except (OSError, RuntimeError, concurrent.futures.CancelledError):
             raise Gone from None
 
@@ -300,10 +302,6 @@ async def _each(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 async def _until_gone(receive: _Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _awaited(sending: Awaitable[None]) -> None:
-    await sending
 
 
 async def _whole_body(receive: _Receive) -> bytes:

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -25,7 +26,6 @@ from gpufaas_core.wire.prefix import encode_frame
 from gpufaas_functions import answers, author_modules, batches, exit_hooks, staged
 from gpufaas_functions.answers import SAID, Handle, Memory, from_the_author, in_one_line, traceback_of, utf8
 from gpufaas_functions.areas import keep_bodies, leave_areas
-from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batches import BatchHandler
 from gpufaas_functions.begun import Counts
 from gpufaas_functions.call_runner import Served
@@ -214,18 +214,12 @@ def _memory_of(start: WorkerStart) -> Memory:
 
 def _with_model(handler: Any, model: Any) -> tuple[Handle, BatchHandler | None]:
     """Return the author's functions for one call and for several, with *model* as their first argument."""
-    author_handle, author_batch = getattr(handler, "handle", None), getattr(handler, batches.NAME, None)
-
-    def handle(event: Event, context: Context) -> Any:
-        return author_handle(model, event, context)  # type: ignore[misc]
-
-    def handle_batch(events: list[Event], contexts: list[Context]) -> Any:
-        return author_batch(model, events, contexts)  # type: ignore[misc]
-
-    if author_batch is None:
-        return handle, None
-    together = BatchHandler(handle_batch)
-    return handle if author_handle is not None else together.one, together
+    handle, handle_batch = getattr(handler, "handle", None), getattr(handler, batches.NAME, None)
+    together = None if handle_batch is None else BatchHandler(partial(handle_batch, model))
+    if handle is not None:
+        return partial(handle, model), together
+    assert together is not None
+    return together.one, together
 
 
 def import_handler(start: WorkerStart) -> Any:
