@@ -101,15 +101,23 @@ def gathered(
     return decorate
 
 
-def shows(show: Callable[[Any], object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds ``--json``: what the command returns is printed as JSON, else *show* prints it."""
+def shows(
+    show: Callable[[Any], object], fails: Callable[[Any], bool] = lambda _: False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """
+    Return a decorator that adds ``--json``: what the command returns is printed as JSON, else *show* prints it.
+
+    :param fails: whether the process ends with 1 for that
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(function)
         def call(*args: Any, as_json: bool, **given: Any) -> None:
             from gpufaas_cli import output
 
-            (output.show_json if as_json else show)(function(*args, **given))
+            (output.show_json if as_json else show)(found := function(*args, **given))
+            if fails(found):
+                raise click.exceptions.Exit(1)
 
         return as_json(call)
 
@@ -152,10 +160,18 @@ def repeated(
     return click.option(*names, multiple=True, callback=callback, metavar=metavar, help=f"{says}; repeatable.")
 
 
-def resources(read: Callable[[str], str] = str) -> Callable[[F], F]:
-    """Return the options ``memory_limit``, ``cpu_limit``, ``memory_request`` and ``cpu_request``."""
+def _resources(
+    memory_limit: str | None, cpu_limit: str | None, memory_request: str | None, cpu_request: str | None
+) -> dict[str, dict[str, str]]:
+    given = {"limits": (memory_limit, cpu_limit), "requests": (memory_request, cpu_request)}
+    return {key: {what: text for what, text in zip(("memory", "cpu"), pair, strict=True) if text}
+            for key, pair in given.items()}  # fmt: skip
+
+
+def resources(read: Callable[[str], str] = str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the options of memory and CPU as ``resources``: the ``limits`` and ``requests`` of a stack file."""
     kinds = (("Memory", "SIZE", "128Mi"), ("CPU", "CORES", "100m"))
-    return options(*(
+    return gathered("resources", _resources, *(
         click.option(f"--{what.lower()}-{kind}", metavar=metavar, callback=parsed(read),
                      help=f"{what} {kind}, as in {as_in}.")
         for kind in ("limit", "request")

@@ -163,7 +163,7 @@ def tagged(image: str, mode: str, handler: Path | None, folder: Path) -> str:
     ``branch`` and ``describe`` with git's words after it, ``digest`` with that of the handler's files instead.
 
     :param folder: a folder of the git repository
-    :raises InvalidSpec: not in a repository, or no such mode
+    :raises InvalidSpec: *folder* is not in a repository
     """
     name, colon, tag = image.rpartition(":")
     if not colon or "/" in tag:
@@ -180,10 +180,8 @@ def tagged(image: str, mode: str, handler: Path | None, folder: Path) -> str:
         case "branch":
             branch = _git(folder, "rev-parse", "--abbrev-ref", "HEAD").replace("/", "-")
             return f"{name}:{tag}-{branch}-{_git(folder, 'rev-parse', '--short', 'HEAD')}"
-        case "describe":
-            return f"{name}:{tag}-{_git(folder, 'describe', '--tags', '--always')}"
         case _:
-            raise InvalidSpec(f"--tag {mode}: known are latest, sha, branch, describe and digest")
+            return f"{name}:{tag}-{_git(folder, 'describe', '--tags', '--always')}"
 
 
 def fprocess_of(template: Template | None) -> str | None:

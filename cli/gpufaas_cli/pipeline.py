@@ -51,10 +51,7 @@ class Overrides:
     constraints: Sequence[str] = ()
     namespace: str | None = None
     fprocess: str | None = None
-    memory_limit: str | None = None
-    cpu_limit: str | None = None
-    memory_request: str | None = None
-    cpu_request: str | None = None
+    resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     readonly: bool = False
     update: bool = True
     """False: a function that is deployed already is an error."""
@@ -105,9 +102,6 @@ def deployment(
     annotations = {**function.annotations, **flags.annotations}
     if digest is not None:
         annotations[BUNDLE_ANNOTATION] = digest
-    limits, requests = dict(function.limits), dict(function.requests)
-    limits |= {key: text for key, text in (("memory", flags.memory_limit), ("cpu", flags.cpu_limit)) if text}
-    requests |= {key: text for key, text in (("memory", flags.memory_request), ("cpu", flags.cpu_request)) if text}
     body: dict[str, object] = {
         "service": function.name,
         "image": image or function.image or f"{function.name}:latest",
@@ -118,8 +112,8 @@ def deployment(
         "secrets": list(dict.fromkeys((*function.secrets, *flags.secrets))),
         "labels": {**function.labels, **flags.labels},
         "annotations": annotations,
-        "limits": limits,
-        "requests": requests,
+        "limits": {**function.limits, **flags.resources.get("limits", {})},
+        "requests": {**function.requests, **flags.resources.get("requests", {})},
         "readOnlyRootFilesystem": function.readonly_root_filesystem or flags.readonly,
     }
     return {key: value for key, value in body.items() if value or key in ("labels", "annotations")}
@@ -249,7 +243,8 @@ class _Pipeline:
                     each.cancel()
 
     def _make(self, function: StackFunction, targets: BuildTargets, result: dict[str, Any], alone: bool) -> _Made:
-        with output.waiting(f"Building {function.name}") if alone else _lines_of(function.name) as shown:
+        lines = nullcontext(lambda text: output.note(f"  {function.name}: {text}"))  # where several are built at once
+        with output.waiting(f"Building {function.name}") if alone else lines as shown:
             progress: _Progress = (lambda _: None) if self.building.quiet else shown
             template = template_of(self.stack, function, not self.building.disable_stack_pull, progress)
             request = self._request(function, template, targets)
@@ -404,12 +399,6 @@ def _check_python(function: StackFunction, request: BuildRequest) -> None:
                 f"{function.where}: requires-python {function.requires_python} does not fit {target.who} ({each}): "
                 "correct it, or name nodes that fit (constraints)"
             )
-
-
-@contextmanager
-def _lines_of(name: str) -> Iterator[_Progress]:
-    """Where several are built at once: each line begins with its function."""
-    yield lambda text: output.note(f"  {name}: {text}")
 
 
 def _reserves(client: Client, name: str, namespace: str | None) -> list[str]:

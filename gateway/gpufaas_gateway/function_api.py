@@ -124,7 +124,12 @@ def deployment_routes(deployer: Deployer, logs: LogReader) -> APIRouter:
 
     @routes.delete(_FUNCTIONS, status_code=202, responses=refuses(UnknownFunction, StorageFailed))
     async def remove_function(asked: DeleteFunctionRequest, namespace: InNamespace = None) -> None:
-        found = find(catalogue, asked.function_name, asked.namespace or namespace)
+        named = asked.namespace or namespace
+        try:
+            found = find(catalogue, asked.function_name, named)
+        except UnknownFunction:  # what a deployment that failed has printed goes all the same
+            await asyncio.to_thread(logs.drop, *_split(key_of(asked.function_name, named)))
+            raise
         await deployer.remove(found.name, found.namespace)
         await asyncio.to_thread(logs.drop, found.name, found.namespace)
 

@@ -1,8 +1,9 @@
 """What this machine gives to a platform: ``gpufaas doctor`` and ``isolation`` (`gpufaas_apps.doctor` tries it)."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import click
 import httpx
 
 from gpufaas_cli import declare, flags, output
@@ -11,12 +12,18 @@ from gpufaas_cli.cluster_flags import data_folder, data_option
 ANSWERS_S = 10.0
 
 
+def _show(found: Sequence[Any]) -> None:
+    for each in found:
+        mark = {True: "✓", False: "✗", None: "-"}[each.works]
+        mend = "" if each.works or not each.mend else f"  → {each.mend}"
+        output.show(f"{mark} {each.name:<21}{each.found}{mend}".rstrip())
+
+
 @declare.command("doctor")
 @data_option("functions, weights and logs")
 @flags.gateway_only
-@declare.as_json
-@click.pass_context
-def doctor(ctx: click.Context, /, data: Path | None, gateway: str | None, as_json: bool) -> None:
+@declare.shows(_show, fails=lambda found: any(each.works is False for each in found))
+def doctor(data: Path | None, gateway: str | None) -> Sequence[Any]:
     """
     Check this machine, part by part, and the gateway, and say what mends them. Exits 1 where something fails (✗) that
     is needed; what is absent (-) is not.
@@ -36,14 +43,7 @@ def doctor(ctx: click.Context, /, data: Path | None, gateway: str | None, as_jso
     except httpx.HTTPError as exc:
         ready = Check("gateway", False if gateway else None, f"{url}: {exc}", "gpufaas serve")
         port = url.port or 8080
-    found = [*examined(data_folder({"data": data}), port), ready]
-    if as_json:
-        output.show_json(found)
-    for each in () if as_json else found:
-        mark = {True: "✓", False: "✗", None: "-"}[each.works]
-        mend = "" if each.works or not each.mend else f"  → {each.mend}"
-        output.show(f"{mark} {each.name:<21}{each.found}{mend}".rstrip())
-    ctx.exit(int(any(each.works is False for each in found)))
+    return [*examined(data_folder({"data": data}), port), ready]
 
 
 @declare.group("isolation")
@@ -56,10 +56,14 @@ def isolation() -> None:
     """
 
 
+def _show_mechanisms(found: Sequence[Any]) -> None:
+    rows = [(each.name, "yes" if each.works else "no", "strict" * each.needed, each.why) for each in found]
+    output.table(("Mechanism", "Works", "Needed by", "Note"), rows)
+
+
 @isolation.command("check")
-@declare.as_json
-@click.pass_context
-def check(ctx: click.Context, /, as_json: bool) -> None:
+@declare.shows(_show_mechanisms, fails=lambda found: any(each.needed and not each.works for each in found))
+def check() -> Sequence[Any]:
     """
     Try each mechanism on this machine, as this user. Exits 1 where serve --isolation strict would not start.
 
@@ -69,10 +73,4 @@ def check(ctx: click.Context, /, as_json: bool) -> None:
     """
     with declare.needing("isolation check", "node"):
         from gpufaas_apps.doctor import tried
-    _, found = tried()
-    if as_json:
-        output.show_json(found)
-    else:
-        rows = [(each.name, "yes" if each.works else "no", "strict" * each.needed, each.why) for each in found]
-        output.table(("Mechanism", "Works", "Needed by", "Note"), rows)
-    ctx.exit(int(any(each.needed and not each.works for each in found)))
+    return tried()[1]

@@ -65,14 +65,6 @@ def _plain(text: str) -> str:
     return text
 
 
-def _resources(
-    memory_limit: str | None, cpu_limit: str | None, memory_request: str | None, cpu_request: str | None
-) -> dict[str, dict[str, str]]:
-    given = {"limits": (memory_limit, cpu_limit), "requests": (memory_request, cpu_request)}
-    return {key: {what: text for what, text in zip(("memory", "cpu"), pair, strict=True) if text}
-            for key, pair in given.items()}  # fmt: skip
-
-
 @declare.command("new")
 @click.argument("name", required=False)
 @click.option("--lang", metavar="TEMPLATE", help="Template to start from; see --list.")
@@ -82,7 +74,7 @@ def _resources(
               "stack.yaml]")  # fmt: skip
 @click.option("--handler", metavar="FOLDER", help="The function's folder, beside the stack file. [default: NAME]")
 @click.option("-p", "--prefix", envvar="OPENFAAS_PREFIX", metavar="PREFIX", help="Of its image; else OPENFAAS_PREFIX.")
-@declare.gathered("resources", _resources, declare.resources(_plain))
+@declare.resources(_plain)
 @click.option("-g", "--gateway", metavar="URL", callback=declare.parsed(_plain), help="Gateway of a new stack file.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing.")
 def command(
