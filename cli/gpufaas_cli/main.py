@@ -8,7 +8,6 @@ one line on stderr that says what to do; a traceback is a bug.
 
 import difflib
 import importlib
-import keyword
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
@@ -67,9 +66,10 @@ COMMANDS: Final[Mapping[str, str]] = {
     "version": "Show the version of this CLI and of the gateway.",
 }
 _TOGETHER: Final[Mapping[str, Sequence[str]]] = {
-    "build": ("push", "publish"), "doctor": ("isolation",), "history": ("rollback",), "list": ("describe",),
-    "login": ("logout", "registry-login"), "remove": ("prune",), "services": ("serve", "gateway", "scheduler"),
-    "up": ("deploy", "run"),
+    "build": ("push", "publish"), "doctor": ("isolation",), "explain": ("policies",), "history": ("rollback",),
+    "invoke": ("async",), "list": ("describe",), "login": ("logout", "registry-login"), "new": ("template",),
+    "remove": ("prune",), "services": ("serve", "gateway", "scheduler"), "simulate": ("replay", "what-if"),
+    "up": ("deploy", "run"), "version": ("completion",),
 }  # fmt: skip
 """Commands that are in one module, by its name."""
 _ALIASES: Final[Mapping[str, str]] = {
@@ -157,10 +157,9 @@ class Commands(click.Group):
 
 
 def module_of(command: str) -> str:
-    """Return the module of *command*: ``local-run`` is in ``local_run``, and ``async``, a keyword, in ``async_``."""
+    """Return the module of *command*: that of its name, as ``local_run`` of ``local-run``, or one of `_TOGETHER`."""
     module = next((module for module, commands in _TOGETHER.items() if command in commands), command)
-    name = module.replace("-", "_")
-    return f"gpufaas_cli.commands.{name}{'_' if keyword.iskeyword(name) else ''}"
+    return f"gpufaas_cli.commands.{module.replace('-', '_')}"
 
 
 def exit_code(error: GpufaasError) -> int:

@@ -1,4 +1,4 @@
-"""``gpufaas explain``: what the scheduler weighed for one call, what it chose and why; ``simulate`` shows it, too."""
+"""Why: ``gpufaas explain`` says it of one call, ``policies`` lists what can decide."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,8 @@ import click
 
 from gpufaas import Client
 from gpufaas_cli import declare, flags, output
+from gpufaas_scheduler.policies.registry import Described, described
+from gpufaas_scheduler.policies.spec import EXAMPLE, FORM
 
 
 @declare.command("explain")
@@ -83,3 +85,25 @@ def _calls(named: list[str], count: int) -> str:
         return "no call"
     more = f", and {count - len(named)} more" if count > len(named) else ""
     return f"{count}: {', '.join(named)}{more}"
+
+
+def _show_policies(found: list[Described]) -> None:
+    output.show(f"--policy {FORM}\nas in {EXAMPLE}\n")
+    for each in found:
+        output.show(f"{each.role + '=' if each.role else ''}{each.name}: {each.says}")
+        for name, allowed, default, means in each.options:
+            output.show(f"  {name}={default}  {means} ({allowed})")
+
+
+@declare.command("policies")
+@declare.shows(_show_policies)
+def policies() -> list[Described]:
+    """
+    List the policies that --policy can name, what can fill a role beside them, and the options of each.
+
+    Examples:
+      gpufaas policies
+      gpufaas policies --json
+      gpufaas serve --policy lalb-o3:o3_limit=10+replacement=cost-aware
+    """
+    return described()

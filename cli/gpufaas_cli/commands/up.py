@@ -205,7 +205,7 @@ def run(
         try:
             pipeline.run(stack, functions, steps, client, overrides=overrides, quiet=True)
             ctx.invoke(
-                invoke.command, name=name, data=data, content_type=content_type, timing=timing, headers=[], query=[],
+                invoke.invoke, name=name, data=data, content_type=content_type, timing=timing, headers=[], query=[],
                 namespace=overrides.namespace, gateway=url, as_json=as_json,
             )  # fmt: skip
         finally:

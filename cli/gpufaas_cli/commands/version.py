@@ -1,4 +1,4 @@
-"""``gpufaas version``: ours and the gateway's."""
+"""``gpufaas version``: ours and the gateway's; and ``completion``: click knows how."""
 
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -19,7 +19,7 @@ from gpufaas_core.revision import git_revision
 @declare.as_json
 @flags.gateway
 @flags.yaml_file
-def command(short: bool, as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
+def show_version(short: bool, as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
     """
     Show the version of this CLI and of the gateway. A gateway that does not answer is no error here.
 
@@ -55,3 +55,25 @@ def command(short: bool, as_json: bool, gateway: str | None, yaml_file: Path | N
 def _release(of: Mapping[str, Any]) -> list[tuple[str, str]]:
     release = of.get("version") or {}
     return [("version", release.get("release", "")), ("sha", release.get("sha", ""))]
+
+
+@declare.command("completion")
+@click.option("--shell", type=click.Choice(["bash", "zsh", "fish"]), required=True, help="The shell that you use.")
+def completion(shell: str) -> None:
+    """
+    Write a script to stdout that completes commands and options in your shell.
+
+    Examples:
+      gpufaas completion --shell bash > ~/.local/share/bash-completion/completions/gpufaas
+      source <(gpufaas completion --shell zsh)
+      gpufaas completion --shell fish > ~/.config/fish/completions/gpufaas.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    from gpufaas_cli.main import cli
+
+    found = get_completion_class(shell)
+    assert found is not None
+    # Not .source(): it starts bash to learn its version, of a machine that may not be the one where this is used.
+    complete = found(cli, {}, "gpufaas", "_GPUFAAS_COMPLETE")
+    output.show(complete.source_template % complete.source_vars())

@@ -45,7 +45,7 @@ def test_functions_that_are_made_at_the_same_time_are_all_in_the_stack_file(tmp_
     if stack:
         (tmp_path / "stack.yaml").write_text(stack)
 
-    all_at_once(lambda name: new.command.main([name, "--lang", "dockerfile", "--quiet"], standalone_mode=False))
+    all_at_once(lambda name: new.new.main([name, "--lang", "dockerfile", "--quiet"], standalone_mode=False))
 
     assert sorted(read_stack().functions) == MANY
     assert (tmp_path / ".gitignore").read_text() == "/template/\n/build/\n/.secrets/\n"
