@@ -1,7 +1,7 @@
 """
 The management app: the routes of OpenFaaS and ours, and how errors become answers.
 
-`invoke.py` serves invocations, without FastAPI. Statuses are what real clients need: 200 and 202 but never 201 or 204
+Calls do not come here (`fronts.table`). Statuses are what real clients need: 200 and 202 but never 201 or 204
 for functions, errors as text/plain, DELETE with a JSON body, and 400 instead of 422 for bodies.
 """
 

@@ -157,7 +157,7 @@ class BodyStream:
 
     def begin(self, exchange: CallExchange) -> None:
         """Pass it on to *exchange*, until `end`."""
-        patience_s = self._deployed.body_patience_s
+        patience_s = self._deployed.options.body_patience_s
         self._due = time.perf_counter() + patience_s
         self._pace = self._loop.call_later(patience_s, self._keep_pace)
         self._task = self._loop.create_task(self._pass_on(exchange))
@@ -173,7 +173,7 @@ class BodyStream:
     def answered(self) -> None:
         """A piece of the answer went to the caller."""
         if self._pace is not None:
-            self._due = time.perf_counter() + self._deployed.body_patience_s
+            self._due = time.perf_counter() + self._deployed.options.body_patience_s
 
     async def _pass_on(self, exchange: CallExchange) -> None:
         """Pass the body on as it comes, then listen to the caller, who may hang up."""
@@ -196,7 +196,7 @@ class BodyStream:
                 if piece:
                     due = self._due - time.perf_counter()
                     await exchange.send_body(piece)  # this time is the function's, not the caller's
-                    patience_s = min(deployed.body_patience_s, due + len(piece) / BODY_BYTES_PER_S)
+                    patience_s = min(deployed.options.body_patience_s, due + len(piece) / BODY_BYTES_PER_S)
                     self._due = time.perf_counter() + patience_s
                 if not more:
                     self._stop_pace()
@@ -207,7 +207,7 @@ class BodyStream:
 
     def _keep_pace(self) -> None:
         """Fail the call if its caller was waited for too long; else look again when that can be."""
-        patience_s = self._deployed.body_patience_s
+        patience_s = self._deployed.options.body_patience_s
         left_s = self._due - time.perf_counter()
         if left_s <= 0.0 and self._awaits:
             self._pace = None

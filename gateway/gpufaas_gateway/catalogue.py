@@ -31,7 +31,7 @@ class Deployed:
     spec: WorkerSpec
     options: Options
     function: Function
-    """As the scheduler was told; its profiles are those at deployment."""
+    """What the scheduler was told; its profiles are those at deployment."""
     stats: FunctionStats
     """Shared by all revisions of a function: an update loses no count."""
     profiles: dict[str, Profile]
@@ -56,9 +56,7 @@ class Deployed:
     exec_s: Seconds = field(init=False)
     whole_s: Seconds = field(init=False)
     max_body: Bytes = field(init=False)
-    body_patience_s: Seconds = field(init=False)
     compute: int = field(init=False)
-    idempotent: bool = field(init=False)
     cors: Cors | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,8 +64,7 @@ class Deployed:
         self.name, self.namespace, self.full_name = record.name, record.namespace, record.full_name
         self.function_id, self.compute = record.function_id, self.function.need.compute
         self.timeout_s, self.exec_s, self.whole_s = options.timeout_s, options.exec_s, options.whole_s
-        self.body_patience_s = options.body_patience_s
-        self.max_body, self.idempotent, self.cors = options.max_body, options.idempotent, options.cors
+        self.max_body, self.cors = options.max_body, options.cors
 
     @property
     def reserved(self) -> Bytes:

@@ -1,4 +1,7 @@
-"""The state of a deployed function, as ``/system/functions`` shows it."""
+"""
+The state of a deployed function, as ``/system/functions`` shows it, and what to tell who deployed it: whether it declares
+the memory that it needs, and what its devices cannot enforce of its share.
+"""
 
 import time
 from collections import Counter, defaultdict
@@ -11,11 +14,19 @@ import msgspec
 
 from gpufaas_core.constraints import AFFINITY, COMPUTE, CORES, MEMORY, NOT_CAPPED, TIME_SLICING, isolation_of
 from gpufaas_core.model import Device, EngineStatus, FunctionId, Need
+from gpufaas_core.reservations import peak_of
+from gpufaas_core.units import Bytes, GiB, MiB, format_bytes
 from gpufaas_gateway.catalogue import Deployed, replicas_of
-from gpufaas_gateway.memory_advice import memory_advice
 from gpufaas_gateway.wire import FunctionDetail, FunctionStatus, PlacementShown, ProfileShown, timestamp
 
+_MEASURED_CALLS: Final = 10
+"""The least number of calls to give advice after: before, the peak may be that of small inputs."""
+_MUCH: Final = 1.5
+"""A function that declares more than this many times its peak is told of less."""
+_CLOSE: Final = 1.1
+"""One that declares less than this many times its peak is told of more."""
 _SHOWN: Final = 3
+"""The most devices that a line names."""
 _OF_A_SHARE: Final = {
     NOT_CAPPED: "not enforced on {}, so it may use more: give such a device cores, as in cpu:0=2GiB,cores=2",
     AFFINITY: "held to whole cores on {}: without control groups there are no fractions of a core",
@@ -166,3 +177,36 @@ def _of_its_share(need: Need, devices: Sequence[Device]) -> str:
 def _few(ids: Sequence[str]) -> str:
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
     return ", ".join(ids[:_SHOWN]) + more
+
+
+def memory_advice(function: Deployed) -> str | None:
+    """
+    Return in one line what *function* should declare instead; None: it declares none, what it declares fits, or it is
+    not known yet. Programs and images are not measured.
+    """
+    declared, options = function.options.memory, function.options
+    needs = [each.occupation for each in function.profiles.values() if each.measured and "memory" not in each.estimated]
+    if not (declared and needs) or function.stats.invocations < _MEASURED_CALLS or function.spec.kind == "server":
+        return None
+    own = function.spec.memory - declared  # of a worker that is a process of its own: it comes on top
+    need = max(needs) - own
+    peak = peak_of(need)
+    better = _rounded(need)
+    name, unit = ("gpufaas.memory", "MiB") if options.device_memory else ("limits.memory", "Mi")
+    if declared < peak * _CLOSE:
+        return (
+            f"Uses up to {format_bytes(peak)} and declares {format_bytes(declared)}, so that it may run out of memory: "
+            f"{name}: {better // MiB}{unit} leaves room."
+        )
+    if declared > peak * _MUCH and better < declared:
+        return (
+            f"Uses at most {format_bytes(peak)} of the {format_bytes(declared)} that it declares: "
+            f"{name}: {better // MiB}{unit} frees {format_bytes(declared - better)}."
+        )
+    return None
+
+
+def _rounded(size: Bytes) -> Bytes:
+    """Return *size*, and what makes it a number that is easy to read."""
+    step = 256 * MiB if size > GiB else 50 * MiB
+    return max(1, -(-size // step)) * step

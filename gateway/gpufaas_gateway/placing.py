@@ -164,7 +164,7 @@ class Placing:
             call.waits(call.began)
             return self.scheduler.again(call.id)
         assert call.deployed is not None
-        once = call.deployed.idempotent and call.stream is None and call.mode != UPGRADE
+        once = call.deployed.options.idempotent and call.stream is None and call.mode != UPGRADE
         if not once or call.ran_out or call.error is not None:
             raise error
         # Its worker has got more memory meanwhile, if the device had any.

@@ -17,7 +17,7 @@ from gpufaas_core.units import Bytes, MiB
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.docs_page import render
 from gpufaas_gateway.errors import BadQuery, BodyTooSlow, NotReady, Starting, UnknownCall
-from gpufaas_gateway.memory_advice import memory_advice
+from gpufaas_gateway.function_state import memory_advice
 from gpufaas_gateway.metrics import CONTENT_TYPE, Metrics
 from gpufaas_gateway.openapi import describe
 from gpufaas_gateway.page import PAGE

@@ -7,7 +7,7 @@ from gpufaas_core.model import Device, DeviceId, Profile
 from gpufaas_core.reservations import peak_of, reservation
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.catalogue import Deployed
-from gpufaas_gateway.memory_advice import memory_advice
+from gpufaas_gateway.function_state import memory_advice
 
 CPU = Device(DeviceId("n1/cpu:0"), "cpu", 64 * GiB)
 GPU = Device(DeviceId("n1/cuda:0"), "Test GPU", 64 * GiB, {"gpu": "true"})
