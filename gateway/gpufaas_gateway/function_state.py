@@ -1,6 +1,6 @@
 """
-The state of a deployed function, as ``/system/functions`` shows it, and what to tell who deployed it: whether it declares
-the memory that it needs, and what its devices cannot enforce of its share.
+The state of a deployed function, as ``/system/functions`` shows it, and what to tell who deployed it: whether it
+declares the memory that it needs, and what its devices cannot enforce of its share.
 """
 
 import time

@@ -287,7 +287,8 @@ async def test_status_shows_devices_residents_and_functions(gateway: Gateway) ->
     (shown,) = status["devices"]
     assert shown["device"] == {
         "id": "n1/cpu:0", "kind": "cpu", "memory": 2 * GiB, "labels": {}, "compute": 100, "host_memory": 0,
-        "parks": False, "ahead": False,
+        "parks": False, "ahead": False, "fetches": True, "fetches_from": True, "fetches_ranges": True,
+        "loads_parts": False, "price_per_h": 0.0,
     }  # fmt: skip
     assert (shown["used"], shown["hits"]) == (300, 4)
     (there,) = shown["resident"]
