@@ -15,38 +15,33 @@ class Outcome(NamedTuple):
     """Of a deployment: what takes the calls now, or once it is loaded. Empty: the gateway does not say."""
 
 
-class Deployment(TypedDict):
-    """The body of a deployment."""
+class _Settings(TypedDict, total=False):
+    """What is said when a function is deployed, and is shown of it later."""
 
-    service: str
-    """The function's name."""
-    image: str
-    namespace: NotRequired[str]
-    envProcess: NotRequired[str]
-    envVars: NotRequired[dict[str, str]]
-    constraints: NotRequired[list[str]]
-    secrets: NotRequired[list[str]]
-    labels: NotRequired[dict[str, str]]
-    annotations: NotRequired[dict[str, str]]
-    """``gpufaas.bundle`` names the bundle by its digest, where the function is a process."""
-    limits: NotRequired[dict[str, str]]
-    requests: NotRequired[dict[str, str]]
-    readOnlyRootFilesystem: NotRequired[bool]
-
-
-class Function(TypedDict, total=False):
-    name: str
     namespace: str
-    image: str
     envProcess: str
     envVars: dict[str, str]
     constraints: list[str]
     secrets: list[str]
     labels: dict[str, str]
     annotations: dict[str, str]
+    """``gpufaas.bundle`` names the bundle by its digest, where the function is a process."""
     limits: dict[str, str]
     requests: dict[str, str]
     readOnlyRootFilesystem: bool
+
+
+class Deployment(_Settings):
+    """The body of a deployment."""
+
+    service: str
+    """The function's name."""
+    image: str
+
+
+class Function(_Settings, total=False):
+    name: str
+    image: str
     createdAt: str
     replicas: int
     availableReplicas: int

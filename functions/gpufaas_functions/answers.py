@@ -12,7 +12,6 @@ from typing import Any, Final, TypeAlias
 
 from gpufaas_core.errors import GpufaasError
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
-from gpufaas_functions.emulated import EmulatedMemory
 from gpufaas_functions.memory import CpuMemory, CudaMemory, is_out_of_memory
 
 SAID: Final = 2000
@@ -35,7 +34,7 @@ _OURS: Final = frozenset(
 _CAUSES: Final = 8
 ports_limited = False
 """This worker may connect to some TCP ports only (`runner`)."""
-Memory: TypeAlias = CpuMemory | CudaMemory | EmulatedMemory
+Memory: TypeAlias = CpuMemory | CudaMemory
 Handle: TypeAlias = Callable[[Event, Context], Any]
 """The author's ``handle``, with the model."""
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from gpufaas_core.units import format_bytes
+from gpufaas_functions.memory import CpuMemory
 
 ASK: Final = struct.Struct("<dI")
 """What a worker sends: when the call began, on the clock `time.monotonic`, which all processes share; and its size."""
@@ -78,33 +79,18 @@ class EmulatedHandler:
         return [answer] * calls
 
 
-class EmulatedMemory:
-    """Occupation of a worker on an emulated device: what its function needs there."""
+class EmulatedMemory(CpuMemory):
+    """Occupation of a worker on an emulated device: what its function needs there. All else is as on a CPU device."""
 
     def __init__(self, about: Emulated) -> None:
+        super().__init__()
         self._occupation = about.occupation
-        self._called = False
-
-    def synchronize(self) -> None:
-        """Do nothing: no work goes on in the background."""
-
-    def held(self) -> int:
-        """Return 0: there is no driver."""
-        return 0
-
-    def limit(self, memory: int) -> None:
-        """Do nothing: calls need what the cost model says."""
 
     def loaded(self) -> int:
-        """Return the occupation after the load."""
         return self._occupation
 
     def grown(self) -> int:
-        """See `CpuMemory.grown`."""
         if self._called:
             return 0
         self._called = True
         return self._occupation
-
-    def release(self) -> None:
-        """Do nothing: there is no heap that grew."""

@@ -80,7 +80,9 @@ class CpuMemory:
 
     def peak(self) -> int:
         now = MemoryPoint.read()
-        dirty = _private_dirty() - (unchanged().private if now.shared else 0)
+        # Pages that it has written to and shares with no other: the kernel looks at every page.
+        dirty = _kilobytes("/proc/self/smaps_rollup", (b"Private_Dirty",))[b"Private_Dirty"]
+        dirty -= unchanged().private if now.shared else 0
         copied = max(0, dirty - max(0, now.anonymous - _FORK_POINT.anonymous))
         return self._grown(now) + copied
 
@@ -156,7 +158,6 @@ class CudaMemory:
         self._torch.cuda.synchronize(self._device)
 
     def held(self) -> int:
-        """Return what it occupies now."""
         return int(self._context + self._torch.cuda.memory_reserved(self._device))
 
     def limit(self, memory: int) -> None:
@@ -200,11 +201,6 @@ class MemoryPoint(msgspec.Struct, frozen=True):
     def read(cls) -> "MemoryPoint":
         status = _kilobytes("/proc/self/status", (b"VmRSS", b"RssAnon", b"VmData", b"RssShmem"))
         return cls(status[b"VmRSS"], status[b"RssAnon"], status[b"VmData"], status[b"RssShmem"])
-
-
-def _private_dirty() -> int:
-    """Return the bytes of pages that this process has written to and shares with no other. Looks at every page."""
-    return _kilobytes("/proc/self/smaps_rollup", (b"Private_Dirty",))[b"Private_Dirty"]
 
 
 _FORK_POINT = MemoryPoint()

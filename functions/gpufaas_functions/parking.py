@@ -44,17 +44,18 @@ class Parking:
         self._model = model
         self._device = device
         self._memory = memory
-        self._park = getattr(handler, PARK, None)
-        self._wake = getattr(handler, WAKE, None)
+        self._park: Any = getattr(handler, PARK, None)
+        self._wake: Any = getattr(handler, WAKE, None)
         self._check: Callable[[Any], Any] | None = getattr(handler, SELF_CHECK, None)
+        self._hooked = callable(self._park) and callable(self._wake)
         self._moves = device != "cpu"
         self._known = self._checked()
 
     @property
     def can(self) -> bool:
         """Whether the model can be moved."""
-        hooks = callable(self._park) and callable(self._wake)
-        return hooks or not self._moves or _is_module(self._model)
+        torch = sys.modules.get("torch")
+        return self._hooked or not self._moves or (torch is not None and isinstance(self._model, torch.nn.Module))
 
     def answer(self, kind: int, header: bytes) -> bytes | None:
         """Do what a frame of the manager asks, and return the answer to it; None: it is for others."""
@@ -66,7 +67,7 @@ class Parking:
 
     def _parked(self) -> ParkedHead:
         try:
-            if callable(self._park) and callable(self._wake):
+            if self._hooked:
                 self._park(self._model)
             elif self._moves:
                 self._model.to("cpu")
@@ -81,7 +82,7 @@ class Parking:
     def _woken(self, head: WakeHead) -> WokenHead:
         began = time.perf_counter()
         try:
-            if head.moves and callable(self._park) and callable(self._wake):
+            if head.moves and self._hooked:
                 self._wake(self._model, self._device)
             elif head.moves and self._moves:
                 self._model.to(self._device)
@@ -104,11 +105,6 @@ class Parking:
             digest.update(f"{tuple(each.shape)} {each.dtype} ".encode())
             digest.update(_sample(each))
         return digest.digest()
-
-
-def _is_module(model: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(model, torch.nn.Module)
 
 
 def _tensors(model: Any, depth: int = _DEPTH) -> Iterator[Any]:
