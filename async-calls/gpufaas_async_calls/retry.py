@@ -82,12 +82,7 @@ def backoff_s(attempt: int, min_wait_s: Seconds, max_wait_s: Seconds, rng: rando
 
 
 def decide(
-    policy: RetryPolicy,
-    status: int,
-    internal: bool,
-    retry_after_s: Seconds | None,
-    attempts: int,
-    rng: random.Random,
+    policy: RetryPolicy, status: int, internal: bool, retry_after_s: Seconds | None, attempts: int, rng: random.Random
 ) -> Decision:
     """
     Return what follows an execution that was answered *status*.

@@ -34,7 +34,4 @@ def split() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
     digits = load_digits()
     held_out = torch.arange(len(digits.target)).remainder(5).eq(0).numpy()
-    return (
-        (digits.images[~held_out], digits.target[~held_out]),
-        (digits.images[held_out], digits.target[held_out]),
-    )
+    return ((digits.images[~held_out], digits.target[~held_out]), (digits.images[held_out], digits.target[held_out]))

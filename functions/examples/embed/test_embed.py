@@ -47,12 +47,7 @@ def test_answers_agree_with_a_plain_numpy_transformer(deployed: Any) -> None:
 
     embed = deployed("embed")
     weights = load_file(embed.folder / "weights.safetensors")
-    sentences = [
-        "short",
-        "A longer sentence, with commas, and 3 numbers: 1, 2.",
-        "Ünïcode straße 漢字",
-        "x " * 400,
-    ]
+    sentences = ["short", "A longer sentence, with commas, and 3 numbers: 1, 2.", "Ünïcode straße 漢字", "x " * 400]
 
     _, answer = embed.call(sentences)
 
