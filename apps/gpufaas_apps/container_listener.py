@@ -94,22 +94,15 @@ class ContainerListener:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         peer = scope.get("client")
         if peer is None or not self._admits(peer[0]):
-            await _refuse(scope, receive, send, _STRANGER)
+            await Response(_STRANGER, 403, headers_of())(scope, receive, send)
         elif (
             scope["type"] == "http"
             and not self._guarded
             and not is_public(scope["method"], without_origin(scope["path"])[1])
         ):
-            await _refuse(scope, receive, send, _REFUSED)
+            await Response(_REFUSED, 403, headers_of())(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     def _admits(self, address: str) -> bool:
         return bool(address) and any(ipaddress.ip_address(address) in each for each in self._subnets.values())
-
-
-async def _refuse(scope: Scope, receive: Receive, send: Send, text: bytes) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": text.decode().strip()})
-        return
-    await Response(text, 403, headers_of())(scope, receive, send)
