@@ -21,15 +21,18 @@ from gpufaas_core.origin import PREFIX, Origins, without_origin
 from gpufaas_gateway.answering import BrokenAnswer
 from gpufaas_gateway.errors import headers_of
 from gpufaas_gateway.fronts.target import ReadTarget, Target
-from gpufaas_gateway.fronts.websocket import OUTER, refuse_elsewhere
+from gpufaas_gateway.fronts.websocket import OUTER
 
 log = logging.getLogger("gateway")
 
 _FROM_WORKER: Final = PREFIX.encode()
-_FORGED: Final = (
+_FORGED: Final = Response(
     b"the address has a token that is of no worker of this platform: functions call OPENFAAS_URL as it stands in their "
-    b"environment, everybody else the gateway's own address\n"
+    b"environment, everybody else the gateway's own address\n",
+    403,
+    headers_of(),
 )
+_NO_WEBSOCKETS: Final = Response(b"WebSockets are for functions: /function/NAME\n", 400, headers_of())
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +66,7 @@ class Fronts:
             if scope["raw_path"].startswith(_FROM_WORKER):
                 path, outer = self._caller(scope["raw_path"])
                 if outer is None:
-                    return await Response(_FORGED, 403, headers_of())(scope, receive, send)
+                    return await _FORGED(scope, receive, send)
                 scope = {**scope, "path": without_origin(scope["path"])[1], "raw_path": path, OUTER: outer}
             await self._app_of(scope)(scope, receive, send)
         except BrokenAnswer:
@@ -79,7 +82,7 @@ class Fronts:
 
     def _app_of(self, scope: Scope) -> ASGIApp:
         if scope["type"] == "websocket":
-            return _found(self.websockets, scope["raw_path"]) or refuse_elsewhere
+            return _found(self.websockets, scope["raw_path"]) or _NO_WEBSOCKETS
         posted = _found(self.posted, scope["raw_path"]) if scope["method"] == "POST" else None
         return posted or self.rest
 

@@ -29,7 +29,7 @@ from gpufaas_gateway.answering import SWITCHED, Answer, AnswerStream, Run, refus
 from gpufaas_gateway.call_body import Caller
 from gpufaas_gateway.call_headers import Header
 from gpufaas_gateway.catalogue import Catalogue
-from gpufaas_gateway.errors import headers_of, status_of
+from gpufaas_gateway.errors import status_of
 from gpufaas_gateway.fronts.openfaas import PREFIX
 from gpufaas_gateway.http.bounded_websocket import TURN_BYTES
 from gpufaas_gateway.request import Request
@@ -387,13 +387,6 @@ async def _refuse(send: Send, status: int, headers: list[Header], body: bytes) -
         await send({"type": "websocket.http.response.body", "body": body})
     except OSError:
         pass  # the caller went away
-
-
-async def refuse_elsewhere(_: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a handshake on any other path: only functions speak WebSocket."""
-    await receive()
-    headers = [(name.lower().encode(), value.encode()) for name, value in headers_of().items()]
-    await _refuse(send, 400, headers, b"WebSockets are for functions: /function/NAME\n")
 
 
 def _status_at_end(error: GpufaasError) -> int:
