@@ -123,7 +123,7 @@ class _Client:
         self.shown = self.gateway.replace(f"{user}@", "", 1) if user else self.gateway
         """The gateway without its password, for people."""
         self._given = "" if user else f"Bearer {token}" if token else _header(auth)
-        self._at = Gateway(self.gateway, self.shown, deploy_s, hints)
+        self._at = Gateway(self.shown, deploy_s, hints)
         self._timeout_s = timeout_s
         self._use(
             event_hooks=event_hooks,

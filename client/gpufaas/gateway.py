@@ -60,7 +60,6 @@ class Hints:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    url: str
     shown: str
     """The URL without a password."""
     deploy_s: Seconds

@@ -68,16 +68,9 @@ class Truth:
     cap: int
     """The compute that a copy may use, in per cent, if the policy sets no limit."""
 
-    def service_s(self, batch: int = 1, share: int = ALL_COMPUTE, neighbours: Collection[Truth] = ()) -> Seconds:
-        """
-        Return how long a grant of *batch* calls takes under a cap of *share* per cent beside *neighbours*, if all run
-        from its begin to its end on a device of full compute.
-        """
-        service_s = self.batch_s(batch) * self.share_factor(share)
-        if not neighbours:
-            return service_s
-        used = min(self.uses, share) + sum(each.uses for each in neighbours)
-        return service_s * max(1.0, used / ALL_COMPUTE) * self.disturbed(neighbours)
+    def service_s(self, batch: int = 1, share: int = ALL_COMPUTE) -> Seconds:
+        """Return how long a grant of *batch* calls takes alone under a cap of *share* per cent."""
+        return self.batch_s(batch) * self.share_factor(share)
 
     def disturbed(self, neighbours: Collection[Truth]) -> float:
         """Return the factor by which *neighbours* slow a grant, beside the compute that they use."""

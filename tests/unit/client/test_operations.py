@@ -10,7 +10,7 @@ import gpufaas
 from gpufaas import operations
 from gpufaas.gateway import STARTING_S, Gateway, Hints, Request, Steps
 
-AT = Gateway("http://gateway:8080", "http://gateway:8080", 600.0, Hints())
+AT = Gateway("http://gateway:8080", 600.0, Hints())
 STARTING = httpx.Response(503, headers={"Retry-After": "2", "X-OpenFaaS-Internal": "gateway"}, text="starting")
 
 

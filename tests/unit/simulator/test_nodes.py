@@ -277,7 +277,7 @@ def test_the_cost_model_answers_what_nodes_do(written: Write) -> None:
 
     assert f.service_s() == 6
     assert f.service_s(2, 40) == 18
-    assert f.service_s(neighbours=[g]) == pytest.approx(6 * 1.3 * 1.5)
+    assert f.disturbed([g]) == 1.5
     assert (f.cost.load_s, f.cost.host_load_s) == (3, 1)
 
 
