@@ -73,7 +73,7 @@ class ArtifactStore:
                 _remove_if_abandoned(leftover)
 
     @contextlib.contextmanager
-    def writer(self, digest: str) -> "Iterator[HashedFile]":
+    def writer(self, digest: str) -> "Iterator[PartialArtifact]":
         """
         Take the bytes of *digest* by the writer's `write`; they become an artifact when the block ends without error.
 
@@ -83,16 +83,16 @@ class ArtifactStore:
         aside = self._aside(digest)
         with storage_errors(aside):
             # Unbuffered: callers write large pieces, and an error belongs to the piece that met it.
-            file = open(aside, "xb", buffering=0)  # noqa: SIM115 (closed below, on every way out)
+            file = open(aside, "x+b", buffering=0)  # noqa: SIM115 (closed below, on every way out)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # a store that starts meanwhile leaves it alone
-            writer = HashedFile(aside, file)
+            writer = PartialArtifact(self, digest, aside, file)
             yield writer
-            if writer.sha256 != digest:
+            if not writer.whole:
                 raise CorruptArtifact(
                     f"artifact {digest}: the {writer.size} bytes received have sha256 {writer.sha256}: upload it again"
                 )
-            self._commit(digest, aside, file)
+            writer.commit()
         finally:
             aside.unlink(missing_ok=True)
             file.close()
@@ -242,18 +242,29 @@ class ArtifactStore:
             return None
 
 
-class HashedFile:
-    """A file that is being written, and the hash of its bytes; see `ArtifactStore.writer`."""
+class PartialArtifact:
+    """The first `size` bytes of an artifact, in a file, and their hash. Closing keeps them."""
 
-    def __init__(self, path: Path, file: "IO[bytes]") -> None:
+    def __init__(self, store: ArtifactStore, digest: str, path: Path, file: "IO[bytes]") -> None:
         self.size: Bytes = 0
+        self._store = store
+        self._digest = digest
         self._path = path
         self._file = file
         self._hash = hashlib.sha256()
+        with storage_errors(path):
+            while piece := file.read(_HASHED_AT_ONCE):
+                self._hash.update(piece)
+                self.size += len(piece)
 
     @property
     def sha256(self) -> str:
         return self._hash.hexdigest()
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all bytes of the digest."""
+        return self.sha256 == self._digest
 
     def write(self, chunk: bytes | bytearray | memoryview) -> None:
         """:raises StorageFailed: the disk did not take it"""
@@ -263,24 +274,6 @@ class HashedFile:
         with storage_errors(self._path):
             while rest:
                 rest = rest[self._file.write(rest) :]
-
-
-class PartialArtifact(HashedFile):
-    """The first `size` bytes of an artifact; see `ArtifactStore.resume`. Closing keeps them."""
-
-    def __init__(self, store: ArtifactStore, digest: str, aside: Path, file: "IO[bytes]") -> None:
-        super().__init__(aside, file)
-        self._store = store
-        self._digest = digest
-        with storage_errors(aside):
-            while piece := file.read(_HASHED_AT_ONCE):
-                self._hash.update(piece)
-                self.size += len(piece)
-
-    @property
-    def whole(self) -> bool:
-        """Whether these are all bytes of the digest."""
-        return self.sha256 == self._digest
 
     def restart(self) -> None:
         """Forget all bytes."""

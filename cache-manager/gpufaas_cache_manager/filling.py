@@ -195,8 +195,8 @@ class Filling:
                     opened = await stack.enter_async_context(source.open(partial.size))
                 self._check_size(opened.size)
                 self._said(partial.size, self._size)
-                pace = _Pace(self._settings)
-                arrived = partial.size
+                arrived = since = partial.size
+                began = time.monotonic()
                 while arrived < opened.size:
                     async with asyncio.timeout(patience_s):
                         piece = await anext(opened.pieces, None)
@@ -209,8 +209,11 @@ class Filling:
                     self._givers.add(source.name)
                     # Hashed and written while the next piece comes: two pieces in memory, whatever the size.
                     writing = asyncio.ensure_future(self._threads.run(partial.write, piece))
-                    if (too_slow := pace.after(len(piece))) and others:
-                        raise SourceFailed(too_slow)
+                    passed = time.monotonic() - began
+                    if passed >= patience_s:
+                        if others and arrived - since < self._settings.slow_below * passed:
+                            raise SourceFailed(f"it sent only {format_bytes(arrived - since)} in {passed:.0f} s")
+                        since, began = arrived, began + passed
         except TimeoutError:
             raise SourceFailed(f"it sent nothing for {patience_s:g} s") from None
         finally:
@@ -237,26 +240,6 @@ class Filling:
                 f"{format_bytes(size - partial.size)} more and {format_bytes(free)} are free: "
                 "free space there, or start with --data on a larger disk"
             )
-
-
-class _Pace:
-    """How fast a source sends, over windows of `patience_s`."""
-
-    def __init__(self, settings: FetchSettings) -> None:
-        self._settings = settings
-        self._began = time.monotonic()
-        self._bytes: Bytes = 0
-
-    def after(self, received: Bytes) -> str:
-        """Return why the source is too slow, after *received* more bytes; empty: it is not, as far as is known."""
-        self._bytes += received
-        passed = time.monotonic() - self._began
-        if passed < self._settings.patience_s:
-            return ""
-        sent, self._bytes, self._began = self._bytes, 0, self._began + passed
-        if sent >= self._settings.slow_below * passed:
-            return ""
-        return f"it sent only {format_bytes(sent)} in {passed:.0f} s"
 
 
 async def _settled(future: Awaitable[object]) -> None:

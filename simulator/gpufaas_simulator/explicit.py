@@ -288,7 +288,10 @@ class _WorkloadReader:
 
     def fail(self, where: tuple[Step, ...], message: str) -> NoReturn:
         line = line_of(self.content.decode(errors="replace"), where)
-        raise BadWorkload(f"{self.path}:{line}: {_whose(where, message)}{message}")
+        if where[:1] == ("functions",) and len(where) > 1 and not message.startswith("function "):
+            kind = f", kind {where[3]}" if len(where) > 3 and where[2] == "kinds" else ""
+            message = f"function {where[1]}{kind}: {message}"
+        raise BadWorkload(f"{self.path}:{line}: {message}")
 
 
 def _device(given: DeviceEntry) -> SimulatedDevice:
@@ -298,11 +301,3 @@ def _device(given: DeviceEntry) -> SimulatedDevice:
 
 def _size(megabytes: float) -> Bytes:
     return round(megabytes * MB)
-
-
-def _whose(where: tuple[Step, ...], message: str) -> str:
-    """Return which function a message is about, and which kind of device, if it does not begin with that."""
-    if where[:1] != ("functions",) or len(where) < 2 or message.startswith("function "):
-        return ""
-    kind = f", kind {where[3]}" if len(where) > 3 and where[2] == "kinds" else ""
-    return f"function {where[1]}{kind}: "

@@ -1,8 +1,9 @@
 """
 The decisions of published systems as pure functions: a problem in, an answer out. No clock, no IO, no engine, no state.
 
-Each module has a `Problem` (what `gpufaas plan` reads), `solve`, which returns the answer, and `explain`, which tells
-the working in words. The same problem gives the same answer. `problem` reads problems strictly.
+Each module has a `Problem` (what `gpufaas plan` reads), `solve`, which returns the answer, `rows`, which returns that
+as a table, and `explain`, which returns the working in words, a line each. The same problem gives the same answer.
+`problem` reads problems strictly.
 """
 
 from collections.abc import Mapping

@@ -116,7 +116,6 @@ def _choose(types: tuple[NodeType, ...], candidates: tuple[Candidate, ...]) -> i
 
 
 def explain(asked: Problem, answer: Answer) -> list[str]:
-    """Return the working in words, a line each."""
     told = [f"{asked.n} requests are there at once; the last must end before {asked.slo_ms:g} ms."]
     for node, found in zip(asked.types, answer.candidates, strict=True):
         told.append(f"{node.name} ({node.kind}, {node.price:g} per hour): {_working(node, found, asked)}")
@@ -148,7 +147,6 @@ def _reason(asked: Problem, answer: Answer) -> str:
 
 
 def rows(answer: Answer) -> Table:
-    """Return the answer as a table: headings, rows."""
     headings = ("", "TYPE", "PRICE/H", "WAIT", "LAST ENDS", "IN TIME", "FEASIBLE")
     return headings, [_row(each, each.name == answer.choice) for each in answer.candidates]
 

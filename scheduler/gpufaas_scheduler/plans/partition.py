@@ -303,7 +303,6 @@ def log_cutting(costs: Costs, requests: int, devices: int, max_parts: int | None
 
 
 def explain(asked: Problem, answer: Answer) -> list[str]:
-    """Return the working in words, a line each."""
     told = []
     for plan in answer.plans:
         whole = measure(asked.costs, (), plan.requests, asked.devices)
@@ -317,7 +316,6 @@ def explain(asked: Problem, answer: Answer) -> list[str]:
 
 
 def rows(answer: Answer) -> Table:
-    """Return the answer as a table: headings, rows."""
     headings = ("REQUESTS", "PARTS", "MEAN", "COLD START", "PACE", "TRANSFERS", "CUT AFTER")
     return headings, [
         (

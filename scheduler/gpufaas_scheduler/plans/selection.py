@@ -198,7 +198,6 @@ def _closest(asked: Problem) -> Closest:
 
 
 def explain(asked: Problem, answer: Answer | NoneFits) -> list[str]:
-    """Return the working in words, a line each."""
     by_name = {each.name: each for each in asked.variants}
     told = [f"{each.name}: {why}." for each in asked.asked_for() if (why := _why_not(asked, each))]
     if isinstance(answer, NoneFits):
@@ -215,7 +214,6 @@ def explain(asked: Problem, answer: Answer | NoneFits) -> list[str]:
 
 
 def rows(answer: Answer | NoneFits) -> Table:
-    """Return the answer as a table: headings, rows."""
     if isinstance(answer, NoneFits):
         closest = answer.closest.fastest or "-", answer.closest.most_accurate or "-"
         return ("CLOSEST, FASTEST", "CLOSEST, MOST ACCURATE"), [closest]

@@ -292,7 +292,6 @@ def _keeps_to_resources(asked: Problem, delta: Sequence[int]) -> bool:
 
 
 def explain(asked: Problem, answer: Answer | Infeasible) -> list[str]:
-    """Return the working in words, a line each."""
     if isinstance(answer, Infeasible):
         return [f"No change serves {asked.wanted:g} qps: {answer.infeasible}."]
     told = [f"{asked.wanted:g} qps are wanted, each answered within {asked.slo_ms:g} ms."]
@@ -312,7 +311,6 @@ def explain(asked: Problem, answer: Answer | Infeasible) -> list[str]:
 
 
 def rows(answer: Answer | Infeasible) -> Table:
-    """Return the answer as a table: headings, rows."""
     if isinstance(answer, Infeasible):
         return ("INFEASIBLE",), [(answer.infeasible,)]
     return ("VARIANT", "CHANGE"), [(name, f"{change:+d}" if change else "0") for name, change in answer.delta.items()]

@@ -28,7 +28,6 @@ def solve(asked: Problem, policy: str = DEFAULT, time_limit: Seconds | None = No
 
 
 def explain(asked: Problem, answer: Answer) -> list[str]:
-    """Return the working in words, a line each."""
     told = [f"{each[:1].upper()}{each[1:]}." for each in answer.notes]
     for device in asked.devices:
         there = [each for each in answer.replicas if each.device == device.id]
@@ -42,7 +41,6 @@ def explain(asked: Problem, answer: Answer) -> list[str]:
 
 
 def rows(answer: Answer) -> Table:
-    """Return the answer as a table: headings, rows."""
     lines: list[tuple[str, ...]] = [
         (each.device, each.model, str(each.batch), "-" if each.share is None else f"{each.share:g} %")
         for each in answer.replicas

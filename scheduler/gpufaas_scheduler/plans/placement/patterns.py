@@ -9,7 +9,7 @@ and Gomory, 1961). Whole numbers of the patterns that were found make a placemen
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,16 +50,17 @@ class _Rows:
     items: dict[Item, int]
 
 
+@dataclass(slots=True)
 class _Market:
     """The programme over the patterns so far, and its prices."""
 
-    def __init__(self, asked: Problem, found: Options, patterns: Iterable[Pattern], seconds: Seconds) -> None:
-        self.asked = asked
-        self.found = found
-        self.counts = Counter(each.kind for each in asked.devices)
-        self.patterns = list(dict.fromkeys(patterns))
-        self.seconds = seconds
-        """That are left."""
+    asked: Problem
+    found: Options
+    counts: Counter[str]
+    """The number of devices of each kind."""
+    patterns: list[Pattern]
+    seconds: Seconds
+    """The time that is left."""
 
     def rate(self, item: Item) -> float:
         """Return the requests per second that a replica serves at most, on any kind of device."""
@@ -142,19 +143,16 @@ class _Market:
         return Pattern(kind, chosen), value if solution.optimal else max(value, -solution.bound)
 
 
-def pack(asked: Problem, found: Options, start: Iterable[Pattern], time_limit: Seconds) -> Packed:
-    """
-    Return a placement and a bound, after *time_limit* at the latest.
-
-    :param start: patterns of placements that are known; the result is no worse than these
-    """
+def pack(asked: Problem, found: Options, time_limit: Seconds) -> Packed:
+    """Return a placement and a bound, after *time_limit* at the latest."""
+    counts = Counter(each.kind for each in asked.devices)
     alone = [
         Pattern(kind, frozenset({(name, batch)}))
-        for kind in dict.fromkeys(each.kind for each in asked.devices)
+        for kind in counts
         for name in asked.models
         for batch in found.on(name, kind)
     ]
-    market = _Market(asked, found, [*start, *alone], time_limit / 2)
+    market = _Market(asked, found, counts, alone, time_limit / 2)
     bound = _find_patterns(market)
     market.seconds += time_limit / 2
     return Packed(_whole(market), bound)

@@ -97,7 +97,7 @@ def _most(asked: Problem, found: Options, time_limit: Seconds) -> tuple[_Goodput
         return {}, 0.0
     columns = _build(asked, found)
     is_large = len(columns.placed) > _LARGE
-    packed = patterns.pack(asked, found, [], time_limit * (0.95 if is_large else 0.5))
+    packed = patterns.pack(asked, found, time_limit * (0.95 if is_large else 0.5))
     goodput, bound = _unpacked(asked, found, packed.devices), packed.bound
     served = _served(asked, goodput)
     if bound > served + _SAME and not is_large:

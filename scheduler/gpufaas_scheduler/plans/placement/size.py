@@ -120,14 +120,12 @@ def _least(asked: Problem) -> int:
 
 
 def explain(asked: Problem, answer: Answer | Infeasible) -> list[str]:
-    """Return the working in words, a line each."""
     if isinstance(answer, Infeasible):
         return [f"{answer.infeasible}."]
     return compute.explain(_on(answer.devices, asked), answer.placement)
 
 
 def rows(answer: Answer | Infeasible) -> Table:
-    """Return the answer as a table: headings, rows."""
     if isinstance(answer, Infeasible):
         return ("INFEASIBLE",), [(answer.infeasible,)]
     return ("KIND", "DEVICES"), [(kind, str(count)) for kind, count in answer.devices.items()]
