@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Protocol
 
@@ -20,55 +21,49 @@ class JournalPort(Protocol):
     def flush(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class EngineDriver:
-    """
-    The only caller of `Engine.handle`. One event loop owns it, so the engine needs no lock.
+    """The only caller of `Engine.handle`. One event loop owns it, so the engine needs no lock."""
 
-    :param carry_out: executes a command of the engine
-    :param on_fatal: gets an exception of the engine, after which the process must end
-    """
+    engine: Engine
+    carry_out: Callable[[Command], None]
+    """Executes a command of the engine."""
+    on_fatal: Callable[[BaseException], None]
+    """Called with an exception of the engine, after which the process must end."""
+    journal: JournalPort | None
+    on_event: Callable[[], None] | None = None
+    """Called after each event: the engine may have changed what is written behind."""
+    events: int = 0
+    """How many the engine was told: as long as it is the same, nothing has changed."""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _flush: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _timer_at: Seconds = inf
+    """When `_timer` is due."""
+    now: Callable[[], Seconds] = field(init=False)
 
-    def __init__(
-        self,
-        engine: Engine,
-        carry_out: Callable[[Command], None],
-        on_fatal: Callable[[BaseException], None],
-        journal: JournalPort | None,
-    ) -> None:
-        self.engine = engine
-        self.on_event: Callable[[], None] | None = None
-        """Called after each event: the engine may have changed what is written behind."""
-        self.events = 0
-        """How many the engine was told: as long as it is the same, nothing has changed."""
-        self._carry_out = carry_out
-        self._on_fatal = on_fatal
-        self._journal = journal
-        self._loop = asyncio.get_running_loop()
+    def __post_init__(self) -> None:
         self.now = self._loop.time
-        self._flush: asyncio.TimerHandle | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = inf
-        """When `_timer` is due."""
 
     def handle(self, event: Event, now: Seconds | None = None) -> None:
         """Tell the engine *event* and carry out what it commands."""
         if now is None:
             now = self.now()
         self.events += 1
-        if self._journal is not None:
-            self._journal.append(event, now)
+        if self.journal is not None:
+            self.journal.append(event, now)
             if self._flush is None:
                 self._flush = self._loop.call_later(_FLUSH_WITHIN_S, self._flush_journal)
         try:
             commands = self.engine.handle(event, now)
         except Exception as exc:
             # A wrong decision made quietly is worse than a stop: the journal replays this one.
-            self._on_fatal(exc)
+            self.on_fatal(exc)
             raise
         if self.on_event is not None:
             self.on_event()
         for command in commands:
-            self._carry_out(command)
+            self.carry_out(command)
         if self.engine.may_wake_before(self._timer_at):
             self._look_when_to_wake(now)
 
@@ -93,5 +88,5 @@ class EngineDriver:
 
     def _flush_journal(self) -> None:
         self._flush = None
-        if self._journal is not None:
-            self._journal.flush()
+        if self.journal is not None:
+            self.journal.flush()

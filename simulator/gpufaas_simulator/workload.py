@@ -23,7 +23,7 @@ from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.plans.problem import Count, NotNegative
 
 MB: Final = 10**6
-"""As the published tables have it."""
+"""The bytes of a megabyte in the published tables."""
 ANY_KIND: Final = "*"
 DEFAULT_KIND: Final = "gpu"
 DEFAULT_NAMESPACE: Final = "default"

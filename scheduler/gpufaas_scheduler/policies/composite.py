@@ -51,7 +51,7 @@ class Composite:
     """
     See `roles`. *name* is the text of its spec; None is the default of a role.
 
-    It has the members that the engine looks for in a policy (`Explaining`, `Following`, `Noting`, `Observing`) if a
+    The policy has the members that the engine looks for (`Explaining`, `Following`, `Noting`, `Observing`) if a
     role has them.
     """
 

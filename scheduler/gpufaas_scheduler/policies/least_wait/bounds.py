@@ -61,7 +61,7 @@ class Bound:
 
 
 class Bounds:
-    """It is asked after something has changed (`expire`) and before the next change."""
+    """Callers ask it after something has changed (`expire`) and before the next change."""
 
     __slots__ = (
         "_dearer",
