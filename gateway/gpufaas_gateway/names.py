@@ -6,6 +6,7 @@ from typing import Final
 from gpufaas_core.errors import InvalidSpec
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL: Final = "use at most 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit"
 _SUBDOMAIN: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*")
 _MAX_SUBDOMAIN: Final = 253
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -14,19 +15,13 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 def check_name(name: str) -> None:
     """:raises InvalidSpec: *name* is not a DNS label, as function names must be"""
     if not _NAME.fullmatch(name):
-        raise InvalidSpec(
-            f"service: {name[:80]!r} is not a function name: use at most 63 of a-z, 0-9 and '-', "
-            "beginning and ending with a letter or digit"
-        )
+        raise InvalidSpec(f"service: {name[:80]!r} is not a function name: {_LABEL}")
 
 
 def check_namespace(name: str) -> None:
     """:raises InvalidSpec: *name* is not a DNS label, or one of Kubernetes' own namespaces"""
     if not _NAME.fullmatch(name) or name.startswith("kube-"):
-        raise InvalidSpec(
-            f"name: {name[:80]!r} is not a namespace: use at most 63 of a-z, 0-9 and '-', "
-            "beginning and ending with a letter or digit, and not with 'kube-'"
-        )
+        raise InvalidSpec(f"name: {name[:80]!r} is not a namespace: {_LABEL}, and not with 'kube-'")
 
 
 def check_secret(name: str) -> None:
