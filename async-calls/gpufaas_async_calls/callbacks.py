@@ -69,17 +69,15 @@ def why_not(address: Address) -> str | None:
             inner = ipaddress.IPv4Address(int(address))  # ::127.0.0.1, the old IPv4-compatible form
         if inner is not None:
             return why_not(inner)
-    for claim, why in (
-        (address.is_loopback, "loopback"),
-        (address.is_link_local, "link-local"),
-        (address.is_unspecified or int(address) >> 24 == 0, "not an address of a host"),
-        (address.is_multicast, "multicast"),
-        (address.version == 4 and address.is_reserved, "reserved"),
-        (address in _METADATA, "a cloud's metadata service"),
-    ):
-        if claim:
-            return why
-    return None
+    claims = {
+        "loopback": address.is_loopback,
+        "link-local": address.is_link_local,
+        "not an address of a host": address.is_unspecified or int(address) >> 24 == 0,
+        "multicast": address.is_multicast,
+        "reserved": address.version == 4 and address.is_reserved,
+        "a cloud's metadata service": address in _METADATA,
+    }
+    return next((why for why, holds in claims.items() if holds), None)
 
 
 def _not_allowed(host: str, why: str) -> InvalidSpec:

@@ -40,7 +40,6 @@ from gpufaas_async_calls.lanes import Backlog, Lane, Wanted
 from gpufaas_async_calls.ports import AsyncQueue
 from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_async_calls.settings import AsyncSettings
-from gpufaas_async_calls.spool_file import SpoolFile
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.units import Seconds
 from gpufaas_gateway.answering import Run
@@ -78,6 +77,7 @@ class AsyncCalls:
         :param clock: Unix seconds, because what is due outlives the process
         """
         self._queue = queue
+        self.new_file = queue.new_file
         self._settings = settings = settings or AsyncSettings()
         self._clock = clock
         self._attempts = Attempts(
@@ -172,9 +172,6 @@ class AsyncCalls:
         self._wake.set()
         # A caller that hangs up now has sent it: `_turn` alone decides what becomes of the call.
         await asyncio.shield(durable)
-
-    def new_file(self) -> SpoolFile:
-        return self._queue.new_file()
 
     async def status(self, call: str) -> CallStatus | None:
         return await asyncio.to_thread(self._queue.get, call)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from msgspec import Struct
+from msgspec import Struct, json
 from msgspec.structs import replace
 from packaging import tags
 from packaging.markers import UndefinedEnvironmentName, default_environment
@@ -116,16 +116,11 @@ def _found(folder: str) -> tuple[str, FileIdentity | None]:
 
 def grouped(by_node: Mapping[str, Environment]) -> list[Environment]:
     """Return the different environments of *by_node*, each with its nodes; the one of most nodes comes first."""
-    groups: list[tuple[Environment, list[str]]] = []
+    groups: dict[bytes, tuple[Environment, list[str]]] = {}
     for node, environment in sorted(by_node.items()):
-        for known, nodes in groups:
-            if known == environment:
-                nodes.append(node)
-                break
-        else:
-            groups.append((environment, [node]))
-    groups.sort(key=lambda each: (-len(each[1]), each[1]))
-    return [replace(environment, nodes=tuple(nodes)) for environment, nodes in groups]
+        groups.setdefault(json.encode(environment, order="deterministic"), (environment, []))[1].append(node)
+    largest_first = sorted(groups.values(), key=lambda each: (-len(each[1]), each[1]))
+    return [replace(environment, nodes=tuple(nodes)) for environment, nodes in largest_first]
 
 
 def applies(requirement: Requirement, environment: Environment, extra: str = "") -> bool:
