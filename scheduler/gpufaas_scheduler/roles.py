@@ -41,8 +41,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
+from gpufaas_core.model import Seconds
 from gpufaas_scheduler.contract import Assign, Choose, Load, Plan, Reject, Start, Wake
-from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
+from gpufaas_scheduler.view_contract import DeviceView, QueueView, View, WaitingCall
 
 ADMISSION: Final = "admission"
 ORDER: Final = "order"
@@ -53,7 +54,7 @@ SCALING: Final = "scaling"
 PREFETCH: Final = "prefetch"
 
 Placed: TypeAlias = Start | Assign | Load | None
-"""Where a call goes; None: it goes on waiting."""
+"""The action that places a call; None: the call goes on waiting."""
 
 
 class Admission(Protocol):
@@ -85,6 +86,37 @@ class Particular(Protocol):
     @property
     def placements(self) -> Collection[str]:
         """The placements that it goes with, by name."""
+
+
+class WaitsView(View, Protocol):
+    """What `least-wait` asks of the view beside: how far the figures may have moved that it keeps from run to run."""
+
+    @property
+    def moves(self) -> int:
+        """It changes whenever a copy or a device comes or goes, and with each deployment."""
+
+    def faded(self, since: Seconds) -> float:
+        """Return by what factor, at most 1, the `rate` of a function has changed that had no call since then."""
+
+
+class PassesQueue(QueueView, Protocol):
+    """What the order `o3` asks of the queue beside, to count how often each call was passed over."""
+
+    @property
+    def next_number(self) -> int:
+        """The arrival number of the next call that comes."""
+
+    @property
+    def returned(self) -> Sequence[WaitingCall]:
+        """The calls that came back (`WaitingCall.left`), by number. There are nearly always none."""
+
+    def first_stayed(self, before: int = ...) -> WaitingCall | None:
+        """Return `first` among the calls that did not come back."""
+
+
+class PassesView(View, Protocol):
+    @property
+    def queue(self) -> PassesQueue: ...
 
 
 class Batching(Protocol):

@@ -1,5 +1,6 @@
 """
-The view of policies on the cluster. It changes nothing. `view_contract.View` says what the members mean.
+The view of policies on the cluster. It changes nothing. `view_contract.View` says what the members mean; `WaitsView` and
+`PassesView` in `roles` have those that only some of our policies ask for.
 
 The contract speaks of calls, functions, devices and residents by protocols. A policy hands back the engine's own
 objects, so the methods here name the types of these. `view_of` casts once; a cast in each method would cost a call.
@@ -223,10 +224,6 @@ class _Costs(_Residency):
 
     def load_s(self, device: DeviceState, call: Call) -> Seconds:
         return call.owner.load_on(device)
-
-    def service_s(self, device: DeviceState, call: Call) -> Seconds:
-        costs = call.owner.costs[device.kind]
-        return inf if costs is None else costs.service_s
 
     def estimate_s(self, call: Call, kind: str) -> Seconds:
         return call.owner.estimate_s(kind, call.size)

@@ -31,18 +31,15 @@ class FiguresView(Protocol):
 
     @property
     def load_s(self) -> Seconds:
-        """
-        Return the time of a load where it is shortest now: on a node that has the weights in its host tier, if there is
-        one.
-        """
+        """The time of the shortest load now: on a node whose host tier has the weights, if there is one."""
 
     @property
     def disk_s(self) -> Seconds:
-        """Return the time of a load on a node that does not have the weights in its host tier."""
+        """The time of a load on a node whose host tier does not have the weights."""
 
     @property
     def host_s(self) -> Seconds:
-        """Return the time of a load on a node that has them there."""
+        """The time of a load on a node whose host tier has them."""
 
     @property
     def service_s(self) -> Seconds: ...
@@ -52,11 +49,14 @@ class FiguresView(Protocol):
 
 
 class FunctionCosts(Protocol):
-    """What loads and calls of a function cost, where. As in its profile: learnt in a service, given in a simulation."""
+    """
+    What loads and calls of a function cost, as its profile says: learnt in a service, given in a simulation. Times are
+    infinite on devices where it cannot run.
+    """
 
     @property
     def costs(self) -> Mapping[str, FiguresView | None]:
-        """Its costs by kind of device; None where it cannot run. It has every kind."""
+        """The costs by kind of device, for any kind; None where the function cannot run."""
 
     @property
     def staged(self) -> Collection[NodeId]:
@@ -68,38 +68,38 @@ class FunctionCosts(Protocol):
 
     @property
     def near(self) -> bool:
-        """It is staged or parked somewhere: its loads do not take the same time everywhere."""
+        """Whether it is staged or parked somewhere, so that its loads do not take the same time everywhere."""
 
     @property
     def staging(self) -> Collection[NodeId]:
         """The nodes that bring its weights to their host tiers now, because of a `Load`."""
 
     def load_s(self, kind: str) -> Seconds:
-        """As `FiguresView.load_s`; infinite on devices where it cannot run."""
+        """Return the time of the shortest load on such a device now."""
 
     def load_on(self, device: DeviceView) -> Seconds:
-        """Return the time of a load on that device; infinite where it cannot run."""
+        """Return the time of a load on that device."""
 
     def service_s(self, kind: str) -> Seconds:
-        """The mean service time; infinite on devices where it cannot run."""
+        """Return the mean service time."""
 
     def grant_s(self, kind: str, batch: int = 1, share: int = 0, neighbours: int = 0) -> Seconds:
         """
-        The service time of a grant of *batch* calls on a copy that holds *share* per cent (0: no cap) beside so many
-        other grants: as seen, else as in the most similar way that was seen. Infinite where it cannot run.
+        Return the service time of a grant of *batch* calls on a copy that holds *share* per cent (0: no cap) while
+        *neighbours* run: as it was seen, else as in the most similar way that was seen.
         """
 
     def serve_s(self, kind: str, calls: float) -> Seconds:
-        """The time in which one copy serves so many calls, in batches if they form any. Infinite where it cannot."""
+        """Return the time in which one copy serves that many calls, in batches if they form any."""
 
     def service_cv(self, kind: str) -> float:
         """
-        Coefficient of variation (standard deviation over mean) of the service times about their estimates. 1 before
-        its first call; 0 on devices where it cannot run.
+        Return the coefficient of variation (standard deviation over mean) of the service times about their estimates: 1
+        before the first call, 0 where it cannot run.
         """
 
     def service_quantile_s(self, kind: str, share: float) -> Seconds:
-        """The time that *share* (0 to 1) of its calls do not exceed; infinite where it cannot run. O(buckets)."""
+        """Return the time that *share* (0 to 1) of its calls do not exceed. O(buckets)."""
 
 
 class FunctionView(FunctionCosts, Protocol):
@@ -117,19 +117,19 @@ class FunctionView(FunctionCosts, Protocol):
 
     @property
     def slots(self) -> int:
-        """Calls that one copy runs at once; 1 for a model function."""
+        """The most calls that one copy runs at once."""
 
     @property
     def copies(self) -> int:
-        """Loading ones included. A model function has as many as devices hold it."""
+        """The number of its copies, with those that load. A model function has as many as devices hold it."""
 
     @property
     def waiting(self) -> int:
-        """Its calls that wait, in the global and in local queues."""
+        """The number of its calls that wait, in the global and in local queues."""
 
     @property
     def loading(self) -> int:
-        """How many of its copies are loading."""
+        """The number of its copies that load."""
 
     @property
     def loadable(self) -> bool:
@@ -137,26 +137,26 @@ class FunctionView(FunctionCosts, Protocol):
 
     @property
     def batch_max(self) -> int:
-        """How many of its calls may start together."""
+        """The most of its calls that may start together."""
 
     @property
     def batch_wait_s(self) -> Seconds:
-        """How long its calls may wait for others of their batch while a device is idle."""
+        """The longest that its calls may wait for others of their batch while a device is idle."""
 
     def batch_size(self, kind: str) -> int:
-        """How many of its calls should start together on such devices: `batch_max`, or what keeps its goal and fits."""
+        """Return how many of its calls should start together there: `batch_max`, or what keeps its goal and fits."""
 
     @property
     def compute(self) -> int:
-        """What it asks for of a device, in per cent."""
+        """The compute that it asks for, in per cent of a device."""
 
     @property
     def goal_s(self) -> Seconds | None:
-        """Its latency goal."""
+        """The latency goal of its calls; None: it has none."""
 
     @property
     def called(self) -> float:
-        """Its arrivals, weighted as in its rate, as of `called_at`. The two together change with each arrival."""
+        """The number of its arrivals, weighted as in its rate, as of `called_at`. Each arrival changes one of them."""
 
     @property
     def called_at(self) -> Seconds: ...
@@ -167,7 +167,6 @@ class ResidentView(Protocol):
 
     @property
     def id(self) -> CopyId: ...
-
     @property
     def owner(self) -> FunctionView: ...
     @property
@@ -180,7 +179,7 @@ class ResidentView(Protocol):
     def loading(self) -> bool: ...
     @property
     def batch(self) -> int:
-        """Calls of one grant at most; 0: as its function says."""
+        """The most calls of one grant; 0: as its function says."""
 
 
 class WaitingCall(Protocol):
@@ -203,7 +202,6 @@ class WaitingCall(Protocol):
 
     @property
     def arrived_at(self) -> Seconds: ...
-
     @property
     def deadline(self) -> Seconds | None: ...
     @property
@@ -212,7 +210,7 @@ class WaitingCall(Protocol):
 
     @property
     def promised_at(self) -> Seconds | None:
-        """As the policy said with `Promise`; None: it said nothing."""
+        """The time that the policy has promised (`Promise`); None: it promised nothing."""
 
 
 class RunningCall(Protocol):
@@ -234,7 +232,7 @@ class DeviceView(Protocol):
 
     @property
     def closed(self) -> bool:
-        """It is drained: it takes no new calls."""
+        """Whether it is drained, and takes no new calls."""
 
     @property
     def kind(self) -> str: ...
@@ -275,17 +273,17 @@ class QueueView(Protocol):
     def __len__(self) -> int: ...
     @property
     def count(self) -> int:
-        """Its length, without the cost of `len`."""
+        """The number of calls, without the cost of `len`."""
 
     def first(self, before: int = ...) -> WaitingCall | None: ...
     def oldest(self, limit: int) -> Sequence[WaitingCall]:
         """
-        The first waiting call of each of the *limit* functions that have waited longest, in arrival order. Functions
-        that are set aside may be missing. O(1) if these are the same calls as at the last question.
+        Return the first waiting call of each of the *limit* functions that have waited longest, in arrival order.
+        Functions that are set aside may be missing. O(1) if these are the same calls as at the last question.
         """
 
     def more_of(self, call: WaitingCall, limit: int) -> list[WaitingCall]:
-        """Up to *limit* other waiting calls of its function, in arrival order. O(limit)."""
+        """Return up to *limit* other waiting calls of its function, in arrival order. O(limit)."""
 
     def set_aside(self, call: WaitingCall) -> None: ...
     @property
@@ -307,9 +305,9 @@ class FleetView(Protocol):
     def idle_count(self) -> int: ...
     def idle(self) -> Iterator[DeviceView]:
         """
-        Idle devices, those with the most starts first, ties by the order in which they joined. Devices that become busy
-        drop out. Devices that no waiting call may run on are left out. Last come the full devices on which a call can
-        join others of its function, in a slot of their copy: `can_start` says whose.
+        Yield the idle devices, those with the most starts first, ties by the order in which they joined. Devices that
+        become busy drop out. Devices that no waiting call may run on are left out. Last come the full devices on which
+        a call can join others of its function, in a slot of their copy: `can_start` says whose.
         """
 
     def can_start(self, device: DeviceView, call: WaitingCall) -> bool:
@@ -317,18 +315,18 @@ class FleetView(Protocol):
 
     def least_used(self, function: FunctionView, limit: int) -> Sequence[DeviceView]:
         """
-        Up to *limit* idle devices that it may be on, fewest starts first. O(limit) without constraints; O(1), and the
-        same list, if they are the same as at the last question.
+        Return up to *limit* idle devices that it may be on, fewest starts first. O(limit) without constraints; O(1),
+        and the same list, if they are the same as at the last question.
         """
 
     def places(self, function: FunctionView, limit: int) -> list[tuple[DeviceView, Bytes]]:
         """
-        The devices of `least_used` that do not hold the function and where it can run. For each, the bytes that must be
-        freed for a copy: 0 or less if there is room.
+        Return the devices of `least_used` that do not hold the function and where it can run, each with the bytes that
+        must be freed for a copy: 0 or less if there is room.
         """
 
     def running(self, device: DeviceView) -> Collection[RunningCall]:
-        """The calls of model functions that run on the device."""
+        """Return the calls of model functions that run on the device."""
 
     def devices_of(self, node: NodeId) -> list[DeviceView]:
         """Return the devices of *node*. O(devices)."""
@@ -350,30 +348,30 @@ class ResidencyView(Protocol):
 
     def holders(self, call: WaitingCall) -> Collection[DeviceView]: ...
     def idle_holder(self, call: WaitingCall) -> DeviceView | None:
-        """The first of the idle devices that holds the call's function. O(the fewer of idle devices and holders)."""
+        """Return the first idle device that holds the call's function. O(the fewer of idle devices and holders)."""
 
     def idle_holders(self, call: WaitingCall, limit: int) -> list[DeviceView]:
         """
-        Up to *limit* idle devices that hold the call's function, in the order of its holders, or of idle devices if
-        these are as few. O(the fewer of both) if there are several. Devices on which it can only join others: if there
-        are no others.
+        Return up to *limit* idle devices that hold the call's function, in the order of its holders, or of idle devices
+        if these are as few. O(the fewer of both) if there are several. Devices on which the call can only join others
+        are among them if there are no others.
         """
 
     def find(self, copy: CopyId) -> ResidentView | None: ...
     def device_of(self, copy: CopyId) -> DeviceView | None:
-        """The first device of a copy."""
+        """Return the device of the copy's first part."""
 
     def residents(self, device: DeviceView) -> Collection[ResidentView]:
-        """The copies on the device, least recently used first."""
+        """Return the copies on the device, least recently used first."""
 
     def free(self, device: DeviceView) -> Bytes: ...
     def occupation(self, device: DeviceView, function: FunctionView) -> Bytes | None:
-        """The memory that a copy needs on the device; None: the function cannot, or may not, run there."""
+        """Return the memory that a copy needs there; None: the function cannot, or may not, run there."""
 
     def evictable(self, device: DeviceView) -> list[ResidentView]:
         """
-        The copies on the device that may all be evicted together, least recently used first: none is pinned, and each
-        function keeps its minimum of copies.
+        Return the copies on the device that may all be evicted together, least recently used first: none is pinned, and
+        each function keeps its minimum of copies.
         """
 
     def fits(self, device: DeviceView, call: WaitingCall) -> bool:
@@ -384,52 +382,48 @@ class ResidencyView(Protocol):
 
 
 class CostsView(Protocol):
-    """How long calls and loads take, how soon devices are free, and how much work arrives."""
+    """
+    How long calls and loads take, how soon devices are free, and how much work arrives. Times of a function are
+    infinite on devices where it cannot run.
+    """
 
     def load_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
-        """Load time of the call's function on the device; infinite where it cannot run."""
+        """Return the load time of the call's function on the device."""
 
-    def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds: ...
     def estimate_s(self, call: WaitingCall, kind: str) -> Seconds:
-        """
-        Expected service time of this call on devices of that kind: by its size if the function's times depend on the
-        size, else the mean; infinite where it cannot run.
-        """
+        """Return the expected service time of this call: by its size if the function's times depend on it."""
 
     def finish_s(self, device: DeviceView) -> Seconds:
-        """Estimated seconds until the device has nothing to do; a call past its estimate counts as 0."""
+        """Return the estimated time until the device has nothing to do; a call past its estimate counts as 0."""
 
     def left_s(self, device: DeviceView) -> Seconds:
         """
-        Expected seconds until the device has nothing to do. As `finish_s`, but a call that has run for t takes as much
-        longer as the function's calls that had run for t did on average (E[X - t | X > t]), and at least half of t if
-        none had. So it grows while a call overruns. 0.0 if idle. O(1); O(buckets) after a call has finished.
+        Return the expected time until the device has nothing to do. As `finish_s`, but a call that has run for t takes
+        as much longer as the function's calls that had run for t did on average (E[X - t | X > t]), and at least half
+        of t if none had. So it grows while a call overruns. 0.0 if idle. O(1); O(buckets) after a call has finished.
         """
 
     def overrun_s(self, device: DeviceView) -> Seconds:
-        """
-        How long ago the call or load on the device should have ended by estimate; 0.0 if it is not late, or if the
-        device is idle.
-        """
+        """Return how late the call or load on the device is, by its estimate; 0.0 if none is."""
 
     def soonest_holder(self, call: WaitingCall, late_s: Seconds = inf) -> tuple[DeviceView, Seconds] | None:
         """
-        The busy holder with the least `finish_s`, and this time. Holders that should have finished *late_s* ago are
-        left out. O(holders).
+        Return the busy holder with the least `finish_s`, and this time. Holders that should have finished *late_s* ago
+        are left out. O(holders).
         """
 
     def soonest_left(self, call: WaitingCall) -> tuple[DeviceView, Seconds] | None:
-        """The busy holder with the least `left_s`, and this time. O(holders)."""
+        """Return the busy holder with the least `left_s`, and this time. O(holders)."""
 
     def unknown(self, function: FunctionView) -> bool:
-        """Whether none of its calls has ended yet: its times are guesses."""
+        """Return whether none of its calls has ended yet, so that its times are guesses."""
 
     def rate(self, function: FunctionView) -> float:
-        """Its arrivals per second, exponentially weighted."""
+        """Return its arrivals per second, exponentially weighted."""
 
     @property
     def utilisation(self) -> float:
-        """Service time that arrives per second and device. 1 is all that devices can serve without loads."""
+        """The service time that arrives per second and device: 1 is all that devices can serve without loads."""
 
 
 class AgendaView(Protocol):
@@ -437,7 +431,7 @@ class AgendaView(Protocol):
 
     @property
     def causes(self) -> int:
-        """A mask: `ARRIVAL`, `FINISH`, `LOADED`, `FLEET`, `WAKE`, `PLAN`."""
+        """The mask of `ARRIVAL`, `FINISH`, `LOADED`, `FLEET`, `WAKE` and `PLAN` that says why it runs."""
 
     @property
     def woken(self) -> Collection[str]:
@@ -453,11 +447,11 @@ class AgendaView(Protocol):
 
     @property
     def offers(self) -> Mapping[str, Offer]:
-        """What can be procured, by kind."""
+        """The nodes that can be procured, by kind; empty where the platform can order none."""
 
     @property
     def ordered(self) -> Mapping[str, int]:
-        """Nodes that were procured and have not joined, by kind."""
+        """The number of nodes that were procured and have not joined, by kind."""
 
 
 class View(FleetView, ResidencyView, CostsView, AgendaView, Protocol):
@@ -478,53 +472,19 @@ class View(FleetView, ResidencyView, CostsView, AgendaView, Protocol):
         """Return those of them that have this task. O(1); after a deployment O(functions)."""
 
     def call(self, name: CallId) -> WaitingCall | None:
-        """The call of that id, if it waits in the global queue."""
+        """Return the call of that id, if it waits in the global queue."""
 
     def first_hit(self, device: DeviceView) -> WaitingCall | None:
-        """The first waiting call whose function the device holds. O(M)."""
+        """Return the first waiting call whose function the device holds. O(M)."""
 
     def oldest_hit(self, without: Collection[FunctionId]) -> WaitingCall | None:
         """
-        The first waiting call that would be a hit on an idle device, without the functions *without*. O(functions that
-        wait beside an idle holder).
+        Return the first waiting call that would be a hit on an idle device, without the functions *without*.
+        O(functions that wait beside an idle holder).
         """
 
     def orphans(self, limit: int) -> list[WaitingCall]:
         """
-        The first waiting call of each function that no device holds, of up to *limit* functions, in the order in which
-        they lost their last holder or got their first call.
+        Return the first waiting call of each function that no device holds, of up to *limit* functions, in the order in
+        which they lost their last holder or got their first call.
         """
-
-
-# --- what single policies need beside ---------------------------------------------------------------------------------
-
-
-class WaitsView(View, Protocol):
-    """For `least-wait`, which keeps figures from run to run: how far they may have moved."""
-
-    @property
-    def moves(self) -> int:
-        """It changes whenever a copy or a device comes or goes, and with each deployment."""
-
-    def faded(self, since: Seconds) -> float:
-        """By what factor, at most 1, the `rate` of a function has changed that had no call since then."""
-
-
-class PassesQueue(QueueView, Protocol):
-    """For an order that counts how often each call was passed over: the calls by their arrival numbers."""
-
-    @property
-    def next_number(self) -> int:
-        """The arrival number of the next call that comes."""
-
-    @property
-    def returned(self) -> Sequence[WaitingCall]:
-        """The calls that came back (`WaitingCall.left`), by number. There are nearly always none."""
-
-    def first_stayed(self, before: int = ...) -> WaitingCall | None:
-        """As `first`, without the calls that came back."""
-
-
-class PassesView(View, Protocol):
-    @property
-    def queue(self) -> PassesQueue: ...

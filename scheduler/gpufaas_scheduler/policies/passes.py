@@ -15,7 +15,8 @@ from bisect import bisect_right, insort
 import msgspec
 
 from gpufaas_scheduler.contract import NEVER
-from gpufaas_scheduler.view_contract import PassesQueue, WaitingCall
+from gpufaas_scheduler.roles import PassesQueue
+from gpufaas_scheduler.view_contract import WaitingCall
 
 
 class Passes:

@@ -53,7 +53,8 @@ from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.order import HIT, Order
 from gpufaas_scheduler.policies.least_wait.placement import Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
-from gpufaas_scheduler.view_contract import DeviceView, WaitingCall, WaitsView
+from gpufaas_scheduler.roles import WaitsView
+from gpufaas_scheduler.view_contract import DeviceView, WaitingCall
 
 NAME: Final = "least-wait"
 _HELD: Final = Why("an idle device held the model, and its other models would be missed least")

@@ -13,7 +13,8 @@ from gpufaas_core.model import Bytes, FunctionId
 from gpufaas_scheduler.policies.least_wait.bounds import Bound, Bounds
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.tuning import CANDIDATES
-from gpufaas_scheduler.view_contract import DeviceView, FunctionView, WaitsView
+from gpufaas_scheduler.roles import WaitsView
+from gpufaas_scheduler.view_contract import DeviceView, FunctionView
 
 
 class Floor:

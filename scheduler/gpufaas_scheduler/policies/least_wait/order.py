@@ -24,7 +24,8 @@ from gpufaas_scheduler.policies.least_wait.tuning import (
     RESERVED,
     RIVALS,
 )
-from gpufaas_scheduler.view_contract import DeviceView, WaitingCall, WaitsView
+from gpufaas_scheduler.roles import WaitsView
+from gpufaas_scheduler.view_contract import DeviceView, WaitingCall
 
 HIT: Final = Why("the device was idle and held the model, and no call for a model on it had waited longer")
 

@@ -11,7 +11,8 @@ from gpufaas_scheduler.policies.least_wait.bounds import Bounds
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.floor import Floor
 from gpufaas_scheduler.policies.least_wait.tuning import CANDIDATES, CROWDED, HOLDERS, HORIZON_S
-from gpufaas_scheduler.view_contract import DeviceView, FunctionView, WaitingCall, WaitsView
+from gpufaas_scheduler.roles import WaitsView
+from gpufaas_scheduler.view_contract import DeviceView, FunctionView, WaitingCall
 
 
 class Room(Struct, frozen=True):
