@@ -1,6 +1,6 @@
 """
-The view of policies on the cluster. It changes nothing. `view_contract.View` says what the members mean; `WaitsView` and
-`PassesView` in `roles` have those that only some of our policies ask for.
+The view of policies on the cluster. It changes nothing. `view_contract.View` says what the members mean; those that
+only some of our policies ask for are in `roles.WaitsView` and `roles.PassesView`.
 
 The contract speaks of calls, functions, devices and residents by protocols. A policy hands back the engine's own
 objects, so the methods here name the types of these. `view_of` casts once; a cast in each method would cost a call.

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
+from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.model import Device, DeviceId, Function, FunctionId, Need, NodeId, Offer, Part, Profile
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.node import Node
 from gpufaas_scheduler import contract as c
 from gpufaas_scheduler.engine import Engine
@@ -65,7 +67,8 @@ class RealNode:
         self.done: list[object] = []
         devices = open_devices(["cpu:0=100MiB", "cpu:1=100MiB"], N)
         fetch = self._fetch if fetches else None
-        self.node = Node(devices, NoBundles(root), NoLogs(), lambda _: None, fetch=fetch)
+        cache = HostCache(HostTier(0))
+        self.node = Node(devices, NoBundles(root), NoLogs(), lambda _: None, fetch=fetch, host_cache=cache)
         self.node.functions.expect(WorkerSpec(F, "f", "ns", "f", "model", Need()))
         self.devices, self.execute = self.node.devices, self.node.execute
 
