@@ -15,14 +15,13 @@ meanwhile. Quick calls share a timer: it is set if there is none, and looks once
 """
 
 import time
-from collections.abc import Iterable
 from math import ceil
-from typing import Final, Protocol
+from typing import Final
 
 from gpufaas_core.messages import CopySilent
 from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.calls_ports import CallsHost, CallsWorker
-from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.exchange import CallOwner, Exchange
 from gpufaas_gpu_manager.taking_back import TakingBack
 
 LOOK_S: Final[Seconds] = 0.25
@@ -32,18 +31,10 @@ _SILENT: Final = 3
 """Looks: the sign before was given, at the earliest, a look before the first of them."""
 
 
-class WatchedCalls(Protocol):
-    """The calls of a worker (`WorkerCalls`)."""
-
-    def bound(self) -> Iterable[Exchange]: ...
-
-    def bind_waiting(self) -> None: ...
-
-
 class CallWatch:
     """The watch of one worker. See module."""
 
-    def __init__(self, worker: CallsWorker, host: CallsHost, calls: WatchedCalls, back: TakingBack) -> None:
+    def __init__(self, worker: CallsWorker, host: CallsHost, calls: CallOwner, back: TakingBack) -> None:
         self.pings = False
         """The worker answers pings while calls run."""
         self.answered = False

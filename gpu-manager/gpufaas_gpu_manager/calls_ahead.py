@@ -29,7 +29,7 @@ class CallsAhead:
 
     def __init__(
         self, timers: Timers, waiting: WaitingRoom, back: TakingBack, watch: CallWatch,
-        begin: Callable[[WorkerSlot, Group, Seconds, Step], None],
+        begin: Callable[[WorkerSlot, Group, Seconds, Step[int]], None],
     ) -> None:  # fmt: skip
         self.slot: WorkerSlot | None = None
         """The only slot of the worker; None: it has several, or takes nothing beside what it runs."""

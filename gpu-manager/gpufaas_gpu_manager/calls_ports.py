@@ -8,6 +8,7 @@ from gpufaas_core.messages import Event
 from gpufaas_core.model import Bytes, DeviceId
 from gpufaas_core.wire.heads import ReadyHead
 from gpufaas_gpu_manager.devices import NodeDevice
+from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.ledger import MemoryLedger
 from gpufaas_gpu_manager.output import Output
@@ -52,12 +53,14 @@ class CallsHost(Protocol):
 
 
 class CallsWorker(Protocol):
-    """The worker."""
+    """The worker, as its calls and the watch of its load use it."""
 
     spec: WorkerSpec
     copy: int
     memory: Bytes
     pid: int | None
+    limits: WorkerLimits | None
+    checks: bool
     outgrown: bool
     replaced: bool
     run: Running
@@ -79,3 +82,5 @@ class CallsWorker(Protocol):
     def stopped(self) -> bool: ...
 
     def kill(self, reason: str) -> None: ...
+
+    def on_over_memory(self, reason: str) -> None: ...

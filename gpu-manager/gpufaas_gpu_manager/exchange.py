@@ -7,7 +7,7 @@ caller may still be reading, but holds no device.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from gpufaas_core.answer_buffer import AnswerBuffer
@@ -64,7 +64,11 @@ class CallOwner(Protocol):
     @property
     def worker(self) -> CallWorker: ...
 
+    def bound(self) -> "Iterator[Exchange]": ...
+
     def bind(self, exchange: "Exchange") -> None: ...
+
+    def bind_waiting(self) -> None: ...
 
     def come(self, exchange: "Exchange") -> None: ...
 
@@ -156,7 +160,7 @@ class Exchange(AnswerBuffer, NodeCall):
 
     # --- the worker's side ---
 
-    def bind(self, slot: Slot, now: Seconds, buffer: Bytes, step: Step = BIND) -> None:
+    def bind(self, slot: Slot, now: Seconds, buffer: Bytes, step: Step[int] = BIND) -> None:
         """
         The slot takes the call.
 

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -80,12 +80,6 @@ class HostCacheStatus:
     """Why nothing more is kept; empty: all is well."""
 
 
-@dataclass(slots=True)
-class _Given:
-    digests: list[str] = field(default_factory=list)
-    files: frozenset[Identity] = frozenset()
-
-
 class HostCache:
     """
     See module. Used on the event loop.
@@ -108,7 +102,8 @@ class HostCache:
         self._on_said = on_said
         self._on_corrupt = on_corrupt
         self._files: dict[str, int] = {}
-        self._given: dict[int, _Given] = {}
+        self._given: dict[int, list[str]] = {}
+        """The digests of what each worker may have mapped, whose files stay open meanwhile."""
         self._filling: dict[str, asyncio.Task[bool]] = {}
         self._unwanted: set[str] = set()
         """Of these, what no function has any more."""
@@ -140,21 +135,18 @@ class HostCache:
                 self._on_said(line)
             found = sorted(found, key=lambda each: -each.weights.bytes)[:room]
         if found:
-            digests = [each.weights.sha256 for each in found]
-            for digest in digests:
+            self._given[worker] = [each.weights.sha256 for each in found]
+            for digest in self._given[worker]:
                 self._keeper.map(digest)
-            self._given[worker] = _Given(digests, frozenset(identity_of(each.descriptor) for each in found))
         return found
 
     def files_of(self, worker: int) -> frozenset[Identity]:
         """Return the memory files that *worker* may have mapped, which are not charged to it."""
-        given = self._given.get(worker)
-        return given.files if given is not None else frozenset()
+        return frozenset(identity_of(self._files[each]) for each in self._given.get(worker, ()))
 
     def release(self, worker: int) -> None:
         """*worker* is gone with all its mappings."""
-        given = self._given.pop(worker, None)
-        for digest in given.digests if given is not None else ():
+        for digest in self._given.pop(worker, ()):
             if self._keeper.unmap(digest):
                 self._close(digest)
 

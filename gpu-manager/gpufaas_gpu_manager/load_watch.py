@@ -4,10 +4,9 @@ Watches loads: ends one that makes no progress, or reads its files again and aga
 Time is counted in looks, not by the clock: a node that was held up itself has looked only once meanwhile.
 """
 
-from typing import Final, Protocol
+from typing import Final
 
 from gpufaas_gpu_manager.calls_ports import CallsWorker
-from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.proc import progress_of
 
 LOOKS: Final = 4
@@ -16,17 +15,7 @@ _LOOK_S: Final = 1.0
 """Time between two checks for thrashing."""
 
 
-class LoadingWorker(CallsWorker, Protocol):
-    """A worker that loads."""
-
-    checks: bool
-    pid: int | None
-    limits: WorkerLimits | None
-
-    def on_over_memory(self, reason: str) -> None: ...
-
-
-def watch_load(worker: LoadingWorker) -> None:
+def watch_load(worker: CallsWorker) -> None:
     """Check *worker* repeatedly, by its timers "progress" and "thrashing", until they are cancelled."""
     seen: tuple[int, ...] = ()
     idle = 0

@@ -37,10 +37,7 @@ def available_memory(process: Path = _SELF) -> Bytes:
 
 def _available_on_machine() -> Bytes:
     with open("/proc/meminfo", "rb") as meminfo:
-        for line in meminfo:
-            if line.startswith(b"MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        return next(int(line.split()[1]) * 1024 for line in meminfo if line.startswith(b"MemAvailable:"))
 
 
 def _limited(process: Path) -> Iterator[tuple[str, Path, Bytes]]:

@@ -107,7 +107,7 @@ class NodeCall:
         self.timeout_s: Seconds = 0.0
         """The time limit of its call, about from `bound_at`; 0.0: it is not known."""
 
-    def step(self, step: Step) -> None:
+    def step(self, step: Step[int]) -> None:
         """:raises IllegalStep: the step is not allowed in this state; nothing was changed"""
         self.state = step[self.state]
 

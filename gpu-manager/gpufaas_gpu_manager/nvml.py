@@ -47,7 +47,7 @@ class Nvml:
             )
         handle = self._devices[index]
         total = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
-        return total, _text(self._nvml.nvmlDeviceGetName(handle)), _text(self._nvml.nvmlDeviceGetUUID(handle))
+        return total, self._nvml.nvmlDeviceGetName(handle), self._nvml.nvmlDeviceGetUUID(handle)
 
     def nodes(self, index: int) -> list[str]:
         """Return the device nodes for programs on device *index*: its own, if the driver says which they are."""
@@ -65,7 +65,7 @@ class Nvml:
     def driver(self) -> str:
         """Return the version of the driver; empty: it does not tell."""
         try:
-            return _text(self._nvml.nvmlSystemGetDriverVersion())
+            return str(self._nvml.nvmlSystemGetDriverVersion())
         except self._nvml.NVMLError:
             return ""
 
@@ -107,7 +107,3 @@ class Nvml:
             with contextlib.suppress(self._nvml.NVMLError):  # no device in this place
                 found.append(self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
         return found
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -6,6 +6,7 @@ A model leaves the device by the worker itself (`gpufaas_functions.parking`), or
 """
 
 import asyncio
+import signal
 import subprocess
 import time
 from typing import Final
@@ -16,7 +17,7 @@ from gpufaas_core.wire.heads import ParkedHead, WakeHead, WokenHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_gpu_manager.launch.processes import ForkedProcess
 from gpufaas_gpu_manager.worker import Worker
-from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
+from gpufaas_gpu_manager.worker_state import BECOME_READY, LEAVE_DEVICE, PARK, WorkerState
 
 _PARKS_S: Final[Seconds] = 30.0
 """One that is not parked within this is killed."""
@@ -54,7 +55,7 @@ class Parking:
 
     def park(self) -> None:
         worker = self._worker
-        worker.state = advance(worker.state, WorkerEvent.PARK_REQUESTED)
+        worker.state = PARK[worker.state]
         worker.timers.later("park", _PARKS_S, lambda: worker.kill(f"it was not parked within {_PARKS_S:g} s"))
         if self._checkpoint:
             self._task = asyncio.get_running_loop().create_task(self._park_by_driver())
@@ -69,15 +70,15 @@ class Parking:
         if head.failed:
             worker.device.not_parked(worker, head.failed)
             return
-        worker.state = advance(worker.state, WorkerEvent.LEFT_DEVICE)
-        self._run.stop()
+        worker.state = LEAVE_DEVICE[worker.state]
+        self._run.signal(signal.SIGSTOP)
         worker.device.on_parked(worker, 0 if self._checkpoint else self._held(head.held))
 
     def wake(self) -> None:
         """Memory is reserved for it."""
         worker = self._worker
         self.wakes = True
-        self._run.go_on()
+        self._run.signal(signal.SIGCONT)
         worker.limit_to(worker.memory)
         worker.timers.later("wake", _WAKES_S, lambda: self._failed(f"it did not wake within {_WAKES_S:g} s"))
         if self._checkpoint:
@@ -95,7 +96,7 @@ class Parking:
         worker.timers.cancel("wake")
         self.wakes = False
         wake_s = time.monotonic() - worker.load.begun_at - sum(seconds for _, seconds in head.phases)
-        worker.state = advance(worker.state, WorkerEvent.BECAME_READY)
+        worker.state = BECOME_READY[worker.state]
         phases = worker.load.woken([("wake", max(0.0, wake_s)), *head.phases])
         worker.on_loaded(phases, worker.ready_head.occupation if worker.ready_head is not None else 0)
 

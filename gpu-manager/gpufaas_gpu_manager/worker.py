@@ -33,7 +33,7 @@ from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import WorkerCalls
 from gpufaas_gpu_manager.worker_end import Cause, WorkerEnd, end_of
 from gpufaas_gpu_manager.worker_load import Phases, WorkerLoad
-from gpufaas_gpu_manager.worker_state import PARKED_STATES, WorkerEvent, WorkerState, advance
+from gpufaas_gpu_manager.worker_state import BECOME_READY, BEGIN, END, PARKED_STATES, REAP, WorkerState
 
 _TOLD_WITHIN_S: Final = 0.25
 """Within this a scheduler says what a worker that has just loaded may use; while no scheduler leads, none does."""
@@ -182,7 +182,7 @@ class Worker:
     def begin(self) -> None:
         """Its memory is reserved: start it, or wake it."""
         parked = self.state is WorkerState.PARKED
-        self.state = advance(self.state, WorkerEvent.RESERVATION_MADE)
+        self.state = BEGIN[self.state]
         self.load.begun_at = time.monotonic()
         if parked:
             self.parking.wake()
@@ -231,7 +231,7 @@ class Worker:
             if self.spec.kind == "server":
                 self.run.end()  # the others end by themselves
             return
-        self.state = advance(self.state, WorkerEvent.BECAME_READY)
+        self.state = BECOME_READY[self.state]
         if self.state is not WorkerState.READY:
             return
         phases = self.load.loaded(head)
@@ -316,7 +316,7 @@ class Worker:
     def end(self) -> None:
         """Evict it: it is idle, or its calls do not matter any more."""
         waited = self.state is WorkerState.WAITING
-        self.state = advance(self.state, WorkerEvent.END_REQUESTED)
+        self.state = END[self.state]
         if waited:
             self.host.drop(self)
             self.on_exited("it was not needed any more")  # it had no process, so it is GONE
@@ -345,7 +345,7 @@ class Worker:
     def on_exited(self, how: str) -> None:
         before = self.state
         if before is not WorkerState.GONE:
-            self.state = WorkerState.GONE if before is WorkerState.WAITING else advance(before, WorkerEvent.REAPED)
+            self.state = WorkerState.GONE if before is WorkerState.WAITING else REAP[before]
         self.close()
         end = end_of(
             self.spec, self.device.id, self.copy, before, how, self._cause,

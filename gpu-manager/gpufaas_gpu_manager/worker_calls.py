@@ -91,7 +91,7 @@ class WorkerCalls:
                 self.watch.begin()
             self._begin(self.free.pop(), self.waiting.line.popleft(), time.monotonic(), BIND)
 
-    def _begin(self, slot: Slot, group: Group, now: Seconds, step: Step) -> None:
+    def _begin(self, slot: Slot, group: Group, now: Seconds, step: Step[int]) -> None:
         if len(group) > 1:
             cast(WorkerSlot, slot).begin_batch(len(group))
         for each in group:

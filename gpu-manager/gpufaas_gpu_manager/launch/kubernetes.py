@@ -298,9 +298,6 @@ class WorkerPod(Served):
 
     # --- what Kubernetes tells ---
 
-    def on_lines(self, lines: list[str]) -> None:
-        self.worker.output.extend(lines)
-
     def on_told_all(self) -> None:
         """There will be no more lines."""
         self._told_all = True
@@ -400,7 +397,7 @@ async def _delete(server: ApiServer, pod: WorkerPod, grace_s: int) -> None:
 
 
 async def _follow(server: ApiServer, pod: WorkerPod) -> None:
-    await PodLog(server, pod.name, pod.on_lines, lambda: pod.dead).follow()
+    await PodLog(server, pod.name, pod.worker.output.extend, lambda: pod.dead).follow()
     pod.on_told_all()
 
 

@@ -154,13 +154,6 @@ class ForkedProcess(OwnProcess):
         if self._connection is not None:
             self._connection.ask(kind, head)
 
-    def stop(self) -> None:
-        """No thread of it runs from now on."""
-        self.signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        self.signal(signal.SIGCONT)
-
     def end(self) -> None:
         """Let it do what its author left for its end, if it is idle; others wait for its memory."""
         worker = self.worker
@@ -168,7 +161,7 @@ class ForkedProcess(OwnProcess):
             self.kill()
         else:
             self._connection.end()
-            self.go_on()  # it may be parked
+            self.signal(signal.SIGCONT)  # it may be parked
             worker.timers.later("end", self.recipes.settings.term_grace_s, self.kill)
 
     def signal(self, number: signal.Signals) -> None:

@@ -1,6 +1,7 @@
 """A worker on a GPU is parked and woken. Stand-ins: a worker that notes what it is told, and a program."""
 
 import asyncio
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from gpufaas_gpu_manager.launch.processes import ForkedProcess
 from gpufaas_gpu_manager.parking import Parking
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_load import Phases, WorkerLoad
-from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
+from gpufaas_gpu_manager.worker_state import BEGIN, WorkerState
 
 CONTEXT = 300 * MiB
 
@@ -28,11 +29,8 @@ class Run(ForkedProcess):
     def ask(self, kind: int, head: msgspec.Struct | None = None) -> None:
         self.told.append((kind, head))
 
-    def stop(self) -> None:
-        self.told.append("stop")
-
-    def go_on(self) -> None:
-        self.told.append("go on")
+    def signal(self, number: signal.Signals) -> None:
+        self.told.append(number)
 
 
 class Worker:
@@ -72,7 +70,7 @@ class Worker:
         self.awake.append(phases)
 
     def wake(self) -> None:
-        self.state = advance(self.state, WorkerEvent.RESERVATION_MADE)
+        self.state = BEGIN[self.state]
         self.parking.wake()
 
 
@@ -80,12 +78,12 @@ async def test_a_model_moves_and_the_context_stays_charged() -> None:
     worker = Worker()
     worker.parking.park()
     worker.parking.on_parked(ParkedHead(20 * MiB))
-    assert worker.run.told == [(Kind.PARK, None), "stop"]
+    assert worker.run.told == [(Kind.PARK, None), signal.SIGSTOP]
     assert (worker.state, worker.parked) == (WorkerState.PARKED, [CONTEXT])
 
     worker.wake()
     worker.parking.on_woken(WokenHead("", [("transfer", 0.1)]))
-    assert worker.run.told[2:] == ["go on", worker.memory, (Kind.WAKE, WakeHead())]
+    assert worker.run.told[2:] == [signal.SIGCONT, worker.memory, (Kind.WAKE, WakeHead())]
     assert [name for name, _ in worker.awake[0]] == ["room", "wake", "transfer"]
 
 
@@ -112,7 +110,7 @@ async def test_the_driver_takes_everything_off_where_it_can(tmp_path: Path) -> N
     assert worker.parking.why_not() == ""
     worker.parking.park()
     await eventually(lambda: worker.parked == [0])
-    assert worker.run.told == ["stop"], "the worker is not asked"
+    assert worker.run.told == [signal.SIGSTOP], "the worker is not asked"
 
     worker.wake()
     await eventually(lambda: (Kind.WAKE, WakeHead(moves=False)) in worker.run.told)
