@@ -11,6 +11,7 @@ import ctypes
 import errno
 import mmap
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from gpufaas_core.lent import lend
@@ -45,15 +46,13 @@ class _Held:
     bytes: Bytes = 0
 
 
+@dataclass(slots=True, eq=False)
 class Area:
     """`size` bytes of the memory, behind the counts, from `at` on."""
 
-    __slots__ = ("at", "size", "used_at")
-
-    def __init__(self, at: Bytes, size: Bytes) -> None:
-        self.at = at
-        self.size = size
-        self.used_at: Seconds = 0.0
+    at: Bytes
+    size: Bytes
+    used_at: Seconds = 0.0
 
 
 class Areas:

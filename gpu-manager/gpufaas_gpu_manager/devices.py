@@ -9,6 +9,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -302,20 +303,17 @@ def open_devices(
     return devices
 
 
+@dataclass(eq=False)
 class _Opening:
     """Reads the ``--device`` options of one node."""
 
-    def __init__(
-        self, node: NodeId, labels: Mapping[str, str], enforcement: str, read_costs: ReadCosts | None, shares_by: str,
-        cuda: Callable[..., CudaDevice],
-    ) -> None:  # fmt: skip
-        self._node = node
-        self._labels = labels
-        self._enforcement = enforcement
-        self._read_costs = read_costs
-        self._shares_by = shares_by
-        self._new_cuda = cuda
-        self._nvml: Nvml | None = None
+    node: NodeId
+    labels: Mapping[str, str]
+    enforcement: str
+    read_costs: ReadCosts | None
+    shares_by: str
+    new_cuda: Callable[..., CudaDevice]
+    nvml: Nvml | None = None
 
     def device(self, given: str) -> NodeDevice:
         spec, *more = given.strip().split(",")
@@ -330,7 +328,7 @@ class _Opening:
         if memory == 0:
             raise InvalidSpec(f"--device {spec}: a device of no memory holds no model")
         options = _options(more, kind, f"--device {given}")
-        labels = {**self._labels, **_own_labels(more, f"--device {given}")}
+        labels = {**self.labels, **_own_labels(more, f"--device {given}")}
         match kind:
             case "cpu":
                 return self._cpu(spec, index, memory, options, labels)
@@ -347,15 +345,15 @@ class _Opening:
         if text and not (_CORES.fullmatch(text) and float(text)):
             raise InvalidSpec(f"--device {spec}: cores={text}: write a number from 0.001, for example cores=0.6")
         cores = float(text or 0)
-        return CpuDevice(self._node, index, memory, labels, self._enforcement, cores, self._shares_by)
+        return CpuDevice(self.node, index, memory, labels, self.enforcement, cores, self.shares_by)
 
     def _cuda(
         self, spec: str, index: int, memory: Bytes | None, options: Mapping[str, str], labels: Mapping[str, str]
     ) -> CudaDevice:
         if (mps := options.get("mps", "auto")) not in ("auto", "off"):
             raise InvalidSpec(f"--device {spec}: mps={mps}: write mps=off, or leave it out")
-        self._nvml = self._nvml or Nvml()
-        cuda = self._new_cuda(self._node, index, memory, self._nvml, labels, mps=mps == "auto")
+        self.nvml = self.nvml or Nvml()
+        cuda = self.new_cuda(self.node, index, memory, self.nvml, labels, mps=mps == "auto")
         if memory and memory > cuda.total:
             cuda.close()
             raise InvalidSpec(f"--device {spec}: that GPU has {format_bytes(cuda.total)}")
@@ -369,16 +367,16 @@ class _Opening:
                 f"--device {spec}: an emulated device has a size, a kind and a profile: write for example "
                 f"emulated:{index}=16GiB,kind=v100,profile=FILE, with FILE as for 'gpufaas simulate --workload'"
             )
-        if self._read_costs is None:
+        if self.read_costs is None:
             raise InvalidSpec(f"--device {spec}: nothing reads profiles of emulated devices here")
         file, kind = options["profile"], options["kind"]
-        costs = self._read_costs(Path(file))
+        costs = self.read_costs(Path(file))
         if not any(kind in each or ANY in each for each in costs.values()):
             kinds = sorted({name for each in costs.values() for name in each})
             raise InvalidSpec(
                 f"--device {spec}: {file} has no costs on devices of kind {kind} (there are: {', '.join(kinds)})"
             )
-        return EmulatedDevice(self._node, index, memory, kind, costs, file, labels)
+        return EmulatedDevice(self.node, index, memory, kind, costs, file, labels)
 
 
 def _check_cores(devices: Sequence[NodeDevice]) -> None:

@@ -1,6 +1,7 @@
 """What a worker was given, and has certainly not begun, is taken from it, and placed again."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from gpufaas_functions.begun import GRACE_S
@@ -11,28 +12,23 @@ from gpufaas_gpu_manager.worker_slot import WorkerSlot
 from gpufaas_gpu_manager.worker_wire import WorkerWire
 
 
+@dataclass(eq=False)
 class TakingBack:
     """
     See module. The node marks in shared memory what it wants back from a slot. The worker drops what is marked, and
     says so; or the node finds a moment later that the worker has not come to it.
     """
 
-    def __init__(
-        self, timers: Timers, waiting: WaitingRoom, place_again: Callable[[Group, str, WorkerSlot | None], None]
-    ) -> None:
-        """
-        :param place_again: called with calls that were not begun, the reason why they are placed again, and the slot
-            that has them no more, if one had them
-        """
-        self.slots: Sequence[WorkerSlot] = ()
-        """The slots of the worker; none, if it cannot be told to drop a call."""
-        self.wire: WorkerWire | None = None
-        """Their connection."""
-        self._timers = timers
-        self._waiting = waiting
-        self._place_again = place_again
-        self._why = ""
-        """Why calls are taken back."""
+    timers: Timers
+    waiting: WaitingRoom
+    place_again: Callable[[Group, str, WorkerSlot | None], None]
+    """Called with calls that were not begun, why they are placed again, and the slot that had them, if one had."""
+    slots: Sequence[WorkerSlot] = ()
+    """The slots of the worker; none, if it cannot be told to drop a call."""
+    wire: WorkerWire | None = None
+    """Their connection."""
+    why: str = ""
+    """Why calls are taken back."""
 
     @property
     def unbegun(self) -> bool:
@@ -54,29 +50,29 @@ class TakingBack:
         """Have a call placed again that waits here or went ahead, and its batch, unless its worker has begun it."""
         if exchange.ahead:
             self.mark(cast(WorkerSlot, exchange.slot), reason)
-        elif back := self._waiting.take(exchange):
-            self._place_again(back, reason, None)
+        elif back := self.waiting.take(exchange):
+            self.place_again(back, reason, None)
 
     def give_all_back(self, reason: str) -> None:
         """Have placed again all that the worker has not begun."""
-        waiting = list(self._waiting.line)
-        self._waiting.line.clear()
+        waiting = list(self.waiting.line)
+        self.waiting.line.clear()
         for group in waiting:
-            self._place_again(group, reason, None)
+            self.place_again(group, reason, None)
         for each in self.slots:
             self.mark(each, reason, all_of_it=True)
 
     def mark(self, slot: WorkerSlot, reason: str, *, all_of_it: bool = False) -> None:
         """Have placed again what waits at *slot*, unless the worker has begun it. :param all_of_it: see `mark` there"""
         if slot.mark(all_of_it=all_of_it):
-            self._why = reason
-            self._timers.later("taken", GRACE_S, self._look)
+            self.why = reason
+            self.timers.later("taken", GRACE_S, self._look)
 
     def dropped(self, slot: WorkerSlot, exchanges: list[Exchange]) -> None:
         """The worker says that it has dropped what was marked."""
-        self._place_again(exchanges, self._why, slot)
+        self.place_again(exchanges, self.why, slot)
 
     def _look(self) -> None:
         for slot in self.slots:
             if back := slot.take_back():
-                self._place_again(back, self._why, slot)
+                self.place_again(back, self.why, slot)
