@@ -83,19 +83,12 @@ def bind(cpus: tuple[int, ...]) -> None:
 
 
 def inherit_orphans() -> None:
-    """
-    Become the parent of descendants that lose theirs, in place of init (PR_SET_CHILD_SUBREAPER), so no daemon escapes.
-
-    Kept over exec, not inherited by children.
-    """
+    """Inherit descendants that lose their parent, in place of init. Kept over exec, and not passed on to children."""
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_with_parent(number: int) -> None:
-    """
-    Have the kernel send signal *number* to this process when its parent ends (PR_SET_PDEATHSIG). Replaces an earlier
-    number.
-    """
+    """Have the kernel send signal *number* to this process when its parent ends, in place of an earlier number."""
     libc.prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -169,9 +162,7 @@ def set_data_limit(limit: Bytes, hard: Bytes) -> None:
 
 
 def _own_shm() -> None:
-    """
-    Mount a ``/dev/shm`` without a size of its own: the control group limits it. The kernel's default is half of memory.
-    """
+    """Mount a ``/dev/shm`` that only the control group limits: by default it may have half of the memory."""
     with contextlib.suppress(OSError):
         call("unshare", _CLONE_NEWNS | _CLONE_NEWIPC)
         # Mounts made outside are still seen here; what is mounted here is not seen outside.

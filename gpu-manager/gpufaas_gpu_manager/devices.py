@@ -154,7 +154,6 @@ class CudaDevice(NodeDevice):
         *, mps: bool = True, standby: int = 0, isolation: Level = "none",
     ) -> None:  # fmt: skip
         """
-        :param labels: the operator's
         :param mps: start MPS for it, if that is there
         :param standby: so many processes will have a context on it, without MPS, and be no workers
         """
@@ -219,10 +218,7 @@ class EmulatedDevice(NodeDevice):
         self, node: NodeId, index: int, memory: Bytes, kind: str, costs: Costs, source: str,
         labels: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """
-        :param kind: in the cost model
-        :param labels: the operator's
-        """
+        """:param kind: in the cost model"""
         self.torch_device = f"emulated:{index}"
         device = DeviceId(f"{node}/{self.torch_device}")
         every = {**(labels or {}), **_labels(node, device, EMULATED), COMPUTE: EMULATED}

@@ -25,11 +25,7 @@ _LARGE: Final[Bytes] = 64 * KiB
 
 
 def request_head(head: CallHead, length: int | None) -> bytes:
-    """
-    Return the head of the request.
-
-    :param length: of its body, in bytes; None: not known, it is sent in chunks
-    """
+    """Return the head of the request. :param length: of its body, in bytes; None: it is sent in chunks"""
     lines = [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _OURS]
     if length is None:
         lines.append(b"transfer-encoding: chunked\r\n")

@@ -11,11 +11,7 @@ _LOOKS: Final = 20
 
 
 class LastWords:
-    """
-    Those of one worker.
-
-    :param over: called once, with how its process ended, when nothing more is heard of it
-    """
+    """Those of one worker. :param over: called with how it ended, once nothing more is heard of it"""
 
     def __init__(self, timers: Timers, over: Callable[[str], None]) -> None:
         self._timers = timers
@@ -31,10 +27,7 @@ class LastWords:
         self.on_lost()
 
     def _hear_out(self, times: int) -> None:
-        """
-        Take it for gone after a while, and a few times later as long as something of it waits to be read. A grandchild
-        may hold a copy of a socket open: it is not waited for longer.
-        """
+        """Wait as long as something of it is to be read, not for a grandchild that holds a copy of a socket open."""
         more = self._run is not None and self._run.hear_out()
         if times == _LOOKS or (more and times):
             self._timers.later("last words", _LOOK_S, lambda: self._hear_out(times - 1))

@@ -65,20 +65,15 @@ class _Known:
         self.told = 0
         self.fault, self.until = "", 0.0
         self.functions: set[FunctionId] = set()
+        self.layer: Layer | None = None
         self.making: asyncio.Task[Layer | str] | None = None
-        """Of the layer that is made, or is there; a text says why there can be none."""
+        """Makes the layer, or says why there can be none."""
         self._score, self._scored_at = 0.0, 0.0
 
     @property
     def score(self) -> float:
         """How many starts there were: each counts half after `_HALF_LIFE_S`."""
         return self._score * math.pow(0.5, (time.monotonic() - self._scored_at) / _HALF_LIFE_S)
-
-    @property
-    def layer(self) -> Layer | None:
-        task = self.making
-        found = task.result() if task and task.done() and not task.cancelled() and not task.exception() else None
-        return found if isinstance(found, Layer) else None
 
     def asked(self, function: FunctionId) -> None:
         self.functions.add(function)
@@ -153,7 +148,8 @@ class Layers:
 
     def has_for(self, spec: WorkerSpec) -> bool:
         """Whether a worker of *spec* will probably be forked from a layer."""
-        return any(key.function == f"{spec.name}.{spec.namespace}" and each.making for key, each in self._known.items())
+        name = f"{spec.name}.{spec.namespace}"
+        return any(key.function == name and (each.making or each.layer) for key, each in self._known.items())
 
     # --- for people ---
 
@@ -169,7 +165,7 @@ class Layers:
         """Retire those of an earlier fork server, and those with many files; end what is retired and has no workers."""
         for known in self._known.values():
             if (layer := known.layer) and (layer.base != self._base.pid or layer.worn):
-                known.making = None
+                known.layer = None
         current = {each.layer for each in self._known.values()}
         for each in self.all():
             if each not in current and each.idle:
@@ -187,7 +183,7 @@ class Layers:
     def _retire(self, known: _Known) -> None:
         """Take no new workers from the layer of *known*, if there is one; it ends with those that it has."""
         if known.layer is not None:
-            known.making = None
+            known.layer = None
             self.sweep()
 
     def _over(self, layer: Layer) -> None:
@@ -196,7 +192,7 @@ class Layers:
         self._spare()
         for known in self._known.values():
             if known.layer is layer:
-                known.making = None
+                known.layer = None
 
     def _give_back(self, layer: Layer) -> None:
         self._cache.parked.set_aside(-layer.charged)
@@ -231,17 +227,13 @@ class Layers:
         if known.fault and (time.monotonic() < known.until or not key.preload):
             return known.fault
         self.sweep()
-        task = known.making
-        if task is None:
+        if known.layer is not None:
+            return known.layer
+        if known.making is None:
             if not key.preload and (not self._cache.status().budget or available_memory() < GiB):
                 return "this node has no host memory for it"
-            task = known.making = asyncio.ensure_future(self._make(key, known, worker))
-        found = await asyncio.shield(task)
-        if isinstance(found, str):
-            known.fault, known.until = found, time.monotonic() + _AGAIN_S
-            if known.making is task:
-                known.making = None
-        return found
+            known.making = asyncio.ensure_future(self._make(key, known, worker))
+        return await asyncio.shield(known.making)
 
     async def _make(self, key: Key, known: _Known, asks: Worker) -> Layer | str:
         """:param asks: the first worker that it forks"""
@@ -261,11 +253,12 @@ class Layers:
         except TimeoutError:
             fault = f"they were not imported within {recipes.settings.check_timeout_s:g} s"
         self._spare()
-        fault = fault or self._fault(key, known, layer)
-        if fault:
+        known.making = None
+        if fault := fault or self._fault(key, known, layer):
             layer.kill()
+            known.fault, known.until = fault, time.monotonic() + _AGAIN_S
             return fault
-        layer.serves = True
+        layer.serves, known.layer = True, layer
         return layer
 
     def _fault(self, key: Key, known: _Known, layer: Layer) -> str:

@@ -36,7 +36,7 @@ class ContainerEngine(Protocol):
 
     async def start(self) -> None:
         """
-        Connect, and remove what an earlier run left behind. `pull` does it, too, if need be.
+        Connect, and remove what an earlier run left behind; cheap once that is done. `pull` does it, too, if need be.
 
         :raises InvalidSpec: it cannot be used; says what is missing
         """

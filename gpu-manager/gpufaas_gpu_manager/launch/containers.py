@@ -73,12 +73,7 @@ class Containers:
         return "containers" if self._client is not None else ""
 
     async def start(self) -> None:
-        """
-        Connect, and remove what an earlier run left behind. Cheap when it is done. `pull` does it, too, so that a
-        platform without containers needs no engine, and an engine may be started later.
-
-        :raises InvalidSpec: there is no engine, or it cannot be used; says what is missing
-        """
+        """As `ContainerEngine.start`: a platform without containers needs no engine, and one may be started later."""
         async with self._starting:
             if self._client is None:
                 self._loop = asyncio.get_running_loop()

@@ -74,11 +74,7 @@ class Pods:
         self._closing = False
 
     async def start(self) -> None:
-        """
-        Connect, and remove what an earlier run left behind. Cheap once it is done.
-
-        :raises InvalidSpec: there is no API server, or our service account lacks rights; says what is missing
-        """
+        """As `ContainerEngine.start`. What is missing may be rights of our service account."""
         async with self._starting:
             if self._server is not None:
                 return

@@ -31,9 +31,7 @@ class Network(NamedTuple):
 
 
 class Networks:
-    """
-    :param instance: the platform that they belong to
-    """
+    """See module. :param instance: the platform that they belong to"""
 
     client: Any
     """The engine."""

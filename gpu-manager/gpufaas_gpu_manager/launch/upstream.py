@@ -44,11 +44,7 @@ def listens(pid: int, address: str, port: int, proc: Path = Path("/proc")) -> bo
 
 
 def listeners(port: int, net: Path = Path("/proc/net")) -> Iterator[int]:
-    """
-    Yield the uids of those that listen on *port* in the network whose files are in *net*.
-
-    :raises OSError: it cannot be seen
-    """
+    """Yield the uids of those that listen on *port* in the network of *net*. :raises OSError: it cannot be seen"""
     for table in filter(Path.exists, (net / "tcp", net / "tcp6")):
         for _, address, _, state, _, _, _, uid, *_ in map(str.split, table.read_text().splitlines()):
             if state == _LISTENS and address.endswith(f":{port:04X}"):
