@@ -10,15 +10,8 @@ def snapshot_of(device: WorkerDevice, now: Seconds) -> DeviceSnapshot:
     """Return what is in memory and what runs, ordered by last use and by begin."""
     living = (WorkerState.WAITING, WorkerState.STARTING, WorkerState.READY, *PARKED_STATES)
     workers = sorted((each for each in device.workers.values() if each.state in living), key=lambda each: each.used_at)
-    running = sorted(
-        (
-            each
-            for worker in (*workers, *device.successions.replaced)
-            for each in worker.calls.exchanges.values()
-            if not each.finished
-        ),
-        key=lambda each: each.opened_at,
-    )
+    calls = [each for worker in (*workers, *device.successions.replaced) for each in worker.calls.exchanges.values()]
+    running = sorted((each for each in calls if not each.finished), key=lambda each: each.opened_at)
     return DeviceSnapshot(
         device.source.device,
         tuple(

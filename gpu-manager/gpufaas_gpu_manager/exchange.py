@@ -111,8 +111,7 @@ class Exchange(AnswerBuffer, NodeCall):
 
     async def send_body(self, piece: bytes) -> None:
         """Send a piece of a body that streams; wait while the worker does not read. Nothing, once the call is over."""
-        slot = self.slot or await self._slot()
-        if slot is not None and not self.finished:
+        if (slot := self.slot or await self._slot()) and not self.finished:
             await slot.send_body(piece)
 
     def when_runs(self, tell: Callable[[], None]) -> None:
@@ -121,8 +120,7 @@ class Exchange(AnswerBuffer, NodeCall):
             tell()
 
     async def end_body(self) -> None:
-        slot = self.slot or await self._slot()
-        if slot is not None and not self.finished:
+        if (slot := self.slot or await self._slot()) and not self.finished:
             await slot.end_body()
 
     def fail(self, error: GpufaasError) -> None:

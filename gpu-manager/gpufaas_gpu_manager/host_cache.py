@@ -130,9 +130,7 @@ class HostCache:
                 f"a worker with {connections} connections can be given {room} of its {len(found)} files of weights, "
                 f"{weights[0].path} among them: it reads the others from the disk"
             )
-            if line not in self._refused:
-                self._refused.add(line)
-                self._on_said(line)
+            self._say_once(line, self._on_said)
             found = sorted(found, key=lambda each: -each.weights.bytes)[:room]
         if found:
             self._given[worker] = [each.weights.sha256 for each in found]
@@ -162,9 +160,7 @@ class HostCache:
     def asked(self, weights: Sequence[WeightsFile], folder: Path, now: Seconds) -> None:
         """A start has wanted *weights*, which are below *folder*: keep them in the background, if they are worth it."""
         if reason := self.refusal(weights):
-            if reason not in self._refused:
-                self._refused.add(reason)
-                self._say(reason)
+            self._say_once(reason, self._say)
             return
         for each in weights:
             self._keeper.asked(each.sha256, now)
@@ -285,6 +281,11 @@ class HostCache:
         if descriptor is not None:
             os.close(descriptor)
             self.on_changed()
+
+    def _say_once(self, reason: str, say: Callable[[str], None]) -> None:
+        if reason not in self._refused:
+            self._refused.add(reason)
+            say(reason)
 
     def _say(self, reason: str) -> None:
         if reason != self._note:

@@ -69,15 +69,11 @@ def started_at(pid: int) -> int:
 
 def progress_of(pid: int) -> Progress:
     """Return what a process has done so far, to be compared with what it has done a while later."""
-    try:
-        fields = stat_of(pid)
-        try:
-            with open(f"/proc/{pid}/io", "rb") as file:
-                read = int(file.readline().split()[1])
-        except PermissionError:  # it is not dumpable
-            read = 0
-    except (OSError, IndexError, ValueError):
+    fields, read = stat_of(pid), 0
+    if not fields:
         return ()
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/io", "rb") as file:  # it may not be dumpable
+        read = int(file.readline().split()[1])
     # utime and stime are fields 14 and 15 of stat, rss is field 24; `fields` begins at field 3.
     return int(fields[11]) + int(fields[12]), read, int(fields[21]) // 256
 

@@ -202,20 +202,15 @@ class Standbys:
         return there < spare + sum(each == home for each in self._awaited.values())
 
     def _add(self, home: Home) -> None:
-        number = self._next_number()
+        number, group = self._next_number(), None
         try:
+            group = self._groups.group(f"standby-{number}", home.device, home.cores)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError:  # no open files are left: workers need them more
+        except OSError:  # no groups, or open files, are left: workers need them more
+            self._groups.remove(group)
             self._failed()
             return
         ours.setblocking(False)
-        try:
-            group = self._groups.group(f"standby-{number}", home.device, home.cores)
-        except OSError:
-            ours.close()
-            theirs.close()
-            self._failed()
-            return
         standby = self._pool[number] = Standby(number, home, group, ours)
         task = asyncio.get_running_loop().create_task(self._fork(standby, theirs))
         self._tasks.add(task)
