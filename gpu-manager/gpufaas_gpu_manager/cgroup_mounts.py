@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 _CONTROLLERS: Final = ("memory", "pids", "freezer", "cpu")
+_ESCAPED: Final = re.compile(r"\\(\d{3})")
 
 
 def own_groups(process: Path) -> dict[str, Path]:
@@ -20,7 +21,7 @@ def own_groups(process: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for line in (process / "mountinfo").read_text().splitlines():
         fields, _, rest = line.partition(" - ")
-        root, point = (_unescaped(each) for each in fields.split()[3:5])
+        root, point = (_ESCAPED.sub(lambda found: chr(int(found[1], 8)), each) for each in fields.split()[3:5])
         kind, _, options = rest.split(" ", 2)
         if kind == "cgroup2":
             names = [""]
@@ -39,7 +40,3 @@ def _within(point: Path, root: str, path: str) -> Path:
     if path == root or root == "/":
         return point / path.strip("/") if path != root else point
     return point / path.removeprefix(root).strip("/") if path.startswith(root + "/") else point
-
-
-def _unescaped(path: str) -> str:
-    return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), path)

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -109,7 +108,10 @@ def _delegate(parent: Path, name: str) -> None:
         if exc.errno != errno.EBUSY:
             raise
     inside = files.pids([parent])
-    related = {os.getpid(), *_ancestors(os.getpid())}
+    pid = os.getpid()
+    related = {pid}
+    while pid > 1:
+        related.add(pid := parent_of(pid))
     others = [pid for pid in inside if pid not in related]
     if others:
         raise OSError(
@@ -122,9 +124,3 @@ def _delegate(parent: Path, name: str) -> None:
     for pid in inside:
         files.write(beside / "cgroup.procs", str(pid))
     _enable(parent)
-
-
-def _ancestors(pid: int) -> Iterable[int]:
-    while pid > 1:
-        pid = parent_of(pid)
-        yield pid

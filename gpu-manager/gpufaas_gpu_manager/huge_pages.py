@@ -11,7 +11,6 @@ import errno
 from collections.abc import Iterator
 from typing import Final
 
-from gpufaas_core.units import Bytes
 from gpufaas_functions.staged import HUGE
 
 _COLLAPSE: Final = 25
@@ -32,16 +31,11 @@ def collapse_own() -> Iterator[None]:
     Only without children that were forked: they would keep the small pages, which were shared, and count them as their
     own.
     """
-    for start, end in list(_own_ranges()):
-        for address in range(-(-start // HUGE) * HUGE, end - HUGE + 1, HUGE):
-            collapse(address)
-            yield
-
-
-def _own_ranges() -> Iterator[tuple[Bytes, Bytes]]:
     with open("/proc/self/maps") as maps:
-        for line in maps:
-            place, rights, _, _, inode, *name = line.split()
-            if rights == "rw-p" and inode == "0" and name != ["[stack]"]:
-                start, _, end = place.partition("-")
-                yield int(start, 16), int(end, 16)
+        lines = list(map(str.split, maps))
+    for place, rights, _, _, inode, *name in lines:
+        if rights == "rw-p" and inode == "0" and name != ["[stack]"]:
+            start, end = (int(each, 16) for each in place.split("-"))
+            for address in range(-(-start // HUGE) * HUGE, end - HUGE + 1, HUGE):
+                collapse(address)
+                yield

@@ -28,16 +28,12 @@ def total_memory(process: Path = _SELF) -> Bytes:
 
 def available_memory(process: Path = _SELF) -> Bytes:
     """Return the bytes that can be used without swapping (MemAvailable), within the limits of the control groups."""
-    left = [_available_on_machine()]
+    with open("/proc/meminfo", "rb") as meminfo:
+        left = [next(int(line.split()[1]) * 1024 for line in meminfo if line.startswith(b"MemAvailable:"))]
     for version, group, limit in _limited(process):
         with contextlib.suppress(OSError, ValueError):
             left.append(limit - int((group / _USED[version]).read_text()) + _page_cache(version, group))
     return max(0, min(left))
-
-
-def _available_on_machine() -> Bytes:
-    with open("/proc/meminfo", "rb") as meminfo:
-        return next(int(line.split()[1]) * 1024 for line in meminfo if line.startswith(b"MemAvailable:"))
 
 
 def _limited(process: Path) -> Iterator[tuple[str, Path, Bytes]]:

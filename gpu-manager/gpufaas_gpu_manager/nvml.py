@@ -6,7 +6,7 @@ list of all. MIG by NVIDIA's documentation and tested with a stand-in; not run o
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,8 @@ class Nvml:
         self._nvml: Any = pynvml
         try:
             pynvml.nvmlInit()
-            found = [(gpu, device) for gpu in self._gpus() for device in self._of(gpu)]
+            gpus = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            found = [(gpu, device) for gpu in gpus for device in self._of(gpu)]
         except pynvml.NVMLError as exc:
             raise InvalidSpec(f"no CUDA device can be used here: NVML says {exc}; use --device cpu:0=SIZE") from exc
         self._devices = [device for _, device in found]
@@ -89,10 +90,6 @@ class Nvml:
             running = [*running, *self._nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)]
         held = [each.usedGpuMemory for each in running if each.pid in pids]
         return None if any(size is None for size in held) else int(sum(held))
-
-    def _gpus(self) -> Iterator[Any]:
-        for index in range(int(self._nvml.nvmlDeviceGetCount())):
-            yield self._nvml.nvmlDeviceGetHandleByIndex(index)
 
     def _of(self, gpu: Any) -> list[Any]:
         """Return the MIG devices of *gpu*, or itself if it is not split. Split and without any it cannot be used."""
