@@ -27,7 +27,7 @@ class WorkerDevice:
 
     def __init__(self, source: NodeDevice, parks: ParkedWorkers) -> None:
         self._parks = parks
-        self._lost = False
+        self.lost = False
         self.source = source
         self.id = source.device.id
         self.ledger = MemoryLedger(source.device.memory)
@@ -139,10 +139,8 @@ class WorkerDevice:
         if not worker.ends and not worker.reaped:
             worker.end()
 
-    def load_instead(self, old: Worker, new: Worker) -> bool:
-        """*new* is loaded in the place of *old*, which was to wake, once that is gone. False: the device is lost."""
-        if self._lost or not self.wakes(old):
-            return False
+    def load_instead(self, old: Worker, new: Worker) -> None:
+        """*new* is loaded in the place of *old*, which was to wake, once that is gone."""
         self.workers[new.key] = new
         new.used_at, new.load.asked_at = old.used_at, old.load.asked_at
         self.successions.has_place_of(old)
@@ -150,7 +148,6 @@ class WorkerDevice:
         if old in self.waiting:
             self.waiting.remove(old)
         self.waiting.appendleft(new)
-        return True
 
     def _tell_unparked(self, worker: Worker, reason: str) -> None:
         worker.host.report(Unparked(worker.spec.function, self.id, worker.copy, reason))
@@ -199,11 +196,14 @@ class WorkerDevice:
         worker.on_told()
         return less
 
-    def leave(self, worker: Worker) -> None:
+    def switch_to(self, worker: Worker) -> None:
+        self.successions.switch_to(worker)
+
+    def leave(self, worker: Worker, reason: str = "") -> None:
         self._parks.let_go(worker)
         if self.parked.get(worker.key) is worker:
             del self.parked[worker.key]
-        self.successions.leave(worker)
+        self.successions.leave(worker, reason)
         if self.workers.get(worker.key) is worker:
             del self.workers[worker.key]
             if self.source.emulation is not None:
@@ -219,7 +219,7 @@ class WorkerDevice:
 
     def lose(self, reason: str) -> None:
         """The device cannot be used any more: end all workers."""
-        self._lost = True
+        self.lost = True
         waiting = [each for each in self.waiting if each.state is WorkerState.WAITING]
         self.waiting.clear()
         for worker in [*self.workers.values(), *self.successions.all(), *self.parked.values()]:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gpufaas_core.messages import ShareKept
 from gpufaas_core.model import CopyId
 from gpufaas_gpu_manager.ledger import MemoryLedger
 from gpufaas_gpu_manager.worker import Worker
@@ -50,13 +51,6 @@ class Successions:
             worker.standby = False
             self._take_place(worker)
 
-    def kept_share(self, standby: Worker) -> int | None:
-        """Return the share with which a copy goes on whose standby has failed; None: the worker is no such standby."""
-        if self.standbys.get(standby.key) is not standby:
-            return None
-        worker = self.workers.get(standby.key)
-        return None if worker is None else worker.share
-
     def end_replaced(self, worker: Worker) -> None:
         """End *worker*, whose place another one has, if its last call is over."""
         if not worker.calls.exchanges and not worker.ends:
@@ -69,10 +63,13 @@ class Successions:
         if standby is not None:
             standby.end()
 
-    def leave(self, worker: Worker) -> None:
-        """*worker* is reaped."""
+    def leave(self, worker: Worker, reason: str) -> None:
+        """*worker* is reaped, unasked for *reason*. The copy of one that was a standby keeps its share."""
         if self.standbys.get(worker.key) is worker:
             del self.standbys[worker.key]
+            if reason and (stays := self.workers.get(worker.key)) is not None:
+                kept = ShareKept(worker.spec.function, worker.device.id, worker.copy, stays.share, reason)
+                worker.host.report(kept)
         if worker in self.replaced:
             self.replaced.remove(worker)
 

@@ -149,13 +149,10 @@ class Supervisor:
         """Start another worker in the place of *worker*, which was to wake, for the same start."""
         device = worker.device
         assert isinstance(device, WorkerDevice)  # one that only checks is never parked
-        if not device.wakes(worker):
+        if device.lost or not device.wakes(worker):
             return False
         new = self.make(device, worker.spec, worker.memory, worker.copy, worker.share)
-        if not device.load_instead(worker, new):
-            self.drop(new)
-            new.close()
-            return False
+        device.load_instead(worker, new)
         self.parks.has_failed(worker)
         worker.output.say(f"gpufaas: it was parked and could not be woken, so it is loaded anew: {reason}")
         return True

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError, InvalidSpec
-from gpufaas_core.messages import Loaded, ShareKept
+from gpufaas_core.messages import Loaded
 from gpufaas_core.model import Bytes, copy_id
 from gpufaas_core.wire.heads import FailedHead, Imported, ParkedHead, ReadyHead, WokenHead
 from gpufaas_gpu_manager.calls_ports import CallsHost, DevicePort
@@ -39,17 +39,12 @@ _TOLD_WITHIN_S: Final = 0.25
 """Within this a scheduler says what a worker that has just loaded may use; while no scheduler leads, none does."""
 
 
-class SuccessionsPort(Protocol):
-    """Which workers take the places of others on the device (successions.py)."""
-
-    def switch_to(self, worker: "Worker", /) -> None: ...
-
-    def kept_share(self, standby: "Worker", /) -> int | None: ...
-
-
 class WorkerDevicePort(DevicePort, Protocol):
-    def leave(self, worker: "Worker") -> None:
-        """*worker* is reaped: its memory is free when the device says so, too."""
+    def switch_to(self, worker: "Worker") -> None:
+        """*worker*, a standby, is ready: it takes the place of the worker of its copy."""
+
+    def leave(self, worker: "Worker", reason: str = "") -> None:
+        """*worker* is reaped, unasked for *reason*: its memory is free when the device says so, too."""
 
     def on_parked(self, worker: "Worker", held: Bytes) -> None:
         """*worker* is parked, and holds this much of the device yet."""
@@ -59,9 +54,6 @@ class WorkerDevicePort(DevicePort, Protocol):
 
     def wakes(self, worker: "Worker") -> bool:
         """Whether a start waits for *worker*, which is parked or was to be."""
-
-    @property
-    def successions(self) -> SuccessionsPort: ...
 
 
 class ParkingPort(Protocol):
@@ -248,7 +240,7 @@ class Worker:
             Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy, load.tier, load.read_s)
         )
         if self.standby:
-            self.device.successions.switch_to(self)
+            self.device.switch_to(self)
         if not self.told:
             self.timers.later("told", _TOLD_WITHIN_S, self.on_told)
         else:
@@ -345,7 +337,7 @@ class Worker:
     def on_exited(self, how: str) -> None:
         before = self.state
         if before is not WorkerState.GONE:
-            self.state = WorkerState.GONE if before is WorkerState.WAITING else REAP[before]
+            self.state = REAP[before]
         self.close()
         end = end_of(
             self.spec, self.device.id, self.copy, before, how, self._cause,
@@ -362,10 +354,7 @@ class Worker:
                 self.device.not_parked(self, end.reason)
                 self.device.leave(self)
                 return
-        kept = None if end.asked_for else self.device.successions.kept_share(self)
-        self.device.leave(self)
-        if kept is not None:
-            self.host.report(ShareKept(self.spec.function, self.device.id, self.copy, kept, end.reason))
+        self.device.leave(self, "" if end.asked_for else end.reason)
         lives = self.replaced or self.standby  # the copy of one whose place is another's: only its calls are over
         calls = len(self.calls.exchanges)
         refused = conclude(

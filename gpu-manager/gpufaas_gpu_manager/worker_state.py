@@ -45,5 +45,5 @@ PARK: Final = _step("be parked", {_S.READY: _S.PARKING})
 LEAVE_DEVICE: Final = _step("leave its device", {_S.PARKING: _S.PARKED, _S.ENDING: _S.ENDING})
 """Its process is stopped, and holds nothing of the device that it could give back."""
 END: Final = _step("be told to end", dict.fromkeys(_WITH_PROCESS, _S.ENDING) | {_S.WAITING: _S.GONE})
-REAP: Final = _step("be reaped", dict.fromkeys(_WITH_PROCESS, _S.GONE))
-"""The kernel has taken its memory back."""
+REAP: Final = _step("be reaped", dict.fromkeys((_S.WAITING, *_WITH_PROCESS), _S.GONE))
+"""The kernel has taken its memory back, or it will never have a process."""
