@@ -145,7 +145,7 @@ def test_what_is_wrong_with_one_call_does_not_concern_the_others(platform: Platf
     assert large.content == b"x" * 1_000_000
     assert unsendable.status_code == 500
     assert "not JSON-able" in unsendable.text
-    assert (misread.status_code, misread.text[:20]) == (400, "the body is not JSON:")
+    assert (misread.status_code, misread.text[:21]) == (400, "the body is not JSON:")
     assert (parsed.status_code, parsed.text) == (200, "42")
     assert {each.headers["x-gpufaas-batch"] for each in calls.answers()} == {"10"}
     assert platform.http.get(path).json()["pid"] == plain.json()["pid"], "the worker lives on"
