@@ -7,6 +7,7 @@ not written: the same events give the same commands, which `replay` returns.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -43,10 +44,6 @@ class Header(Struct, frozen=True):
         )
 
 
-class _Version(Struct):
-    version: int = VERSION
-
-
 class Journal:
     """Appends to a new file. `flush`, `close` and every 64 KiB write the lines to it."""
 
@@ -75,7 +72,7 @@ def read(path: Path) -> tuple[Header, Iterator[tuple[Event, Seconds]]]:
     with path.open("rb") as file:
         first = file.readline()
     try:
-        version = msgspec.json.decode(first, type=_Version).version
+        version = msgspec.json.decode(first, type=dict[str, Any]).get("version", VERSION)
         if version not in READABLE:
             raise InvalidSpec(
                 f"{path} is a journal of version {version}, this program reads version {VERSION}: replay it with the "

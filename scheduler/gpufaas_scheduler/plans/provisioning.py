@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 from gpufaas_core._types import Seconds
 
@@ -20,6 +20,7 @@ MISMATCHES: Final = 3
 KEEP_ALIVE: Final[Seconds] = 600.0
 
 _T = TypeVar("_T")
+_Groups = tuple[tuple[_T, ...], ...]
 
 
 @dataclass(slots=True)
@@ -72,23 +73,18 @@ class Patience:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Batches(Generic[_T]):
-    at_once: tuple[tuple[_T, ...], ...]
-    one_by_one: tuple[tuple[_T, ...], ...]
-
-
-def form_batches(waiting: Sequence[_T], y: int, batch: int) -> Batches[_T]:
+def form_batches(waiting: Sequence[_T], y: int, batch: int) -> tuple[_Groups[_T], _Groups[_T]]:
     """
-    Return the batches of *waiting*, oldest first: the newest *y* of them wait for their turn, the others run at once.
+    Return the batches of *waiting*, oldest first: those that run at once, and those of the newest *y*, which wait for
+    their turn.
 
-    Batches of one group differ by at most one in size, and none is larger than *batch*.
+    Batches of one kind differ by at most one in size, and none is larger than *batch*.
     """
     first = len(waiting) - y
-    return Batches(_even(waiting[:first], batch), _even(waiting[first:], batch))
+    return _even(waiting[:first], batch), _even(waiting[first:], batch)
 
 
-def _even(requests: Sequence[_T], batch: int) -> tuple[tuple[_T, ...], ...]:
+def _even(requests: Sequence[_T], batch: int) -> _Groups[_T]:
     count = math.ceil(len(requests) / batch)
     if not count:
         return ()

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpufaas_core._types import Bytes, Seconds
 
@@ -61,8 +61,7 @@ class Host:
     """Whether it has the model's weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Receiver:
+class Receiver(NamedTuple):
     host: str
     device: int
 

@@ -14,7 +14,7 @@ With a time limit, an answer that HiGHS could not prove in time is replaced by t
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -67,6 +67,10 @@ class Problem(problem.Problem, frozen=True):
             each.cost * (change + self.lambda_ * each.load_s * max(change, 0))
             for each, change in zip(self.variants, delta, strict=True)
         )
+
+    def served(self, delta: Sequence[int]) -> float:
+        """Return the queries per second that are served after the change *delta*."""
+        return math.fsum(each.qps * (each.running + n) for each, n in zip(self.variants, delta, strict=True))
 
     def may_load(self, variant: Variant) -> bool:
         return variant.latency_ms <= self.slo_ms
@@ -193,7 +197,7 @@ def _is_only(asked: Problem, programme: Programme, limit: float) -> bool:
 
 
 def _why(asked: Problem) -> str:
-    serving = math.fsum(each.qps * each.running for each in asked.variants)
+    serving = asked.served([0] * len(asked.variants))
     fast = [each for each in asked.variants if asked.may_load(each)]
     if not fast and serving < asked.wanted:
         fastest = min(asked.variants, key=lambda each: each.latency_ms)
@@ -201,21 +205,15 @@ def _why(asked: Problem) -> str:
             f"no variant answers within {asked.slo_ms:g} ms: the fastest, {fastest.name}, takes"
             f" {fastest.latency_ms:g} ms; what runs serves {serving:g} of {asked.wanted:g} qps"
         )
+    resources = ", ".join(f"{amount:g} {name}" for name, amount in asked.resources.items())
     programme, _ = _programme(asked)
     programme.costs = [sign * -each.qps for each in asked.variants for sign in (1, -1)]
     programme.rows = programme.rows[1:]
     found = minimise(programme)
     if found.values is None:
-        return f"the resources cannot be kept to, whatever is unloaded: {_amounts(asked.resources)}"
-    most = serving + math.fsum(
-        change * each.qps for change, each in zip(_delta(found.values), asked.variants, strict=True)
-    )
-    resources = _amounts(asked.resources)
+        return f"the resources cannot be kept to, whatever is unloaded: {resources}"
+    most = asked.served(_delta(found.values))
     return f"{resources} serve at most {most:g} qps within {asked.slo_ms:g} ms; {asked.wanted:g} are wanted"
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
 def greedy(asked: Problem) -> tuple[int, ...] | None:
@@ -247,7 +245,7 @@ def _covers(asked: Problem, start: list[int]) -> Iterator[list[int]]:
     """Yield changes that serve the load: some of one variant, then the cheapest single variant for the rest."""
     price = [each.cost * (1 + asked.lambda_ * each.load_s) for each in asked.variants]
     loadable = [j for j, each in enumerate(asked.variants) if asked.may_load(each)]
-    missing = _missing(asked, start)
+    missing = asked.wanted - asked.served(start)
     if missing <= 0:
         yield start
         return
@@ -265,16 +263,10 @@ def _covers(asked: Problem, start: list[int]) -> Iterator[list[int]]:
             yield delta
 
 
-def _missing(asked: Problem, delta: Sequence[int]) -> float:
-    """Return the queries per second that nothing serves."""
-    serving = (each.qps * (each.running + change) for each, change in zip(asked.variants, delta, strict=True))
-    return asked.wanted - math.fsum(serving)
-
-
 def _without_surplus(asked: Problem, delta: Sequence[int]) -> tuple[int, ...]:
     """Return *delta* without the instances that are not needed, the dearest first."""
     kept = list(delta)
-    spare = -_missing(asked, kept)
+    spare = asked.served(kept) - asked.wanted
     for j in sorted(range(len(kept)), key=lambda j: -asked.variants[j].cost):
         each = asked.variants[j]
         gone = min(max(0, math.floor(spare / each.qps + EPSILON)), each.running + kept[j])

@@ -47,15 +47,15 @@ def test_flapping_targets_count_unless_they_must_be_the_same() -> None:
 @given(waiting=st.integers(0, 200), y=st.integers(0, 200), batch=st.integers(1, 40))
 def test_batches_are_even_in_order_and_complete(waiting: int, y: int, batch: int) -> None:
     y = min(y, waiting)
-    formed = form_batches(range(waiting), y, batch)
+    at_once, one_by_one = form_batches(range(waiting), y, batch)
 
-    assert [each for group in (*formed.at_once, *formed.one_by_one) for each in group] == list(range(waiting))
-    assert sum(map(len, formed.one_by_one)) == y
-    for group in (formed.at_once, formed.one_by_one):
+    assert [each for group in (*at_once, *one_by_one) for each in group] == list(range(waiting))
+    assert sum(map(len, one_by_one)) == y
+    for group in (at_once, one_by_one):
         sizes = [len(each) for each in group]
         assert all(size <= batch for size in sizes)
         assert not sizes or max(sizes) - min(sizes) <= 1
-    assert len(formed.at_once) == -(-(waiting - y) // batch)
+    assert len(at_once) == -(-(waiting - y) // batch)
 
 
 def test_containers_follow_what_runs_at_once_and_what_is_forecast() -> None:
