@@ -20,19 +20,7 @@ from msgspec import UNSET
 from gpufaas_core.cost import ANY, Cost
 from gpufaas_core.json_errors import UNREADABLE, Step, line_of, mistake
 from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Bytes, DeviceId, Seconds
-from gpufaas_simulator.entries import (
-    ArrivalEntry,
-    ChangeEntry,
-    CostEntry,
-    CostsEntry,
-    DeviceEntry,
-    FileEntry,
-    FunctionEntry,
-    JoinEntry,
-    OfferEntry,
-    UpdateEntry,
-    need_of,
-)
+from gpufaas_simulator import entries
 from gpufaas_simulator.workload import (
     ANY_KIND,
     MB,
@@ -84,7 +72,7 @@ class _WorkloadReader:
             )
 
     def workload(self) -> Workload:
-        file = self.decode(FileEntry)
+        file = self.decode(entries.FileEntry)
         devices = [_device(each) for each in file.devices]
         seen: set[str] = set()
         for at, each in enumerate(devices):
@@ -116,10 +104,10 @@ class _WorkloadReader:
         return found
 
     def costs(self) -> dict[str, Mapping[str, Cost]]:
-        file = self.decode(CostsEntry)
+        file = self.decode(entries.CostsEntry)
         return {each.name: each.costs for each in self.functions(file.functions)}
 
-    def functions(self, given: dict[str, FunctionEntry]) -> list[SimulatedFunction]:
+    def functions(self, given: dict[str, entries.FunctionEntry]) -> list[SimulatedFunction]:
         functions = [self.function(name, each) for name, each in given.items()]
         index = {each.name: at for at, each in enumerate(functions)}
         for function in functions:
@@ -130,7 +118,7 @@ class _WorkloadReader:
                         self.known(other, index, where)
         return functions
 
-    def offer(self, given: OfferEntry, at: int, offers: list[OfferEntry]) -> NodeOffer:
+    def offer(self, given: entries.OfferEntry, at: int, offers: list[entries.OfferEntry]) -> NodeOffer:
         if any(each.kind == given.kind for each in offers[:at]):
             self.fail(("offers", at), f"kind {given.kind} is offered twice: make it one offer")
         host = 0 if given.host_memory_mb is None else _size(given.host_memory_mb)
@@ -139,7 +127,7 @@ class _WorkloadReader:
             given.compute, host,
         )  # fmt: skip
 
-    def function(self, name: str, given: FunctionEntry) -> SimulatedFunction:
+    def function(self, name: str, given: entries.FunctionEntry) -> SimulatedFunction:
         where = ("functions", name)
         costs: dict[str, Cost] = {}
         for kind, each in given.kinds.items():
@@ -153,13 +141,13 @@ class _WorkloadReader:
             self.fail(where, f"function {name} has no costs: give occupation_mb, load_s and infer_s")
         self.check_sharing(given, where)
         return SimulatedFunction(
-            name, costs, given.namespace, need_of(given), given.min_copies,
+            name, costs, given.namespace, entries.need_of(given), given.min_copies,
             UNBOUNDED if given.max_queue is None else given.max_queue, given.timeout_s,
             self.planned(given, costs, (*where, "planned")), given.weight, given.priority, given.task, given.accuracy,
             given.idempotent,
         )  # fmt: skip
 
-    def check_sharing(self, given: FunctionEntry, where: tuple[Step, ...]) -> None:
+    def check_sharing(self, given: entries.FunctionEntry, where: tuple[Step, ...]) -> None:
         """As annotations of functions: see docs/writing-functions.md."""
         sharing, compute = given.sharing or SHARINGS[0], given.compute
         if sharing not in SHARINGS:
@@ -177,7 +165,9 @@ class _WorkloadReader:
                 (*where, "slots"), f"slots is {given.slots}, but sharing time runs one grant at a time: remove one"
             )
 
-    def planned(self, given: FunctionEntry, costs: Mapping[str, Cost], where: tuple[Step, ...]) -> dict[str, Cost]:
+    def planned(
+        self, given: entries.FunctionEntry, costs: Mapping[str, Cost], where: tuple[Step, ...]
+    ) -> dict[str, Cost]:
         """Return what the engine is told, where that is not true."""
         if given.planned is None:
             return {}
@@ -198,7 +188,7 @@ class _WorkloadReader:
             )
         return found
 
-    def cost(self, given: CostEntry, where: tuple[Step, ...]) -> Cost | None:
+    def cost(self, given: entries.CostEntry, where: tuple[Step, ...]) -> Cost | None:
         """Return the costs on devices of a kind, or of any, if they are beside the name. None: there are none."""
         keys = ("occupation_mb", "load_s", "infer_s")
         missing = [key for key in keys if getattr(given, key) is UNSET]
@@ -216,7 +206,7 @@ class _WorkloadReader:
         )  # fmt: skip
 
     def changes(
-        self, given: list[ChangeEntry], functions: Mapping[str, int], devices: list[SimulatedDevice]
+        self, given: list[entries.ChangeEntry], functions: Mapping[str, int], devices: list[SimulatedDevice]
     ) -> list[Change]:
         found: list[Change] = []
         there = {each.id: each.node for each in devices}
@@ -227,7 +217,7 @@ class _WorkloadReader:
                 self.fail(where, f"its time {each.at_s:g} is before the one above ({last:g}): sort changes by t")
             last = each.at_s
             match each:
-                case JoinEntry(t, device):
+                case entries.JoinEntry(t, device):
                     joining = _device(device)
                     if joining.id in there:
                         self.fail(where, f"device {joining.id} is there already: give it another id")
@@ -244,7 +234,7 @@ class _WorkloadReader:
                         self.fail(where, f"there is no node {node!r} at that time: give devices a node")
                     there = {device_id: of for device_id, of in there.items() if of != node}
                     found.append(each)
-                case UpdateEntry():
+                case entries.UpdateEntry():
                     self.known(each.function, functions, where)
                     general = self.cost(each, where)
                     costs = None if general is None else {ANY_KIND: general}
@@ -255,7 +245,7 @@ class _WorkloadReader:
         return found
 
     def arrivals(
-        self, given: list[ArrivalEntry], functions: Mapping[str, int]
+        self, given: list[entries.ArrivalEntry], functions: Mapping[str, int]
     ) -> tuple[array[float], array[int], array[float] | None]:
         pairs: list[tuple[Seconds, int]] = []
         last = 0.0
@@ -294,7 +284,7 @@ class _WorkloadReader:
         raise BadWorkload(f"{self.path}:{line}: {message}")
 
 
-def _device(given: DeviceEntry) -> SimulatedDevice:
+def _device(given: entries.DeviceEntry) -> SimulatedDevice:
     node = given.id.rpartition("/")[0] if given.node is None else given.node
     return SimulatedDevice(DeviceId(given.id), _size(given.memory_mb), given.kind, node, given.compute)
 

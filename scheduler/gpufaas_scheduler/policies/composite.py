@@ -10,6 +10,7 @@ import msgspec
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core.messages import Arrived, Event
 from gpufaas_core.model import CallId, CopyId, Seconds
+from gpufaas_scheduler import roles
 from gpufaas_scheduler.contract import (
     ARRIVAL,
     Action,
@@ -29,20 +30,6 @@ from gpufaas_scheduler.contract import (
     Start,
     Stateful,
     Why,
-)
-from gpufaas_scheduler.roles import (
-    ADMISSION,
-    BATCHING,
-    ORDER,
-    PLACEMENT,
-    PREFETCH,
-    SCALING,
-    Admission,
-    Batching,
-    Order,
-    Placement,
-    Prefetch,
-    Scaling,
 )
 from gpufaas_scheduler.view_contract import View, WaitingCall
 
@@ -64,14 +51,14 @@ class Composite:
     def __init__(
         self,
         name: str,
-        order: Order | SchedulingPolicy,
-        placement: Placement | None,
+        order: roles.Order | SchedulingPolicy,
+        placement: roles.Placement | None,
         replacement: Replacement,
         *,
-        admission: Admission | None = None,
-        batching: Batching | None = None,
-        scaling: Scaling | None = None,
-        prefetch: Prefetch | None = None,
+        admission: roles.Admission | None = None,
+        batching: roles.Batching | None = None,
+        scaling: roles.Scaling | None = None,
+        prefetch: roles.Prefetch | None = None,
     ) -> None:
         """:param placement: None: *order* is a whole policy, which places its calls itself"""
         self.name = name
@@ -92,12 +79,12 @@ class Composite:
             self.follows = order.follows
         if isinstance(order, Noting):
             self.leaving = order.leaving
-        roles: dict[str, object] = {
-            ADMISSION: admission, ORDER: order, PLACEMENT: placement, BATCHING: batching, SCALING: scaling,
-            PREFETCH: prefetch,
+        filled: dict[str, object] = {
+            roles.ADMISSION: admission, roles.ORDER: order, roles.PLACEMENT: placement, roles.BATCHING: batching,
+            roles.SCALING: scaling, roles.PREFETCH: prefetch,
         }  # fmt: skip
-        self._stateful = {role: each for role, each in roles.items() if isinstance(each, Stateful)}
-        self._observing = [each for each in roles.values() if isinstance(each, Observing)]
+        self._stateful = {role: each for role, each in filled.items() if isinstance(each, Stateful)}
+        self._observing = [each for each in filled.values() if isinstance(each, Observing)]
         if self._observing or admission is not None:
             self.observe = self._observe
         self._came: list[CallId] = []
