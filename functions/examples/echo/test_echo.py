@@ -13,4 +13,4 @@ def test_what_is_no_json_is_refused(deployed: Any, body: bytes) -> None:
     status, answer = deployed("echo").call(body)
 
     assert status == 400
-    assert "no JSON" in answer["error"]
+    assert "not JSON" in answer["error"]
