@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextvars import copy_context
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gpufaas_core.model import Seconds
 from gpufaas_core.wire.bodies import CHUNK_BYTES, pieces_of
@@ -33,24 +33,21 @@ class Served(NamedTuple):
     """None: the worker is never parked."""
 
 
-class Turns(Protocol):
-    """Who gives threads to calls (`slot_threads`)."""
+class CallRunner:
+    """See module. A subclass gives threads to calls, and says how these wait for what comes (`slot_threads`)."""
+
+    def __init__(self, served: Served, *, alone: bool) -> None:
+        """:param alone: the worker has one slot"""
+        self._served = served
+        self._alone = alone
 
     def wait(self, work: Work) -> None:
         """Wait until something may have come for *work*. :raises Closed: the connection is closed"""
+        raise NotImplementedError
 
     def look(self) -> None:
         """Let come what is there. :raises Closed: the connection is closed"""
-
-
-class CallRunner:
-    """See module."""
-
-    def __init__(self, served: Served, turns: Turns, *, alone: bool) -> None:
-        """:param alone: the worker has one slot"""
-        self._served = served
-        self._turns = turns
-        self._alone = alone
+        raise NotImplementedError
 
     def run(self, work: Work) -> Seconds:
         """
@@ -105,7 +102,7 @@ class CallRunner:
         assert chunks is not None
         try:
             for chunk in chunks:
-                self._turns.look()
+                self.look()
                 if not self._sent(work, call, chunk):
                     error = "cancelled"
                     break
@@ -127,7 +124,7 @@ class CallRunner:
         reply = work.slot.reply
         for piece in pieces_of(chunk) if len(chunk) > CHUNK_BYTES else (chunk,):
             while not (call.cancelled or reply.credit.is_left):
-                self._turns.wait(work)
+                self.wait(work)
             if call.cancelled:
                 return False
             if piece:
@@ -161,7 +158,7 @@ class CallRunner:
         while not stream.is_there:
             if call.cancelled:
                 raise ConnectionAbortedError("the caller went away before its body was whole")
-            self._turns.wait(work)
+            self.wait(work)
         piece = stream.take()
         if room := stream.room():
             work.slot.reply.room(room)

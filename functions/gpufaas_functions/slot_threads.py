@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from gpufaas_core.model import Seconds
-from gpufaas_functions.call_runner import CallRunner, Served, Turns
+from gpufaas_functions.call_runner import CallRunner, Served
 from gpufaas_functions.connection import Closed, Connection
 from gpufaas_functions.exit_hooks import end_process
 from gpufaas_functions.inbox import Inbox, Shared, Slot, Work
@@ -41,19 +41,19 @@ _LOOKS_S: Final[Seconds] = 0.02
 """The time between two looks of an answer that streams from the only thread whether its caller has left."""
 
 
-class Slots(Turns):
+class Slots(CallRunner):
     """The slots of a worker, and its connection, which is for one thread at a time."""
 
     def __init__(
         self, served: Served, connection: Connection, shared: Shared, tell: Sequence[Callable[[], None]]
     ) -> None:
         """:param tell: as `Slot` has it, for each"""
+        super().__init__(served, alone=len(tell) == 1)
         self.connection = connection
         self.slots = [
             Slot(index, Reply(index, connection, served.memory), shared.counts, each) for index, each in enumerate(tell)
         ]
         self._inbox = Inbox(self.slots, connection, served.memory, shared, served.parking)
-        self._runner = CallRunner(served, self, alone=len(self.slots) == 1)
         self._memory = served.memory
 
     def next_work(self) -> Work | None:
@@ -84,7 +84,7 @@ class OneSlot(Slots):
                 work = self.next_work()
                 while work is not None:
                     if work.slot.begin(work):
-                        self._runner.run(work)
+                        self.run(work)
                         self.say()  # what runs next does not hold up the answer; the node takes one figure for each
                     work = work.slot.end()
 
@@ -177,7 +177,7 @@ class SlotThreads(Slots):
 
     def run(self, work: Work) -> Seconds:
         """Run *work*, unless it was taken back. See `CallRunner.run`."""
-        return self._runner.run(work) if work.slot.begin(work) else -1.0
+        return CallRunner.run(self, work) if work.slot.begin(work) else -1.0
 
     def _step_aside(self, work: Work) -> None:
         """*work* takes long, or may: if it runs in the leader, another thread leads from now on."""
