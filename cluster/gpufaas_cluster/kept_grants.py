@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from gpufaas_cluster.placed_call import PlacedCall, State
+from gpufaas_cluster.placed_call import GRANTED, KEPT, PlacedCall
 from gpufaas_core.model import CallId, FunctionId, Seconds
 
 _TICK_S: Final[Seconds] = 0.01
 """A grant that no call takes is given back after one to two ticks."""
 _APART_S: Final[Seconds] = 1.0
 """A call takes no grant of one whose deadline is further from its own: calls that it makes end by that deadline."""
+_NOBODY: Final = CallId("")
 _REMEMBERED: Final = 2000
 """Calls of which is known by which grant they ran; a scheduler remembers as many."""
 
@@ -44,7 +45,7 @@ class KeptGrants:
             if not found:
                 del self.idle[function]
             if now < placed.until:
-                placed.state, placed.holder, placed.asked, placed.answered = State.GRANTED, call, asked, False
+                placed.state, placed.holder, placed.asked, placed.answered = GRANTED, call, asked, False
                 placed.calls += 1
                 self._ran.append((call, placed.id))
                 return placed
@@ -53,7 +54,7 @@ class KeptGrants:
 
     def keep(self, placed: PlacedCall) -> None:
         """The call has ended that has the grant: keep it for the next one, or give it back."""
-        placed.state, placed.is_new = State.KEPT, True
+        placed.state, placed.holder, placed.is_new = KEPT, _NOBODY, True
         if self._loop.time() >= placed.until:
             self._give_back(placed)
             return

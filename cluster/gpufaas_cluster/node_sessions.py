@@ -8,6 +8,7 @@ view at once.
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -59,34 +60,22 @@ class NodeSession:
         return NodeView(self.id, self.address, self.devices, self.draining, note, self.version, joined_s, self.makes)
 
 
+@dataclass(eq=False)
 class NodeSessions:
-    """
-    The nodes by id, as of their last `NodeJoins`.
+    """The nodes, as of their last `NodeJoins`."""
 
-    :param workers: revisions that a node must know before it gets a grant of theirs
-    :param on_change: told that gateways should see another view; true: now, false: soon
-    """
-
-    def __init__(
-        self,
-        service: SchedulerService,
-        workers: Mapping[FunctionId, WorkerSpec],
-        drained: set[NodeId],
-        *,
-        on_change: Callable[[bool], None],
-        on_joined: Callable[[NodeId], None],
-        on_drain: Callable[[NodeId, bool], None],
-    ) -> None:
-        self.by_id: dict[NodeId, NodeSession] = {}
-        self.differences = 0
-        """In how much nodes differed from what they should have had, since the term began."""
-        self._service = service
-        self._workers = workers
-        self._drained = drained
-        """Nodes that take no new calls; kept when they reconnect."""
-        self._on_change = on_change
-        self._on_joined = on_joined
-        self._on_drain = on_drain
+    service: SchedulerService
+    workers: Mapping[FunctionId, WorkerSpec]
+    """The revisions that a node must know before it gets a grant of theirs."""
+    drained: set[NodeId]
+    """The nodes that take no new calls; kept when they reconnect."""
+    on_change: Callable[[bool], None]
+    """Told that gateways should see another view; true: now, false: soon."""
+    on_joined: Callable[[NodeId], None]
+    on_drain: Callable[[NodeId, bool], None]
+    by_id: dict[NodeId, NodeSession] = field(default_factory=dict)
+    differences: int = 0
+    """In how much nodes differed from what they should have had, since the term began."""
 
     def accept(self, link: Link, hello: control.ClientHello) -> NodeSession | control.Turned:
         """Take a new link, whose node says next what it holds; or say why it is turned away."""
@@ -110,8 +99,8 @@ class NodeSessions:
             if self.by_id.get(node.id) is node:
                 if type(message.event) is DeviceLeft:
                     node.devices = [each for each in node.devices if each.id != message.event.device]
-                    self._on_change(False)
-                self._service.report(message.event)
+                    self.on_change(False)
+                self.service.report(message.event)
         elif isinstance(message, control.NodeJoins):
             self._join(node, message)
         elif isinstance(message, control.NodeHoldings):
@@ -120,7 +109,7 @@ class NodeSessions:
             node.cpu_s = message.cpu_s
         elif isinstance(message, control.NodeNote):
             node.note = message.note
-            self._on_change(False)
+            self.on_change(False)
             if message.note:
                 log.warning("node.note id=%s note=%s", node.id, message.note)
 
@@ -139,12 +128,12 @@ class NodeSessions:
 
     def drain(self, id_: NodeId, drain: bool) -> None:
         """Let the node take no new calls: what runs there ends, what waits goes elsewhere; or take it back."""
-        (self._drained.add if drain else self._drained.discard)(id_)
+        (self.drained.add if drain else self.drained.discard)(id_)
         node = self.by_id.get(id_)
         if node is not None and node.draining != drain:
             node.draining = drain
             self._open_or_close(node)
-        self._on_drain(id_, drain)
+        self.on_drain(id_, drain)
 
     def set_unreached(self, unreached: set[NodeId]) -> None:
         """Give *unreached* nodes no calls: unless that are all nodes, since then nothing is gained."""
@@ -159,7 +148,7 @@ class NodeSessions:
 
     def check(self) -> None:
         """Ask the nodes what they hold; one that has not answered the last time is left: its link says if it lives."""
-        held = self._service.engine.holdings(device.id for node in self.by_id.values() for device in node.devices)
+        held = self.service.engine.holdings(device.id for node in self.by_id.values() for device in node.devices)
         for node in self.by_id.values():
             if not node.check.asked:
                 node.check.ask({device.id: held[device.id] for device in node.devices if device.id in held})
@@ -174,18 +163,18 @@ class NodeSessions:
             # Ages travel, never times: a clock that is off decides nothing, but confuses readers of logs.
             node.clock_note = f"its clock is {off:+.0f} s off this scheduler's: set it by NTP"
             log.warning("node.clock id=%s off_s=%.0f", node.id, off)
-        for worker in self._workers.values():
+        for worker in self.workers.values():
             node.link.send(control.DefineFunction(worker))
         self.by_id[node.id] = node
         snapshot = _decode_snapshot(joining.snapshot)
         node.devices = [each.device for each in snapshot.devices]
-        self._on_change(True)  # before any grant of it is made, gateways know where it is
-        self._service.join(node, snapshot.devices, snapshot.staged)
-        if node.id in self._drained:
+        self.on_change(True)  # before any grant of it is made, gateways know where it is
+        self.service.join(node, snapshot.devices, snapshot.staged)
+        if node.id in self.drained:
             self.drain(node.id, True)
         log.info("node.joined id=%s address=%s devices=%d", node.id, node.address, len(node.devices))
-        self._on_joined(node.id)
-        self._on_change(False)
+        self.on_joined(node.id)
+        self.on_change(False)
 
     def _lost(self, node: NodeSession, why: str) -> None:
         if self.by_id.get(node.id) is not node:
@@ -193,17 +182,17 @@ class NodeSessions:
         del self.by_id[node.id]
         log.warning("node.lost id=%s reason=%s", node.id, why)
         for device in node.devices:
-            self._service.handle(DeviceLeft(device.id, f"node {node.id} is gone: {why}"))
-        self._service.part(node)
-        self._on_change(True)
+            self.service.handle(DeviceLeft(device.id, f"node {node.id} is gone: {why}"))
+        self.service.part(node)
+        self.on_change(True)
 
     def _open_or_close(self, node: NodeSession) -> None:
         closed = node.draining or node.unreached
         if closed != node.closed:
             node.closed = closed
             for device in node.devices:
-                self._service.handle(DeviceDrained(device.id, closed))
-        self._on_change(False)
+                self.service.handle(DeviceDrained(device.id, closed))
+        self.on_change(False)
 
     def _compare(self, node: NodeSession, holds: control.NodeHoldings) -> None:
         """Settle in what the node differs from what the engine thinks (`scheduler.check`)."""
@@ -212,8 +201,8 @@ class NodeSessions:
             return
         if node.makes != holds.makes:
             node.makes = holds.makes
-            self._on_change(False)
-        held = self._service.engine.holdings(check.asked, check.calls())
+            self.on_change(False)
+        held = self.service.engine.holdings(check.asked, check.calls())
         differences = check.answer(_decode_snapshot(holds.snapshot).devices, held)
         for id_, difference in differences.items():
             self.differences += len(difference.lost) + len(difference.extra)
@@ -225,7 +214,7 @@ class NodeSessions:
             for copy in difference.lost:
                 log.error("node.differs device=%s function=%s: it has no such worker", id_, copy.owner.id)
                 reason = "the node does not have it, and did not say so"
-                self._service.report(WorkerExited(copy.owner.id, id_, reason, copy.number))
+                self.service.report(WorkerExited(copy.owner.id, id_, reason, copy.number))
         self.differences += len(check.doubted)
         for call, id_ in check.doubted:
             log.error("node.differs device=%s call=%s: it does not run there", id_, call)

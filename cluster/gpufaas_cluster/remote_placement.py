@@ -14,7 +14,7 @@ from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_cluster.kept_grants import KeptGrants
-from gpufaas_cluster.placed_call import PlacedCall, State
+from gpufaas_cluster.placed_call import GRANTED, GRANTED_AGAIN, KEPT, WAITING, PlacedCall
 from gpufaas_core.errors import GrantRefused
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, Part, Seconds, gateway_of, node_of
@@ -65,7 +65,7 @@ class RemotePlacement:
                 assert taken.grant is not None
                 self._sent[call] = taken.id
                 return taken.grant
-        placed = PlacedCall(call, function, now, now + timeout_s, size, outer, endless, goal_s)
+        placed = PlacedCall(call, call, function, now, now + timeout_s, size, outer, endless, goal_s)
         self._calls[call] = placed
         if self._link is None and (grant := self._without_leader(call, function)) is not None:
             placed.granted(grant)
@@ -79,13 +79,13 @@ class RemotePlacement:
 
     def on_grant(self, call: CallId, begin: Callable[[Grant], None]) -> None:
         """Have *begin* called with the grant of *call*, if it waits for one, before its future has it."""
-        placed = self._find(call)
-        if placed is not None and placed.state is State.WAITING:
+        placed = self._held(call, self._sent.get(call, call))
+        if placed is not None and placed.state == WAITING:
             placed.begin = begin
 
     def again(self, call: CallId) -> asyncio.Future[Grant]:
         """Return the next grant of *call*, whose last one was refused."""
-        placed = self._find(call)
+        placed = self._held(call, self._sent.get(call, call))
         if placed is not None and placed.asked is not None:
             return self._ask_after_all(call, placed.function, *placed.asked)
         if placed is not None and placed.future is not None:
@@ -117,19 +117,17 @@ class RemotePlacement:
         return future
 
     def cancel(self, call: CallId) -> None:
-        placed = self._find(call)
-        self._sent.pop(call, None)
+        placed = self._held(call, self._sent.pop(call, call))
         if placed is not None:
             del self._calls[placed.id]
             self._send(control.CancelCall(placed.id))
 
     def over(self, call: CallId) -> None:
         """Its caller was answered."""
-        placed = self._find(call)
-        self._sent.pop(call, None)
+        placed = self._held(call, self._sent.pop(call, call))
         if placed is None:
             return
-        granted = placed.state is State.GRANTED
+        granted = placed.state == GRANTED
         if granted and placed.answered and not placed.stale:
             self.kept.keep(placed)
             return
@@ -149,12 +147,10 @@ class RemotePlacement:
 
     # --- within ---
 
-    def _find(self, call: CallId) -> PlacedCall | None:
-        """Return *call*, by its id at this gateway; None: it has ended, and another may have its grant."""
-        placed = self._calls.get(self._sent.get(call, call))
-        if placed is None or placed.holder != call or placed.state is State.KEPT:
-            return None
-        return placed
+    def _held(self, call: CallId, sent: CallId) -> PlacedCall | None:
+        """Return *call*, by its id at the scheduler, too; None: it has ended, and another may have its grant."""
+        placed = self._calls.get(sent)
+        return placed if placed is not None and placed.holder == call else None
 
     def _send(self, message: control.Message) -> None:
         if self._link is not None:
@@ -170,10 +166,10 @@ class RemotePlacement:
         is_new, self._epoch, self._link = link.epoch != self._epoch, link.epoch, link
         waiting, running = [], []
         for each in self._calls.values():
-            if each.state is State.WAITING:
+            if each.state == WAITING:
                 waiting.append(each)
             else:
-                each.state, each.next_grant = State.GRANTED, None
+                each.state, each.next_grant = GRANTED, None
                 running.append(each.id)
         link.send(control.RunningCalls(running))
         link.send(control.UnreachedNodes(self._unlinked))
@@ -193,9 +189,9 @@ class RemotePlacement:
         self._link = None
         self.kept.idle.clear()
         for each in list(self._calls.values()):
-            if each.state is State.KEPT:
+            if each.state == KEPT:
                 del self._calls[each.id]  # it is the scheduler's, once that hears of us again
-            elif each.state is not State.WAITING:
+            elif each.state != WAITING:
                 each.stale = True
             else:
                 # By another id: the scheduler that we lost may have granted this one elsewhere, and waits for its end.
@@ -231,10 +227,10 @@ class RemotePlacement:
 
     def _granted(self, grant: Grant, keep_s: Seconds = 0.0) -> None:
         placed = self._calls.get(grant.call)
-        if placed is None or placed.state is State.KEPT:
+        if placed is None or placed.state == KEPT:
             self._send(control.CancelCall(grant.call))  # its caller went while the grant was on its way
-        elif placed.state is not State.WAITING:
-            placed.state, placed.next_grant = State.GRANTED_AGAIN, grant
+        elif placed.state != WAITING:
+            placed.state, placed.next_grant = GRANTED_AGAIN, grant
         else:
             keeps = keep_s > 0.0 and placed.outer is None and not placed.endless
             placed.granted(grant, self._loop.time() + keep_s if keeps else 0.0)

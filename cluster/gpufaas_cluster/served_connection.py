@@ -92,8 +92,8 @@ class ServedLane:
     """See module."""
 
     __slots__ = (
-        "_body", "_connection", "_credit", "_exchange", "_grant", "_kept", "_known", "_number", "_query", "_rest",
-        "_roomy", "_run_s", "_server", "_state",
+        "_body", "_connection", "_credit", "_exchange", "_grant", "_known", "_number", "_query", "_rest", "_roomy",
+        "_run_s", "_server", "_state",
     )  # fmt: skip
 
     def __init__(self, server: Server, connection: ServedConnection, number: int) -> None:
@@ -105,8 +105,6 @@ class ServedLane:
         """What may be sent of its answers."""
         self._grant: Grant | None = None
         """That of the call which is not over."""
-        self._kept = 0
-        """See `NodeCallHead.kept`."""
         self._known: Grant | None = None
         """The grant of the last call, if the gateway keeps it."""
         self._exchange: Exchange | None = None
@@ -191,23 +189,25 @@ class ServedLane:
         if self._server.closing:
             self._fail(GrantRefused(f"node {self._server.me.id} stops"))
             return
-        self._grant, self._kept = grant, call.kept
+        self._grant = grant
         if head.body_mode != FILE:
-            self._start(grant, head, body)
+            self._start(grant, head, body, call.kept)
         elif not self._server.node.grants.open_for_body(grant):
             self._fail(GrantRefused(f"{grant.device} refused call {grant.call}"))
         else:
             try:
                 self._body = SpooledBody(
-                    self.send, self._server.spool, lambda path: self._start(grant, replace(head, body_path=path), b"")
+                    self.send,
+                    self._server.spool,
+                    lambda path: self._start(grant, replace(head, body_path=path), b"", call.kept),
                 )
             except OSError as exc:
                 self._storage_failed(exc)
 
-    def _start(self, grant: Grant, head: CallHead, body: bytes) -> None:
-        """Give the call to its worker."""
+    def _start(self, grant: Grant, head: CallHead, body: bytes, kept: int) -> None:
+        """Give the call to its worker. *kept*: see `NodeCallHead`."""
         try:
-            exchange = self._server.node.grants.call(grant, head, body, self._kept)
+            exchange = self._server.node.grants.call(grant, head, body, kept)
         except StorageFailed as exc:
             self.lose("its body cannot be read")
             self._fail(exc)

@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec.structs import replace
@@ -23,16 +24,17 @@ log = logging.getLogger(__name__)
 _AGAIN_S: Final[Seconds] = 1.0
 
 
+@dataclass(eq=False)
 class Takeover:
-    """:param lock: held while calls are changed"""
+    """See module."""
 
-    def __init__(self, etcd: Etcd, owner: Owner, owned: OwnedCalls, writer: Writer, lock: asyncio.Lock) -> None:
-        self._etcd = etcd
-        self._owner = owner
-        self._owned = owned
-        self._writer = writer
-        self._lock = lock
-        self._look = asyncio.Event()
+    etcd: Etcd
+    owner: Owner
+    owned: OwnedCalls
+    writer: Writer
+    lock: asyncio.Lock
+    """Held while calls are changed."""
+    _look: asyncio.Event = field(default_factory=asyncio.Event)
 
     def look(self) -> None:
         """Check soon whether a request that etcd did not answer has made a call ours."""
@@ -52,31 +54,31 @@ class Takeover:
         """
         mine: list[StoredCall] = []
         try:
-            async with self._lock:
-                await self._writer.delete_refused()
-                alive = {key.removeprefix(GATEWAYS) for key in await self._etcd.keys(GATEWAYS)}
+            async with self.lock:
+                await self.writer.delete_refused()
+                alive = {key.removeprefix(GATEWAYS) for key in await self.etcd.keys(GATEWAYS)}
                 steps: list[WriteStep] = []
-                for found in read_calls((await self._etcd.range(CALLS)).items):
+                for found in read_calls((await self.etcd.range(CALLS)).items):
                     owner = found.record.owner
-                    if owner == self._owner.name and self._owned.get(found.key) is None:
+                    if owner == self.owner.name and self.owned.get(found.key) is None:
                         # Won, or taken from the dead letters, by a request whose answer did not reach us.
                         mine.append(found)
-                        self._owned.add(found)
-                    elif owner != self._owner.name and owner not in alive:
+                        self.owned.add(found)
+                    elif owner != self.owner.name and owner not in alive:
                         steps.append(self._taken(found, mine))
                 secrets.SystemRandom().shuffle(steps)  # so that two gateways seldom try the same ones first
-                await commit(self._etcd, steps)
+                await commit(self.etcd, steps)
         finally:
             if mine:
                 log.info("async.taken_over calls=%d", len(mine))
-                self._owned.found(mine)
+                self.owned.found(mine)
 
     def _taken(self, found: StoredCall, mine: list[StoredCall]) -> WriteStep:
-        call = StoredCall(found.key, replace(found.record, owner=self._owner.name), 0)
+        call = StoredCall(found.key, replace(found.record, owner=self.owner.name), 0)
 
         def done(revision: int) -> None:
             call.revision = revision
-            self._owned.add(call)
+            self.owned.add(call)
             mine.append(call)
 
         async def not_won() -> None:
@@ -85,29 +87,29 @@ class Takeover:
         compares = [
             unchanged(found.path(), found.revision),
             absent(f"{GATEWAYS}{found.record.owner}"),
-            present(self._owner.path),
+            present(self.owner.path),
         ]
         return WriteStep(compares, [DoPut(call.path(), encode(call.record))], done, not_won)
 
     async def _reconcile(self) -> None:
         """Our lease had ended: read which calls are still ours."""
-        async with self._lock:
-            lease = self._owner.registration.lease
-            there = {found.key: found for found in read_calls((await self._etcd.range(CALLS)).items)}
-            for call in self._owned.all():
+        async with self.lock:
+            lease = self.owner.registration.lease
+            there = {found.key: found for found in read_calls((await self.etcd.range(CALLS)).items)}
+            for call in self.owned.all():
                 found = there.get(call.key)
-                if found is None or found.record.owner != self._owner.name or found.revision != call.revision:
-                    self._owned.lose(call)
-            self._owner.is_sure_under(lease)
+                if found is None or found.record.owner != self.owner.name or found.revision != call.revision:
+                    self.owned.lose(call)
+            self.owner.is_sure_under(lease)
         await self.take_over()
 
     async def _follow_gateways(self) -> None:
-        async with aclosing(self._etcd.watch(GATEWAYS)) as changes:
+        async with aclosing(self.etcd.watch(GATEWAYS)) as changes:
             async for change in changes:
                 match change:
-                    case Put(item) if item.key == self._owner.path and self._owner.is_unsure:
+                    case Put(item) if item.key == self.owner.path and self.owner.is_unsure:
                         await self._until_answered(self._reconcile)
-                    case Deleted(key) if key == self._owner.path:
+                    case Deleted(key) if key == self.owner.path:
                         pass  # nothing is claimed until it is registered again
                     case Deleted() | Listed():
                         await self._until_answered(self.take_over)
@@ -121,13 +123,13 @@ class Takeover:
             await self._until_answered(self.take_over)
 
     async def _follow_cancelled(self) -> None:
-        prefix = f"{CANCELLED}{self._owner.name}/"
-        async with aclosing(self._etcd.watch(prefix)) as changes:
+        prefix = f"{CANCELLED}{self.owner.name}/"
+        async with aclosing(self.etcd.watch(prefix)) as changes:
             async for change in changes:
                 if isinstance(change, Put):
-                    async with self._lock:
-                        if (call := self._owned.get(key_of(change.item.key))) is not None:
-                            self._owned.lose(call)
+                    async with self.lock:
+                        if (call := self.owned.get(key_of(change.item.key))) is not None:
+                            self.owned.lose(call)
 
     async def _until_answered(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:

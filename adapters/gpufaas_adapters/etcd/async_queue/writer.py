@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -24,21 +25,21 @@ _BUCKET_S: Final[Seconds] = 60.0
 """Calls that end within so long share a lease: etcd keeps leases in memory, and forgets them one by one."""
 
 
+@dataclass(eq=False)
 class Writer:
-    """:param done_kept_s: for how long the status of a done or cancelled call is kept"""
+    """See module."""
 
-    def __init__(
-        self, etcd: Etcd, owner: Owner, owned: OwnedCalls, bodies: Bodies, dead_letters: DeadLetters, done_kept_s: int
-    ) -> None:
-        self._etcd = etcd
-        self._owner = owner
-        self._owned = owned
-        self._unanswered: list[StoredCall] = []
-        """Calls that were refused because etcd did not answer; they may have been written."""
-        self._bodies = bodies
-        self._dead_letters = dead_letters
-        self._done_kept_s = done_kept_s
-        self._ended_lease = (0, -2 * _BUCKET_S)
+    etcd: Etcd
+    owner: Owner
+    owned: OwnedCalls
+    bodies: Bodies
+    dead_letters: DeadLetters
+    done_kept_s: int
+    """How long the status of a done or cancelled call is kept."""
+    _unanswered: list[StoredCall] = field(default_factory=list)
+    """Calls that were refused because etcd did not answer; they may have been written."""
+    _ended_lease: tuple[int, Seconds] = 0, -2 * _BUCKET_S
+    """The lease of calls that have ended lately, and when it was granted."""
 
     async def write(self, accepted: Sequence[AcceptedCall], outcomes: Sequence[Outcome]) -> None:
         taken: list[StoredCall] = []
@@ -47,13 +48,13 @@ class Writer:
             settled = [await self._settled(outcome) for outcome in outcomes]
             steps = [step for step in settled if step is not None]
             steps += [await self._accepted(call, taken, refused) for call in accepted]
-            await commit(self._etcd, steps)
+            await commit(self.etcd, steps)
             if refused:
-                raise self._owner.lease_ended()
+                raise self.owner.lease_ended()
         except BaseException:
             for call in taken:
-                self._owned.drop(call)
-                self._bodies.release(call.key)  # the sender removes its files
+                self.owned.drop(call)
+                self.bodies.release(call.key)  # the sender removes its files
             self._unanswered += taken
             raise
 
@@ -61,42 +62,42 @@ class Writer:
         """Delete from etcd what was refused, and may be there. Done before any other write."""
         while self._unanswered:
             call = self._unanswered[-1]
-            await self._etcd.txn((), (DoDelete(call.path()), DoDelete(bodies_of(call.key), below=True)))
+            await self.etcd.txn((), (DoDelete(call.path()), DoDelete(bodies_of(call.key), below=True)))
             self._unanswered.pop()
 
     async def _accepted(self, call: AcceptedCall, taken: list[StoredCall], refused: list[AcceptedCall]) -> WriteStep:
-        key = self._owner.new_key()
-        body, puts = await self._bodies.store(key, "request", call.body)
-        owned = StoredCall(key, CallRecord.of(call, self._owner.name, body), 0)
+        key = self.owner.new_key()
+        body, puts = await self.bodies.store(key, "request", call.body)
+        owned = StoredCall(key, CallRecord.of(call, self.owner.name, body), 0)
         taken.append(owned)
 
         def done(revision: int) -> None:
             owned.revision = revision
-            self._owned.add(owned)
+            self.owned.add(owned)
 
         async def not_done() -> None:
             refused.append(call)
 
         put = DoPut(owned.path(), encode(owned.record))
-        return WriteStep([present(self._owner.path)], [put, *puts], done, not_done)
+        return WriteStep([present(self.owner.path)], [put, *puts], done, not_done)
 
     async def _settled(self, outcome: Outcome) -> WriteStep | None:
         """Return how *outcome* is written; None: there is nothing to write, the call is not ours any more."""
-        call = self._owned.get(outcome.key)
+        call = self.owned.get(outcome.key)
         if call is None:
             left = outcome.answer.body if isinstance(outcome, Deliver) else b""
-            self._bodies.remove_files(outcome.key, *([left] if isinstance(left, Path) else []))
+            self.bodies.remove_files(outcome.key, *([left] if isinstance(left, Path) else []))
             return None
         if not call.is_claimed:
             return None  # an earlier write, which failed later, has written it
         changed, operations = await self._rewritten(call, outcome)
 
         def done(revision: int) -> None:
-            self._owned.drop(call)
+            self.owned.drop(call)
             if changed is not None:
-                self._owned.add(StoredCall(call.key, changed, revision))
+                self.owned.add(StoredCall(call.key, changed, revision))
             elif isinstance(outcome, Done):
-                self._bodies.remove_files(call.key)
+                self.bodies.remove_files(call.key)
 
         compares = [unchanged(call.path(), call.revision)]
         return WriteStep(compares, operations, done, lambda: self._refused(call, outcome))
@@ -104,20 +105,20 @@ class Writer:
     async def _refused(self, call: StoredCall, outcome: Outcome) -> None:
         """The call was changed since we read it: find out whether it is still ours."""
         record, key = call.record, call.key
-        item = await self._etcd.get(call.path())
+        item = await self.etcd.get(call.path())
         found = records.read_calls(() if item is None else (item,))
-        self._owned.drop(call)
+        self.owned.drop(call)
         ends = isinstance(outcome, Done | Dead)  # then the caller of `write` stops counting it
-        if found and found[0].record.owner == self._owner.name:
+        if found and found[0].record.owner == self.owner.name:
             # A request wrote it whose answer did not reach us; or another gateway had it for a while.
-            self._owned.add(found[0])
+            self.owned.add(found[0])
             if ends:
-                self._owned.found(found)
+                self.owned.found(found)
             return
-        self._bodies.remove_files(key)
+        self.bodies.remove_files(key)
         log.warning("async.outcome_dropped call=%s function=%s", record.id, record.function)
         if not ends:
-            self._owned.on_lost(key, record.function, False)
+            self.owned.on_lost(key, record.function, False)
 
     async def _rewritten(self, call: StoredCall, outcome: Outcome) -> tuple[CallRecord | None, list[Operation]]:
         """Return the call as it goes on waiting (None: it has ended), and the operations that write the outcome."""
@@ -128,12 +129,12 @@ class Writer:
             case Done():
                 return None, await self.ending(key, changed.seen())
             case Dead():
-                self._dead_letters.added()
+                self.dead_letters.added()
                 dead = changed if outcome.undelivered else replace(changed, answer=None)
                 of_answer = [] if outcome.undelivered else [DoDelete(records.body_of(key, "answer"), below=True)]
                 return None, [DoDelete(call.path()), DoPut(call.path(records.DEAD), encode(dead)), *of_answer]
             case Deliver():
-                body, puts = await self._bodies.store(key, "answer", outcome.answer.body)
+                body, puts = await self.bodies.store(key, "answer", outcome.answer.body)
                 changed = replace(changed, answer=AnswerRecord.of(outcome.answer, body))
             case Retry() | Redeliver():
                 pass
@@ -142,9 +143,9 @@ class Writer:
     async def ending(self, key: int, status: CallStatus) -> list[Operation]:
         """Return the operations that delete a call and keep its *status* for a while."""
         lease, granted_at = self._ended_lease
-        now = self._etcd.clock()
+        now = self.etcd.clock()
         if now - granted_at >= _BUCKET_S:
-            lease = await self._etcd.grant_once(self._done_kept_s + round(_BUCKET_S))
+            lease = await self.etcd.grant_once(self.done_kept_s + round(_BUCKET_S))
             self._ended_lease = lease, now
         return [
             DoDelete(path_of(records.CALLS, status.id, key)),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc.aio
@@ -17,29 +18,21 @@ from gpufaas_core.errors import StorageFailed
 _BACKOFF_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
 
 
+@dataclass(eq=False)
 class Watch:
-    """
-    :param span: the first key, and the first one after the last; empty: no other key
-    :param listed: reads what is there
-    """
+    """See module."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        messages: Messages,
-        prefix: str,
-        span: tuple[bytes, bytes],
-        listed: Callable[[], Awaitable[Range]],
-    ) -> None:
-        self._connection = connection
-        self._messages = messages
-        self._prefix = prefix
-        self._span = span
-        self._listed = listed
-        self._known: dict[str, int] = {}
-        """The revision of each key that was told."""
-        self._revision = 0
-        """All changes up to it are told; 0: what is there must be listed."""
+    connection: Connection
+    messages: Messages
+    prefix: str
+    span: tuple[bytes, bytes]
+    """The first key, and the first one after the last; empty: there is one key."""
+    listed: Callable[[], Awaitable[Range]]
+    """Reads what is there."""
+    _known: dict[str, int] = field(default_factory=dict)
+    """The revision of each key that was told."""
+    _revision: int = 0
+    """All changes up to it are told; 0: what is there must be listed."""
 
     async def changes(self, on_trouble: Callable[[StorageFailed], None] | None) -> AsyncGenerator[Change]:
         """See `Etcd.watch`."""
@@ -47,7 +40,7 @@ class Watch:
         while True:
             try:
                 if not self._revision:
-                    listed = await self._listed()
+                    listed = await self.listed()
                     for change in self._differences(listed):
                         yield change
                     self._revision = listed.revision
@@ -85,17 +78,17 @@ class Watch:
 
     def _told(self, answer: Any) -> Iterator[Change]:
         for event in answer.events:
-            key, at = self._messages.name(event.kv.key), int(event.kv.mod_revision)
+            key, at = self.messages.name(event.kv.key), int(event.kv.mod_revision)
             if event.type == rpc.Event.EventType.DELETE:
                 self._known.pop(key, None)
                 yield Deleted(key, at)
             else:
                 self._known[key] = at
-                yield Put(self._messages.item(event.kv))
+                yield Put(self.messages.item(event.kv))
 
     async def _answers(self) -> AsyncGenerator[Any]:
         """Yield etcd's answers from after the revision; None: they cannot be had any more, list again."""
-        connection, timeout_s = self._connection, self._connection.settings.timeout_s
+        connection, timeout_s = self.connection, self.connection.settings.timeout_s
         member = connection.member()
         stream = None
         try:
@@ -115,31 +108,31 @@ class Watch:
                     raise self._cancelled(member, response.cancel_reason)
                 yield response
                 response = await stream.read()
-            raise EtcdUnreachable(f"etcd at {member.endpoint} ended the watch of {self._prefix}", maybe_done=False)
+            raise EtcdUnreachable(f"etcd at {member.endpoint} ended the watch of {self.prefix}", maybe_done=False)
         except TimeoutError:
             connection.leave(member)
             raise EtcdUnreachable(
-                f"etcd at {member.endpoint} did not begin to watch {self._prefix} within {timeout_s:g} s",
+                f"etcd at {member.endpoint} did not begin to watch {self.prefix} within {timeout_s:g} s",
                 maybe_done=False,
             ) from None
         except asyncio.CancelledError:
             connection.check_closed()
             raise
         except grpc.aio.AioRpcError as exc:
-            raise connection.failed(exc, member, f"watch {self._prefix}") from exc
+            raise connection.failed(exc, member, f"watch {self.prefix}") from exc
         finally:
             if stream is not None:
                 stream.cancel()
 
     def _request(self) -> Any:
-        start, end = self._span
+        start, end = self.span
         return rpc.WatchCreateRequest(key=start, range_end=end, start_revision=self._revision + 1, progress_notify=True)
 
     def _cancelled(self, member: Member, reason: str) -> StorageFailed:
-        prefix = self._prefix
+        prefix = self.prefix
         if is_token_trouble(reason):
-            self._connection.forget_token()
+            self.connection.forget_token()
             return EtcdUnreachable(f"etcd at {member.endpoint} forgot who watches {prefix}", maybe_done=False)
         if "permission denied" in reason:
-            return not_allowed(self._connection.settings, member.endpoint, f"watch {prefix}")
+            return not_allowed(self.connection.settings, member.endpoint, f"watch {prefix}")
         return EtcdUnreachable(f"etcd at {member.endpoint} ended the watch of {prefix}: {reason}", maybe_done=False)
