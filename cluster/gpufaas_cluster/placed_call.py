@@ -18,13 +18,13 @@ from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, FunctionId, Seconds
 
 WAITING: Final = 0
-"""It has no grant: the scheduler owes one."""
+"""The call has no grant: the scheduler owes one."""
 GRANTED: Final = 1
-"""It has a grant, and runs, or is about to."""
+"""The call has a grant, and runs, or is about to."""
 GRANTED_AGAIN: Final = 2
 """The next grant came before the refusal of the one that it has."""
 KEPT: Final = 3
-"""It has ended, and its grant waits for the next call of its function (`KeptGrants`)."""
+"""The call has ended, and its grant waits for the next call of its function (`KeptGrants`)."""
 
 
 @dataclass(slots=True, eq=False)
