@@ -55,7 +55,7 @@ class GatewaySession:
         """The nodes that it does not reach."""
 
     def answer(self, call: CallId, answer: Grant | GpufaasError) -> None:
-        if self.calls:
+        if self.calls and call in self.calls:
             self.calls[call] = Said.ANSWERED
         if isinstance(answer, Grant):
             self.link.send(control.Granted(answer, self._keep_s(answer)))

@@ -99,8 +99,7 @@ class Leadership:
 
     async def resign(self) -> None:
         """Give the lead up: a scheduler that waits leads at once. No error when etcd is away."""
-        await self._end()
-        self.lost.set()
+        await self.abandon()
         try:
             await self._lease.revoke()
         except EtcdUnreachable as exc:
@@ -109,7 +108,9 @@ class Leadership:
 
     async def abandon(self) -> None:
         """Stop the tasks of a leadership that was lost."""
-        await self._end()
+        for task in (self._watching, self._waiting):
+            task.cancel()
+        await asyncio.gather(self._watching, self._waiting, return_exceptions=True)
         self.lost.set()
         await self._lease.abandon()
 
@@ -140,11 +141,6 @@ class Leadership:
                                 return self._lose("its key was deleted")
         except StorageFailed as exc:
             self._lose(str(exc))
-
-    async def _end(self) -> None:
-        for task in (self._watching, self._waiting):
-            task.cancel()
-        await asyncio.gather(self._watching, self._waiting, return_exceptions=True)
 
 
 async def campaign(
