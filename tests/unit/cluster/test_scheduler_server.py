@@ -11,6 +11,7 @@ from tests.waiting import LIMIT_S, eventually
 from gpufaas_cache_manager.replacement import Lru
 from gpufaas_cluster import control, deployed
 from gpufaas_cluster.connection import Identity, Link, connect
+from gpufaas_cluster.gateway_sessions import Said
 from gpufaas_cluster.leader import Leader
 from gpufaas_cluster.remote_placement import WITHOUT_LEADER
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
@@ -266,6 +267,25 @@ async def test_a_new_leader_ends_no_call_of_a_gateway_before_that_has_said_what_
         while type(message := await node.said.get()) is not control.CheckNode:
             told += [message.command.call] if type(message) is control.ExecuteCommand else []
     assert told == ([] if runs else [call])
+
+
+async def test_a_call_whose_grant_by_the_last_leader_never_came_is_placed_as_a_new_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gateway waits for an answer, and its node has opened the grant, which no caller will use."""
+    monkeypatch.setattr("gpufaas_cluster.leader.HOLD_S", LIMIT_S)
+    rig.lead("n1", "n2")
+    call = CallId("1@g1.boot")
+    gateway = await rig.gateway("g1")
+    gateway.link.send(control.RunningCalls([]))
+    await rig.node("n1", "f", calls=(call,))
+
+    gateway.link.send(control.PlaceCall(call, F, 60.0))
+    session = rig.leader.gateways.by_name["g1.boot"]
+    await eventually(lambda: session.calls == {call: Said.PLACED})
+    await rig.node("n2", "f")
+
+    assert await gateway.hears(control.CallUnknown) == control.CallUnknown(call)
 
 
 # --- functions, which come from etcd: sometimes to a gateway first ---
