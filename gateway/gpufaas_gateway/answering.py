@@ -110,7 +110,7 @@ class AnswerStream:
         self._ended = whole
         self._cancel = cancel
         self._end = end
-        self._cancelled = self._passed = False
+        self._passed = False
         self._bodiless = status in BODILESS
 
     async def chunk(self) -> bytes | None:
@@ -148,8 +148,8 @@ class AnswerStream:
 
     def cancel(self) -> None:
         """Give up the rest of the answer, and the call's place."""
-        if not self._ended and not self._cancelled:
-            self._cancelled = True
+        if not self._ended:
+            self._ended = True
             self.call.stop_watching()
             self._cancel(self.call.id)
 

@@ -212,7 +212,12 @@ class HttpExchange(Driven):
                 await self._drained()
                 self._send(answer)
             if not self.disconnected:
-                self._complete()
+                self.response_complete = True
+                self.waiting_for_100_continue = False
+                self.set()
+                if not self.keep_alive:
+                    self._connection.transport.close()
+                self._connection.on_response_complete()
         except (CallCancelled, BrokenAnswer, asyncio.CancelledError) as exc:
             let_go(exc)  # the caller is gone; or the connection is closed, which is the message
         except Exception:
@@ -322,14 +327,6 @@ class HttpExchange(Driven):
         if head.count(b"\n") != ends or head.count(b"\r") != ends:
             raise RuntimeError("a header of an answer has a line break")
         return head
-
-    def _complete(self) -> None:
-        self.response_complete = True
-        self.waiting_for_100_continue = False
-        self.set()
-        if not self.keep_alive:
-            self._connection.transport.close()
-        self._connection.on_response_complete()
 
     def _break_off(self) -> None:
         """There is no answer, or only a part of one. The caller must not take it for whole."""
