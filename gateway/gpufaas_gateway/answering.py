@@ -23,12 +23,11 @@ from gpufaas_gateway.call_headers import (
     Header,
     answer_headers,
     call_headers,
-    error_headers,
     head_template,
     placement_headers,
     timing,
 )
-from gpufaas_gateway.errors import NoWebSocket, status_of
+from gpufaas_gateway.errors import NoWebSocket, headers_of, status_of
 from gpufaas_gateway.ports import CallExchange
 from gpufaas_gateway.request import Request
 
@@ -55,7 +54,8 @@ class Answer(Struct):
 def refusal(error: GpufaasError, more: list[Header]) -> Answer:
     """Return the platform's answer to a call that ends with *error*; *more* are headers beside those of the error."""
     text = str(error).encode()
-    return Answer(status_of(error), error_headers(error, len(text)) + more, text, error=error)
+    headers = [(name.lower().encode(), value.encode()) for name, value in headers_of(error).items()]
+    return Answer(status_of(error), [*headers, (b"content-length", b"%d" % len(text)), *more], text, error=error)
 
 
 def let_go(error: BaseException | None) -> None:

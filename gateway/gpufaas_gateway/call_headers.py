@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.hop_by_hop import HOP_BY_HOP, NAMES_NONE, end_to_end
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import DeviceId, Seconds
 from gpufaas_core.units import parse_duration
 from gpufaas_core.wire.heads import AnswerHead
-from gpufaas_gateway.errors import headers_of
 from gpufaas_gateway.spec import read_goal
 
 Header = tuple[bytes, bytes]
@@ -114,13 +113,6 @@ def call_headers(answer: AnswerHead, asked: list[Header], run_s: Seconds) -> lis
     if b"x-duration-seconds" not in names:
         out.append((b"x-duration-seconds", b"%.6f" % run_s))
     return out
-
-
-def error_headers(error: GpufaasError, length: int) -> list[Header]:
-    """Return the headers of an answer with the text of *error*, *length* bytes."""
-    headers = [(name.lower().encode(), value.encode()) for name, value in headers_of(error).items()]
-    headers.append((b"content-length", b"%d" % length))
-    return headers
 
 
 def placement_headers(grant: Grant, tier: str = "disk") -> tuple[Header, ...]:

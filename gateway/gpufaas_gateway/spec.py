@@ -108,7 +108,7 @@ class FunctionRecord(Struct, frozen=True):
 
     @property
     def function_id(self) -> FunctionId:
-        return FunctionId(f"{self.name}.{self.namespace}@{self.revision}")
+        return FunctionId(f"{self.full_name}@{self.revision}")
 
 
 class Namespace(Struct, frozen=True, omit_defaults=True):

@@ -78,7 +78,7 @@ class WebSocketCalls:
         try:
             answer = await self.run(request)
             if answer.stream is None:
-                await _refuse(send, answer.status, answer.headers, bytes(answer.body))
+                await _refuse(send, answer)
                 return
             with answer.stream as stream:
                 try:
@@ -89,8 +89,7 @@ class WebSocketCalls:
                 except GpufaasError as error:
                     stream.call.status = status_of(error)
                     if not isinstance(error, CallCancelled):
-                        said = refusal(error, [pair for pair in answer.headers if pair[0] in _OURS])
-                        await _refuse(send, said.status, said.headers, bytes(said.body))
+                        await _refuse(send, refusal(error, [pair for pair in answer.headers if pair[0] in _OURS]))
                     stream.cancel()
                     return
                 await self._join(connection, stream)
@@ -113,9 +112,9 @@ class WebSocketCalls:
                 try:
                     await connection.pump()
                 except GpufaasError as error:
-                    stream.call.status = _status_at_end(error)
+                    stream.call.status, code = _at_end(error)
                     stream.cancel()
-                    await connection.tell(*_farewell(error))
+                    await connection.tell(code, str(error))
                 connection.end()
         finally:
             del self._open[connection]
@@ -376,31 +375,26 @@ async def _pass_refusal(send: Send, answer: Answer, stream: AnswerStream) -> Non
     while len(body) < _REFUSAL and (piece := await stream.chunk()) is not None:
         body += piece
     stream.cancel()
-    await _refuse(send, answer.status, answer.headers, body[:_REFUSAL])
+    await _refuse(send, Answer(answer.status, answer.headers, body[:_REFUSAL]))
 
 
-async def _refuse(send: Send, status: int, headers: list[Header], body: bytes) -> None:
-    """Answer a handshake with an HTTP answer."""
-    headers = [pair for pair in headers if not pair[0].startswith(_HANDSHAKE) and pair[0] != b"content-length"]
+async def _refuse(send: Send, answer: Answer) -> None:
+    """Answer a handshake with *answer*, which has no stream."""
+    headers = [pair for pair in answer.headers if not pair[0].startswith(_HANDSHAKE) and pair[0] != b"content-length"]
     try:
-        await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": body})
+        await send({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": bytes(answer.body)})
     except OSError:
         pass  # the caller went away
 
 
-def _status_at_end(error: GpufaasError) -> int:
-    """Return the status that an accepted connection is counted with when it ends with *error*."""
-    return SWITCHED if isinstance(error, CallCancelled | UnknownFunction) else status_of(error)
-
-
-def _farewell(error: GpufaasError) -> tuple[int, str]:
-    """Return close code and reason for a caller whose connection ends with *error*."""
+def _at_end(error: GpufaasError) -> tuple[int, CloseCode]:
+    """Return the status that an accepted connection is counted with when it ends with *error*, and its close code."""
     if isinstance(error, UnknownFunction):
-        return CloseCode.GOING_AWAY, str(error)
-    if isinstance(error, _TooBig):
-        return CloseCode.MESSAGE_TOO_BIG, str(error)
-    return CloseCode.INTERNAL_ERROR, str(error)
+        return SWITCHED, CloseCode.GOING_AWAY
+    if isinstance(error, CallCancelled):
+        return SWITCHED, CloseCode.INTERNAL_ERROR
+    return status_of(error), CloseCode.MESSAGE_TOO_BIG if isinstance(error, _TooBig) else CloseCode.INTERNAL_ERROR
 
 
 def _short(reason: str) -> str:

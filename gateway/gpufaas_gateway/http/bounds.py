@@ -263,7 +263,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         self._refused = True
         if not quiet:
-            _log(self.client, status, reason)
+            peer = (self.client or ("unknown",))[0]
+            log.warning("request.refused status=%d peer=%s reason=%s", status, peer, reason)
         answering = self._answering()
         if answering is not None and not answering.more_body:
             answering.keep_alive = False  # requests that came before are answered: this would be taken for their answer
@@ -286,10 +287,6 @@ class BoundedHttp(HttpToolsProtocol):
     def _answering(self) -> Cycle | None:
         """Return the last request that has come, if it is not answered."""
         return None if self.cycle is None or self.cycle.response_complete else self.cycle
-
-
-def _log(client: tuple[str, int] | None, status: int, reason: str) -> None:
-    log.warning("request.refused status=%d peer=%s reason=%s", status, (client or ("unknown",))[0], reason)
 
 
 class _SlowReader:
