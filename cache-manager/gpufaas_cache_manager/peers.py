@@ -21,6 +21,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -173,17 +174,17 @@ class PeerClient:
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=self._patience_s)
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
     """One GET, with blocking calls for a thread; `close`, called on the loop, ends the one that runs."""
 
-    def __init__(self, connection: http.client.HTTPConnection, token: str, digest: str, start: Bytes) -> None:
-        self.left: Bytes = 0
-        self._connection = connection
-        self._token = token
-        self._digest = digest
-        self._start = start
-        self._file: io.BufferedReader | None = None
-        self._closed = False
+    _connection: http.client.HTTPConnection
+    _token: str
+    _digest: str
+    _start: Bytes
+    left: Bytes = 0
+    _file: io.BufferedReader | None = None
+    _closed: bool = False
 
     def ask(self) -> Bytes:
         """Send it; return the size of the whole artifact."""

@@ -12,9 +12,6 @@ from gpufaas_core.model import FunctionId
 class Replacement(Protocol):
     """Orders the models of a device, best victim first. Pure, and total: the same list gives the same order."""
 
-    @property
-    def name(self) -> str: ...
-
     def order(self, residency: Residency[OwnerT]) -> Iterable[Copy[OwnerT]]: ...
 
 

@@ -6,14 +6,15 @@ starts from what is planned (`SimulatedFunction.planned`) and may learn.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from gpufaas_core.cost import Cost, Truth, truth
 from gpufaas_core.model import ALL_COMPUTE, FunctionId, Part, Seconds
 from gpufaas_simulator.nodes import Noise, SimulatedDeviceState
-from gpufaas_simulator.workload import SimulatedFunction, Workload
+from gpufaas_simulator.workload import SimulatedFunction
 
 
 def mixes(function: SimulatedFunction) -> bool:
@@ -60,13 +61,14 @@ class Revisions:
         return found
 
 
+@dataclass(slots=True)
 class TrueTimes:
     """How long loads and grants take in one simulation: by their costs, the times of single calls, and noise."""
 
-    def __init__(self, revisions: Revisions, workload: Workload, noise: Noise) -> None:
-        self._revisions = revisions
-        self.given = workload.service_s
-        self.noise = noise
+    revisions: Revisions
+    given: array[float] | None
+    """See `Workload.service_s`."""
+    noise: Noise
 
     @property
     def as_costs(self) -> bool:
@@ -94,7 +96,7 @@ class TrueTimes:
 
     def _part_s(self, function: FunctionId, device: SimulatedDeviceState, now: Seconds) -> tuple[Seconds, bool]:
         """Return the time of a load of all weights on *device*, and whether they are in the host memory there."""
-        cost, host = self._revisions.of(function, device.kind).cost, device.host
+        cost, host = self.revisions.of(function, device.kind).cost, device.host
         if host is not None and host.ask(function, cost, now):
             assert cost.host_load_s is not None
             return cost.host_load_s, True
@@ -108,7 +110,7 @@ class TrueTimes:
         given, factors = self.given, self.noise.service
         service_s = truth.service_s(len(calls), cap)
         for each in devices[1:]:
-            service_s = max(service_s, self._revisions.of(function, each.kind).service_s(len(calls), cap))
+            service_s = max(service_s, self.revisions.of(function, each.kind).service_s(len(calls), cap))
         if given is not None:
             cost_s = truth.cost.service_s
             if len(calls) == 1:

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heappush
-from typing import Protocol
 
 from gpufaas_core import messages as m
 from gpufaas_core.cost import Truth
 from gpufaas_core.model import ALL_COMPUTE, CallId, CopyId, DeviceId, FunctionId, Part, Seconds, copy_id, copy_of
+from gpufaas_scheduler.engine import Engine
 from gpufaas_simulator.calendar import Calendar, Loading
 from gpufaas_simulator.costs import Revisions, TrueTimes, mixes
 from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Running, SimulatedDeviceState
@@ -24,25 +24,17 @@ from gpufaas_simulator.timeline import Done, Evicted, LoadBegun, Observer, Start
 from gpufaas_simulator.workload import FunctionUpdated, SimulatedFunction, Workload
 
 
-class Decides(Protocol):
-    """What nodes obey: an engine."""
-
-    @property
-    def wake_at(self) -> Seconds | None: ...
-    def handle(self, event: m.Event, now: Seconds) -> list[m.Command]: ...
-
-
 class Nodes:
     """All nodes of one simulation, and what they are busy with. The parameters are those of `Simulation`."""
 
-    def __init__(self, workload: Workload, engine: Decides, noise: Noise | None, observers: Sequence[Observer]) -> None:
+    def __init__(self, workload: Workload, engine: Engine, noise: Noise | None, observers: Sequence[Observer]) -> None:
         self.workload = workload
         self.engine = engine
         self.now: Seconds = 0.0
         self.record = Record(workload)
         self._observers = observers
         self._revisions = Revisions(workload.functions)
-        self._times = TrueTimes(self._revisions, workload, noise or Noise())
+        self._times = TrueTimes(self._revisions, workload.service_s, noise or Noise())
         self._devices: dict[DeviceId, SimulatedDeviceState] = {}
         self._calendar = Calendar()
         self._under_way = self._calendar.entries

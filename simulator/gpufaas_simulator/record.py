@@ -25,7 +25,10 @@ FALSE_MISS: Final = 3
 
 
 class Record:
-    """The outcome of each call, by its index in the workload, and of each device. Times are in seconds."""
+    """
+    The outcome of each call, by its index in the workload, and of each device. Times are in seconds. What is counted is
+    said where `Report` has a field of that name.
+    """
 
     def __init__(self, workload: Workload) -> None:
         calls = len(workload)
@@ -43,17 +46,7 @@ class Record:
         """Calls in the order in which they were started."""
         self.devices: list[tuple[SimulatedDevice, SimulatedDeviceState]] = []
         """In the order in which they joined. A device that left and came back has two entries."""
-        self.prefetches = 0
-        """Loads without a call."""
-        self.host_loads = 0
-        """Misses and loads without a call whose weights were in host memory."""
-        self.wakes = 0
-        """Those of parked copies, which are not in `host_loads`."""
-        self.staged = 0
-        """Weights that the policy had brought there."""
-        self.evictions = 0
-        self.preempted = 0
-        """Calls that were stopped to run again."""
+        self.prefetches = self.host_loads = self.wakes = self.staged = self.evictions = self.preempted = 0
         self.hottest_copy_s = 0.0
         """For how many device-seconds the most called function was resident."""
         self.explanation: Explanation | None = None

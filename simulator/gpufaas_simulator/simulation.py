@@ -17,10 +17,11 @@ from typing import Final
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds
 from gpufaas_core.snapshot import StagedWeights
+from gpufaas_scheduler.engine import Engine
 from gpufaas_simulator.calendar import Later, Loading
 from gpufaas_simulator.fleet import Fleet
 from gpufaas_simulator.nodes import HostMemory, Noise, Running, SimulatedDeviceState
-from gpufaas_simulator.nodes_at_work import Decides, Nodes, numbers
+from gpufaas_simulator.nodes_at_work import Nodes, numbers
 from gpufaas_simulator.record import COMPLETED, FAILED, Record
 from gpufaas_simulator.timeline import Left, Observer
 from gpufaas_simulator.workload import (
@@ -51,7 +52,7 @@ class Simulation(Nodes):
     def __init__(
         self,
         workload: Workload,
-        engine: Decides,
+        engine: Engine,
         *,
         noise: Noise | None = None,
         observers: Sequence[Observer] = (),

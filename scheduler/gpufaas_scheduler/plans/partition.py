@@ -204,10 +204,8 @@ class PlanTable:
         return tuple(cuts)
 
 
-@functools.lru_cache(maxsize=64)
-def plan_table(costs: Costs, max_parts: int) -> PlanTable:
-    """Return the table of a model; one with the same costs, such as a version with other weights, has the same."""
-    return PlanTable(costs, max_parts)
+plan_table = functools.lru_cache(maxsize=64)(PlanTable)
+"""Returns the table of a model; one with the same costs, such as a version with other weights, has the same."""
 
 
 def _hull(front: _Front) -> tuple[tuple[Seconds, Seconds], ...]:

@@ -40,14 +40,12 @@ class NextMisses:
 
 def _load(view: View, owner: FunctionView, device: DeviceView) -> Load | None:
     """Return the load of *owner*, which is staged somewhere, onto *device*, if it is there and has room."""
-    if device.node not in owner.staged or device.kind.startswith("cpu") or not _has_room(view, owner, device):
+    if device.node not in owner.staged or device.kind.startswith("cpu"):
+        return None
+    need = view.occupation(device, owner)
+    if need is None or need > view.free(device) or any(each.loading for each in view.residents(device)):
         return None
     return Load(owner.id, device.part, why=_HERE, beside=True)
-
-
-def _has_room(view: View, function: FunctionView, device: DeviceView) -> bool:
-    need = view.occupation(device, function)
-    return need is not None and need <= view.free(device) and not any(each.loading for each in view.residents(device))
 
 
 def _stage(view: View, call: WaitingCall, device: DeviceView) -> Load | None:
