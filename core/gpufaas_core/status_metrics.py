@@ -75,17 +75,15 @@ def status_metrics(status: EngineStatus) -> Iterator[Metric]:
     queued: Counter[str] = Counter()
     for function, length in status.queued.items():
         queued[full_name_of(function)] += length
-    yield family(
-        GAUGE,
-        "gpufaas_queue_length",
-        "Calls that wait, in the global and the local queues",
-        _FUNCTION,
-        (([name], length) for name, length in sorted(queued.items())),
-    )
-    yield family(
-        GAUGE,
-        "gpufaas_function_failed_loads",
-        "Loads in a row that failed, of functions whose last load failed and that have no ready copy",
-        _FUNCTION,
-        (([full_name_of(function)], each.failures) for function, each in sorted(status.failing.items())),
-    )
+    failed: Counter[str] = Counter()
+    for function, failing in status.failing.items():
+        failed[full_name_of(function)] = max(failing.failures, failed[full_name_of(function)])
+    for name, what, values in (
+        ("gpufaas_queue_length", "Calls that wait, in the global and the local queues", queued),
+        (
+            "gpufaas_function_failed_loads",
+            "Loads in a row that failed, of functions whose last load failed and that have no ready copy",
+            failed,
+        ),
+    ):
+        yield family(GAUGE, name, what, _FUNCTION, (([of], value) for of, value in sorted(values.items())))

@@ -292,11 +292,9 @@ class _ThreadCall(_Call):
 
 async def _each(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Yield *chunks*, and close them."""
-    try:
+    with contextlib.closing(chunks):  # type: ignore[type-var]  # a generator, see `to_answer`
         for each in chunks:
             yield each
-    finally:
-        chunks.close()  # type: ignore[attr-defined]  # a generator, see `to_answer`
 
 
 async def _until_gone(receive: _Receive) -> None:
