@@ -62,11 +62,11 @@ async def connected(path: str) -> socket.socket:
 class HttpSlot:
     """`Slot`: at most one call at a time to ``host:port``. Connects when it has to."""
 
-    def __init__(self, worker: Worker, host: str, port: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, worker: Worker, host: str, port: int) -> None:
         self._worker = worker
         self._host = host
         self._port = port
-        self.loop = loop
+        self.loop = worker.loop
         self.unix = ""
         """The path of the unix socket on which it listens in place of the port."""
         self._connection: _Connection | None = None

@@ -13,23 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
+from gpufaas_core import messages as m
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.constraints import COMPUTE, FIXED_AT_START
-from gpufaas_core.messages import (
-    Abort,
-    Command,
-    CopyFailed,
-    DeviceLeft,
-    Event,
-    Evict,
-    Fetch,
-    LoadCopy,
-    Resize,
-    Resized,
-    SetLimit,
-    Stage,
-    StartCall,
-)
 from gpufaas_core.model import Bytes, Device, DeviceId, FunctionId, NodeId, Seconds, copy_id
 from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_gpu_manager.defined import Functions
@@ -57,7 +43,7 @@ class Node:
         devices: Sequence[NodeDevice],
         bundles: Bundles,
         logs: LogSink,
-        report: Callable[[Event], None],
+        report: Callable[[m.Event], None],
         on_said: Callable[[str], None] = lambda _: None,
         settings: NodeSettings | None = None,
         containers: ContainerEngine | None = None,
@@ -139,7 +125,7 @@ class Node:
                     del self._devices[device.id]
                     device.lose(reason)
                     await asyncio.to_thread(device.source.close)
-                    self.report(DeviceLeft(device.id, reason))
+                    self.report(m.DeviceLeft(device.id, reason))
                     on_lost(f"device {device.id} is gone: {reason}; restart the node when it is back")
 
     @property
@@ -176,30 +162,30 @@ class Node:
 
     # --- commands ---
 
-    def execute(self, command: Command) -> None:
+    def execute(self, command: m.Command) -> None:
         """Carry out a command of the scheduler."""
         match command:
-            case StartCall(grant):
+            case m.StartCall(grant):
                 for each in grant.calls:
                     self.grants.open(grant.of(each))  # the first opens it; a refusal is said of each
-            case Abort(call, _, True, reason, number, unbegun):
+            case m.Abort(call, _, True, reason, number, unbegun):
                 self.grants.requeue(call, number, reason, unbegun=unbegun)
-            case Abort(call, device, False, reason):
+            case m.Abort(call, device, False, reason):
                 self.grants.abort(call, device, reason)
-            case Evict(function, device, copy, to):
+            case m.Evict(function, device, copy, to):
                 self.evict(function, device, copy, park=to == "host")
-            case Resize(function, device, memory, copy):
+            case m.Resize(function, device, memory, copy):
                 self.resize(function, device, memory, copy)
-            case LoadCopy():
+            case m.LoadCopy():
                 self.load(command)
-            case SetLimit(function, device, copy, share):
+            case m.SetLimit(function, device, copy, share):
                 self.limit(function, device, copy, share)
-            case Stage(function):
+            case m.Stage(function):
                 self.staging.stage(function)
-            case Fetch(function):
+            case m.Fetch(function):
                 self.functions.prefetch(function)
 
-    def load(self, command: LoadCopy) -> None:
+    def load(self, command: m.LoadCopy) -> None:
         """Start a worker without a call."""
         if command.epoch < self.grants.epoch:
             return  # its scheduler was replaced, and its successor does not know of this load
@@ -209,7 +195,7 @@ class Node:
             gone = (copy_id(command.function, command.copy), *command.victims) if device is not None else ()
             for each in gone:  # for the scheduler: what was parked and should wake, and what should make room
                 self._devices[command.device].end(each, park=each in command.parked)
-            self.report(CopyFailed(command.function, command.device, reason, copy=command.copy))
+            self.report(m.CopyFailed(command.function, command.device, reason, copy=command.copy))
         elif copy_id(command.function, command.copy) not in device.workers:
             self.host.start(device, spec, command)
 
@@ -225,7 +211,7 @@ class Node:
         owner = self._devices.get(device)
         worker = owner.workers.get(copy_id(function, copy)) if owner is not None else None
         if owner is not None and worker is not None and owner.resize(worker, memory):
-            self.report(Resized(function, device, worker.memory, copy, memory))
+            self.report(m.Resized(function, device, worker.memory, copy, memory))
 
     def limit(self, function: FunctionId, device: DeviceId, copy: int, share: int) -> None:
         """Cap a copy at *share* per cent of its device's compute; 0: as its function says."""

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
@@ -61,18 +62,19 @@ _CONTEXT_S: Final[Seconds] = 10.0
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
+@dataclass(eq=False)
 class Standby:
-    """One of them. `group` is its control group, if there is one."""
+    """One of them."""
 
-    def __init__(self, number: int, home: Home, group: Group | None, door: socket.socket) -> None:
-        self.number = number
-        self.taken = False
-        """A worker has it."""
-        self.home = home
-        self.group = group
-        self.door = door
-        self.pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """Set when it is forked; cancelled when it has ended."""
+    number: int
+    home: Home
+    group: Group | None
+    """Its control group, if there is one."""
+    door: socket.socket
+    pid: asyncio.Future[int]
+    """Set when it is forked; cancelled when it has ended."""
+    taken: bool = False
+    """A worker has it."""
 
     @property
     def ready(self) -> bool:
@@ -211,8 +213,9 @@ class Standbys:
             self._failed()
             return
         ours.setblocking(False)
-        standby = self._pool[number] = Standby(number, home, group, ours)
-        task = asyncio.get_running_loop().create_task(self._fork(standby, theirs))
+        loop = asyncio.get_running_loop()
+        standby = self._pool[number] = Standby(number, home, group, ours, loop.create_future())
+        task = loop.create_task(self._fork(standby, theirs))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

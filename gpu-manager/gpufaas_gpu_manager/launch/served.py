@@ -41,11 +41,10 @@ class Served(Running):
         :param behind: returns whether the server to which it passes its calls listens, too
         :param unix: a path on which it may listen in place of the port
         """
-        loop = asyncio.get_running_loop()
         worker = self.worker
-        self._slots = [HttpSlot(worker, host, port, loop) for _ in range(worker.spec.need.slots)]
+        self._slots = [HttpSlot(worker, host, port) for _ in range(worker.spec.need.slots)]
         worker.calls.on_slots(self._slots)
-        self._looking = loop.create_task(self._look_after(host, port, behind, unix))
+        self._looking = worker.loop.create_task(self._look_after(host, port, behind, unix))
 
     def said_all(self) -> bool:
         return not any(slot.expects for slot in self._slots)

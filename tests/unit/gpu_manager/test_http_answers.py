@@ -26,6 +26,7 @@ class Owner:
     def __init__(self, pid: int | None = None) -> None:
         self.pid = pid
         self.calls = self.last_words = self
+        self.loop = asyncio.get_running_loop()
         self.done: list[bool] = []
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -65,7 +66,7 @@ async def answered(
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     loop = asyncio.get_running_loop()
     owner = Owner(pid)
-    slot = HttpSlot(cast(Any, owner), host, server.sockets[0].getsockname()[1], loop)
+    slot = HttpSlot(cast(Any, owner), host, server.sockets[0].getsockname()[1])
     exchange = exchange_of("c", owner)
     exchange.arrive(CallHead("c", "GET", "/", b"", []), b"")
     exchange.bind(slot, 0.0, False)
@@ -110,7 +111,7 @@ async def test_a_connection_that_was_idle_for_too_long_is_not_used_again(
     monkeypatch.setattr(http_slots, "_IDLE_S", idle_s)
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     owner = Owner()
-    slot = HttpSlot(cast(Any, owner), "127.0.0.1", server.sockets[0].getsockname()[1], asyncio.get_running_loop())
+    slot = HttpSlot(cast(Any, owner), "127.0.0.1", server.sockets[0].getsockname()[1])
     for call in ("first", "second"):
         exchange = exchange_of(call, owner)
         exchange.arrive(CallHead(call, "POST", "/", b"", []), b"")

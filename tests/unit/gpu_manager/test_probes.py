@@ -79,6 +79,7 @@ class Worker:
         self.ready = 0
         self.killed = ""
         self.device = self.calls = self
+        self.loop = asyncio.get_running_loop()
 
     def on_slots(self, slots: object) -> None: ...
 
