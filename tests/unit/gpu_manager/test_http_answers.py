@@ -64,7 +64,6 @@ async def answered(
         over.set()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    loop = asyncio.get_running_loop()
     owner = Owner(pid)
     slot = HttpSlot(cast(Any, owner), host, server.sockets[0].getsockname()[1])
     exchange = exchange_of("c", owner)
