@@ -83,8 +83,7 @@ class CgroupsV2:
 
 def _enable(directory: Path) -> None:
     """Enable the available controllers for groups below; memory must be one."""
-    available = directory / "cgroup.controllers"  # not there: no directory of the kernel's
-    there = available.read_text().split() if available.exists() else ["memory"]
+    there = files.words(directory / "cgroup.controllers")
     for controller in ("memory", "pids", "cpu"):
         if controller in there or controller == "memory":
             try:

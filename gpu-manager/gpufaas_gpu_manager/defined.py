@@ -135,7 +135,6 @@ class Functions:
             return  # it was pulled; what it needs to start may exist only when it is called
         if self._host.fetch is not None:
             await self._host.fetch(spec)  # before the time of the check begins
-        server = spec.kind == "server"
         sources = [each.source for each in self._devices.values()]
         allowed = (each for each in sources if satisfied(spec.constraints, each.device.labels))
         device = WorkerDevice(next(allowed, sources[0]), self._host.parks)
@@ -147,7 +146,7 @@ class Functions:
                 end = await worker.checked
         except TimeoutError:
             worker.end()
-            if server:
+            if spec.kind == "server":
                 raise InvalidSpec(
                     f"{spec.name} has yet {worker.run.waits_for} after "
                     f"{self._host.settings.check_timeout_s:g} s (what it printed: gpufaas logs {spec.name})"
@@ -158,14 +157,13 @@ class Functions:
             ) from None
         if end is None:
             return
-        failure = end.summary
         if end.blameless:
             raise CheckBroken(
-                f"the process that checks {spec.name} was not started, or was killed, and not by us ({failure}): "
+                f"the process that checks {spec.name} was not started, or was killed, and not by us ({end.summary}): "
                 "nothing was deployed, try again; if it happens again, see whether the machine is short of memory"
             )
-        if server:
-            raise InvalidSpec(f"{spec.name} does not start: {failure}{worker.output.tail()}")
+        if spec.kind == "server":
+            raise InvalidSpec(f"{spec.name} does not start: {end.summary}{worker.output.tail()}")
         raise InvalidSpec(
-            f"the handler of {spec.name} does not import: {failure} (all of it: gpufaas logs {spec.name})"
+            f"the handler of {spec.name} does not import: {end.summary} (all of it: gpufaas logs {spec.name})"
         )
