@@ -78,12 +78,7 @@ class Deployer:
         self._clock = clock
         self._new_revision = new_revision
         self.quotas = NamespaceQuotas(store, self._change_gate)
-        self.namespaces = Namespaces(
-            store,
-            lambda name: bool(self.catalogue.all(name)),
-            self._drop_contents,
-            lambda name: self.quotas.adopt(name, None),
-        )
+        self.namespaces = Namespaces(store, secrets, self.quotas, self.catalogue)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changing: dict[str, Callable[[], None]] = {}
         """By function that is being changed here: applies the last change that the store reported meanwhile."""
@@ -345,11 +340,6 @@ class Deployer:
         gate = self.quotas.gate(namespace)
         for each in self.catalogue.all(namespace):
             each.gate = gate
-
-    def _drop_contents(self, namespace: str) -> None:
-        """Remove the secrets and the quota of a namespace that is being removed. Blocks."""
-        self._secrets.drop(namespace)
-        self._store.remove_quota(namespace)
 
     @asynccontextmanager
     async def _change(self, full_name: str) -> AsyncIterator[None]:

@@ -3,15 +3,17 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from gpufaas_core.errors import InvalidSpec, NameTaken, UnknownName
+from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.errors import NotEmpty
 from gpufaas_gateway.names import check_namespace
-from gpufaas_gateway.ports import Store
+from gpufaas_gateway.ports import SecretStore, Store
+from gpufaas_gateway.quotas import NamespaceQuotas
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, Namespace
 
 log = logging.getLogger(__name__)
@@ -24,12 +26,9 @@ class Namespaces:
     """The default namespace always exists, and cannot be changed. One event loop owns this."""
 
     store: Store
-    has_functions: Callable[[str], bool]
-    """Returns whether a namespace has functions, so that it must stay."""
-    drop_contents: Callable[[str], None]
-    """Removes the secrets and the quota of a namespace; blocks."""
-    on_removed: Callable[[str], None]
-    """Called with the name of a namespace after its removal."""
+    secrets: SecretStore
+    quotas: NamespaceQuotas
+    catalogue: Catalogue
     _namespaces: dict[str, Namespace] = field(default_factory=lambda: {DEFAULT_NAMESPACE: _DEFAULT})
     _entering: Counter[str] = field(default_factory=Counter)
 
@@ -104,18 +103,19 @@ class Namespaces:
         :raises StorageFailed: the store could not remove it; it stays
         """
         self._check_alterable(name)
-        if self._entering[name] or self.has_functions(name):
+        if self._entering[name] or self.catalogue.all(name):
             raise NotEmpty(f"namespace {name} has functions: remove them first, then the namespace")
         # Removed here before the store is asked, so that nothing enters meanwhile.
         removed = self._namespaces.pop(name)
         try:
             # In this order: after a kill half-way the namespace is still there, and can be removed again.
-            await asyncio.to_thread(self.drop_contents, name)
+            await asyncio.to_thread(self.secrets.drop, name)
+            await asyncio.to_thread(self.store.remove_quota, name)
             await asyncio.to_thread(self.store.remove_namespace, name)
         except BaseException:
             self._namespaces[name] = removed
             raise
-        self.on_removed(name)
+        self.quotas.adopt(name, None)
         log.info("namespace.removed name=%s", name)
 
     async def _put(self, namespace: Namespace) -> None:

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 from tests.unit.gateway.conftest import Gateway, is_platform_error
-from tests.unit.gateway.fakes import MemoryStore
+from tests.unit.gateway.fakes import MemorySecrets, MemoryStore
 
 from gpufaas_core.errors import StorageFailed
+from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.errors import NotEmpty
 from gpufaas_gateway.namespaces import Namespaces
+from gpufaas_gateway.quotas import NamespaceQuotas
 from gpufaas_gateway.spec import Namespace
 
 DEV = {"name": "dev", "annotations": {"openfaas": "1"}, "labels": {"openfaas": "1", "team": "a"}}
@@ -133,7 +135,7 @@ async def test_a_namespace_stays_while_a_function_is_being_deployed_into_it(dev:
 
 async def test_a_full_disk_changes_nothing() -> None:
     store = MemoryStore()
-    namespaces = Namespaces(store, lambda _: False, lambda _: None, lambda _: None)
+    namespaces = Namespaces(store, MemorySecrets(), NamespaceQuotas(store), Catalogue())
     await namespaces.create(Namespace("dev"))
     store.failure = "the disk is full"
 
