@@ -12,7 +12,7 @@ from math import inf
 from typing import Final
 
 from gpufaas_cache_manager.residency import NOT_ASKED
-from gpufaas_core.model import CallId, DeviceId, Seconds
+from gpufaas_core.model import Seconds
 from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
 from gpufaas_scheduler.contract import Stateful
 from gpufaas_scheduler.world import finish
@@ -20,7 +20,6 @@ from gpufaas_scheduler.world.backoff import restored
 from gpufaas_scheduler.world.batch_size import Room
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
-from gpufaas_scheduler.world.cluster import Clearing
 from gpufaas_scheduler.world.conditions import Conditions
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.device import DeviceState
@@ -148,7 +147,8 @@ def _holders(copies: Iterable[tuple[Copy, DeviceState]]) -> tuple[Holder, ...]:
 
 def engine_doc(world: World, now: Seconds) -> EngineDoc:
     """O(calls) until `WAITING_KEPT` waiting ones are found."""
-    cluster, demand, agenda, policy = world.cluster, world.cluster.demand, world.agenda, world.policy
+    cluster, agenda, policy = world.cluster, world.agenda, world.policy
+    demand, clearing = cluster.demand, cluster.clearing
     return EngineDoc(
         policy=policy.name,
         grant=world.grant,
@@ -157,8 +157,8 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         waiting=tuple(call_doc(each, now) for each in _first_waiting(world)),
         waiting_count=world.calls.waiting,
         reserved_in_s=cluster.reserved_until - now if now < cluster.reserved_until else None,
-        cleared=clearing_doc(cluster.clearing),
-        pauses_for_s=max(0.0, cluster.clearing.pauses_until - now),
+        cleared=None if clearing.device is None or clearing.call is None else (clearing.device.id, clearing.call.id),
+        pauses_for_s=max(0.0, clearing.pauses_until - now),
         wakes=tuple((key, at - now) for key, at in agenda.wakes.items()),
         plan=agenda.plan,
         planned=agenda.planned,
@@ -176,10 +176,6 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         orphaned=tuple(cluster.orphans.functions),
         at_s=now,
     )
-
-
-def clearing_doc(clearing: Clearing) -> tuple[DeviceId, CallId] | None:
-    return None if clearing.device is None or clearing.call is None else (clearing.device.id, clearing.call.id)
 
 
 def _first_waiting(world: World) -> list[Call]:

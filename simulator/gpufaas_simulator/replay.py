@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+import time
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -74,7 +76,7 @@ def at_rate(workload: Workload, factor: float) -> Workload:
     """Return *workload* at *factor* times its rate."""
     if factor == 1.0:
         return workload
-    return replace(workload, times=array("d", [time / factor for time in workload.times]))
+    return replace(workload, times=array("d", [at / factor for at in workload.times]))
 
 
 async def replay(workload: Workload, endpoint: Endpoint, progress: Callable[[int], object] | None = None) -> Replayed:
@@ -89,35 +91,31 @@ async def replay(workload: Workload, endpoint: Endpoint, progress: Callable[[int
     async with httpx.AsyncClient(
         base_url=endpoint.gateway, limits=limits, timeout=timeout, verify=verify, trust_env=False
     ) as http:
-        return await _Replay(workload, endpoint, http, progress).run()
+        return await _Replay(workload, endpoint, http, progress, Record(workload), [""] * len(workload)).run()
 
 
+@dataclass(slots=True)
 class _Replay:
-    def __init__(
-        self, workload: Workload, endpoint: Endpoint, http: httpx.AsyncClient, progress: Callable[[int], object] | None
-    ) -> None:
-        self.workload = workload
-        self.endpoint = endpoint
-        self.http = http
-        self.progress = progress
-        self.record = Record(workload)
-        self.call_ids = [""] * len(workload)
-        self.errors: dict[str, int] = {}
-        self.device_index: dict[str, int] = {}
-        self.looks: list[tuple[Seconds, frozenset[tuple[str, str]]]] = []
-        """Times, and (function, device) of the residents then."""
-        self.misses: list[tuple[int, Seconds, str]] = []
-        """Call, time of its start, device."""
-        self.paths = [f"/function/{quote(each.name, safe='')}" for each in workload.functions]
-        self.began = 0.0
-        self.late_s = 0.0
-        self.ended = 0
-        self.now = asyncio.get_running_loop().time
+    workload: Workload
+    endpoint: Endpoint
+    http: httpx.AsyncClient
+    progress: Callable[[int], object] | None
+    record: Record
+    call_ids: list[str]
+    errors: Counter[str] = field(default_factory=Counter)
+    device_index: dict[str, int] = field(default_factory=dict)
+    looks: list[tuple[Seconds, frozenset[tuple[str, str]]]] = field(default_factory=list)
+    """Times, and (function, device) of the residents then."""
+    misses: list[tuple[int, Seconds, str]] = field(default_factory=list)
+    """Call, time of its start, device."""
+    began: Seconds = 0.0
+    late_s: Seconds = 0.0
+    ended: int = 0
+    now: Callable[[], Seconds] = time.monotonic
 
     async def run(self) -> Replayed:
         before = await self.status()
-        devices = before["devices"]
-        for index, each in enumerate(devices):
+        for index, each in enumerate(before["devices"]):
             of = each["device"]
             device = SimulatedDevice(DeviceId(of["id"]), of["memory"], of["kind"], of["id"].rpartition("/")[0])
             self.record.devices.append((device, SimulatedDeviceState(device, index, None, 0.0)))
@@ -137,27 +135,23 @@ class _Replay:
         end_s = self.now() - self.began
         after = await self.status()
         self.close(before, after, end_s)
-        found = report(self.record, str(after["policy"]))
         # The status does not distinguish loads without a call.
-        found = msgspec.structs.replace(found, prefetches=None)
+        found = msgspec.structs.replace(report(self.record, str(after["policy"])), prefetches=None)
         return Replayed(self.record, found, self.call_ids, self.late_s, self.errors)
 
     async def call(self, index: int, at: Seconds) -> None:
-        record = self.record
+        record, function = self.record, self.workload.functions[self.workload.calls[index]].name
+        path, headers = f"/function/{quote(function, safe='')}", {"Content-Type": self.endpoint.content_type}
         try:
-            answer = await self.http.post(
-                self.paths[self.workload.calls[index]],
-                content=self.endpoint.body,
-                headers={"Content-Type": self.endpoint.content_type},
-            )
+            answer = await self.http.post(path, content=self.endpoint.body, headers=headers)
         except httpx.HTTPError as exc:
-            self.fail(index, FAILED, type(exc).__name__)
+            self.end(index, FAILED, type(exc).__name__)
             return
         now = self.now() - self.began
-        headers = answer.headers
-        self.call_ids[index] = headers.get(CALL_HEADER, "")
-        phases = {name: float(ms) / 1000 for name, ms in _PHASE.findall(headers.get("Server-Timing", ""))}
-        start, device = headers.get(START_HEADER), headers.get(DEVICE_HEADER)
+        said = answer.headers
+        self.call_ids[index] = said.get(CALL_HEADER, "")
+        phases = {name: float(ms) / 1000 for name, ms in _PHASE.findall(said.get("Server-Timing", ""))}
+        start, device = said.get(START_HEADER), said.get(DEVICE_HEADER)
         if start is not None and device in self.device_index:
             started = at + phases.get("queue", 0.0)
             record.started[index] = started
@@ -167,19 +161,16 @@ class _Replay:
                 self.misses.append((index, started, device))
         if answer.status_code >= 300:
             what = f"{answer.status_code} {answer.reason_phrase}"
-            self.fail(index, REJECTED if answer.status_code in _REJECTED else FAILED, what)
+            self.end(index, REJECTED if answer.status_code in _REJECTED else FAILED, what)
             return
         record.ended[index] = now
         record.service_s[index] = phases.get("run", 0.0)
-        record.outcome[index] = COMPLETED
-        self.count()
+        self.end(index, COMPLETED)
 
-    def fail(self, index: int, outcome: int, what: str) -> None:
+    def end(self, index: int, outcome: int, error: str = "") -> None:
         self.record.outcome[index] = outcome
-        self.errors[what] = self.errors.get(what, 0) + 1
-        self.count()
-
-    def count(self) -> None:
+        if error:
+            self.errors[error] += 1
         self.ended += 1
         if self.progress is not None:
             self.progress(self.ended)
