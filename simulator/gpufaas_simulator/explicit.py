@@ -190,18 +190,15 @@ class _WorkloadReader:
 
     def cost(self, given: entries.CostEntry, where: tuple[Step, ...]) -> Cost | None:
         """Return the costs on devices of a kind, or of any, if they are beside the name. None: there are none."""
-        keys = ("occupation_mb", "load_s", "infer_s")
-        missing = [key for key in keys if getattr(given, key) is UNSET]
-        further = [key for key in ("host_load_s", "wake_s", "uses", "batch", "share", "beside") if getattr(given, key)]
-        if len(missing) == len(keys) and not further:
-            return None
-        if missing:
+        occupation_mb, load_s, infer_s = given.occupation_mb, given.load_s, given.infer_s
+        if occupation_mb is UNSET or load_s is UNSET or infer_s is UNSET:
+            missing = [key for key in ("occupation_mb", "load_s", "infer_s") if getattr(given, key) is UNSET]
+            further = ("host_load_s", "wake_s", "uses", "batch", "share", "beside")
+            if len(missing) == 3 and not any(getattr(given, key) for key in further):
+                return None
             self.fail(where, f"{missing[0]} is missing: give occupation_mb, load_s and infer_s")
-        assert given.occupation_mb is not UNSET
-        assert given.load_s is not UNSET
-        assert given.infer_s is not UNSET
         return Cost(
-            _size(given.occupation_mb), given.load_s, given.infer_s, given.host_load_s, given.wake_s, given.uses,
+            _size(occupation_mb), load_s, infer_s, given.host_load_s, given.wake_s, given.uses,
             tuple(sorted(given.batch.items())), tuple(sorted(given.share.items())), given.beside,
         )  # fmt: skip
 

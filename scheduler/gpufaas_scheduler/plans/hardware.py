@@ -87,7 +87,7 @@ class Answer(msgspec.Struct, frozen=True):
 def solve(asked: Problem) -> Answer:
     """Return the choice. Ties go to the type that was named first."""
     candidates = tuple(evaluate(each, asked.n, asked.slo_ms) for each in asked.types)
-    chosen = candidates[_choose(asked.types, candidates)]
+    chosen = _choose(candidates)
     return Answer(chosen.name, chosen.y, chosen.t_max_ms, chosen.feasible, chosen.in_time, candidates)
 
 
@@ -103,16 +103,15 @@ def evaluate(node: NodeType, n: int, goal: Milliseconds) -> Candidate:
     return Candidate(node.name, found.y, found.ends, found.ends is not None, found.in_time, node.price)
 
 
-def _choose(types: tuple[NodeType, ...], candidates: tuple[Candidate, ...]) -> int:
-    """Return the index of the choice."""
-    feasible = [index for index, each in enumerate(candidates) if each.feasible]
+def _choose(candidates: tuple[Candidate, ...]) -> Candidate:
+    feasible = [each for each in candidates if each.feasible]
     if not feasible:
-        return min(range(len(candidates)), key=lambda i: (-candidates[i].in_time, candidates[i].price, i))
-    if cpus := [index for index in feasible if types[index].kind == "cpu"]:
-        return min(cpus, key=lambda i: (candidates[i].price, i))
-    ends = {index: candidates[index].t_max_ms or 0.0 for index in feasible}
-    limit = min(ends.values()) + SLACK + EPSILON
-    return min((i for i in feasible if ends[i] <= limit), key=lambda i: (candidates[i].price, ends[i], i))
+        return min(candidates, key=lambda each: (-each.in_time, each.price))
+    if cpus := [each for each in feasible if each.y is None]:
+        return min(cpus, key=lambda each: each.price)
+    ends = [(each, each.t_max_ms or 0.0) for each in feasible]
+    limit = min(end for _, end in ends) + SLACK + EPSILON
+    return min((pair for pair in ends if pair[1] <= limit), key=lambda pair: (pair[0].price, pair[1]))[0]
 
 
 def explain(asked: Problem, answer: Answer) -> list[str]:
