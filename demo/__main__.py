@@ -39,6 +39,8 @@ from rich.table import Table
 from rich.text import Text
 
 from demo import shared
+from gpufaas import Client
+from gpufaas_cli.subprocess_lines import end_as_by_ctrl_c
 from gpufaas_core import local_login
 from gpufaas_core.files import remove_tree
 from gpufaas_core.units import MiB, format_bytes
@@ -67,7 +69,7 @@ class Call:
     function: str
     body: str
     label: int | None = None
-    """Of a digit's image: what it shows."""
+    """What the image of a digit shows; None: the body is none."""
 
 
 @dataclass
@@ -94,8 +96,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the platform running afterwards")
     options = parser.parse_args()
     began = time.monotonic()
-    for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.default_int_handler)  # as Ctrl-C: the platform is stopped then
+    end_as_by_ctrl_c()  # the platform is stopped then
     remove_tree(HOME)
     HOME.mkdir()
     with ExitStack() as stack:
@@ -122,10 +123,8 @@ def main() -> int:
     for failure in failures:
         console.print(f"[red]✗ {failure}[/red]")
     if not failures:
-        console.print(
-            "[green]✓ every answer was right, models were evicted and reloaded, no budget was exceeded[/green]",
-            soft_wrap=True,
-        )
+        told = "✓ every answer was right, models were evicted and reloaded, no budget was exceeded"
+        console.print(f"[green]{told}[/green]", soft_wrap=True)
     return 1 if failures else 0
 
 
@@ -146,27 +145,18 @@ def serving(keep: bool) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     devices = [f"--device={name}={size}" for name, size in DEVICES.items()]
     devices.append(f"--device={shared.DEVICE}={shared.OPTIONS}")
     console.rule("[bold]gpufaas serve")
-    server = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "gpufaas_cli", "serve", "--port", str(port), "--data", str(HOME / "data")),
-            *("--park", "off"),  # what is parked is in host memory, and would count as held
-            *devices,
-        ],
-        start_new_session=True,
-    )
+    command = [sys.executable, "-m", "gpufaas_cli", "serve", "--port", str(port), "--data", str(HOME / "data")]
+    command += ["--park", "off"]  # what is parked is in host memory, and would count as held
+    server = subprocess.Popen([*command, *devices], start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     kept = False
     try:
         until = time.monotonic() + 60
-        while True:
-            try:
-                if httpx.get(f"{url}/healthz", timeout=5).status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass
-            if server.poll() is not None or time.monotonic() > until:
-                raise SystemExit("the platform did not start: see above")
-            time.sleep(0.05)
+        with Client(url) as client:
+            while not client.is_ready():
+                if server.poll() is not None or time.monotonic() > until:
+                    raise SystemExit("the platform did not start: see above")
+                time.sleep(0.05)
         yield url, server
         kept = keep
     finally:
@@ -251,10 +241,8 @@ def plan() -> list[Phase]:
 
 def plan_sides() -> list[Phase]:
     """Return the calls of the functions that share a device; each is sent again and again."""
-    return [
-        Phase(name, [Call(name, json.dumps({"seed": seed})) for seed in range(5)], shared.EACH)
-        for name in shared.SHARES
-    ]  # fmt: skip
+    calls = {name: [Call(name, json.dumps({"seed": seed})) for seed in range(5)] for name in shared.SHARES}
+    return [Phase(name, calls[name], shared.EACH) for name in shared.SHARES]
 
 
 def digit_images() -> list[tuple[list[list[int]], int]]:
@@ -272,11 +260,10 @@ def digit_images() -> list[tuple[list[list[int]], int]]:
 def right_answers(phases: list[Phase]) -> dict[tuple[str, str], Any]:
     """Ask a plain process that has the same weights."""
     console.rule("[bold]the same inputs to a plain process with the same weights")
-    inputs: dict[str, list[str]] = {}
-    for call in (call for phase in phases for call in phase.calls):
-        bodies = inputs.setdefault(call.function, [])
-        if call.body not in bodies:
-            bodies.append(call.body)
+    calls = [call for phase in phases for call in phase.calls]
+    inputs = {
+        each.function: list(dict.fromkeys(c.body for c in calls if c.function == each.function)) for each in calls
+    }
     began = time.monotonic()
     with console.status("computing the right answers"):
         done = subprocess.run(
@@ -415,12 +402,11 @@ def devices_now(status: dict[str, Any]) -> Table:
 
 def report(phases: list[Phase], memory: dict[str, Any], status: dict[str, Any]) -> list[str]:
     """Print the tables; return what went wrong."""
-    failures = []
+    failures = [wrong for phase in phases for wrong in phase.wrong[:5]]
     table = Table(title="calls", title_justify="left", padding=0)
-    names = "phase", "calls", "at once", "hits", "misses", "in batches", "evicted", "p50 ms", "p99 ms", "wrong"
-    for name in names:
-        left = name == "phase"
-        table.add_column(name, justify="left" if left else "right", no_wrap=left)
+    table.add_column("phase", no_wrap=True)
+    for name in ("calls", "at once", "hits", "misses", "in batches", "evicted", "p50 ms", "p99 ms", "wrong"):
+        table.add_column(name, justify="right")
     for phase in phases:
         cuts = statistics.quantiles(phase.latencies, n=100, method="inclusive")
         table.add_row(
@@ -429,7 +415,6 @@ def report(phases: list[Phase], memory: dict[str, Any], status: dict[str, Any]) 
             str(phase.together), str(phase.evictions), f"{1e3 * cuts[49]:.0f}", f"{1e3 * cuts[98]:.0f}",
             str(len(phase.wrong)),
         )  # fmt: skip
-        failures += phase.wrong[:5]
     console.print(table)
 
     table = Table(title=f"memory of each device, sampled {memory['samples']} times from /proc", title_justify="left")
@@ -438,11 +423,11 @@ def report(phases: list[Phase], memory: dict[str, Any], status: dict[str, Any]) 
     by_name = {each["device"]["id"].partition("/")[2]: each for each in status["devices"]}
     for name, budget in {**DEVICES, shared.DEVICE: shared.MEMORY}.items():
         seen = memory["devices"].get(name, {"peak": 0, "workers": 0})
-        peak, workers = seen["peak"], seen["workers"]
-        row = format_bytes(budget), format_bytes(peak), f"{peak / budget:.0%}", workers, by_name[name]["evictions"]
+        peak, evicted = seen["peak"], by_name[name]["evictions"]
+        row = format_bytes(budget), format_bytes(peak), f"{peak / budget:.0%}", seen["workers"], evicted
         table.add_row(name, *map(str, row))
-        if seen["peak"] > budget:
-            failures.append(f"{name} held {format_bytes(seen['peak'])}, more than its {format_bytes(budget)}")
+        if peak > budget:
+            failures.append(f"{name} held {format_bytes(peak)}, more than its {format_bytes(budget)}")
     console.print(table)
     if memory["samples"] < 10:
         failures.append("memory was sampled too seldom to say anything")
@@ -454,10 +439,8 @@ def report_sides(sides: list[Phase], status: dict[str, Any]) -> list[str]:
     failures = []
     device = next(each["device"] for each in status["devices"] if each["device"]["id"].endswith(shared.DEVICE))
     how, calls = device["labels"].get("compute.enforcement", "none"), sum(len(side.latencies) for side in sides)
-    table = Table(
-        title=f"functions side by side on {shared.DEVICE}, {shared.SECONDS:.0f} s; shares by {how}",
-        title_justify="left",
-    )
+    title = f"functions side by side on {shared.DEVICE}, {shared.SECONDS:.0f} s; shares by {how}"
+    table = Table(title=title, title_justify="left")
     for name in ("function", "share", "calls/s", "of all", "p50 ms", "wrong"):
         table.add_column(name, justify="left" if name == "function" else "right")
     for side in sides:

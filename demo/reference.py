@@ -8,6 +8,7 @@ Inputs are ``{"function": [body, ...]}``, bodies as text; answers are ``{"functi
 
 import importlib
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -19,18 +20,10 @@ from gpufaas_functions.author import Event, to_answer
 
 def main() -> None:
     root = Path(sys.argv[1]).resolve()
-    answers = {}
-    for function, bodies in json.load(sys.stdin).items():
-        pid_read, pid_write = os.pipe()
-        # A child per function: each has a module called handler, and its memory ends with it.
-        if os.fork() == 0:
-            with os.fdopen(pid_write, "w") as out:
-                json.dump(answer(root / function / "function", bodies), out)
-            os._exit(0)
-        os.close(pid_write)
-        with os.fdopen(pid_read) as result:
-            answers[function] = json.load(result)
-        os.wait()
+    asked = json.load(sys.stdin).items()
+    # A child per function: each has a module called handler, and its memory ends with it.
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        answers = {name: pool.apply(answer, (root / name / "function", bodies)) for name, bodies in asked}
     json.dump(answers, sys.stdout)
 
 

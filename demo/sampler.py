@@ -8,10 +8,12 @@ Twenty times a second, for every child of the zygote: its private dirty pages, a
 begins with. On SIGTERM the peaks are printed as JSON: ``{"cpu:0": {"peak": bytes, "workers": most at once}, ...}``.
 """
 
+import contextlib
 import json
 import signal
 import sys
 import time
+from pathlib import Path
 
 INTERVAL_S = 0.05
 
@@ -20,53 +22,42 @@ def main() -> None:
     zygote = int(sys.argv[1])
     peaks: dict[str, dict[str, int]] = {}
     samples = 0
-    stopping = False
-
-    def stop(*_: object) -> None:
-        nonlocal stopping
-        stopping = True
-
-    signal.signal(signal.SIGTERM, stop)
-    while not stopping:
-        began = time.monotonic()
-        sums: dict[str, list[int]] = {}
-        for pid in children(zygote):
-            try:
-                device, size = device_of(pid), size_of(pid)
-            except (OSError, ValueError):
-                continue  # it ended while we looked
-            if device:
-                sums.setdefault(device, []).append(size)
-        for device, sizes in sums.items():
-            seen = peaks.setdefault(device, {"peak": 0, "workers": 0})
-            seen["peak"] = max(seen["peak"], sum(sizes))
-            seen["workers"] = max(seen["workers"], len(sizes))
-        samples += 1
-        time.sleep(max(0.0, INTERVAL_S - (time.monotonic() - began)))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            began = time.monotonic()
+            for device, sizes in sizes_now(zygote).items():
+                seen = peaks.setdefault(device, {"peak": 0, "workers": 0})
+                seen["peak"] = max(seen["peak"], sum(sizes))
+                seen["workers"] = max(seen["workers"], len(sizes))
+            samples += 1
+            time.sleep(max(0.0, INTERVAL_S - (time.monotonic() - began)))
     print(json.dumps({"samples": samples, "devices": peaks}), flush=True)
 
 
-def children(pid: int) -> list[int]:
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return [int(each) for each in file.read().split()]
-    except OSError:
-        return []
+def sizes_now(zygote: int) -> dict[str, list[int]]:
+    """Return by device what each of its workers holds; what ends while we look is left out."""
+    sizes: dict[str, list[int]] = {}
+    with contextlib.suppress(OSError):
+        for pid in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split():
+            with contextlib.suppress(OSError, ValueError):
+                if device := device_of(pid):
+                    sizes.setdefault(device, []).append(size_of(pid))
+    return sizes
 
 
-def device_of(pid: int) -> str:
+def device_of(pid: str) -> str:
     """Return the device of a worker, ``cpu:0``; empty for a process that has not named itself yet."""
-    with open(f"/proc/{pid}/comm") as file:
-        name = file.read().strip().partition(" ")[0]
+    name = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")[0]
     return name if ":" in name else ""
 
 
-def size_of(pid: int) -> int:
+def size_of(pid: str) -> int:
     """Return the bytes that a worker holds of its own."""
     kilobytes = 0
-    for path, wanted in (("smaps_rollup", ("Private_Dirty:",)), ("status", ("RssFile:",))):
-        with open(f"/proc/{pid}/{path}") as file:
-            kilobytes += sum(int(line.split()[1]) for line in file if line.startswith(wanted))
+    for path, wanted in (("smaps_rollup", "Private_Dirty:"), ("status", "RssFile:")):
+        lines = Path(f"/proc/{pid}/{path}").read_text().splitlines()
+        kilobytes += sum(int(line.split()[1]) for line in lines if line.startswith(wanted))
     return kilobytes * 1024
 
 

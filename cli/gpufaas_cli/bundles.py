@@ -30,17 +30,26 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from gpufaas_cli.author_code import SCRIPT, check_handler, inputs_of_script
 from gpufaas_cli.build_target import BuildTarget, this_python
 from gpufaas_cli.built_parts import BuiltPart, BuiltParts, Made, Output, key_of, pack
-from gpufaas_cli.handler_check import check_handler
 from gpufaas_cli.locks import LOCK, Lock, shown
 from gpufaas_cli.requirement_files import Requirements, read_requirements
 from gpufaas_cli.requirements import RESERVED, find_lock, install_missing, settle
-from gpufaas_cli.script_inputs import SCRIPT, inputs_of_script
-from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, copy_tree, find_extra, is_cache, walk
+from gpufaas_cli.source_files import (
+    NOT_HANDLER,
+    Ignored,
+    LeavesOut,
+    copy_tree,
+    find_extra,
+    is_cache,
+    is_pickled,
+    is_weights,
+    loads_as_tensors,
+    walk,
+)
 from gpufaas_cli.stack import FUNCTION_NAME
 from gpufaas_cli.subprocess_lines import run_shown
-from gpufaas_cli.weights import is_pickled, is_weights, loads_as_tensors
 from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, WeightsFile
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.files import FileIdentity, hash_file, identity

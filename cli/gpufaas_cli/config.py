@@ -11,15 +11,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import yaml
 
 from gpufaas_cli.files import alone, replace_file
 from gpufaas_core.errors import GpufaasError
 from gpufaas_templates import bounded_yaml
-
-FILE_NAME: Final = "config.yml"
 
 
 class BadConfig(GpufaasError):
@@ -44,44 +42,41 @@ def basic(gateway: str, user: str, password: str) -> Login:
     return Login(gateway, "basic", base64.b64encode(f"{user}:{password}".encode()).decode())
 
 
-def config_file(env: Mapping[str, str] | None = None) -> Path:
-    env = os.environ if env is None else env
-    if named := env.get("OPENFAAS_CONFIG"):
-        return Path(named).expanduser() / FILE_NAME
-    return Path(".openfaas" if env.get("CI") in ("true", "1") else "~/.openfaas").expanduser() / FILE_NAME
+def config_file() -> Path:
+    usual = ".openfaas" if os.environ.get("CI") in ("true", "1") else "~/.openfaas"
+    return Path(os.environ.get("OPENFAAS_CONFIG") or usual).expanduser() / "config.yml"
 
 
-def find_login(gateway: str, file: Path | None = None) -> Login | None:
+def find_login(gateway: str) -> Login | None:
     """
     Return the login that is kept for *gateway*, a URL as `stack.choose_gateway` gives it.
 
     :raises BadConfig: the file cannot be read
     """
-    for each in _read(file or config_file())["auths"]:
+    for each in _read(config_file())["auths"]:
         if _is_of(each, gateway):
             return Login(gateway, str(each.get("auth") or "basic"), str(each.get("token") or ""))
     return None
 
 
-def save_login(login: Login, file: Path | None = None) -> None:
+def save_login(login: Login) -> None:
     """
     Keep *login*, instead of an older one for the same gateway, in a file that only its owner can read.
 
     :raises GpufaasError: the file cannot be read or written
     """
-    _replace(login.gateway, [asdict(login)], file or config_file())
+    _replace(login.gateway, [asdict(login)])
 
 
-def remove_login(gateway: str, file: Path | None = None) -> bool:
+def remove_login(gateway: str) -> bool:
     """Return False when there was none."""
-    file = file or config_file()
-    if found := find_login(gateway, file):
-        _replace(gateway, [], file)
+    if found := find_login(gateway):
+        _replace(gateway, [])
     return found is not None
 
 
-def _replace(gateway: str, by: list[dict[str, Any]], file: Path) -> None:
-    with alone(file):
+def _replace(gateway: str, by: list[dict[str, Any]]) -> None:
+    with alone(file := config_file()):
         content = _read(file)
         kept = [each for each in content["auths"] if not _is_of(each, gateway)]
         replace_file(file, yaml.safe_dump({**content, "auths": [*kept, *by]}, sort_keys=False))

@@ -21,14 +21,16 @@ class Command(click.Command):
     """A command whose docstring ends with ``Examples:``, and a line for each. It takes flags as Go's programs do."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
-        super().__init__(*args, **_with_epilog(attributes))
+        text, _, examples = inspect.cleandoc(attributes.get("help") or "").partition(_EXAMPLES)
+        epilog = {"epilog": f"\b\nExamples:\n{examples}"} if examples else {}
+        super().__init__(*args, **{**attributes, "help": text, **epilog})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _without_go_spellings(ctx, args))
 
 
 class Group(Command, click.Group):
-    """As `Command`; so are its commands."""
+    """A group that is a `Command`, and whose commands are some."""
 
     command_class = Command
     group_class = type
@@ -40,11 +42,6 @@ def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], clic
 
 def group(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Group]:
     return click.group(name, cls=Group, **attributes)
-
-
-def _with_epilog(attributes: dict[str, Any]) -> dict[str, Any]:
-    text, _, examples = inspect.cleandoc(attributes.get("help") or "").partition(_EXAMPLES)
-    return {**attributes, "help": text} | ({"epilog": f"\b\nExamples:\n{examples}"} if examples else {})
 
 
 def _without_go_spellings(ctx: click.Context, args: list[str]) -> list[str]:

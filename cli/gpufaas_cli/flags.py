@@ -166,9 +166,7 @@ def connect(url: str) -> Client:
 def client_of(url: str, authorization: str | None = None, **more: Any) -> Client:
     """Return a client whose errors name our options. It shows each request where FAAS_DEBUG asks for it."""
     shows = os.environ.get("FAAS_DEBUG") == "1" or os.environ.get("OPENFAAS_DUMP_HTTP") == "true"
-    hooks: dict[str, list[Callable[..., Any]]] | None = (
-        {"request": [_show_request], "response": [_show_response]} if shows else None
-    )
+    hooks: Any = {"request": [_show_request], "response": [_show_response]} if shows else None
     return Client(url, auth=authorization, user_agent="gpufaas-cli", hints=_HINTS, event_hooks=hooks, **more)
 
 

@@ -21,6 +21,11 @@ FAILED: Final = 1
 WRONG_USAGE: Final = 2
 NO_GATEWAY: Final = 3
 _INTERRUPTED: Final = 130  # as shells have it: 128 + SIGINT
+_CODES: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("BadStack", "BadWorkload", "BadProblem"), WRONG_USAGE),
+    **dict.fromkeys(("GatewayUnreachable", "NotAuthorised"), NO_GATEWAY),
+}
+"""By the names of errors, whose modules are imported only where they are raised."""
 
 COMMANDS: Final[Mapping[str, str]] = {
     "serve": "Start the whole platform on this machine.",
@@ -164,13 +169,7 @@ def module_of(command: str) -> str:
 
 def exit_code(error: GpufaasError) -> int:
     """Return what the process ends with when *error* ends it."""
-    from gpufaas_cli.stack_text import BadStack
-
-    if isinstance(error, BadStack) or type(error).__name__ in ("BadWorkload", "BadProblem"):
-        return WRONG_USAGE
-    if type(error).__name__ in ("GatewayUnreachable", "NotAuthorised"):
-        return NO_GATEWAY
-    return FAILED
+    return _CODES.get(type(error).__name__, FAILED)
 
 
 @click.command(

@@ -24,9 +24,9 @@ from typing import Final
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from gpufaas_cli.author_code import defines
 from gpufaas_cli.built_parts import drop_oldest
 from gpufaas_cli.files import alone, replace_file
-from gpufaas_cli.handler_check import defines
 from gpufaas_cli.locks import LOCK
 from gpufaas_cli.stack import FUNCTION_NAME, Stack, StackFunction
 from gpufaas_cli.stack_text import BadStack

@@ -36,11 +36,8 @@ def note(text: str) -> None:
 
 def show_json(content: object) -> None:
     """Print *content* as JSON: values, and structs of msgspec by the names of their fields."""
-    click.echo(json.dumps(content, indent=2, ensure_ascii=False, default=_of_struct))
-
-
-def _of_struct(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__struct_fields__}
+    of_struct = lambda value: {name: getattr(value, name) for name in value.__struct_fields__}  # noqa: E731
+    click.echo(json.dumps(content, indent=2, ensure_ascii=False, default=of_struct))
 
 
 def console(err: bool = False, width: int | None = None) -> "Console":

@@ -140,7 +140,8 @@ class Deviation:
     @classmethod
     def of_options(cls, noise: float | None, noise_of: str, noise_law: str | None, drift: float) -> Deviation:
         """:raises click.UsageError: they contradict each other"""
-        from gpufaas_simulator.noise import PARETO_INDEX, bimodal, lognormal, pareto
+        with installed("simulate"):
+            from gpufaas_simulator.noise import PARETO_INDEX, bimodal, lognormal, pareto
 
         law: Law | None
         match noise_law:

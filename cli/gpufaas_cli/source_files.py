@@ -1,20 +1,21 @@
-"""The files that a function is made from: what belongs to it, what is left out and why, and copying them."""
+"""The files that a function is made from: what belongs to it, what is left out and why, and which are weights."""
 
 import os
+import pickletools
 import re
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import IO, Final, NoReturn
 
 from pathspec import GitIgnoreSpec
 
 from gpufaas_cli.locks import LOCK
 from gpufaas_cli.stack import FILE_NAMES
-from gpufaas_cli.weights import WEIGHTS, is_weights
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.files import FileIdentity, identity
 from gpufaas_core.units import Bytes, MiB, format_bytes
@@ -36,6 +37,17 @@ _KINDS: Final = {
 """What is never packed, by the form of its name: what it is."""
 _NAMED: Final = 3
 _LARGE: Final = 100 * MiB
+
+WEIGHTS: Final = (".safetensors", ".gguf", ".pt2", ".onnx", ".onnx_data", ".onnx.data")
+_PICKLED: Final = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib")
+_TENSORS: Final = re.compile(
+    r"(_codecs encode|(builtins|__builtin__) (set|bytearray|complex)|collections (OrderedDict|Counter)"
+    r"|torch(\.cuda|\.storage)? \w+|torch\.nn\.parameter \w+|torch\.(_utils|_tensor) _rebuild_\w+"
+    r"|torch\.serialization _get_layout)"
+)
+"""What ``torch.load(weights_only=True)`` calls, a little more: it has the last word, in the worker (docs/adr/0066)."""
+_LEGACY: Final = 5
+"""The pickles in a file of torch before 1.6: a number, a version, a machine, the object, its storages."""
 
 LeavesOut = Callable[[Path, bool], bool]
 """Says of a file, or of a folder (True), whether it is left out."""
@@ -246,3 +258,48 @@ def contents(handler: Path, copies: Sequence[tuple[Path, Path]], by_git: bool) -
         for path, why in ignored.left_out.items():
             found.left_out[os.path.relpath(path) + "/" * path.is_dir()] = why
     return found
+
+
+def is_weights(path: Path) -> bool:
+    return path.name.endswith(WEIGHTS) or is_pickled(path)
+
+
+def is_pickled(path: Path) -> bool:
+    """
+    Return whether the file *path* is a pickle, or a zip with one, as torch writes it.
+
+    Most names say it. ``.bin`` may be anything: it is one if it begins as one. ``.pth`` is one of torch's, or a text
+    that Python reads for its path: a text that does not end with a pickle's last opcode is none.
+    """
+    if path.suffix not in (".bin", ".pth"):
+        return path.name.endswith(_PICKLED)
+    with open(path, "rb") as file:
+        start, size = file.read(4096), path.stat().st_size
+        file.seek(max(0, size - 1))
+        last = file.read(1)
+    if path.suffix == ".bin":
+        return start[:4] == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05")
+    return last == b"." or any(each < 9 or each > 126 for each in start)
+
+
+def loads_as_tensors(path: Path) -> bool:
+    """Return whether ``torch.load(weights_only=True)`` may read *path*, by the names in it. Nothing is run."""
+    try:
+        if not zipfile.is_zipfile(path):
+            with open(path, "rb") as file:
+                return all(_names_tensors(file) for _ in range(_LEGACY))
+        with zipfile.ZipFile(path) as archive:
+            pickled = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            with archive.open(pickled[0]) as entry:
+                return _names_tensors(entry)
+    except (OSError, ValueError, IndexError, zipfile.BadZipFile):
+        return False
+
+
+def _names_tensors(file: IO[bytes]) -> bool:
+    for opcode, argument, _ in pickletools.genops(file):
+        if opcode.name in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4"):
+            return False
+        if opcode.name == "GLOBAL" and not _TENSORS.fullmatch(str(argument)):
+            return False
+    return True

@@ -248,7 +248,9 @@ class _StackReader:
             self.root = compose(path, _substituted(path, text, env, lambda it: self._stand_in(it, _LINES)))
         self._folder = Path() if url_of(path) else path.parent
         self._function_keys: Mapping[str, Callable[[Node, str], Any]] = {
-            **dict.fromkeys(("lang", "image", "fprocess", "namespace", "platforms"), self._text_or_none),
+            **dict.fromkeys(
+                ("lang", "image", "fprocess", "namespace", "platforms"), lambda *of: self.text(*of) or None
+            ),
             **dict.fromkeys(("secrets", "constraints", "build_options"), self._list),
             **dict.fromkeys(("labels", "annotations", "environment", "build_args", "build_secrets"), self._strings),
             **dict.fromkeys(("limits", "requests"), self._resources),
@@ -350,9 +352,6 @@ class _StackReader:
             return compose(self._path, lines + " " * node.start_mark.column + form.format(value))
         except BadStack:
             return compose(self._path, lines + form.format(value))
-
-    def _text_or_none(self, node: Node, what: str) -> str | None:
-        return self.text(node, what) or None
 
     def items(self, node: Node, what: str, merging: tuple[Node, ...] = ()) -> list[tuple[str, Node]]:
         """

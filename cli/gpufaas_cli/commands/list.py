@@ -132,8 +132,12 @@ def describe(name: str, verbose: bool, namespace: str | None, as_json: bool, cli
         output.section("Usage", {"RAM": f"{usage.get('totalMemoryBytes', 0) / 1e6:.2f} MB", **cpu})
     if ours:
         output.show("\nPlatform:")
-        standbys = _standbys(client.status()) if ours.get("kind") in ("model", "http") else []
-        output.aligned(_ours(ours) + standbys, indent=1)
+        rows = _ours(ours)
+        platform: Mapping[str, Any] = client.status() if ours.get("kind") in ("model", "http") else {}
+        if known := platform.get("standbys"):
+            waiting = "process waits" if int(known["ready"]) == 1 else "processes wait"
+            rows.append(("Standbys", f"{known['ready']} {waiting} for any function"))
+        output.aligned(rows, indent=1)
         costs = {
             "any device" if kind == "*" else kind: _cost(each) for kind, each in (ours.get("profiles") or {}).items()
         }
@@ -198,14 +202,6 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
         "Unavailable": ours.get("unavailable"),
     }
     return pairs + [(title, str(text)) for title, text in more.items() if text]
-
-
-def _standbys(status: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a load need not make: processes of the platform's own node that wait to become workers."""
-    if not (known := status.get("standbys")):
-        return []
-    count = int(known["ready"])
-    return [("Standbys", f"{count} {'process waits' if count == 1 else 'processes wait'} for any function")]
 
 
 def _batches(ours: Mapping[str, Any]) -> str:

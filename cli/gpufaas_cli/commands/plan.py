@@ -1,7 +1,7 @@
 """``gpufaas plan``: what published systems would decide, for a problem in JSON; no gateway and no history is asked."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import click
@@ -84,24 +84,18 @@ def _make(name: str, plan: _Plan) -> click.Command:
         except problem.BadProblem as exc:
             raise problem.BadProblem(f"{of}: {exc}") from exc
         told: list[str] = module.explain(asked, answer) if explain else []
-        _show(answer, told, as_json, module.rows)
+        if as_json:
+            content = msgspec.to_builtins(answer)
+            output.show_json({**content, "explanation": told} if told else content)
+            return
+        output.table(*module.rows(answer))
+        for line in ("", *told) if told else ():
+            output.show(line)
 
     made = declare.command(name, short_help=plan.help, help=f"{plan.help} {_READS}", epilog=_EXAMPLES.format(name))(run)
     explain = click.Option(["--explain"], is_flag=True, help="Add the working in words.")
     made.params += [click.Argument(["file"], type=click.File("rb")), explain, *plan.options]
     return made
-
-
-def _show(answer: Any, told: list[str], as_json: bool, rows: Callable[[Any], tuple[Any, Any]]) -> None:
-    if as_json:
-        content = msgspec.to_builtins(answer)
-        output.show_json({**content, "explanation": told} if told else content)
-        return
-    output.table(*rows(answer))
-    if told:
-        output.show()
-    for line in told:
-        output.show(line)
 
 
 for _name, _plan in _PLANS.items():

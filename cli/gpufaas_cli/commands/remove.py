@@ -7,6 +7,7 @@ import click
 from gpufaas import DEFAULT_NAMESPACE, Client, Refused
 from gpufaas_cli import declare, flags, output
 from gpufaas_cli.stack import choose_gateway, find_stack
+from gpufaas_core.errors import GpufaasError
 from gpufaas_core.files import remove_tree
 from gpufaas_core.units import format_bytes
 
@@ -58,8 +59,7 @@ def remove(
                 continue
             output.show("Removing old function." if removed else "No existing function to remove.")
     if failed:
-        output.note(f"gpufaas: {len(failed)} of {len(targets)} functions not removed: {', '.join(failed)}")
-        raise click.exceptions.Exit(1)
+        raise GpufaasError(f"{len(failed)} of {len(targets)} functions not removed: {', '.join(failed)}")
 
 
 @declare.command("prune")

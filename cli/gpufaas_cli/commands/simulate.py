@@ -53,11 +53,6 @@ class _Wanted:
             simulations.check_plots()
 
 
-def _deviation(noise: float | None, noise_of: str, noise_law: str | None, drift: float) -> simulations.Deviation:
-    with simulations.installed("simulate"):
-        return simulations.Deviation.of_options(noise, noise_of, noise_law, drift)
-
-
 def _specs(given: tuple[str, ...]) -> tuple[PolicySpec, ...]:
     return tuple(policy_spec(each) for each in given)
 
@@ -78,7 +73,7 @@ _ANY = click.FloatRange(0, max_open=True, max=float("inf"))
 @declare.option("--seeds", type=click.IntRange(1), default=1, metavar="N",
                 says="Run with N seeds, and show means with 95 % confidence intervals.")  # fmt: skip
 @declare.gathered(
-    "deviation", _deviation,
+    "deviation", simulations.Deviation.of_options,
     declare.option("--noise", type=_ANY, metavar="SPREAD",
                    says="How far true times are from their profiles, as 0.1: the coefficient of variation; of pareto, "
                    "the index."),

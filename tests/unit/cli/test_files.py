@@ -52,14 +52,16 @@ def test_functions_that_are_made_at_the_same_time_are_all_in_the_stack_file(tmp_
     assert {each.name for each in tmp_path.iterdir()} == {"stack.yaml", ".gitignore", *MANY}, "nothing else is left"
 
 
-def test_logins_at_the_same_time_are_all_kept_and_logouts_forget_only_theirs(tmp_path: Path) -> None:
-    file = tmp_path / "home" / "config.yml"
+def test_logins_at_the_same_time_are_all_kept_and_logouts_forget_only_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENFAAS_CONFIG", str(tmp_path / "home"))
 
-    all_at_once(lambda name: save_login(Login(f"http://{name}", "basic", "x"), file))
-    assert all(find_login(f"http://{name}", file) for name in MANY)
+    all_at_once(lambda name: save_login(Login(f"http://{name}", "basic", "x")))
+    assert all(find_login(f"http://{name}") for name in MANY)
 
-    all_at_once(lambda name: remove_login(f"http://{name}", file), MANY[1:])
-    assert [bool(find_login(f"http://{name}", file)) for name in MANY] == [True, False, False, False]
+    all_at_once(lambda name: remove_login(f"http://{name}"), MANY[1:])
+    assert [bool(find_login(f"http://{name}")) for name in MANY] == [True, False, False, False]
 
 
 def test_logins_of_registries_at_the_same_time_are_all_kept(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_logout_forgets_one_gateway(run: Run, wire: WireLog, here: Path) -> None
     assert run("logout").exit_code == 1
     assert not file.parent.exists(), "a home that cannot be written is no error"
     run("login", "-s", data="secret")
-    config.save_login(config.basic("https://other", "me", "x"), file)
+    config.save_login(config.basic("https://other", "me", "x"))
 
     result = run("logout")
 
@@ -183,8 +183,9 @@ def test_a_broken_file_is_named_and_left_alone(run: Run, here: Path, content: st
     assert file.read_text() == content
 
 
-def test_an_unencrypted_gateway_elsewhere_is_warned_of(run: Run, here: Path) -> None:
-    config.save_login(config.basic("http://gateway.invalid", "me", "x"), here / "home/.openfaas/config.yml")
+@pytest.mark.usefixtures("here")
+def test_an_unencrypted_gateway_elsewhere_is_warned_of(run: Run, ) -> None:
+    config.save_login(config.basic("http://gateway.invalid", "me", "x"))
 
     result = run("list", "-g", "http://gateway.invalid")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpufaas_cli.weights import loads_as_tensors
+from gpufaas_cli.source_files import loads_as_tensors
 
 
 class Runs:
