@@ -41,16 +41,7 @@ from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.node_api import ClusterNodes, node_routes
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.platform_api import prune_routes
-from gpufaas_gateway.ports import (
-    Artifacts,
-    LogReader,
-    NodePort,
-    PlacementPort,
-    Scheduler,
-    SecretStore,
-    Store,
-    Workers,
-)
+from gpufaas_gateway.ports import Artifacts, LogReader, NodePort, PlacementPort, Scheduler, SecretStore, Store, Workers
 from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
 
 
@@ -153,12 +144,7 @@ class Front:
             queues={name: QueueSettings(*bounds) for name, bounds in options.async_queues.items()},
         )
         return AsyncCalls(
-            self._parts.async_queue,
-            calls.run,
-            self.callbacks,
-            self._retry_policy,
-            settings,
-            queue_of=self._queue_of,
+            self._parts.async_queue, calls.run, self.callbacks, self._retry_policy, settings, queue_of=self._queue_of
         )
 
     def _management(self, async_invocations: AsyncInvocations) -> ASGIApp:

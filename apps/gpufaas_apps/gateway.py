@@ -33,7 +33,6 @@ from gpufaas_apps.watchdog import notify
 from gpufaas_apps.weights import Weights
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_cluster.remote_placement import NO_LEADER_S
@@ -80,15 +79,12 @@ class GatewayApp:
         self._artifacts = ArtifactStore(data / "artifacts")
         bundles = BundleStore(data / "bundles", self._artifacts)
         self._weights = Weights(me, self._artifacts, bundles, options.object_store)
-        self._scheduler = RemoteScheduler(me, on_view=self._on_view)
+        self._scheduler = RemoteScheduler(me, on_view=lambda view: self._nodes.set_nodes(view.nodes))
         self._nodes = RemoteNodes(me, self._scheduler.unreachable, self._scheduler.may_keep)
         self._nodes.watchers.add(lambda: self._scheduler.unlinked(self._nodes.unlinked()))
         self._status = Status(ready=lambda: "waits for etcd")
         self._opens = False
         """The port for calls is about to open: from now on the server reacts to signals."""
-
-    def _on_view(self, view: control.ClusterState) -> None:
-        self._nodes.set_nodes(view.nodes)
 
     async def run(self, listening: socket.socket, stop: asyncio.Event) -> None:
         """
@@ -130,11 +126,7 @@ class GatewayApp:
             feed = EtcdFeed(etcd, front.deployer)
             await front.run(
                 listening,
-                (
-                    self._take_part(etcd, front, feed, async_queue),
-                    front.keeper.keep(front.stopped),
-                    self._greet(front),
-                ),
+                (self._take_part(etcd, front, feed, async_queue), front.keeper.keep(front.stopped), self._greet(front)),
                 self._may_open(front, feed),
             )
 

@@ -195,14 +195,10 @@ class GatewayProcesses:
         """Return the metrics of all processes, each series with the label of its process."""
         texts = await asyncio.gather(*(asked(f"{each.url}/metrics") for each in self._processes))
         labelled = [with_label(text, "process", each.name) for each, text in zip(self._processes, texts, strict=True)]
-        return joined([*labelled, self._own_metrics()]).encode()
-
-    def _own_metrics(self) -> str:
-        lines = ["# HELP gpufaas_gateway_process_starts_total Starts of this gateway process",
-                 "# TYPE gpufaas_gateway_process_starts_total counter"]  # fmt: skip
         name = "gpufaas_gateway_process_starts_total"
-        lines += [f'{name}{{process="{each.name}"}} {each.starts}' for each in self._processes]
-        return "\n".join(lines) + "\n"
+        own = [f"# HELP {name} Starts of this gateway process", f"# TYPE {name} counter"]
+        own += [f'{name}{{process="{each.name}"}} {each.starts}' for each in self._processes]
+        return joined([*labelled, "\n".join(own)]).encode()
 
 
 def _status_url(host: str, port: int) -> str:

@@ -4,7 +4,6 @@
 All that it needs is in etcd (functions, profiles, what the last leader wrote behind) and at the nodes (what they hold).
 """
 
-import asyncio
 import contextlib
 import logging
 
@@ -26,12 +25,7 @@ log = logging.getLogger("scheduler")
 
 def run(options: SchedulerOptions) -> None:
     prepare_process()
-    run_loop(_main(options))
-
-
-async def _main(options: SchedulerOptions) -> None:
-    stop = asked_to_stop()
-    await SchedulerApp(options, identity(options.cluster, "scheduler")).run(stop)
+    run_loop(SchedulerApp(options, identity(options.cluster, "scheduler")).run())
 
 
 class SchedulerApp:
@@ -43,9 +37,9 @@ class SchedulerApp:
         self._status = Status(ready=lambda: "waits for etcd", metrics=lambda: scheduler_metrics(self._server.leads))
         self._address = ""
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serve until *stop*. Then resign, so that another scheduler leads at once, and close the port."""
-        options = self._options
+    async def run(self) -> None:
+        """Serve until the process is asked to stop. Then resign, so that another leads at once, and close the port."""
+        options, stop = self._options, asked_to_stop()
         listen = listening(options.listen, options.advertise, DEFAULT_SCHEDULER_PORT)
         host, _ = split_address(listen)
         async with contextlib.AsyncExitStack() as stack:

@@ -126,7 +126,8 @@ class Term:
                     case EntryChanged(entry):
                         await self._changed(entry)
                     case EntryRemoved(name):
-                        self._removed(name)
+                        for each in _revisions(self._entries.pop(name, None)):
+                            self._leader.deployed.remove(each, drain=False)
                     case Listed():
                         self._listed.set()
 
@@ -154,10 +155,6 @@ class Term:
             log.warning("profiles.not_read, are learnt again: %s", exc)
         function = replace(function, profiles={**function.profiles, **profiles})
         self._leader.deployed.deploy(function, worker, succeeds)
-
-    def _removed(self, name: str) -> None:
-        for each in _revisions(self._entries.pop(name, None)):
-            self._leader.deployed.remove(each, drain=False)
 
     def _watched(self) -> dict[str, Watched]:
         counted, cpu_s = self._leader.gateways.counted(), self._leader.nodes.cpu_seconds()
