@@ -113,7 +113,7 @@ class Built:
     files: tuple[tuple[str, Path], ...]
     """What is uploaded, with the sha256 of each: the tar of the bundle, those of its parts, its weights."""
     up_to_date: bool
-    """It was built before from the same inputs: nothing was done."""
+    """Nothing was done, as an earlier build was from the same inputs."""
     seconds: Seconds
 
     @property

@@ -126,7 +126,7 @@ def image_of(stack: Stack, function: StackFunction, tag: str) -> str:
 
 
 def makes_bundles(stack: Stack, functions: Sequence[StackFunction]) -> bool:
-    """Return whether one of them becomes a bundle. A template that has yet to be pulled may make one: it counts."""
+    """Return whether one of them becomes a bundle. A template that must be pulled first may make one: it counts."""
     for each in functions:
         try:
             template = template_of(stack, each, fetches=False) if each.is_built else None

@@ -37,28 +37,27 @@ def show(found: Mapping[str, Any] | None, call: str) -> None:
     if found is None:
         output.note(f"call {call} was never placed: it was rejected")
         return
+    others, service = found.get("batch"), found.get("service")
     rows = [
         ("Call", str(found["call"])),
         ("Function", str(found["function"])),
         ("Policy", str(found["policy"])),
         ("State", _state(found)),
         ("Waited", output.format_seconds(found["waited_s"])),
+        ("Together with", _calls(others, len(others)) if others else ""),
+        ("Evicted", ", ".join(found["victims"])),
+        ("Parked", ", ".join(found.get("parked") or ())),
+        ("Because", found["rule"] or "the policy does not say"),
     ]
-    if others := found.get("batch"):
-        rows.append(("Together with", _calls(others, len(others))))
-    if found["victims"]:
-        rows.append(("Evicted", ", ".join(found["victims"])))
-    if parked := found.get("parked"):
-        rows.append(("Parked", ", ".join(parked)))
-    rows.append(("Because", found["rule"] or "the policy does not say"))
     for number, each in enumerate(found["options"]):
         what = f"{each['option']} {each['where']}".ljust(32)
         rows.append(("Weighed" if number == 0 else "", f"{what} {each['estimate_s']:9.3f} s"))
-    if service := found.get("service"):
-        rows.append(("Service", _service(service)))
-    rows.append(("Passed over", _calls(found["passed_over"], found["passed_over_count"])))
-    rows.append(("Overtaken by", _calls(found["overtaken_by"], found["overtaken_by_count"])))
-    output.aligned(rows)
+    rows += [
+        ("Service", _service(service) if service else ""),
+        ("Passed over", _calls(found["passed_over"], found["passed_over_count"])),
+        ("Overtaken by", _calls(found["overtaken_by"], found["overtaken_by_count"])),
+    ]
+    output.aligned([row for row in rows if row[1]])
 
 
 def _service(known: Mapping[str, Any]) -> str:

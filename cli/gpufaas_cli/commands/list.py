@@ -157,7 +157,7 @@ def _why_failed(ours: Mapping[str, Any]) -> str:
 
 
 def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Where it is resident and how it is run. What only a newer gateway tells is left out."""
+    """Return rows that say where it is resident and how it is run. What only a newer gateway tells is left out."""
     copies = ours.get("copies") or {}
     devices = ", ".join(
         f"{each} ({copies[each]} copies)" if copies.get(each, 1) > 1 else each for each in ours.get("devices") or []

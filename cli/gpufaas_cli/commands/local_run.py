@@ -27,6 +27,7 @@ from gpufaas_cli import build_flags, declare, flags, output, pipeline
 from gpufaas_cli.images import Building, check_engine
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_cli.subprocess_lines import end_as_by_ctrl_c
+from gpufaas_cli.watching import watch
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.files import remove_tree
 from gpufaas_core.units import Seconds
@@ -91,8 +92,6 @@ def command(
         # A daemon: it ends with the platform, or with this process, and leaves nothing behind.
         threading.Thread(target=_show_logs, args=(url, function.name), daemon=True).start()
         if watches:
-            from gpufaas_cli.commands.up import watch
-
             watch(flags.Selection((function.name,), yaml_file, envsubst=envsubst).read, act)
             return
         act(stack, functions)

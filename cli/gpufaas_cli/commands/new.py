@@ -22,6 +22,7 @@ from gpufaas_templates import find_template
 
 Entry = Mapping[str, str | Mapping[str, str]]
 """Keys and values of a function's entry; values are plain words."""
+_EMPTY: Final = "version: 1.0\nprovider:\n  name: openfaas\n"
 _IGNORED: Final = ("template", "build", ".secrets")
 """Folders that do not belong into git: what is fetched, what is built, and secrets."""
 _IMAGE_SKELETON: Final[Mapping[str, str]] = {
@@ -137,11 +138,7 @@ def _write(name: str, lang: str, folder: str, entry: Entry, file: Path, gateway:
     """Write folder and stack file; return whether that existed, and the files of the function."""
     existed, root = file.exists(), file.parent
     # First the text, which may be refused, then the folder, then the file: nothing is left half done.
-    if existed:
-        text = extended(file, name, entry)
-    else:
-        lines = "".join(f"    {each}\n" for each in lines_of(entry))
-        text = f"version: 1.0\nprovider:\n  name: openfaas\n  gateway: {gateway}\nfunctions:\n  {name}:\n{lines}"
+    text = extended(file, name, entry, _EMPTY if existed else f"{_EMPTY}  gateway: {gateway}\n")
     written = new_function(name, lang, root, [root / "template"], folder)
     try:
         replace_file(file, text, file.stat().st_mode & 0o777 if existed else 0o644)
@@ -202,26 +199,26 @@ def new_function(
 # --- the stack file ---------------------------------------------------------------------------------------------------
 
 
-def lines_of(entry: Entry) -> list[str]:
+def _lines_of(entry: Entry) -> list[str]:
     return [f"{key}: {value if isinstance(value, str) else _flow(value)}" for key, value in entry.items()]
 
 
-def _flow(values: Mapping[str, str]) -> str:
-    return "{" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}"
+def _flow(entry: Entry) -> str:
+    return f"{{{', '.join(_lines_of(entry))}}}"
 
 
-def extended(path: Path, name: str, entry: Entry) -> str:
+def extended(path: Path, name: str, entry: Entry, empty: str = _EMPTY) -> str:
     """
-    Return the text of the stack file *path* with one more function.
+    Return the text of the stack file *path*, or *empty* where there is none yet, with one more function.
 
     :raises BadStack: it is no stack file, has a function of that name, or could not be extended without other changes
     """
-    text = read_text(path) if path.stat().st_size else "version: 1.0\nprovider:\n  name: openfaas\n"
+    text = read_text(path) if path.exists() and path.stat().st_size else empty
     root = compose(path, text)
     if not isinstance(root, MappingNode):
         raise BadStack(f"{path}:1: it is not a stack file: it should begin with 'version: 1.0'")
     newline = "\r\n" if "\r\n" in text else "\n"
-    by_hand = f"add the function to it by hand: {name}: {{{', '.join(lines_of(entry))}}}"
+    by_hand = f"add the function to it by hand: {name}: {_flow(entry)}"
 
     key, functions = next(((key, value) for key, value in root.value if _text(key) == "functions"), (None, None))
     lines = text.splitlines(keepends=True)
@@ -256,7 +253,7 @@ def extended(path: Path, name: str, entry: Entry) -> str:
         raise BadStack(f"{path}:{functions.start_mark.line + 1}: cannot extend 'functions' as it is written: {by_hand}")
 
     block.append(f"{' ' * indent}{name}:{newline}")
-    block += [f"{' ' * (indent + step)}{each}{newline}" for each in lines_of(entry)]
+    block += [f"{' ' * (indent + step)}{each}{newline}" for each in _lines_of(entry)]
     result = "".join([*lines[:at], *block, *lines[at:]])
     if not _only_added(text, result, name, entry):
         raise BadStack(f"{path}: cannot be extended without changing what is in it: {by_hand}")

@@ -75,7 +75,7 @@ def _render(client: Client, terminal: "Console") -> "Group":
 
 
 def render_for(terminal: "Console", status: Mapping[str, Any], gateway: str) -> "Group":
-    """As `render`; brief where the tables do not fit into *terminal*."""
+    """Return what `render` does: the brief form where the tables do not fit into *terminal*."""
     from rich.text import Text
 
     whole = render(status, gateway)

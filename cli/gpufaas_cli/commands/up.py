@@ -2,7 +2,6 @@
 
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +11,9 @@ from gpufaas import UnknownFunction
 from gpufaas_cli import build_flags, declare, flags, following, one_file, output, pipeline, removed
 from gpufaas_cli.commands import invoke
 from gpufaas_cli.images import Building
-from gpufaas_cli.source_files import NOT_HANDLER, Ignored, LeavesOut, is_cache
 from gpufaas_cli.stack import FILE_NAMES, FUNCTION_NAME, Stack, StackFunction, choose_gateway
-from gpufaas_core.errors import GpufaasError
+from gpufaas_cli.watching import watch
 from gpufaas_core.files import remove_tree
-
-_Act = Callable[[Stack, list[StackFunction]], None]
 
 
 @declare.command("up")
@@ -61,57 +57,6 @@ def up(
             pipeline.run(stack, functions, steps, client, building, overrides, as_json)
 
         watch(selection.read, act) if watches else act(stack, functions)
-
-
-def watch(read: Callable[[], tuple[Stack, list[StackFunction]]], act: _Act) -> None:
-    """Do *act* with all that *read* gives, then with what has changed, until Ctrl-C."""
-    from gpufaas_cli.file_changes import changes
-
-    known = [read()]  # the last that could be read
-    try:
-        changed_files = changes(lambda: watched(*known[-1]))  # what is written while the first is built counts, too
-        _attempt(act, *known[-1])
-        for changed in changed_files:
-            try:
-                known[:] = [read()]
-            except GpufaasError as exc:
-                output.note(f"gpufaas: {exc}")
-                continue
-            stack, functions = known[-1]
-            _attempt(act, stack, concerned(stack, functions, changed))
-    except KeyboardInterrupt:
-        output.note("Stopped watching.")
-
-
-def watched(stack: Stack, functions: Sequence[StackFunction]) -> list[tuple[Path, LeavesOut]]:
-    """Return the files and folders that *functions* are made from, and what is left out of each."""
-    if stack.made_of:
-        return [(stack.made_of, is_cache)]
-    handlers = [each.handler for each in functions if each.handler]
-    return [
-        *((path, is_cache) for path in (stack.path, *stack.template_dirs())),
-        *((path, Ignored(path, NOT_HANDLER)) for path in handlers),
-        *((path, Ignored(path)) for path in (stack.root / each for each in stack.copy)),
-    ]
-
-
-def concerned(stack: Stack, functions: Sequence[StackFunction], changed: set[Path]) -> list[StackFunction]:
-    """Return those of *functions* with a change in their own folder, without the stack file; all, if one is outside."""
-    folders = [each.handler for each in functions if each.handler and not stack.path.is_relative_to(each.handler)]
-    if any(not any(path.is_relative_to(folder) for folder in folders) for path in changed):
-        return list(functions)
-    return [each for each in functions if each.handler and any(path.is_relative_to(each.handler) for path in changed)]
-
-
-def _attempt(act: _Act, stack: Stack, functions: list[StackFunction]) -> None:
-    """Do *act*. A mistake in a function does not end the watch: it waits for the correction."""
-    try:
-        act(stack, functions)
-    except click.exceptions.Exit:
-        pass
-    except GpufaasError as exc:
-        output.note(f"gpufaas: {exc}")
-    output.note(f"Watching {stack.made_of or f'{stack.path} and what it names'}; Ctrl-C ends it.")
 
 
 @declare.command("deploy")

@@ -15,11 +15,10 @@ from tests.unit.cli.conftest import Run
 from tests.unit.cli.wire_log import Reply, WireLog
 
 from gpufaas_cli import flags
-from gpufaas_cli.commands.up import concerned
-from gpufaas_cli.file_changes import changes
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, is_cache
 from gpufaas_cli.stack import Stack, StackFunction, read_stack
 from gpufaas_cli.stack_text import BadStack
+from gpufaas_cli.watching import changes, concerned
 
 GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))
 STACK = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.cli.conftest import Project, Run, content_of
 
-from gpufaas_cli import file_changes, source_files
+from gpufaas_cli import source_files, watching
 from gpufaas_cli.source_files import NOT_HANDLER, Ignored, walk
 
 
@@ -151,7 +151,7 @@ def test_files_that_are_not_packed_change_no_digest_and_wake_no_watch(project: P
     project.write("fn/.gitignore", "*.log\n")
     first = project.build()
     looks = iter([lambda: write(project, "a.log", ".env"), lambda: None, lambda: write(project, "b.txt"), lambda: None])
-    changes = file_changes.changes(
+    changes = watching.changes(
         lambda: [(project.root / "fn", ignored(project))], sleep=lambda _: next(looks)() and None
     )
 
@@ -162,7 +162,7 @@ def test_files_that_are_not_packed_change_no_digest_and_wake_no_watch(project: P
 
 def test_saves_in_a_row_are_one_change_and_one_during_a_build_is_another(project: Project) -> None:
     looks = iter([lambda: write(project, "a"), lambda: write(project, "b"), lambda: None, lambda: None, lambda: None])
-    changes = file_changes.changes(
+    changes = watching.changes(
         lambda: [(project.root / "fn", ignored(project))], sleep=lambda _: next(looks)() and None
     )
 
@@ -173,7 +173,7 @@ def test_saves_in_a_row_are_one_change_and_one_during_a_build_is_another(project
 
 def test_a_change_is_told_although_a_program_goes_on_writing_there(project: Project) -> None:
     numbers = iter(range(100))
-    changes = file_changes.changes(
+    changes = watching.changes(
         lambda: [(project.root / "fn", ignored(project))], sleep=lambda _: write(project, f"log{next(numbers)}")
     )
 

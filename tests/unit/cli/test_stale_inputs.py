@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.cli.conftest import Project, content_of, weights_of
 
-from gpufaas_cli import bundles, file_changes
+from gpufaas_cli import bundles, watching
 from gpufaas_cli.source_files import is_cache
 
 
@@ -104,7 +104,7 @@ def test_a_watch_sees_what_a_build_does(tmp_path: Path) -> None:
         lambda: wrong.unlink(),
         lambda: None,
     ]
-    changes = file_changes.changes(lambda: [(function, is_cache)], sleep=lambda _: steps.pop(0)() and None)
+    changes = watching.changes(lambda: [(function, is_cache)], sleep=lambda _: steps.pop(0)() and None)
 
     assert next(changes) == files
     assert function in next(changes)
@@ -116,7 +116,7 @@ def test_a_watch_sees_a_change_that_keeps_size_and_mtime(tmp_path: Path) -> None
     file = tmp_path / "weights"
     file.write_bytes(b"old")
     looks = iter([None] * 10)
-    changes = file_changes.changes(lambda: [(tmp_path, is_cache)], sleep=lambda _: next(looks))
+    changes = watching.changes(lambda: [(tmp_path, is_cache)], sleep=lambda _: next(looks))
 
     keep_times(file, lambda: put_another_there(file))
 
