@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,10 +247,9 @@ def show(runs: Sequence[Run], title: str) -> None:
             f"{policy}\n{working_set} functions" if several else policy: estimates(run.report for run in group)
             for (policy, working_set), group in groups.items()
         },
+        [(f"{run.policy}, seed {run.seed}", run.report) for run in runs],
         title,
     )
-    for run in runs:
-        _tell_losses(f"{run.policy}, seed {run.seed}", run.report)
     if len(runs) == 1:
         _show_tenants(runs[0].report)
         _show_fleet(runs[0].report)
@@ -260,14 +259,12 @@ def show_reports(found: Mapping[str, Report], title: str) -> None:
     """Each report is a column."""
     from gpufaas_simulator.report import estimates
 
-    _table({name: estimates([each]) for name, each in found.items()}, title)
-    for name, each in found.items():
-        _tell_losses(name, each)
+    _table({name: estimates([each]) for name, each in found.items()}, found.items(), title)
     _show_tenants(list(found.values())[-1])
 
 
-def _table(columns: Mapping[str, Mapping[str, Estimate]], title: str) -> None:
-    """A column per figure would be wider than a terminal: figures are rows, settings are columns."""
+def _table(columns: Mapping[str, Mapping[str, Estimate]], reports: Iterable[tuple[str, Report]], title: str) -> None:
+    """Show figures as rows, since a column for each would be wider than a terminal, and what *reports* have lost."""
     from rich import box
     from rich.table import Table
 
@@ -279,14 +276,12 @@ def _table(columns: Mapping[str, Mapping[str, Estimate]], title: str) -> None:
         if name not in _WHERE_KNOWN or any(name in column for column in columns.values()):
             table.add_row(heading, *(_cell(column.get(name), form) for column in columns.values()))
     output.console(width=None if sys.stdout.isatty() else 40 + 24 * len(columns)).print(table)
-
-
-def _tell_losses(name: str, found: Report) -> None:
-    if found.failed or found.rejected or found.unfinished:
-        output.show(
-            f"{name}: of {found.calls} calls {found.failed} were lost, {found.rejected} rejected, "
-            f"{found.unfinished} never served"
-        )
+    for name, found in reports:
+        if found.failed or found.rejected or found.unfinished:
+            output.show(
+                f"{name}: of {found.calls} calls {found.failed} were lost, {found.rejected} rejected, "
+                f"{found.unfinished} never served"
+            )
 
 
 def _show_tenants(found: Report) -> None:

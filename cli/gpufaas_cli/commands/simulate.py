@@ -290,8 +290,6 @@ def what_if(
         from gpufaas_simulator.workload import BadWorkload
     try:
         recorded = read_journal(journal)
-    except BadWorkload:
-        raise
     except InvalidSpec as exc:
         raise BadWorkload(str(exc)) from exc
     header = recorded.header if policy is None else msgspec.structs.replace(recorded.header, policy=policy)
