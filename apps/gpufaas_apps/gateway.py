@@ -9,7 +9,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -217,13 +217,13 @@ class GatewayApp:
             print(f"✓ serves     http://{self._options.front.host}:{self._options.front.port}", flush=True)
 
 
+@dataclass(slots=True, eq=False)
 class GatewayArtifacts:
     """Uploads to this gateway (`ports.Artifacts`). A complete one is announced and put in the object store."""
 
-    def __init__(self, artifacts: ArtifactStore, weights: Weights, loop: asyncio.AbstractEventLoop) -> None:
-        self._artifacts = artifacts
-        self._weights = weights
-        self._loop = loop
+    _artifacts: ArtifactStore
+    _weights: Weights
+    _loop: asyncio.AbstractEventLoop
 
     def has(self, digest: str) -> bool:
         if self._artifacts.has(digest) and digest not in self._weights.unpublished:

@@ -7,6 +7,7 @@ a series, and would take a sum for a reset of all.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import aiohttp
 from starlette.responses import Response
@@ -61,18 +62,15 @@ async def asked(url: str, timeout_s: Seconds = 2.0) -> str:
         return ""
 
 
+@dataclass(slots=True, eq=False)
 class MetricsOfAll:
-    """
-    Answers ``/metrics`` for all processes of a gateway, whichever of them is asked; *app* answers the rest.
+    """Answers ``/metrics`` for all processes of a gateway, whichever of them is asked; `_app` answers the rest."""
 
-    :param url: where the metrics of all processes are
-    :param render: returns those of this process, with what is the same in all of them (devices, queues) among them
-    """
-
-    def __init__(self, app: ASGIApp, url: str, render: Callable[[], bytes]) -> None:
-        self._app = app
-        self._url = url
-        self._render = render
+    _app: ASGIApp
+    _url: str
+    """Where the metrics of all processes are."""
+    _render: Callable[[], bytes]
+    """Returns those of this process, with what is the same in all of them (devices, queues) among them."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != "/metrics" or scope["method"] not in ("GET", "HEAD"):

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import sys
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -65,22 +66,21 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     return NodeApp(options, me, agent.node, containers, agent, weights, stores)
 
 
+@dataclass(eq=False)
 class NodeApp:
     """A node, its call server, and what it needs of the cluster: etcd, the scheduler that leads, weights, secrets."""
 
-    def __init__(
-        self, options: NodeOptions, me: Identity, node: Node, containers: ContainerEngine | None, agent: Agent,
-        weights: Weights, stores: NodeStores,
-    ) -> None:  # fmt: skip
-        self._options = options
-        self._me = me
-        self._node = node
-        self._containers = containers
-        self._agent = agent
-        self._weights = weights
-        self._stores = stores
-        self._calls = CallServer(node, stores.logs, me, options.data / "spool")
-        self._status = Status(metrics=lambda: node_metrics(node), more=weights.served)
+    _options: NodeOptions
+    _me: Identity
+    _node: Node
+    _containers: ContainerEngine | None
+    _agent: Agent
+    _weights: Weights
+    _stores: NodeStores
+
+    def __post_init__(self) -> None:
+        self._calls = CallServer(self._node, self._stores.logs, self._me, self._options.data / "spool")
+        self._status = Status(metrics=lambda: node_metrics(self._node), more=self._weights.served)
 
     async def run(self, stop: asyncio.Event) -> None:
         """

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -117,27 +117,23 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     return ServeApp(options, stores, journal, scheduler, node, containers, front, gone)
 
 
+@dataclass(slots=True, eq=False)
 class ServeApp:
-    """
-    Gateway, scheduler and node in one event loop; see `composed`.
+    """Gateway, scheduler and node in one event loop; see `composed`."""
 
-    :param gone: lines for people, one for each device that was given up
-    """
+    _options: ServeOptions
+    _stores: Stores
+    _journal: Journal | None
+    _scheduler: SchedulerService
+    _node: Node
+    _containers: ContainerEngine | None
+    _front: Front
+    _gone: list[str]
+    """Lines for people, one for each device that was given up."""
+    _fatal: BaseException | None = None
 
-    def __init__(
-        self, options: ServeOptions, stores: Stores, journal: Journal | None,
-        scheduler: SchedulerService, node: Node, containers: ContainerEngine | None, front: Front, gone: list[str],
-    ) -> None:  # fmt: skip
-        self._options = options
-        self._stores = stores
-        self._journal = journal
-        self._scheduler = scheduler
-        self._node = node
-        self._containers = containers
-        self._front = front
-        self._gone = gone
-        self._fatal: BaseException | None = None
-        scheduler.on_fatal = self._fail
+    def __post_init__(self) -> None:
+        self._scheduler.on_fatal = self._fail
 
     async def run(self, listening: socket.socket, login: contextlib.AbstractContextManager[None]) -> None:
         """
@@ -223,21 +219,16 @@ class ServeApp:
         notify("READY=1")
 
 
+@dataclass(slots=True, eq=False)
 class OneNode:
-    """
-    The node of `gpufaas serve`, as gateways describe the nodes of a cluster (`node_api.ClusterNodes`).
+    """The node of `gpufaas serve`, as gateways describe the nodes of a cluster (`node_api.ClusterNodes`)."""
 
-    :param gone: a line for each device that was given up
-    :param makes: returns what functions of images run as; see `NodeView`
-    """
-
-    def __init__(
-        self, status: Callable[[], EngineStatus], workers: Workers, gone: Sequence[str], makes: Callable[[], str]
-    ) -> None:
-        self.status = status
-        self._workers = workers
-        self._makes = makes
-        self._gone = gone
+    status: Callable[[], EngineStatus]
+    _workers: Workers
+    _gone: Sequence[str]
+    """A line for each device that was given up."""
+    _makes: Callable[[], str]
+    """Returns what functions of images run as; see `NodeView`."""
 
     def nodes(self) -> list[NodeView]:
         note = "; ".join(self._gone)
