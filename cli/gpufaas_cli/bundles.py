@@ -149,15 +149,14 @@ def build(request: BuildRequest, progress: Callable[[str], None] = lambda _: Non
     before, folder = making.earlier(), making.folder
     try:
         inputs = making.hash_inputs()
-        up_to_date = before is not None and making.is_up_to_date(before, inputs)
-        stamp = before if before is not None and up_to_date else making.make(inputs, before)
+        stamp = before if before and making.is_up_to_date(before, inputs) else making.make(inputs, before)
     except OSError as exc:
         what = f"{exc.filename or folder}: {exc.strerror or exc}"
         raise StorageFailed(f"cannot build in {folder}: {what}: check its disk and rights") from exc
     return Built(
         manifest=stamp.manifest,
         files=tuple((each.sha256, Path(os.path.normpath(folder / each.path))) for each in stamp.outputs),
-        up_to_date=up_to_date,
+        up_to_date=stamp is before,
         seconds=time.perf_counter() - began,
     )
 

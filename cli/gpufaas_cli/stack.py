@@ -148,10 +148,9 @@ class Stack:
         return found
 
 
-def find_stack(folder: Path | None = None) -> Path | None:
-    """Return the stack file of *folder* (of the working directory), if there is one."""
-    base = folder if folder is not None else Path()
-    return next((base / name for name in FILE_NAMES if (base / name).is_file()), None)
+def find_stack() -> Path | None:
+    """Return the stack file of the working directory, if there is one."""
+    return next((Path(name) for name in FILE_NAMES if Path(name).is_file()), None)
 
 
 def read_stack(path: Path | None = None, env: Mapping[str, str] | None = None, envsubst: bool = True) -> Stack:
@@ -161,13 +160,12 @@ def read_stack(path: Path | None = None, env: Mapping[str, str] | None = None, e
     :param env: what ``${...}`` is replaced from; the process's own environment by default
     :raises BadStack: there is none, or it is wrong: one line with file and line
     """
+    path = path or find_stack()
     if path is None:
-        path = find_stack()
-        if path is None:
-            raise BadStack(
-                "there is no stack.yaml or stack.yml here: 'gpufaas new NAME --lang python3-torch' writes one, "
-                "or name yours with -f FILE"
-            )
+        raise BadStack(
+            "there is no stack.yaml or stack.yml here: 'gpufaas new NAME --lang python3-torch' writes one, "
+            "or name yours with -f FILE"
+        )
     return _StackReader(path, (os.environ if env is None else env) if envsubst else None).stack()
 
 
