@@ -68,7 +68,7 @@ class MetricsOfAll:
 
     _app: ASGIApp
     _url: str
-    """Where the metrics of all processes are."""
+    """The metrics of all processes are there."""
     _render: Callable[[], bytes]
     """Returns those of this process, with what is the same in all of them (devices, queues) among them."""
 

@@ -1,6 +1,6 @@
 """
 ``gpufaas``: the command line. A command is in the module of ``commands/`` that has its name, or in one of `_TOGETHER`.
-It is imported only when it is called, so that ``--help`` is quick.
+A module is imported only when a command of it is called, so that ``--help`` is quick.
 
 Exit codes: 0 done, 1 it failed, 2 wrong usage or bad input file, 3 gateway not reachable or not authorised. An error is
 one line on stderr that says what to do; a traceback is a bug.
