@@ -160,7 +160,7 @@ def run(
     if needed:
         client.info()  # a build may take minutes: say first that the gateway is not there
     targets = BuildTargets(client, building.offline, must_answer=needed)
-    _Pipeline(stack, steps, building, overrides, client, as_json, quiet).run(functions, targets)
+    _Pipeline(stack, steps, building, overrides, client, targets, as_json, quiet).run(functions)
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,13 @@ class _Pipeline:
     building: Building
     flags: Overrides
     client: Client
+    targets: BuildTargets
     as_json: bool
-    quiet: bool = False
+    quiet: bool
 
-    def run(self, functions: Sequence[StackFunction], targets: BuildTargets) -> None:
+    def run(self, functions: Sequence[StackFunction]) -> None:
         results: list[dict[str, Any]] = [{"name": each.name} for each in functions]
-        with self._alone(functions), self._making(functions, targets, results) as making:
+        with self._alone(functions), self._making(functions, results) as making:
             for function, make, result in zip(functions, making, results, strict=True):
                 try:
                     made = make()
@@ -220,7 +221,7 @@ class _Pipeline:
 
     @contextmanager
     def _making(
-        self, functions: Sequence[StackFunction], targets: BuildTargets, results: Sequence[dict[str, Any]]
+        self, functions: Sequence[StackFunction], results: Sequence[dict[str, Any]]
     ) -> Iterator[list[Callable[[], _Made]]]:
         """
         Give for each function what builds it: at once when it is called, or in one of ``--parallel`` threads that have
@@ -229,7 +230,7 @@ class _Pipeline:
 
         def make(index: int, alone: bool) -> _Made:
             function = functions[index]
-            return self._make(function, targets, results[index], alone) if function.is_built else None
+            return self._make(function, results[index], alone) if function.is_built else None
 
         if self.building.parallel <= 1 or len(functions) < 2:
             yield [lambda index=index: make(index, True) for index in range(len(functions))]  # type: ignore[misc]
@@ -242,12 +243,12 @@ class _Pipeline:
                 for each in begun:
                     each.cancel()
 
-    def _make(self, function: StackFunction, targets: BuildTargets, result: dict[str, Any], alone: bool) -> _Made:
+    def _make(self, function: StackFunction, result: dict[str, Any], alone: bool) -> _Made:
         lines = nullcontext(lambda text: output.note(f"  {function.name}: {text}"))  # where several are built at once
         with output.waiting(f"Building {function.name}") if alone else lines as shown:
             progress: _Progress = (lambda _: None) if self.building.quiet else shown
             template = template_of(self.stack, function, not self.building.disable_stack_pull, progress)
-            request = self._request(function, template, targets)
+            request = self._request(function, template)
             makes_bundle = template is not None and template.kind is not None
             if self.building.lists or self.building.shrinkwrap or not makes_bundle:
                 self._contents(request, template, result)
@@ -285,7 +286,7 @@ class _Pipeline:
         if warning := found.warning():
             output.note(f"gpufaas: {request.name}: {warning}")
 
-    def _request(self, function: StackFunction, template: Template | None, targets: BuildTargets) -> BuildRequest:
+    def _request(self, function: StackFunction, template: Template | None) -> BuildRequest:
         assert function.lang is not None
         assert function.handler is not None
         root = self.stack.root
@@ -299,7 +300,7 @@ class _Pipeline:
             build_root=self.stack.folder / "build",
             template_dirs=self.stack.template_dirs(),
             root=root,
-            target=lambda: targets.of(deployment(function, self.flags, None)),
+            target=lambda: self.targets.of(deployment(function, self.flags, None)),
         )
 
     def _make_image(
