@@ -66,7 +66,7 @@ class CgroupsV2:
         return "cpu" in files.words(self._home / "cgroup.controllers")
 
     def make(self, name: str, within: str = "", cores: float = 0.0) -> GroupV2:
-        """As `CgroupsV1.make`."""
+        """Make a group, as `CgroupsV1.make` does."""
         home = self._home
         if within:
             home = self._home / within

@@ -27,7 +27,7 @@ class LastWords:
         self.on_lost()
 
     def _hear_out(self, times: int) -> None:
-        """Wait as long as something of it is to be read, not for a grandchild that holds a copy of a socket open."""
+        """Wait as long as the worker has left something to read, but for no grandchild that holds a socket open."""
         more = self._run is not None and self._run.hear_out()
         if times == _LOOKS or (more and times):
             self._timers.later("last words", _LOOK_S, lambda: self._hear_out(times - 1))

@@ -93,7 +93,7 @@ class WorkerDevice:
             if parked is not None:
                 parked.end()
                 # The scheduler may have evicted it before it heard that it is parked: then it counts it as parked now.
-                self._tell_unparked(parked, "it was evicted")
+                _tell_unparked(parked, "it was evicted")
             return
         reason = self._parks.take(worker) if park else ""
         if park and not reason:
@@ -102,7 +102,7 @@ class WorkerDevice:
             return
         worker.end()
         if park:
-            self._tell_unparked(worker, reason)
+            _tell_unparked(worker, reason)
 
     # --- parked workers ---
 
@@ -135,7 +135,7 @@ class WorkerDevice:
             return
         if self.parked.get(worker.key) is worker:
             del self.parked[worker.key]
-            self._tell_unparked(worker, reason)
+            _tell_unparked(worker, reason)
         if not worker.ends and not worker.reaped:
             worker.end()
 
@@ -148,9 +148,6 @@ class WorkerDevice:
         if old in self.waiting:
             self.waiting.remove(old)
         self.waiting.appendleft(new)
-
-    def _tell_unparked(self, worker: Worker, reason: str) -> None:
-        worker.host.report(Unparked(worker.spec.function, self.id, worker.copy, reason))
 
     def admit(self) -> None:
         """Start waiting workers in order, as far as the memory goes: a later, smaller one does not overtake."""
@@ -271,6 +268,10 @@ def compute_of(calls: CallOwner) -> int:
     running = (each.grant for each in calls.exchanges.values() if each.slot is not None and not each.finished)
     grants = {each.call if each.number < 0 else each.number for each in running}  # no scheduler: all are -1
     return need.reserved * (len(grants) if need.sharing == "spatial" else bool(grants))
+
+
+def _tell_unparked(worker: Worker, reason: str) -> None:
+    worker.host.report(Unparked(worker.spec.function, worker.device.id, worker.copy, reason))
 
 
 def _shrink(worker: Worker, memory: Bytes) -> None:

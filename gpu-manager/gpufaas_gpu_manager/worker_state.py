@@ -40,7 +40,7 @@ _step = partial(Step[WorkerState], "a worker", _NAMES)
 
 BEGIN: Final = _step("begin", {_S.WAITING: _S.STARTING, _S.PARKED: _S.STARTING})
 BECOME_READY: Final = _step("become ready", {_S.STARTING: _S.READY, _S.ENDING: _S.ENDING})
-"""It may be told to end before it has said so."""
+"""A worker may be told to end before it has said that it is ready."""
 PARK: Final = _step("be parked", {_S.READY: _S.PARKING})
 LEAVE_DEVICE: Final = _step("leave its device", {_S.PARKING: _S.PARKED, _S.ENDING: _S.ENDING})
 """Its process is stopped, and holds nothing of the device that it could give back."""

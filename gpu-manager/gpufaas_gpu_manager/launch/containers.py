@@ -73,7 +73,7 @@ class Containers:
         return "containers" if self._client is not None else ""
 
     async def start(self) -> None:
-        """As `ContainerEngine.start`: a platform without containers needs no engine, and one may be started later."""
+        """Connect (see `ContainerEngine`). A platform without containers needs no engine; one may be started later."""
         async with self._starting:
             if self._client is None:
                 self._loop = asyncio.get_running_loop()

@@ -74,7 +74,7 @@ class Pods:
         self._closing = False
 
     async def start(self) -> None:
-        """As `ContainerEngine.start`. What is missing may be rights of our service account."""
+        """Connect (see `ContainerEngine`). What is missing may be rights of our service account, too."""
         async with self._starting:
             if self._server is not None:
                 return
