@@ -42,7 +42,7 @@ class NodeAnswerHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ErrorHead(msgspec.Struct, array_like=True, frozen=True):
-    """Header of REFUSED and ERROR; `name` as of `error_codes.error_name`."""
+    """Header of REFUSED and ERROR; its first three fields as of `error_codes.told`."""
 
     name: str
     message: str

@@ -91,11 +91,7 @@ class Link(asyncio.Protocol):
         self._beat: asyncio.TimerHandle | None = None
         self._due = self._heard
         self._why = ""
-        self._over = False
-
-    @property
-    def closed(self) -> bool:
-        return self._over
+        self.closed = False
 
     def attend(self, on_message: Callable[[object], None]) -> asyncio.Future[str]:
         """Have *on_message* get what came since the handshake, and all that comes; return why the link will be over."""
@@ -104,13 +100,13 @@ class Link(asyncio.Protocol):
         early, self.early = self.early, []
         for each in early:
             on_message(each)
-        if self._over:
+        if self.closed:
             self.on_lost(self._why or "it was closed")
         return lost
 
     def send(self, message: control.Message) -> None:
         """Send it, together with the other messages of this turn of the loop. Does nothing once the link is over."""
-        if self._over:
+        if self.closed:
             return
         out = self._out
         if not out:
@@ -119,7 +115,7 @@ class Link(asyncio.Protocol):
 
     def close(self, why: str = "closed here") -> None:
         """Close the link after what was sent before."""
-        if self._over:
+        if self.closed:
             return
         self._why = self._why or why
         self._flush()
@@ -139,9 +135,9 @@ class Link(asyncio.Protocol):
         :raises NotReached: it is closed already
         """
         self._flush()
-        if self._over or self._transport is None or self._transport.is_closing():
+        if self.closed or self._transport is None or self._transport.is_closing():
             raise NotReached(f"the connection closed: {self._why or 'by the other end'}")
-        self._over = True
+        self.closed = True
         if self._beat is not None:
             self._beat.cancel()
         self._transport.set_protocol(successor)
@@ -186,7 +182,7 @@ class Link(asyncio.Protocol):
         self._heard = self._loop.time()
         try:
             for message in self._reader.feed(data):
-                if self._over:
+                if self.closed:
                     return
                 if type(message) is not control.Beat:
                     self.on_message(message)
@@ -194,9 +190,9 @@ class Link(asyncio.Protocol):
             self.abort(f"it said what is no message: {exc}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._over:
+        if self.closed:
             return
-        self._over = True
+        self.closed = True
         if self._beat is not None:
             self._beat.cancel()
         self.on_lost(self._why or (str(exc) if exc else "the other end closed it"))

@@ -54,13 +54,9 @@ class Deployed:
             self._service.remove(function, drain)
             self._tell(control.ForgetFunction(function))
 
-    def knows(self, function: FunctionId) -> bool:
-        """Whether *function* is deployed, or was removed."""
-        return function in self.workers or function in self._removed
-
     def when_known(self, function: FunctionId, action: Callable[[], None]) -> None:
-        """Do *action* when *function* is known; at once if it is, and if it is not, after `KNOWN_WITHIN_S`."""
-        if self.knows(function):
+        """Do *action* when *function* is deployed, or was removed; at the latest after `KNOWN_WITHIN_S`."""
+        if function in self.workers or function in self._removed:
             action()
         elif function in self._held:
             self._held[function].append(action)

@@ -1,4 +1,4 @@
-"""By what name an error travels between services."""
+"""How an error travels between services."""
 
 from typing import Final
 
@@ -11,13 +11,14 @@ _ERRORS: Final[dict[str, type[GpufaasError]]] = {
 }
 
 
-def error_name(error: GpufaasError) -> str:
-    """Return the name of the nearest class of *error* that other services know, too."""
-    return next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _ERRORS)
+def told(error: GpufaasError) -> tuple[str, str, Seconds]:
+    """Return the name of the nearest class of *error* that other services know, too; its message; when to try again."""
+    name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _ERRORS)
+    return name, str(error), getattr(error, "retry_after_s", 1.0)
 
 
-def make_error(name: str, message: str, retry_after_s: Seconds = 1.0) -> GpufaasError:
-    """Return the error that `error_name` named."""
+def make_error(name: str, message: str, retry_after_s: Seconds) -> GpufaasError:
+    """Return the error that was `told`."""
     cls = _ERRORS.get(name, GpufaasError)
     if cls is Overloaded or cls is LoadFailed:
         return cls(message, retry_after_s)

@@ -15,9 +15,9 @@ import msgspec
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
 from gpufaas_cluster.deployed import Deployed
-from gpufaas_cluster.error_codes import error_name
+from gpufaas_cluster.error_codes import told
 from gpufaas_cluster.node_sessions import NodeSessions
-from gpufaas_core.errors import GpufaasError, LoadFailed, Overloaded
+from gpufaas_core.errors import GpufaasError
 from gpufaas_core.messages import Arrived, Finished, Grant, NodeRefused, Serving
 from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds, gateway_of
 from gpufaas_scheduler.service import SchedulerService
@@ -60,8 +60,7 @@ class GatewaySession:
         if isinstance(answer, Grant):
             self.link.send(control.Granted(answer, self._keep_s(answer)))
             return
-        after = answer.retry_after_s if isinstance(answer, Overloaded | LoadFailed) else 0.0
-        self.link.send(control.CallRejected(call, error_name(answer), str(answer), after))
+        self.link.send(control.CallRejected(call, *told(answer)))
 
 
 class GatewaySessions:
@@ -142,8 +141,8 @@ class GatewaySessions:
 
     def look_at_reach(self) -> None:
         """Have nodes that no gateway reaches get no calls."""
-        told = [each.unreached for each in self.by_name.values() if not each.link.closed]
-        self._nodes.set_unreached({id_ for id_ in self._nodes.by_id if told and all(id_ in each for each in told)})
+        said = [each.unreached for each in self.by_name.values() if not each.link.closed]
+        self._nodes.set_unreached({id_ for id_ in self._nodes.by_id if said and all(id_ in each for each in said)})
 
     def serve(self) -> int:
         """Have the engine decide; return how many calls were placed before."""

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gpufaas_cluster.call_heads import ErrorHead, NodeAnswerHead, NodeCallHead, QueryHead
 from gpufaas_cluster.connection import Identity
-from gpufaas_cluster.error_codes import error_name
+from gpufaas_cluster.error_codes import told
 from gpufaas_cluster.lane_connection import LaneConnection
 from gpufaas_cluster.node_queries import NodeQueries
 from gpufaas_cluster.served_body import SpooledBody, StreamedBody
@@ -299,7 +299,7 @@ class ServedLane:
 
     def _fail(self, error: GpufaasError) -> None:
         """End the call, and tell the gateway why: that is the last that it hears. And how the worker was started."""
-        head = error_head(error)
+        head = ErrorHead(*told(error))
         if (exchange := self._exchange) is not None:
             head = replace(head, load_s=exchange.load_s, phases=exchange.phases, tier=exchange.tier)
         self._end()
@@ -333,13 +333,10 @@ class ServedLane:
                         self.send(Kind.CHUNK, None, piece)
                 kind = Kind.END
         except GpufaasError as exc:
-            head = error_head(exc)
+            head = ErrorHead(*told(exc))
         except Exception as exc:
             log.exception("a query failed: %s", what)
-            head = error_head(GpufaasError(f"node {self._server.me.id} failed ({exc!r}): its log has more"))
+            failed = GpufaasError(f"node {self._server.me.id} failed ({exc!r}): its log has more")
+            head = ErrorHead(*told(failed))
         self._query = None
         self.send(kind, head, body)
-
-
-def error_head(error: GpufaasError) -> ErrorHead:
-    return ErrorHead(error_name(error), str(error), getattr(error, "retry_after_s", 1.0))

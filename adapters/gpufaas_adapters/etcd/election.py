@@ -232,7 +232,8 @@ class Registration:
 
     def __init__(self, etcd: Etcd, lease: EtcdLease, name: str, same: Callable[[bytes], bool]) -> None:
         self._etcd = etcd
-        self._lease = lease
+        self.lease = lease
+        """The lease in use; it is another one after a loss."""
         self._name = name
         self._same = same
         self._ttl_s = round(lease.ttl_s)
@@ -240,11 +241,6 @@ class Registration:
         self._lock = asyncio.Lock()
         self.lost = asyncio.Event()
         self._task = asyncio.create_task(self._keep(), name=f"etcd-registration-{name}")
-
-    @property
-    def lease(self) -> EtcdLease:
-        """The lease in use; it is another one after a loss."""
-        return self._lease
 
     async def put(self, key: str, value: bytes) -> None:
         """
@@ -260,33 +256,33 @@ class Registration:
                 await self._write(key, value)
             except EtcdUnreachable as exc:
                 log.warning("registration.delayed key=%s reason=%s", key, exc)
-                self._lease.lost.set()  # with the next lease all is written
+                self.lease.lost.set()  # with the next lease all is written
             except EtcdRefused:
-                if await self._lease.confirm():
+                if await self.lease.confirm():
                     raise
 
     async def close(self) -> None:
         """Delete all keys. No error when etcd is away: then they end with the lease."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await _give_back(self._lease)
+        await _give_back(self.lease)
 
     async def _write(self, key: str, value: bytes) -> None:
         if key == self._name:
             await self._claim(value)
         else:
-            await self._etcd.put(key, value, self._lease.id)
+            await self._etcd.put(key, value, self.lease.id)
 
     async def _claim(self, value: bytes) -> None:
         """Write the key of the name, unless it belongs to another running process."""
         key, waited = self._name, False
         while True:
-            put = DoPut(key, value, self._lease.id)
+            put = DoPut(key, value, self.lease.id)
             done = await self._etcd.txn((absent(key),), (put,), (DoGet(key),))
             if done.succeeded:
                 return
             held = done.found[0][0]
-            if held.lease == self._lease.id or self._same(held.value):
+            if held.lease == self.lease.id or self._same(held.value):
                 if (await self._etcd.txn((unchanged(key, held.mod_revision),), (put,))).succeeded:
                     return
             elif waited:
@@ -306,12 +302,12 @@ class Registration:
 
     async def _keep(self) -> None:
         while True:
-            await self._lease.lost.wait()
+            await self.lease.lost.wait()
             self.lost.set()
             log.warning("registration.lost key=%s", self._name)
-            await self._lease.abandon()
+            await self.lease.abandon()
             told = ""
-            while self._lease.lost.is_set():
+            while self.lease.lost.is_set():
                 try:
                     await self._renew()
                 except StorageFailed as exc:
@@ -325,12 +321,12 @@ class Registration:
     async def _renew(self) -> None:
         lease = await self._etcd.grant(self._ttl_s)
         async with self._lock:
-            before, self._lease = self._lease, lease
+            before, self.lease = self.lease, lease
             try:
                 for key, value in list(self._values.items()):
                     await self._write(key, value)
             except StorageFailed:
-                self._lease = before
+                self.lease = before
                 await _give_back(lease)
                 raise
 

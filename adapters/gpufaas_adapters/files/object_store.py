@@ -96,8 +96,10 @@ class DirectoryStore:
 
         def put(data: bytes) -> None:
             hasher.update(data)
+            rest = memoryview(data)
             with storage_errors(aside):
-                _write_all(descriptor, data)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
 
         def commit() -> None:
             with storage_errors(target):
@@ -165,9 +167,3 @@ class DirectoryStore:
             yield
         except OSError as exc:
             raise StorageFailed(f"object store {self.url}: cannot read {path}: {exc.strerror or exc}") from exc
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]

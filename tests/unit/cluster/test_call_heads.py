@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufaas_cluster.call_heads import ErrorHead, NodeAnswerHead, NodeCallHead, QueryHead
-from gpufaas_cluster.error_codes import error_name, make_error
+from gpufaas_cluster.error_codes import make_error, told
 from gpufaas_core.errors import GrantRefused, Overloaded
 from gpufaas_core.logs import LogQuery
 from gpufaas_core.messages import Grant
@@ -55,7 +55,7 @@ def test_frames_arrive_as_they_were_said_however_the_network_cuts_them(sizes: li
 
 @pytest.mark.parametrize("error", [GrantRefused("no"), Overloaded("full", 2.5)])
 def test_an_error_arrives_as_it_was_raised(error: GrantRefused | Overloaded) -> None:
-    failure = ErrorHead(error_name(error), str(error), getattr(error, "retry_after_s", 1.0))
+    failure = ErrorHead(*told(error))
     arrived = make_error(failure.name, failure.message, failure.retry_after_s)
 
     assert (type(arrived), str(arrived)) == (type(error), str(error))

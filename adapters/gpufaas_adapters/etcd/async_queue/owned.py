@@ -29,9 +29,6 @@ class OwnedCalls:
     def get(self, key: int) -> StoredCall | None:
         return self._calls.get(key)
 
-    def is_claimed(self, key: int) -> bool:
-        return (call := self._calls.get(key)) is not None and call.is_claimed
-
     def due(self, phase: Phase, function: str, limit: int) -> list[tuple[float, StoredCall]]:
         """Return calls that are not claimed, with the time at which they are due, the longest due first."""
         return [(at, self._calls[key]) for at, key in self._due.get((phase, function), [])[:limit]]

@@ -214,7 +214,8 @@ class EtcdAsyncQueue:
         ).found
         seen: list[tuple[float, int, CallStatus]] = []
         for call in [*read_calls(found[0]), *read_calls(found[1])]:
-            status = call.record.seen(is_running=self._owned.is_claimed(call.key))
+            owned = self._owned.get(call.key)
+            status = call.record.seen(is_running=owned is not None and owned.is_claimed)
             seen.append((status.accepted_at, call.key, status))
         for item in found[2]:
             status = msgspec.json.decode(item.value, type=CallStatus)
