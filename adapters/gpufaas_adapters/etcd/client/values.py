@@ -38,13 +38,10 @@ class Deleted(Struct, frozen=True, tag=True):
     """The key was deleted, or its lease has ended."""
 
     key: str
-    revision: int
 
 
 class Listed(Struct, frozen=True, tag=True):
     """All that is there has been told; what follows happened later. Comes again after a gap in a watch was closed."""
-
-    revision: int
 
 
 Change: TypeAlias = Put | Deleted | Listed

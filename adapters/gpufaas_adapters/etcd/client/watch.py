@@ -44,7 +44,7 @@ class Watch:
                     for change in self._differences(listed):
                         yield change
                     self._revision = listed.revision
-                    yield Listed(listed.revision)
+                    yield Listed()
                 async with aclosing(self._answers()) as answers:
                     async for answer in answers:
                         failures = 0
@@ -70,7 +70,7 @@ class Watch:
         there = {item.key for item in listed.items}
         for key in [key for key in self._known if key not in there]:
             del self._known[key]
-            yield Deleted(key, listed.revision)
+            yield Deleted(key)
         for item in listed.items:
             if self._known.get(item.key) != item.mod_revision:
                 self._known[item.key] = item.mod_revision
@@ -78,12 +78,12 @@ class Watch:
 
     def _told(self, answer: Any) -> Iterator[Change]:
         for event in answer.events:
-            key, at = self.messages.name(event.kv.key), int(event.kv.mod_revision)
+            key = self.messages.name(event.kv.key)
             if event.type == rpc.Event.EventType.DELETE:
                 self._known.pop(key, None)
-                yield Deleted(key, at)
+                yield Deleted(key)
             else:
-                self._known[key] = at
+                self._known[key] = int(event.kv.mod_revision)
                 yield Put(self.messages.item(event.kv))
 
     async def _answers(self) -> AsyncGenerator[Any]:
