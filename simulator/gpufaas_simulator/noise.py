@@ -7,6 +7,7 @@ a function, in whatever order a policy starts them. With drift, the mean of the 
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from array import array
@@ -77,12 +78,5 @@ def service_noise(workload: Workload, law: Law | None, seed: int, drift: float =
 
 def load_noise(law: Law, seed: int) -> Callable[[FunctionId], float]:
     """Return a function that draws the next factor of a function; each has a sequence of its own."""
-    sequences: dict[FunctionId, random.Random] = {}
-
-    def draw(function: FunctionId) -> float:
-        rng = sequences.get(function)
-        if rng is None:
-            rng = sequences[function] = random.Random(f"{seed}/load/{function}")
-        return law(rng)
-
-    return draw
+    sequence = functools.cache(lambda function: random.Random(f"{seed}/load/{function}"))
+    return lambda function: law(sequence(function))

@@ -10,6 +10,7 @@ Source: PALDIA, IPDPS 2024, reconfiguration of hardware.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Final
 
 from gpufaas_core._types import Seconds
@@ -19,7 +20,7 @@ DRAIN_LIMIT: Final[Seconds] = 60.0
 
 
 class Phase(StrEnum):
-    """What is being done."""
+    """What is being done, in this order."""
 
     PROVISION = "provision"
     """Get a node of the target type, or take one that is there."""
@@ -36,13 +37,7 @@ class Phase(StrEnum):
     """The old hardware serves on."""
 
 
-_NEXT: Final[Mapping[Phase, Phase]] = {
-    Phase.PROVISION: Phase.START,
-    Phase.START: Phase.SWITCH,
-    Phase.SWITCH: Phase.DRAIN,
-    Phase.DRAIN: Phase.RELEASE,
-    Phase.RELEASE: Phase.DONE,
-}
+_NEXT: Final[Mapping[Phase, Phase]] = dict(pairwise(each for each in Phase if each is not Phase.GIVEN_UP))
 _BEFORE_THE_SWITCH: Final = (Phase.PROVISION, Phase.START)
 
 

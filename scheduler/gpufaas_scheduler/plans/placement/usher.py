@@ -101,10 +101,9 @@ def group(names: Sequence[str], asked: Problem, metric: str) -> list[list[str]]:
     groups = [[name] for name in sorted(names)]
     for _ in range(int(math.log2(MOST_IN_GROUP))):
         graph = networkx.Graph()
-        for i, one in enumerate(groups):
-            for j in range(i + 1, len(groups)):
-                compute, memory = (sum(means[name][what] for name in (*one, *groups[j])) for what in (0, 1))
-                graph.add_edge(i, j, weight=abs(compute - memory))
+        for (i, one), (j, other) in itertools.combinations(enumerate(groups), 2):
+            compute, memory = (sum(means[name][what] for name in (*one, *other)) for what in (0, 1))
+            graph.add_edge(i, j, weight=abs(compute - memory))
         pairs = sorted(sorted(pair) for pair in networkx.min_weight_matching(graph))
         matched = {index for pair in pairs for index in pair}
         groups = [groups[i] + groups[j] for i, j in pairs] + [
