@@ -193,7 +193,13 @@ class Nodes:
             return
         running.calls = tuple([each for each in running.calls if each != command.call])
         if not running.calls:
-            self._stop(running)
+            free_at = [each.free_at for each in running.devices]
+            loads = self._calendar.stop(running, self.now)
+            for device, before in zip(running.devices, free_at, strict=True):
+                if not self._mixed:
+                    device.busy_s -= before - device.free_at
+                elif not loads:
+                    device.leave(self.now)
         if command.requeue:
             self.record.preempted += 1
             answer: m.Event = m.NodeRefused(command.call, running.place, command.reason, opened=True)
@@ -202,15 +208,6 @@ class Nodes:
             self._ended += 1
             answer = m.Finished(command.call, running.place, max(0.0, self.now - running.begin), ok=False)
         self._calendar.last(self.now, lambda: self._hear(answer), running.devices)
-
-    def _stop(self, running: Running) -> None:
-        free_at = [each.free_at for each in running.devices]
-        loads = self._calendar.stop(running, self.now)
-        for device, before in zip(running.devices, free_at, strict=True):
-            if not self._mixed:
-                device.busy_s -= before - device.free_at
-            elif not loads:
-                device.leave(self.now)
 
     def _limit(self, command: m.SetLimit) -> None:
         function, copy = command.function, command.copy
