@@ -17,7 +17,7 @@ LEAST: Final[Bytes] = 256 * KiB
 MOST: Final[Bytes] = 16 * MiB
 """Larger ones wait on disk, or stream."""
 QUICK_S: Final[Seconds] = 0.1
-"""A body that may stream is whole within this time, or streams."""
+"""A body that may stream has this long to become whole; else it streams."""
 _ALL: Final[Bytes] = 128 * MiB
 """The most memory for bodies."""
 _IDLE_S: Final[Seconds] = 10.0

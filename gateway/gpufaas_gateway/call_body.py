@@ -26,7 +26,7 @@ SPOOL_ABOVE: Final[Bytes] = 1024 * 1024
 BODY_BYTES_PER_S: Final = 500
 """A body that streams more slowly uses up its `gpufaas.body-patience` (Apache has the same rate)."""
 _HELD_BYTES: Final[Bytes] = 64 * 1024
-"""Bytes of a body that streams, kept while its call waits. The server keeps as many, then the caller has to wait."""
+"""The most bytes that are kept of a body that streams while its call waits. The server keeps as many, too."""
 
 
 class Caller(Protocol):

@@ -13,7 +13,7 @@ from gpufaas_gateway.errors import CannotRollBack, Overtaken
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec
 
 KEPT: Final = 10
-"""Revisions in a history."""
+"""The most revisions in a history."""
 RevisionStatus = Literal["serving", "superseded", "pending", "failed"]
 
 
@@ -40,7 +40,7 @@ class RolledBack(Struct, frozen=True):
     """What a rollback did."""
 
     revision: str
-    """Takes the calls now, or once it is loaded."""
+    """The revision that takes the calls now, or once it is loaded."""
     to: str
     """The earlier revision that it repeats."""
 

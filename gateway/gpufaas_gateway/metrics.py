@@ -40,7 +40,7 @@ Counted = tuple[FunctionStats, int, ScalingRule | None]
 
 
 class Metrics:
-    """Their text for Prometheus. Nothing is registered globally."""
+    """Counts of functions and of management requests as text for Prometheus. Nothing is registered globally."""
 
     def __init__(
         self,

@@ -138,13 +138,13 @@ class Defaults:
     timeout_s: Seconds = 60.0
     """OpenFaaS's default; faas-cli waits as long for an answer."""
     slots: int = 32
-    """Calls at once in one worker of a CPU function."""
+    """How many calls one worker of a CPU function takes at once."""
     server_slots: int = 100
-    """Calls at once to one program or container, which has its own queue."""
+    """How many calls one program or container gets at once. It has its own queue."""
     stall_s: Seconds = 60.0
     """A load that makes no progress for this long is killed."""
     max_queue: int = 1000
-    """Calls of one function that may wait."""
+    """How many calls of one function may wait."""
     max_body: Bytes = 100 * MiB
     """Largest request body: a node can hold one for each running call."""
     body_patience_s: Seconds = 20.0
@@ -160,13 +160,13 @@ class Options:
     bundle: str
     """sha256 of the bundle; empty for a function that runs in a container of its image."""
     slots: int | None = None
-    """Calls at once in one worker of a CPU function; None: not given."""
+    """How many calls one worker of a CPU function takes at once; None: not given."""
     timeout_s: Seconds
-    """From the request to the end of the answer; with `exec_s`, and no gpufaas.timeout, to the begin of the run."""
+    """The time from the request to the end of the answer; with `exec_s`, and no gpufaas.timeout, to the run's begin."""
     exec_s: Seconds = inf
     """How long a call may run, waiting and load not included."""
     whole_s: Seconds = inf
-    """From the request to the end of the answer."""
+    """The time from the request to the end of the answer."""
     stall_s: Seconds
     max_queue: int
     max_body: Bytes
@@ -183,7 +183,7 @@ class Options:
     cpus: float = 0.0
     """limits.cpu, in cores; 0: not given."""
     capabilities: tuple[str, ...] = CAPABILITIES
-    """That processes of its containers have."""
+    """The capabilities that processes of its containers have."""
     probes: Mapping[str, Any] = field(default_factory=dict)
     """What is given of the fields ``ready_…`` and ``health_…`` of `WorkerSpec`."""
     placement: Placement = NOTHING_ASKED

@@ -37,15 +37,15 @@ from gpufaas_gateway.request import Request
 OUTER: Final = "gpufaas.outer"
 """Key in an ASGI scope: the worker that makes the call (`messages.Outer`)."""
 MAX_MESSAGE: Final[Bytes] = 16 * MiB
-"""In both directions. A message is held whole, and twice for a moment."""
+"""The largest message in either direction. It is held whole, and twice for a moment."""
 _CLOSE_S: Final[Seconds] = 5.0
 """How long a function may take to end its connection after a Close frame."""
 _REFUSAL: Final[Bytes] = 64 * 1024
-"""The part of the body of an answer without a WebSocket that is passed on. It is held whole."""
+"""The most bytes that are passed on of an answer without a WebSocket. They are held whole."""
 _MAX_CONTROL: Final[Bytes] = 1 * MiB
-"""Bytes of answers to pings that the function does not read."""
+"""The most bytes of answers to pings that the function may leave unread."""
 _TURN_MESSAGES: Final = 64
-"""Messages that are passed on in one turn of the loop."""
+"""The most messages that are passed on in one turn of the loop."""
 _MAX_REASON: Final[Bytes] = 123
 _NOT_PASSED: Final = frozenset((b"content-length", b"expect"))
 _OURS: Final = frozenset((b"x-call-id", b"x-start-time", b"x-served-by"))

@@ -12,9 +12,9 @@ from gpufaas_gateway.http.lingering import linger
 log = logging.getLogger(__name__)
 
 _MAX_UNREAD: Final[Bytes] = 1 * MiB
-"""Bytes of answers to pings that the caller does not read."""
+"""The most bytes of answers to pings that the caller may leave unread."""
 TURN_BYTES: Final[Bytes] = 2048
-"""Bytes of a WebSocket that are parsed in one turn of the loop. They may be three hundred messages."""
+"""The most bytes of a WebSocket that are parsed in one turn of the loop. They may be three hundred messages."""
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):

@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 MAX_HEAD: Final[Bytes] = 1 * MiB
 """Request line and headers; OpenFaaS's gateway takes as much."""
 HEAD_S: Final[Seconds] = 30.0
-"""From the connection, or from the first byte of a later head on it, to the head's end."""
+"""The time from the connection, or from the first byte of a later head on it, to the head's end."""
 REST_S: Final[Seconds] = 30.0
-"""Time for the rest of a body whose request was answered: some clients write all before they read."""
+"""The time for the rest of a body whose request was answered: some clients write all before they read."""
 MAX_PIPELINED: Final = 16
-"""As long as so many requests wait behind the one that is answered, nothing more is read."""
+"""While this many requests wait behind the one that is answered, nothing more is read."""
 READER_S: Final[Seconds] = 30.0
 READER_BYTES_PER_S: Final = 500
 """A caller who reads a waiting answer more slowly than this, over `READER_S`, is cut off."""
@@ -91,7 +91,7 @@ class BoundedHttp(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _rest_timer: asyncio.TimerHandle | None = None
     _idle_timer: asyncio.TimerHandle | None = None
-    """One for many requests: when it is due, it looks since when the connection is idle."""
+    """One timer serves many requests: when it is due, it looks how long the connection has been idle."""
     _idle_since: Seconds = 0.0
     _reader: "_SlowReader | None" = None
     _refusal: tuple[int, str, str] | None = None

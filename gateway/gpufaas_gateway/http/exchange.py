@@ -88,11 +88,11 @@ class HttpExchange(Driven):
         self.headers = headers
         self.read = read
         self._left: float = inf
-        """Bytes that are left of the declared length of an answer that streams, if one was declared."""
+        """The bytes that are left of the declared length of an answer that streams, if one was declared."""
         self._sent_at = -1.0
         """The turn of the loop in which a piece of the answer was sent."""
         self._news = False
-        """Of the body something came, or its end, which was not received yet."""
+        """Something of the body, or its end, has come and was not received yet."""
         self._tell: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
