@@ -12,7 +12,7 @@ from gpufaas_core.model import Seconds
 from gpufaas_scheduler.world.world import World
 
 KEEP_S: Final[Seconds] = 0.05
-"""So long after it was made, a grant may be taken for another call."""
+"""A grant may be taken for another call until this time after it was made."""
 
 
 def keep_s(world: World, grant: Grant) -> Seconds:

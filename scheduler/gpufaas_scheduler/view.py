@@ -327,7 +327,13 @@ class ClusterView(_Plans):
         return [each for each in self._cluster.functions.values() if not each.removed]
 
     def variants(self, task: str) -> Collection[FunctionState]:
-        return self._cluster.variants(task)
+        tasks = self._cluster.tasks
+        if tasks is None:
+            self._cluster.tasks = tasks = {}
+            for each in self.functions():
+                if each.declared.task:
+                    tasks.setdefault(each.declared.task, []).append(each)
+        return tasks.get(task, ())
 
     def call(self, name: CallId) -> Call | None:
         found = self._cluster.calls.get(name)

@@ -51,7 +51,7 @@ class Cluster:
         self.devices: dict[DeviceId, DeviceState] = {}
         self.functions: dict[FunctionId, FunctionState] = {}
         self.tasks: dict[str, list[FunctionState]] | None = None
-        """See `variants`; None: functions came or went since it was asked for."""
+        """The deployed functions by their tasks; None: functions came or went since the view was asked for variants."""
         self.hosts = Hosts(self.functions)
         self.copies: dict[CopyId, tuple[DeviceState, Copy]] = {}
         self.largest: dict[str, Bytes] = {}
@@ -105,15 +105,6 @@ class Cluster:
                     self.hits.note(owner)
             else:
                 self.orphans.functions[owner.id] = owner
-
-    def variants(self, task: str) -> list[FunctionState]:
-        """Return the deployed functions of *task*."""
-        if self.tasks is None:
-            self.tasks = {}
-            for each in self.functions.values():
-                if each.declared.task and not each.removed:
-                    self.tasks.setdefault(each.declared.task, []).append(each)
-        return self.tasks.get(task, [])
 
     # --- devices and residency ---
 
