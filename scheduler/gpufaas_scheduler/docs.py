@@ -14,7 +14,7 @@ from typing import Final
 from gpufaas_cache_manager.residency import NOT_ASKED
 from gpufaas_core.model import Seconds
 from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
-from gpufaas_scheduler.contract import Stateful
+from gpufaas_scheduler.policy_contract import Stateful
 from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.backoff import restored
 from gpufaas_scheduler.world.batch_size import Room

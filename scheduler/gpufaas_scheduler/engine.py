@@ -28,9 +28,8 @@ There is at most one run per event.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from math import inf
-from typing import Final
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core import messages as m
@@ -38,88 +37,19 @@ from gpufaas_core.model import CallId, DeviceId, EngineStatus, Explanation, Func
 from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_scheduler import docs
 from gpufaas_scheduler.check import Holding
-from gpufaas_scheduler.contract import SchedulingPolicy
 from gpufaas_scheduler.explain import explain, status
-from gpufaas_scheduler.handle import agenda, calls, copies, fleet, joins, parking, staging, takeover, workers
+from gpufaas_scheduler.handle import calls
 from gpufaas_scheduler.handle.ahead import take_back
 from gpufaas_scheduler.handle.clear import make_way
 from gpufaas_scheduler.handle.prefetch import prefetch
 from gpufaas_scheduler.handle.settle import is_watched, return_overdue, settle, untangle
+from gpufaas_scheduler.handle.table import TANGLING, handlers_of
 from gpufaas_scheduler.keeping import keep_s
+from gpufaas_scheduler.policy_contract import SchedulingPolicy
 from gpufaas_scheduler.view import view_of
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.cluster import Cluster
-from gpufaas_scheduler.world.world import Handler, World
-
-
-def _serving(world: World, _event: m.Serving) -> None:
-    world.handlers = handlers = _handlers(world)
-    takeover.serving(world, lambda event: handlers[type(event)](world, event))
-
-
-def _restored(world: World, event: m.Restored) -> None:
-    takeover.restored(world, event)
-    if world.older.left is not None:
-        world.handlers = _LISTENING
-
-
-HANDLERS: Final[dict[type[m.Event], Handler]] = {
-    m.Arrived: calls.arrived,
-    m.Finished: calls.finished,
-    m.CallerLeft: calls.cancelled,
-    m.Loaded: workers.loaded,
-    m.CopyFailed: workers.load_failed,
-    m.Measured: workers.measured,
-    m.Resized: workers.resized,
-    m.ShareKept: workers.share_kept,
-    m.WorkerExited: workers.worker_exited,
-    m.CopySilent: workers.silent,
-    m.NodeRefused: calls.refused,
-    m.Staged: staging.staged,
-    m.Unstaged: staging.unstaged,
-    m.Parked: parking.parked,
-    m.Unparked: parking.unparked,
-    m.Woken: calls.woken,
-    m.DeviceJoined: joins.device_joined,
-    m.DeviceLeft: fleet.device_left,
-    m.DeviceDrained: fleet.device_drained,
-    m.FunctionDeployed: fleet.function_deployed,
-    m.FunctionRemoved: fleet.function_removed,
-    m.Scaled: copies.scaled,
-    m.Planned: agenda.planned,
-    m.Offered: agenda.offered,
-    m.Restored: _restored,
-    m.Serving: _serving,
-}
-
-_LISTENING: Final = {
-    each: handler if each in (m.FunctionDeployed, m.Restored, m.Serving) else takeover.defer
-    for each, handler in HANDLERS.items()
-}
-"""The handlers between `Restored` and `Serving`."""
-
-
-def _handlers(world: World) -> Mapping[type[m.Event], Handler]:
-    """Return the handlers of an engine that decides. Some policies are told each event before it is handled."""
-    observe = world.observe
-    if observe is None:
-        return HANDLERS
-
-    def after(handler: Handler) -> Handler:
-        def handle(world: World, event: m.Event) -> None:
-            observe(event, world.cluster.now)
-            handler(world, event)
-
-        return handle
-
-    return {kind: after(handler) for kind, handler in HANDLERS.items()}
-
-
-_TANGLING: Final = frozenset((
-    m.DeviceLeft, m.DeviceDrained, m.Measured, m.Resized, m.ShareKept, m.CopyFailed, m.WorkerExited,
-    m.CopySilent, m.NodeRefused, m.FunctionDeployed, m.Scaled, m.Serving,
-))  # fmt: skip
-"""Events that may take the place that a nested call waits for."""
+from gpufaas_scheduler.world.world import World
 
 
 class Engine:
@@ -141,7 +71,7 @@ class Engine:
     ) -> None:
         cluster = Cluster(replacement)
         self._world = World(cluster, view_of(cluster), policy, epoch=epoch, max_queue=max_queue, learn=learn)
-        self._world.handlers = _handlers(self._world)
+        self._world.handlers = handlers_of(self._world)
         self.policy = policy
         self.epoch = epoch
         self.refusals = self._world.refusals
@@ -165,7 +95,7 @@ class Engine:
         if world.freed or (world.watches and world.older.left is None and is_watched(world)):
             world.freed = False
             settle(world)
-        if world.nested and (world.tangled or type(event) in _TANGLING):
+        if world.nested and (world.tangled or type(event) in TANGLING):
             world.tangled = False
             untangle(world)
             if world.lenders:

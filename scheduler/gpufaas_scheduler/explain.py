@@ -18,6 +18,7 @@ from gpufaas_core.model import (
 )
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
+from gpufaas_scheduler.policy_contract import Explaining
 from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.agenda import batch_key
 from gpufaas_scheduler.world.call import Call
@@ -119,7 +120,7 @@ def _why_it_waits(world: World, call: Call) -> contract.Why:
     if not owner.queued:
         waits = "once a copy has a free slot" if owner.active else f"but no device has room: {_no_room(world, owner)}"
         return contract.Why(f"it starts without the policy, {waits}")
-    why = world.policy.weigh(world.view, call) if isinstance(world.policy, contract.Explaining) else None
+    why = world.policy.weigh(world.view, call) if isinstance(world.policy, Explaining) else None
     why = why or contract.Why("the policy has not placed it")
     gathers_until = world.agenda.wakes.get(batch_key(call.function))
     if gathers_until is None:

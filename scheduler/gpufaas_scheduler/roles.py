@@ -133,7 +133,7 @@ class Batching(Protocol):
 class Scaling(Protocol):
     @property
     def watches(self) -> int:
-        """The mask of causes after which it runs (`contract.Watching`)."""
+        """The mask of causes after which it runs (`policy_contract.Watching`)."""
 
     def plan(self, view: View) -> Plan:
         """Propose loads, evictions, limits, nodes, wakes or a plan, one at a time; see *Precedence*."""

@@ -19,7 +19,7 @@ from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.node import Node
-from gpufaas_scheduler import contract as c
+from gpufaas_scheduler import policies as c
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.service import NodeCommands, SchedulerService
 

@@ -8,6 +8,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import Device
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.fleet import device_drained
+from gpufaas_scheduler.policy_contract import PLAN
 from gpufaas_scheduler.world.world import World
 
 
@@ -83,7 +84,7 @@ def try_set_plan(world: World, action: contract.SetPlan) -> str | None:
         if each.device not in world.devices:
             return f"plan {plan.epoch} names device {each.device}, which is not there"
     agenda.plan = plan
-    agenda.planned = bool(agenda.watches & contract.PLAN)
+    agenda.planned = bool(agenda.watches & PLAN)
     return None
 
 

@@ -8,7 +8,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Seconds, copy_id
 from gpufaas_core.plausible import MAX_S
 from gpufaas_core.units import format_bytes
-from gpufaas_scheduler.contract import ARRIVAL, NEVER
+from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.handle.ahead import send_ahead, send_ahead_to
 from gpufaas_scheduler.handle.batches import adapt
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
@@ -16,6 +16,7 @@ from gpufaas_scheduler.handle.follow import follow
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
 from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, join_queue, place_again, refuse_failing
+from gpufaas_scheduler.policy_contract import ARRIVAL
 from gpufaas_scheduler.world import backoff
 from gpufaas_scheduler.world.call import Call, Grant
 from gpufaas_scheduler.world.call_state import RUNNING

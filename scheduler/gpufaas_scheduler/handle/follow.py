@@ -1,7 +1,7 @@
 """
 A busy device takes the next call of its function at once, where any run of the policy would lead to that
-(`contract.Following`). Nearly each call of a single function on busy devices comes here, and a run costs as much as all
-the rest of its end.
+(`policy_contract.Following`). Nearly each call of a single function on busy devices comes here, and a run costs as
+much as all the rest of its end.
 """
 
 from gpufaas_scheduler.handle.grants import start

@@ -13,6 +13,7 @@ from gpufaas_scheduler.handle.commit_copies import try_evict, try_fetch, try_lim
 from gpufaas_scheduler.handle.copies import load_copies, serve_fifo, trim
 from gpufaas_scheduler.handle.grants import return_all, return_local, start
 from gpufaas_scheduler.handle.waiting import give_up
+from gpufaas_scheduler.policy_contract import ARRIVAL
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import RUNNING, WAITING
 from gpufaas_scheduler.world.device import DeviceState
@@ -72,7 +73,7 @@ def after_run(world: World) -> None:
 
 def is_watched(world: World) -> bool:
     """Whether the policy runs for the present event in any case. It has run for an arrival, when the call came."""
-    return bool(world.agenda.watches & world.agenda.causes & ~contract.ARRIVAL)
+    return bool(world.agenda.watches & world.agenda.causes & ~ARRIVAL)
 
 
 def run_policy(world: World) -> None:

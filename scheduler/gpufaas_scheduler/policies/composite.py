@@ -11,25 +11,15 @@ from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core.messages import Arrived, Event
 from gpufaas_core.model import CallId, CopyId, Seconds
 from gpufaas_scheduler import roles
-from gpufaas_scheduler.contract import (
+from gpufaas_scheduler.contract import Action, Choose, Evict, Limit, Load, Plan, Refusal, Reject, Release, Start, Why
+from gpufaas_scheduler.policy_contract import (
     ARRIVAL,
-    Action,
-    Choose,
-    Evict,
     Explaining,
     Following,
-    Limit,
-    Load,
     Noting,
     Observing,
-    Plan,
-    Refusal,
-    Reject,
-    Release,
     SchedulingPolicy,
-    Start,
     Stateful,
-    Why,
 )
 from gpufaas_scheduler.view_contract import View, WaitingCall
 

@@ -14,7 +14,6 @@ from msgspec.structs import FieldInfo, fields
 from gpufaas_cache_manager.replacement import REPLACEMENTS
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.json_errors import allowed
-from gpufaas_scheduler.contract import SchedulingPolicy
 from gpufaas_scheduler.policies.batching import Waiting
 from gpufaas_scheduler.policies.composite import Composite
 from gpufaas_scheduler.policies.least_wait import NAME, LeastMissed, Relief
@@ -22,6 +21,7 @@ from gpufaas_scheduler.policies.load_balance import Anywhere, Arrival
 from gpufaas_scheduler.policies.locality import O3, Locality
 from gpufaas_scheduler.policies.prefetch import NextMisses
 from gpufaas_scheduler.policies.spec import Chosen, NoOptions, PolicySpec, description, read_options
+from gpufaas_scheduler.policy_contract import SchedulingPolicy
 from gpufaas_scheduler.roles import (
     ADMISSION,
     BATCHING,

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import FunctionId, NodeId, Offer, PlacementPlan, Seconds
-from gpufaas_scheduler.contract import ARRIVAL, FINISH, FLEET, LOADED, PLAN, WAKE
+from gpufaas_scheduler.policy_contract import ARRIVAL, FINISH, FLEET, LOADED, PLAN, WAKE
 
 CAUSE: Final[Mapping[type[m.Event], int]] = {
     m.Arrived: ARRIVAL,
@@ -66,7 +66,7 @@ class Agenda:
 
     def __init__(self) -> None:
         self.watches = 0
-        """See `contract.Watching`."""
+        """See `policy_contract.Watching`."""
         self.event: m.Event = m.Serving()
         """The event that is being handled."""
         self._came = _NO_KEYS

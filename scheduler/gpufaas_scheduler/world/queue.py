@@ -127,7 +127,7 @@ class GlobalQueue(Generic[CallT]):
         self.returned: list[CallT] = []
         """Calls that came back, by number."""
         self.leaving: Callable[[WaitingCall], int] | None = None
-        """See `contract.Noting`."""
+        """See `policy_contract.Noting`."""
         self._heads: list[tuple[int, Flow[CallT]]] = []
         self._aside: list[tuple[int, Flow[CallT]]] = []
         self.aside: set[FunctionId] = set()

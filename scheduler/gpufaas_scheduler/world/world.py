@@ -11,7 +11,8 @@ from typing import Any, Final, TypeAlias
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds
-from gpufaas_scheduler.contract import Noting, Observing, Refusal, SchedulingPolicy, Watching, Why
+from gpufaas_scheduler.contract import Refusal, Why
+from gpufaas_scheduler.policy_contract import Noting, Observing, SchedulingPolicy, Watching
 from gpufaas_scheduler.roles import Batching, Prefetch
 from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world.call import Call, Grant
@@ -143,7 +144,7 @@ class World:
         self.policy = policy
         self.observe = policy.observe if isinstance(policy, Observing) else None
         self.follows: Why | None = getattr(policy, "follows", None)
-        """See `contract.Following`."""
+        """See `policy_contract.Following`."""
         self.batching: Batching | None = getattr(policy, "batching", None)
         self.prefetch: Prefetch | None = getattr(policy, "prefetch", None)
         self.cluster.queue.leaving = policy.leaving if isinstance(policy, Noting) else None

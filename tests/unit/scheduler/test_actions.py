@@ -21,7 +21,7 @@ from gpufaas_core.model import (
     Replica,
 )
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
-from gpufaas_scheduler import contract as c
+from gpufaas_scheduler import policies as c
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.handle.workers import KEPT_S
 

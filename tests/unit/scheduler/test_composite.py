@@ -9,8 +9,6 @@ from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, Device, DeviceId, Function, FunctionId, Need, NodeId, Offer, Part, Profile
 from gpufaas_scheduler.contract import (
-    ARRIVAL,
-    FINISH,
     Action,
     Choose,
     Evict,
@@ -26,6 +24,7 @@ from gpufaas_scheduler.contract import (
 from gpufaas_scheduler.policies.batching import Waiting
 from gpufaas_scheduler.policies.composite import Composite
 from gpufaas_scheduler.policies.load_balance import Anywhere, Arrival
+from gpufaas_scheduler.policy_contract import ARRIVAL, FINISH
 from gpufaas_scheduler.view_contract import View, WaitingCall
 
 

@@ -9,7 +9,7 @@ from gpufaas_core.messages import Event
 from gpufaas_core.model import CallId, DeviceId, FunctionId
 from gpufaas_core.reservations import reservation
 from gpufaas_core.units import MiB
-from gpufaas_scheduler.engine import HANDLERS
+from gpufaas_scheduler.handle.table import HANDLERS
 from gpufaas_scheduler.handle.waiting import MAX_REFUSALS
 
 

@@ -10,7 +10,7 @@ from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Part, Profile
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc, ResidentSnapshot, RunningCall
-from gpufaas_scheduler import contract as c
+from gpufaas_scheduler import policies as c
 from gpufaas_scheduler.engine import Engine
 
 

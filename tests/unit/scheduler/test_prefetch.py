@@ -5,7 +5,7 @@ import pytest
 from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Part, Profile
-from gpufaas_scheduler import contract as c
+from gpufaas_scheduler import policies as c
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
 

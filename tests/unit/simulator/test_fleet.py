@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from gpufaas_cache_manager.replacement import Lru
-from gpufaas_scheduler.contract import ARRIVAL, FLEET, WAKE, Plan, Procure, Release, Wake
+from gpufaas_scheduler.contract import Plan, Procure, Release, Wake
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import PolicySpec, make_policy
+from gpufaas_scheduler.policy_contract import ARRIVAL, FLEET, WAKE
 from gpufaas_scheduler.view_contract import View
 from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.fleet import Fleet
