@@ -24,7 +24,6 @@ from gpufaas_scheduler.world.conditions import Conditions
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import Copy, FunctionState
-from gpufaas_scheduler.world.parts import parts_of
 from gpufaas_scheduler.world.ready import ReadyCopies
 from gpufaas_scheduler.world.world import World
 
@@ -96,7 +95,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
                 share=each.share,
                 slots=each.slots,
                 batch=each.batch,
-                parts=parts_of(each, device) if each.split else (),
+                parts=device.parts_of(each) if each.split else (),
             )
             for each in device.residency
         ),
@@ -296,7 +295,7 @@ def restore_clearing(world: World, doc: EngineDoc, since: Seconds) -> None:
         if device is not None and call is not None and call.state == WAITING:
             clearing.device, clearing.call = device, call
             world.cluster.clears = world.cluster.rare = True
-            device.shut = True
+            world.cluster.shut(device, True)
 
 
 ENGINE_KEY: Final = "engine"

@@ -92,8 +92,8 @@ class Engine:
         if world.late and world.late[0][0] <= now:
             return_overdue(world)
         world.handlers[type(event)](world, event)
-        if world.freed or (world.watches and world.older.left is None and is_watched(world)):
-            world.freed = False
+        if cluster.freed or (world.watches and world.older.left is None and is_watched(world)):
+            cluster.freed = False
             settle(world)
         if world.nested and (world.tangled or type(event) in TANGLING):
             world.tangled = False

@@ -52,11 +52,11 @@ def try_release(world: World, action: contract.Release) -> str | None:
     if all(each.kind not in agenda.offers for each in devices):
         return f"node {node} is of no kind that is offered, so nobody takes it back"
     agenda.releasing[node] = False
-    freed = world.freed
+    freed = world.cluster.freed
     for each in devices:
         if not each.closed:
             device_drained(world, m.DeviceDrained(each.id))
-    world.freed = freed  # the policy, which runs now, sees what became free
+    world.cluster.freed = freed  # the policy, which runs now, sees what became free
     release_empty(world)
     return None
 

@@ -81,8 +81,8 @@ def arrived(world: World, event: m.Arrived) -> None:
         queue.append(call)
         if outer is not None:
             start_nested(world)
-        if world.freed:  # local queues went back: one scheduling run for all
-            world.freed = False
+        if world.cluster.freed:  # local queues went back: one scheduling run for all
+            world.cluster.freed = False
             settle(world)
         elif world.idle or world.agenda.watches & ARRIVAL:
             run_policy(world)
@@ -118,7 +118,7 @@ def _outer_of(world: World, said: m.Outer, deadline: Seconds | None) -> tuple[Ca
 def _wait_among_others(world: World, call: Call) -> None:
     """Let a call that has waited elsewhere wait here; the scheduling run after the event plans for all."""
     join_queue(world, call)
-    world.freed = True
+    world.cluster.freed = True
     if not call.owner.queued:
         serve_fifo(world, call.owner)
 
@@ -261,7 +261,7 @@ def finished(world: World, event: m.Finished) -> None:
             )
         ):
             next_local(world, device)
-            world.freed = True
+            world.cluster.freed = True
         if owner.waiting and (owner.batches or device.ahead):
             send_ahead_to(world, device)
     else:
@@ -287,7 +287,7 @@ def _direct_ends(world: World, call: Call, device: DeviceState) -> None:
         world.surplus or world.homeless or world.queue.count or world.nested
         or (world.short and len(world.short) > (owner.id in world.short))
     ):  # fmt: skip
-        world.freed = True
+        world.cluster.freed = True
     if device.local and not copy.running:
         next_local(world, device)  # the first of its local queue may need the share of this copy
 
@@ -359,7 +359,7 @@ def refused(world: World, event: m.NodeRefused) -> None:
         place_again(world, call, event.reason)
         if not call.owner.queued:
             serve_fifo(world, call.owner)
-        world.freed = True
+        world.cluster.freed = True
         return
     device, copy, owner, grant = call.device, call.copy, call.owner, call.granted
     assert device is not None
@@ -392,13 +392,13 @@ def refused(world: World, event: m.NodeRefused) -> None:
         next_local(world, device)
     if owner.removed:
         forget_if_done(world, owner)
-    world.freed = True
+    world.cluster.freed = True
 
 
 def woken(world: World, _event: m.Woken) -> None:
     now = world.cluster.now
     if world.agenda.wake(now):
-        world.freed = True
+        world.cluster.freed = True
     if world.held_back:
         # By name, since they may be due at one moment, and a successor does not know which was held back first.
         for _, owner in sorted(world.held_back.items()):

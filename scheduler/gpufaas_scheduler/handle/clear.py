@@ -7,7 +7,7 @@ from gpufaas_core import messages as m
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.commit import try_start
 from gpufaas_scheduler.handle.copies import send_off, serve_fifo
-from gpufaas_scheduler.handle.grants import return_local
+from gpufaas_scheduler.handle.grants import return_all
 from gpufaas_scheduler.handle.settle import settle, start_nested, untangle
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
@@ -32,8 +32,8 @@ def make_way(world: World) -> None:
             cluster.clears = True
     if clearing.call is not None and clearing.device is not None:
         _clear(world, clearing.device, clearing.call)
-    if world.freed:
-        world.freed = False
+    if world.cluster.freed:
+        world.cluster.freed = False
         settle(world)
     if world.tangled and world.nested:
         world.tangled = False
@@ -42,7 +42,7 @@ def make_way(world: World) -> None:
 
 def _clear(world: World, device: DeviceState, call: Call) -> None:
     """Let *device* take no other call, and start *call* there if it has room."""
-    if call.state != WAITING or world.devices.get(device.id) is not device:
+    if call.state != WAITING or device.gone:
         _stop(world, device)
         return
     owner = call.owner
@@ -71,18 +71,11 @@ def _clear(world: World, device: DeviceState, call: Call) -> None:
 def _shut(world: World, device: DeviceState, leaving: Iterable[Copy]) -> None:
     cluster = world.cluster
     if not device.shut:
-        device.shut = world.settled = True
-        if device.idle_key is not None:
-            cluster.set_busy(device)
-        _return_all(world, device)
+        world.settled = True
+        cluster.shut(device, True)
+        return_all(world, device)
     for copy in leaving:
         send_off(world, device, copy)
-
-
-def _return_all(world: World, device: DeviceState) -> None:
-    for each in list(device.local):
-        return_local(world, device, each)
-        world.freed = True
 
 
 def _start(world: World, device: DeviceState, call: Call) -> bool:
@@ -105,18 +98,16 @@ def _stop(world: World, device: DeviceState) -> None:
     cluster.clearing.device = cluster.clearing.call = None
     cluster.clears = False
     cluster.clearing.pauses_until = cluster.now + PAUSE_S
-    world.freed = world.settled = True
-    if world.devices.get(device.id) is device:
-        device.shut = device.closed
-        cluster.offer(device)
+    cluster.freed = world.settled = True
+    if not device.gone:
+        cluster.shut(device, device.closed)
 
 
 def _start_inner(world: World, device: DeviceState) -> None:
     """Start calls that calls wait for, on *device* as well: one of the latter may run there."""
     cluster = world.cluster
-    device.shut = False
-    _return_all(world, device)  # what it has spare would be for them
-    cluster.offer(device)
+    cluster.shut(device, False)
+    return_all(world, device)  # what it has spare would be for them
     for each in world.nests.waiting():
         if not each.owner.queued:
             serve_fifo(world, each.owner)

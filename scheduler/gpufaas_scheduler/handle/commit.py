@@ -125,15 +125,8 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
     if owner.batches:
         call.estimate_s = _added_s(owner, device, copy)
     world.calls.enqueue(call, device)
-    call.copy = copy
     call.patience_s = action.patience_s
-    device.local.append(call)
-    device.local_s += call.estimate_s
-    if device.local[0] is call:
-        world.overdue.note(device)
-        if device.idle_key is not None:
-            world.cluster.set_busy(device)  # what it has spare is for its local queue
-    copy.queued += 1
+    world.cluster.push(device, call, copy)
     return None
 
 
@@ -173,9 +166,7 @@ def try_load(world: World, action: contract.Load) -> str | None:
         device, victims = one
         copy, names = reserve(world, device, owner, victims)
     for each, entry in ((device, copy), *world.cluster.parts(copy)):
-        each.begin_preload(entry, world.cluster.now, copy.ready_at)
-        if each.idle_key is not None:
-            world.cluster.set_busy(each)
+        world.cluster.preload(each, entry, world.cluster.now, copy.ready_at)
     order_load(world, device, copy, names)
     return None
 

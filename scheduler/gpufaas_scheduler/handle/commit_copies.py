@@ -4,7 +4,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import Device, NodeId
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.copies import evict, serve_fifo
-from gpufaas_scheduler.handle.grants import run_within
+from gpufaas_scheduler.handle.grants import change_share
 from gpufaas_scheduler.world.world import World
 
 
@@ -52,12 +52,8 @@ def try_limit(world: World, action: contract.Limit) -> str | None:
     left = device.spare + copy.share + sum(each.compute for each in device.holding if each.copy is copy)
     if not 0 <= action.share <= left:
         return f"device {device.id} has {max(0, left)} % of compute left to share, not {action.share} %"
-    device.residency.limit_compute(copy, action.share)
-    if copy.share:
-        run_within(world, device, copy)
     copy.slots, copy.batch = action.slots, action.batch
-    world.cluster.offer(device)
-    device.mark()
+    change_share(world, device, copy, action.share)
     world.out.append(m.SetLimit(owner.id, device.id, copy.number, action.share, action.slots, action.batch))
     return None
 

@@ -55,7 +55,7 @@ def balance(world: World, owner: FunctionState) -> None:
     note_lack(world, owner)
     if owner.surplus or owner.draining:
         world.surplus[owner.id] = owner
-    world.freed = True
+    world.cluster.freed = True
 
 
 def inherit(world: World, owner: FunctionState) -> None:
@@ -91,10 +91,8 @@ def send_off(world: World, device: DeviceState, copy: Copy) -> None:
     elif copy in owner.draining:
         pass
     elif copy.pinned:
-        world.cluster.drain(owner, copy)
+        world.cluster.drain(copy)
         world.tangled = True
-        if not owner.queued and owner.flow.calls and not owner.active:
-            world.homeless[owner.id] = owner
     else:
         evict(world, device, copy)
     balance(world, owner)
@@ -102,12 +100,9 @@ def send_off(world: World, device: DeviceState, copy: Copy) -> None:
 
 def shun(world: World, device: DeviceState, copy: Copy) -> None:
     """Its worker is silent: it takes no calls until it is heard, and those that wait for it may run elsewhere."""
-    owner = copy.owner
     return_all(world, device)
     world.cluster.silence(device, copy)
     world.tangled = True
-    if not owner.queued and owner.flow.calls and not owner.active:
-        world.homeless[owner.id] = owner
 
 
 def drop(world: World, device: DeviceState, copy: Copy) -> None:
@@ -125,8 +120,6 @@ def drop(world: World, device: DeviceState, copy: Copy) -> None:
                 next_local(world, each)
     if owner.copies < owner.target and owner.id not in world.short:
         note_lack(world, owner)
-    if not owner.queued and owner.flow.calls and not owner.active:
-        world.homeless[owner.id] = owner
 
 
 def forget_if_done(world: World, owner: FunctionState) -> None:
@@ -139,14 +132,8 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
         device = world.devices[name]
         if (gone := world.cluster.parked.take(device, owner)) is not None:
             world.out += evicted(device, (gone,))
-    del world.functions[owner.id]
-    owner.forget()
-    world.hosts.forgotten(owner.id)
-    world.cluster.mix(-owner.mixed)
-    world.cluster.constrained -= bool(owner.constraints) + owner.mixed
-    world.homeless.pop(owner.id, None)
+    world.cluster.forget(owner)
     world.surplus.pop(owner.id, None)
-    world.freed = True
 
 
 def serve_fifo(world: World, owner: FunctionState) -> None:
@@ -183,7 +170,7 @@ def trim(world: World, owner: FunctionState) -> None:
         for copy in _dispensable(owner)[:surplus]:
             owner.excess -= 1
             if copy.pinned:
-                world.cluster.drain(owner, copy)
+                world.cluster.drain(copy)
                 world.tangled = True
             else:
                 evict(world, owner.active[copy], copy)
@@ -269,7 +256,7 @@ def place_shared(world: World, call: Call) -> None:
         return
     owner.flow.append(call)
     if not owner.active:
-        world.homeless[owner.id] = owner
+        world.cluster.note_waiting(owner)
         serve_fifo(world, owner)
     elif owner.waiting == 1 and owner.id in world.short:
         load_copies(world, owner)  # now it may evict; later calls change nothing about that

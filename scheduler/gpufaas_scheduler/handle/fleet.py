@@ -21,7 +21,6 @@ def device_left(world: World, event: m.DeviceLeft) -> None:
         world.ignored["DeviceLeft"] += 1
         return
     forget_removed(world, leave(world, device))
-    world.freed = True
 
 
 def device_drained(world: World, event: m.DeviceDrained) -> None:
@@ -30,17 +29,13 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
         world.ignored["DeviceDrained"] += 1
         return
     world.cluster.close(device, closed=event.drain)
-    world.freed = True
     if not event.drain:
-        world.cluster.offer(device)
         return
     for call in list(device.local):
         return_local(world, device, call)
     for copy in list(device.residency):
         send_off(world, device, copy)
     world.out += evicted(device, world.cluster.parked.leave(device))
-    if device.idle_key is not None:
-        world.cluster.set_busy(device)
 
 
 def leave(world: World, device: DeviceState) -> list[FunctionState]:
@@ -72,31 +67,18 @@ def forget_removed(world: World, owners: Iterable[FunctionState]) -> None:
 
 def function_deployed(world: World, event: m.FunctionDeployed) -> None:
     world.hosts.gain = world.hosts.gain or any(map(gains, event.function.profiles.values()))
-    world.cluster.tasks = None
-    owner = world.functions.get(event.function.id)
-    if owner is None:
-        owner = FunctionState(event.function, world.cluster.changes)
-        world.functions[owner.id] = owner
-        world.cluster.constrained += bool(owner.constraints)
-        world.hosts.deployed(owner.id, owner)
-    else:
-        function = replace(event.function, constraints=owner.constraints)
-        need = owner.declared.need
+    function, owner = event.function, world.functions.get(event.function.id)
+    if owner is not None:
+        function, need = replace(function, constraints=owner.constraints), owner.declared.need
         if function.need != need and (need.compute or function.need.compute):
             # A gateway of another version reads its record differently. Compute is held, and calls wait, by the first
             # need; only the slots of a function without compute may change.
             world.ignored["FunctionDeployed"] += 1
             function = replace(function, need=need)
-        world.cluster.mix(-owner.mixed)
-        world.cluster.constrained -= owner.mixed
-        owner.deploy(function)
-        world.cluster.moves += 1
-        if not owner.queued:
-            serve_fifo(world, owner)
-    world.cluster.mix(owner.mixed)
+    owner = world.cluster.deploy(function)
     world.cluster.rare = True
-    world.cluster.constrained += owner.mixed
-    world.cluster.keeps |= owner.min_copies > 0
+    if not owner.queued:
+        serve_fifo(world, owner)
     before = None if event.succeeds is None else world.functions.get(event.succeeds)
     if before is not None and not before.removed:
         # Its gateway sees in the status that copies are ready, or that there is no room, and removes one of the two.
@@ -110,8 +92,7 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
     if owner is None:
         world.ignored["FunctionRemoved"] += 1
         return
-    owner.remove()
-    world.cluster.tasks = None
+    world.cluster.remove(owner)
     note_lack(world, owner)
     if owner.before is not None and owner.before.after is owner:
         owner.before.after = None
@@ -128,4 +109,4 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
             if (call.endless or (call.copy is not None and call.copy.loading)) and not call.aborted:
                 world.out.append(m.Abort(call.id, world.calls.abort(call)))
     forget_if_done(world, owner)
-    world.freed = True
+    world.cluster.freed = True

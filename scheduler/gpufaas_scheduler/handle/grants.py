@@ -15,9 +15,8 @@ from gpufaas_scheduler.handle.reserve import evictions, leave_for_others, reserv
 from gpufaas_scheduler.world.call import Call, Grant
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.costs import Costs
-from gpufaas_scheduler.world.device import JOINED, DeviceState
+from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import Copy, FunctionState
-from gpufaas_scheduler.world.parts import parts_of
 from gpufaas_scheduler.world.world import World
 
 TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of it")
@@ -93,7 +92,7 @@ def _hold(
     call.estimate_s = estimate_s
     ready = copy.ready_at if copy.loading and copy.ready_at > now else now
     if device.idle_key is not None:
-        cluster.set_busy(device)
+        cluster.withdraw(device)
     device.starts += 1
     world.starts.append((now, call, device.id, call.cold, names, local, call.why))
     compute = owner.whole
@@ -118,7 +117,7 @@ def _tell(
     owner, now = call.owner, world.cluster.now
     said = m.Grant(
         world.epoch, call.grant, (call.id, *[each.id for each in others]) if others else (call.id,), owner.id,
-        owner.digest, copy.parts or parts_of(copy, device), call.cold, names, local, copy.number,
+        owner.digest, copy.parts or device.parts_of(copy), call.cold, names, local, copy.number,
         None if call.ends is None else call.ends - now, 0.0, (), ahead_s,
     )  # fmt: skip
     if names and world.cluster.parked.devices:
@@ -149,11 +148,7 @@ def _start_beside(
         device.free_at = grant.free_at = device.free_at + estimate_s  # it runs alone, after what runs
     elif device.reserved or others or copy.share:
         _in_company(grant, device, others, costs, ready)
-    if compute:
-        device.holding.append(grant)
-        device.hold(compute, now, grant.free_at)
-    else:
-        device.beside[grant] = None
+    world.cluster.begin(device, grant, now)
     if others:
         _take_along(world, grant, device, others, names)
     if device.reserved < device.compute or owner.shared_hold:
@@ -214,14 +209,10 @@ def let_parts_go(world: World, grant: Grant) -> None:
         if not entry.running:
             device.residency.let_go(entry)
         device.mark()
-        if not grant.compute:
-            device.beside.pop(grant, None)
+        if grant.compute:
+            _give_back(world, grant, device, entry)
         else:
-            device.holding.remove(grant)
-            if not (grant.copy.owner.shared_hold and entry.running and _hand_on(world, grant, device)):
-                device.let_go(grant.compute, world.cluster.now)
-                if device.others:
-                    _next_other(world, device)
+            device.beside.pop(grant, None)
         next_local(world, device)
 
 
@@ -268,38 +259,45 @@ def end(world: World, call: Call) -> bool:
 
 def _end_beside(world: World, grant: Grant, device: DeviceState) -> None:
     """*grant* ends, which may have company. Its copy does not count it any more."""
-    copy, compute = grant.copy, grant.compute
-    if copy.split:
+    if grant.copy.split:
         let_parts_go(world, grant)
-    if compute:
-        device.holding.remove(grant)
-        if copy.running and _hand_on(world, grant, device):
-            if device.local:
-                world.overdue.note(device)
-            return
-        device.let_go(compute, world.cluster.now)
-        if device.local:
-            world.overdue.note(device)
-        if device.others:
-            _next_other(world, device)
+    if grant.compute:
+        _give_back(world, grant, device, grant.copy)
     elif grant in device.beside:
         del device.beside[grant]
         world.ahead.pop(grant, None)
-        if grant.ahead and device.holding:
-            device.free_at = max(each.free_at for each in device.holding)
+        if grant.ahead:
+            world.cluster.judge(device)
     else:
         device.others.remove(grant)
 
 
-def run_within(world: World, device: DeviceState, copy: Copy) -> None:
-    """*copy* holds a share from now on: its running grants give back what they hold."""
-    for grant in [each for each in device.holding if each.copy is copy]:
-        device.holding.remove(grant)
-        device.let_go(grant.compute, world.cluster.now)
-        grant.compute, grant.alone = 0, False
-        device.beside[grant] = None
-    world.overdue.note(device)
-    next_local(world, device)
+def _give_back(world: World, grant: Grant, device: DeviceState, copy: Copy) -> None:
+    """*grant* ends, which holds compute of *device*, where its copy is *copy*: another grant takes it, or nobody."""
+    if copy.running and _hand_on(world, grant, device):
+        return
+    world.cluster.let_go(device, grant)
+    while device.others and device.has_compute(device.others[0].copy.owner):
+        following = device.others.pop(0)
+        owner = following.copy.owner
+        following.compute = owner.reserves
+        costs = owner.costs[device.kind]
+        if costs is not None:
+            estimate(following, costs, world.cluster.now)
+        world.cluster.begin(device, following, world.cluster.now)
+
+
+def change_share(world: World, device: DeviceState, copy: Copy, share: int) -> None:
+    """*copy* holds *share* of the compute from now on: its running grants give back what they hold."""
+    device.residency.limit_compute(copy, share)
+    device.mark()
+    if share:
+        for grant in [each for each in device.holding if each.copy is copy]:
+            world.cluster.let_go(device, grant)
+            grant.compute, grant.alone = 0, False
+            device.beside[grant] = None
+        next_local(world, device)
+    world.cluster.offer(device)
 
 
 def _hand_on(world: World, grant: Grant, device: DeviceState) -> bool:
@@ -310,6 +308,7 @@ def _hand_on(world: World, grant: Grant, device: DeviceState) -> bool:
             break
     else:
         return False
+    device.holding.remove(grant)
     del device.beside[heir]
     heir.compute = grant.compute
     if heir.ahead:
@@ -317,23 +316,8 @@ def _hand_on(world: World, grant: Grant, device: DeviceState) -> bool:
         world.ahead.pop(heir, None)
         heir.alone = heir.size == 1 and heir.copy.owner.whole >= device.compute
     device.holding.append(heir)
-    device.free_at = max([each.free_at for each in device.holding])
+    world.cluster.judge(device)
     return True
-
-
-def _next_other(world: World, device: DeviceState) -> None:
-    """Give compute to the next ones of several grants that gateways made without a scheduler."""
-    now = world.cluster.now
-    while device.others and device.has_compute(device.others[0].copy.owner):
-        following = device.others.pop(0)
-        owner = following.copy.owner
-        following.compute = owner.reserves
-        costs = owner.costs[device.kind]
-        if costs is not None:
-            estimate(following, costs, now)
-        device.holding.append(following)
-        device.hold(following.compute, now, following.free_at)
-    world.overdue.note(device)
 
 
 def estimate(grant: Grant, costs: Costs, now: Seconds) -> None:
@@ -367,16 +351,11 @@ def next_local(world: World, device: DeviceState) -> None:
                     return_all(world, device)
                 return
         others = _take_joining(world, device, call, copy) if call.owner.batches else ()
-        take_local(world, device, call)
+        world.cluster.pull(device, call)
         start(world, call, device, copy, (), others)
         if device.reserved >= device.compute and not (call.owner.shared_hold and device.open):
             return
-    if device.idle_key is None:
-        if not device.shut:
-            world.cluster.set_idle(device)
-    elif device.idle_key[0] == JOINED and device.reserved < device.compute:
-        world.cluster.set_busy(device)
-        world.cluster.set_idle(device)  # at its place among those with spare compute
+    world.cluster.offer(device)
 
 
 def _take_joining(world: World, device: DeviceState, call: Call, copy: Copy) -> tuple[Call, ...]:
@@ -390,7 +369,7 @@ def _take_joining(world: World, device: DeviceState, call: Call, copy: Copy) -> 
 def take_from_queue(world: World, device: DeviceState, call: Call) -> None:
     """Take *call* out of the local queue of *device*, or out of the global queue."""
     if call.state == LOCAL:
-        take_local(world, device, call)
+        world.cluster.pull(device, call)
     else:
         world.queue.remove(call)
 
@@ -409,34 +388,19 @@ def obtain(world: World, device: DeviceState, owner: FunctionState) -> bool:
     return True
 
 
-def take_local(world: World, device: DeviceState, call: Call) -> None:
-    local = device.local
-    if local[0] is call:
-        local.popleft()
-        if device.reserved:
-            world.overdue.note(device)
-    else:
-        local.remove(call)
-    # Of an empty queue it is exactly 0, whatever was rounded.
-    device.local_s = device.local_s - call.estimate_s if local else 0.0
-    copy = call.copy
-    if copy is not None:
-        copy.queued -= 1
-
-
 def return_local(world: World, device: DeviceState, call: Call) -> None:
-    take_local(world, device, call)
+    world.cluster.pull(device, call)
     world.calls.back(call)
     world.queue.put_back(call)
     world.cluster.note_waiting(call.owner)
     world.cluster.offer(device)
+    world.cluster.freed = True
 
 
 def return_all(world: World, device: DeviceState) -> None:
     """The local queue of *device* goes back to the global queue, and a run plans for its calls."""
     for call in reversed(list(device.local)):
         return_local(world, device, call)
-    world.freed = True
 
 
 def grant_again(world: World, call: Call, device: DeviceState, copy: Copy) -> None:
@@ -447,7 +411,7 @@ def grant_again(world: World, call: Call, device: DeviceState, copy: Copy) -> No
         call.grant = number
     victims = tuple(copy_id(*each) for each in call.victims)
     grant = m.Grant(
-        world.epoch, number, (call.id,), owner.id, owner.digest, parts_of(copy, device), call.cold, victims,
+        world.epoch, number, (call.id,), owner.id, owner.digest, device.parts_of(copy), call.cold, victims,
         copy=copy.number, within_s=None if call.ends is None else call.ends - world.cluster.now,
     )  # fmt: skip
     world.out.append(m.StartCall(grant))

@@ -40,9 +40,8 @@ def device_joined(world: World, event: m.DeviceJoined) -> None:
             # Its node restarted before its absence was noticed: it holds nothing any more.
             forget_removed(world, leave(world, known))
         tell_staged(world, event)
-        world.cluster.set_idle(world.cluster.attach(event.device))
+        world.cluster.offer(world.cluster.attach(event.device))
     node_joined(world, event.device)
-    world.freed = True
 
 
 def tell_staged(world: World, event: m.DeviceJoined) -> None:
@@ -127,7 +126,7 @@ def adopt(
         running.append((call, each))
     if doc is not None and calls:
         changed = True
-    _adopt_grants(state, running, at, doc, since)
+    _adopt_grants(world, state, running, at, doc, since)
     if doc is not None and state.busy != (doc.status != "idle"):
         changed = True
     waits = _adopt_local(world, state, local)
@@ -142,6 +141,7 @@ def adopt(
 
 
 def _adopt_grants(
+    world: World,
     state: DeviceState,
     running: list[tuple[Call, RunningCall]],
     at: Seconds,
@@ -181,12 +181,11 @@ def _adopt_grants(
             grant.compute = copy.owner.reserves
             held = before is not None and before.compute > 0
             _expect(grant, told, at, before if held else None, since)
-            state.holding.append(grant)
             began_at = since - doc.busy_for_s if doc is not None and held else at - told.age_s
-            state.hold(grant.compute, began_at, grant.free_at)
+            world.cluster.begin(state, grant, began_at)
     preload = None if doc is None or doc.preload is None else state.residency.copies.get(doc.preload)
     if doc is not None and preload is not None and preload.loading and state.has_compute(preload.owner):
-        state.begin_preload(preload, since - doc.busy_for_s, since + doc.free_in_s)
+        world.cluster.preload(state, preload, since - doc.busy_for_s, since + doc.free_in_s)
 
 
 def _expect(grant: Grant, told: RunningCall, at: Seconds, before: CallDoc | None, since: Seconds) -> None:
@@ -223,12 +222,9 @@ def _adopt_local(world: World, state: DeviceState, local: list[Call]) -> list[Ca
     """Put the calls of *local* whose model is there into the local queue, and return them."""
     waits = [call for call in local if call.function in state.copies]
     for call in waits:
-        call.copy = copy = state.residency.copies[state.copies[call.function]]
         world.calls.wait(call)
         world.calls.enqueue(call, state)
-        state.local.append(call)
-        state.local_s += call.estimate_s
-        copy.queued += 1
+        world.cluster.push(state, call, state.residency.copies[state.copies[call.function]])
         world.calls.watch(call)
     return waits
 
@@ -272,10 +268,9 @@ def _adopt_residents(
                 state.residency.insert(copy)
                 state.copies[owner.id] = copy.id
                 continue
-        world.cluster.place(state, copy)
-        world.lending.note(state, copy)
         closed = doc is not None and doc.closed
-        owner.adopt(copy, state, draining=closed or (before is not None and before.draining))
+        world.cluster.adopt(state, copy, draining=closed or (before is not None and before.draining))
+        world.lending.note(state, copy)
         if each.silent and not (each.loading or copy.split):
             world.cluster.silence(state, copy)
         world.cluster.note_waiting(owner)

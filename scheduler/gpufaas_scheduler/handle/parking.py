@@ -8,7 +8,6 @@ from gpufaas_core.plausible import is_size
 from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.parked import ParkedCopy
-from gpufaas_scheduler.world.parts import parts_of
 from gpufaas_scheduler.world.world import World
 
 
@@ -48,7 +47,7 @@ def order_load(
     world: World, device: DeviceState, copy: Copy, victims: tuple[CopyId, ...], *, beside: bool = False
 ) -> None:
     """Have the node of *device* load *copy*, which has its reservation, once *victims* are gone from there."""
-    owner, parts, world.grant = copy.owner, parts_of(copy, device), world.grant + 1
+    owner, parts, world.grant = copy.owner, device.parts_of(copy), world.grant + 1
     parked = parked_of(world, device, victims) if victims and not beside else ()
     world.out.append(
         m.LoadCopy(world.epoch, world.grant, owner.id, owner.digest, parts, victims, copy.number, beside, parked)

@@ -90,15 +90,8 @@ def hold_parts(world: World, grant: Grant, since: Seconds) -> None:
         if entry.running == 1:
             device.residency.hold(entry)
         device.residency.touch(entry, cluster.now)
-        device.mark()
-        if grant.compute:
-            device.holding.append(grant)
-            device.hold(grant.compute, since, grant.free_at)
-        else:
-            device.beside[grant] = None
-        world.overdue.note(device)
-        if device.idle_key is not None:
-            cluster.set_busy(device)
+        cluster.begin(device, grant, since)
+        cluster.withdraw(device)
         device.starts += 1
         if not owner.removed and device.reserved < device.compute:
             cluster.offer(device)

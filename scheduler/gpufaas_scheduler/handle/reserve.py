@@ -8,7 +8,6 @@ from gpufaas_scheduler.handle.parking import evicted, park, reserve_beside_parke
 from gpufaas_scheduler.handle.parts import Place
 from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import Copy, FunctionState
-from gpufaas_scheduler.world.parts import insert_rest
 from gpufaas_scheduler.world.world import World
 
 
@@ -46,7 +45,7 @@ def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...])
     copy = cluster.insert(device, owner, part.memory, load_s)
     if part.share:
         device.residency.limit_compute(copy, part.share)
-    insert_rest(cluster, copy, [(each.device, each.part.memory, each.part.share) for each in places[1:]])
+    cluster.insert_rest(copy, [(each.device, each.part.memory, each.part.share) for each in places[1:]])
     if owner.copies >= owner.target:
         world.short.pop(owner.id, None)
         world.held_back.pop(owner.id, None)

@@ -178,15 +178,13 @@ def untangle(world: World) -> None:
                  for each in device.local]  # fmt: skip
         for device, each in local:
             return_local(world, device, each)
-        if local:
-            world.freed = True  # they may find places elsewhere, and their models may be evicted
-        else:
+        if not local:
             refused = stuck[-1]
             why = world.nests.why_stuck(refused)
             give_up(world, refused)
             world.out.append(m.Reject(refused.id, "nested", why))
-        if world.freed:
-            world.freed = False
+        if world.cluster.freed:
+            world.cluster.freed = False
             settle(world)
 
 

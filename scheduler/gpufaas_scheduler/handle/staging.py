@@ -13,7 +13,7 @@ def staged(world: World, event: m.Staged) -> None:
         return
     world.hosts.stage(host, event.function, event.size)
     world.cluster.rare = True
-    world.freed = True  # a load is shorter now than a wait may be
+    world.cluster.freed = True  # a load is shorter now than a wait may be
 
 
 def unstaged(world: World, event: m.Unstaged) -> None:

@@ -91,7 +91,7 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
         if owner.removed:
             forget_if_done(world, owner)
     # If nothing changed, its predecessor would do nothing now either.
-    world.freed = changed
+    world.cluster.freed = changed
 
 
 def _without_policy(event: m.Restored) -> m.Restored:
@@ -126,7 +126,7 @@ def _restore_functions(world: World, left: Left) -> list[tuple[FunctionDoc, Func
             # Removed meanwhile, or before: it finishes its calls, and goes.
             function_deployed(world, m.FunctionDeployed(doc.function))
             owner = world.functions[doc.function.id]
-            owner.remove()
+            world.cluster.remove(owner)
         docs.restore_function(owner, doc, left.since(doc))
         if owner.removed:
             owner.scale(None)

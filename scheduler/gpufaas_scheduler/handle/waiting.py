@@ -5,7 +5,7 @@ from typing import Final
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, wake
-from gpufaas_scheduler.handle.grants import next_local, take_local
+from gpufaas_scheduler.handle.grants import next_local
 from gpufaas_scheduler.world.backoff import AT_ONCE
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import LOCAL
@@ -21,10 +21,7 @@ def join_queue(world: World, call: Call) -> None:
     owner = call.owner
     if not owner.queued:
         owner.flow.put_back(call)
-        if not owner.active:
-            world.homeless[owner.id] = owner
-        return
-    if call.left:
+    elif call.left:
         world.queue.put_back(call)
     else:
         world.queue.append(call)
@@ -42,7 +39,7 @@ def unqueue(world: World, call: Call) -> None:
     owner = call.owner
     if call.state == LOCAL:
         assert call.device is not None
-        take_local(world, call.device, call)
+        world.cluster.pull(call.device, call)
         world.cluster.offer(call.device)
     elif owner.queued:
         world.queue.remove(call)
@@ -58,7 +55,7 @@ def give_up(world: World, call: Call) -> None:
     owner, device = call.owner, call.device if call.state == LOCAL else None
     unqueue(world, call)
     if device is not None:
-        world.freed = True  # perhaps it pinned the model
+        world.cluster.freed = True  # perhaps it pinned the model
         next_local(world, device)  # the one behind it may need less compute
     if owner.removed:
         forget_if_done(world, owner)

@@ -9,7 +9,7 @@ from gpufaas_core.reservations import reservation
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.handle.batches import ran_out
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, inherit, note_lack, serve_fifo, shun, trim
-from gpufaas_scheduler.handle.grants import end, estimate, next_local, run_within
+from gpufaas_scheduler.handle.grants import change_share, end, estimate, next_local
 from gpufaas_scheduler.handle.parking import unparked
 from gpufaas_scheduler.handle.reserve import evictions, leave_for_others
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, refuse_failing
@@ -44,8 +44,8 @@ def loaded(world: World, event: m.Loaded) -> None:
         world.ignored["Loaded"] += 1
         return
     device, copy = found
-    owner = copy.owner
-    owner.loaded(copy, device, world.cluster.now)
+    owner, cluster = copy.owner, world.cluster
+    cluster.loaded(device, copy)
     copy.tier = event.tier
     if owner.backoff is not None:
         note_lack(world, owner)
@@ -53,38 +53,33 @@ def loaded(world: World, event: m.Loaded) -> None:
     if world.learn and owner.declared.elastic:
         # Its node waits for an answer, even if nothing is lent.
         world.out += world.lending.lend(device, copy) or [memory.resize_of(device, copy)]
-    if device.end_preload(copy, world.cluster.now):
+    if cluster.end_preload(device, copy):
         next_local(world, device)
-        world.freed = True
+        cluster.freed = True
     costs = owner.costs[device.kind]
     if costs is not None and world.learn and is_time(event.load_s) and not copy.split:
         if event.read_s or event.tier != DISK or costs.loads:
             read_s = event.read_s if is_time(event.read_s) else 0.0
             costs.learn_load(event.load_s, LEARNING_RATE, event.tier, read_s)
             if costs.host_s < costs.disk_s:
-                world.hosts.gain = world.cluster.rare = True
+                world.hosts.gain = cluster.rare = True
         else:
             costs.learn_load(event.load_s, LEARNING_RATE)
         world.learnt[(owner.id, device.kind)] = None
     if costs is not None:
         for grant in device.holding:
             if grant.copy is copy:
-                estimate(grant, costs, world.cluster.now)  # the load is over, so the end is known better
-                device.free_at = grant.free_at if grant.alone else max([each.free_at for each in device.holding])
-                world.overdue.note(device)
-    if copy.split:
-        for other, entry in world.cluster.parts(copy):
-            other.mark()
-            entry.loading, entry.ready_at = False, world.cluster.now
-            if other.end_preload(entry, world.cluster.now):
-                next_local(world, other)
-            elif other.holding:
-                other.free_at = max(each.free_at for each in other.holding)
-                world.overdue.note(other)
+                estimate(grant, costs, cluster.now)  # the load is over, so the end is known better
+                cluster.judge(device)
+    for other, entry in cluster.parts(copy):
+        if cluster.end_preload(other, entry):
+            next_local(world, other)
+        else:
+            cluster.judge(other)
     if not owner.queued:
         serve_fifo(world, owner)
     if not copy.pinned or owner.copies < owner.target or owner.surplus:
-        world.freed = True
+        cluster.freed = True
 
 
 def load_failed(world: World, event: m.CopyFailed) -> None:
@@ -190,7 +185,6 @@ def _after_loss(world: World, device: DeviceState, owner: FunctionState) -> None
     next_local(world, device)
     if owner.removed:
         forget_if_done(world, owner)
-    world.freed = True
 
 
 def measured(world: World, event: m.Measured) -> None:
@@ -213,7 +207,7 @@ def measured(world: World, event: m.Measured) -> None:
         if costs is not None and world.learn and not copy.split:  # a part says nothing of the whole
             if costs.learn_size(wanted):
                 _profile_changed(world, copy.owner, device.kind)
-                world.freed = True
+                world.cluster.freed = True
             wanted = min(costs.occupation, device.device.memory)
         world.out += world.lending.resize(device, copy, max(wanted, copy.owner.declared.floor))
     elastic = copy.owner.declared.elastic
@@ -225,7 +219,7 @@ def measured(world: World, event: m.Measured) -> None:
     if world.learn and (event.out_of_memory or (copy.limit > limit and elastic)):
         world.out += world.lending.lend(device, copy)
     if (copy.memory, copy.limit) != (charged, limit):
-        world.freed = True
+        world.cluster.freed = True
 
 
 def _measured_late(world: World, event: m.Measured) -> None:
@@ -237,7 +231,7 @@ def _measured_late(world: World, event: m.Measured) -> None:
         world.ignored["Measured"] += 1
     elif costs.learn_size(min(reservation(event.occupation), state.device.memory)):
         _profile_changed(world, owner, state.kind)
-        world.freed = True
+        world.cluster.freed = True
 
 
 def resized(world: World, event: m.Resized) -> None:
@@ -249,7 +243,7 @@ def resized(world: World, event: m.Resized) -> None:
     limit = copy.limit
     world.out += world.lending.answered(device, copy, event)
     if copy.limit < limit:
-        world.freed = True
+        world.cluster.freed = True
 
 
 def share_kept(world: World, event: m.ShareKept) -> None:
@@ -258,13 +252,9 @@ def share_kept(world: World, event: m.ShareKept) -> None:
         world.ignored["ShareKept"] += 1
         return
     device, copy = found
-    device.residency.limit_compute(copy, event.share)  # it may be more than is spare: then calls wait for the rest
-    if copy.share:
-        run_within(world, device, copy)
     copy.owner.keeps_share_until = world.cluster.now + KEPT_S
-    world.cluster.offer(device)
-    device.mark()
-    world.freed = True
+    change_share(world, device, copy, event.share)  # it may be more than is spare: then calls wait for the rest
+    world.cluster.freed = True
 
 
 def _profile_changed(world: World, owner: FunctionState, kind: str) -> None:

@@ -50,20 +50,6 @@ def batch_key(function: FunctionId) -> str:
 class Agenda:
     """See module. `handle.agenda` changes it."""
 
-    __slots__ = (
-        "_came",
-        "_planning",
-        "event",
-        "known",
-        "offers",
-        "ordered",
-        "plan",
-        "planned",
-        "releasing",
-        "wakes",
-        "watches",
-    )
-
     def __init__(self) -> None:
         self.watches = 0
         """See `policy_contract.Watching`."""

@@ -140,21 +140,22 @@ class DeviceState(Marked):
         self.reserved -= compute
         if not self.reserved:
             self.busy_s += now - self.busy_since
-        elif self.holding:
-            self.free_at = max(each.free_at for each in self.holding)
+        else:
+            self.judge()
 
-    def begin_preload(self, copy: Copy, since: Seconds, free_at: Seconds) -> None:
-        """A policy loads *copy* without a call since *since*, and should have loaded it at *free_at*."""
-        self.preload = copy
-        self.hold(copy.owner.reserves, since, free_at)
+    def judge(self) -> None:
+        """One of `holding` has changed, or the time when it should end."""
+        if self.holding:
+            self.free_at = max([each.free_at for each in self.holding])
 
-    def end_preload(self, copy: Copy, now: Seconds) -> bool:
-        """*copy* is loaded, or gone. Return whether a policy had loaded it without a call."""
-        if self.preload is not copy:
-            return False
-        self.preload = None
-        self.let_go(copy.owner.reserves, now)
-        return True
+    def parts_of(self, copy: Copy) -> tuple[Part, ...]:
+        """Return what *copy*, whose first device this is, has of devices."""
+        if copy.split:
+            first = Part(self.id, copy.memory, copy.share)
+            return first, *(Part(name, each.memory, each.share) for name, each in copy.rest)
+        if not copy.parts:
+            copy.parts = (Part(self.id, copy.memory, copy.share),)
+        return copy.parts
 
 
 IdleKey: TypeAlias = "tuple[int, int, DeviceState]"

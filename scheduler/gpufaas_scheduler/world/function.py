@@ -150,41 +150,6 @@ class FunctionState(Deployed):
                 self.ready = None
         return device
 
-    def drain(self, copy: Copy) -> DeviceState:
-        """The copy takes no more calls, and is evicted once it is idle. Return its device."""
-        self.draining[copy] = device = self.drop(copy)
-        return device
-
-    def revive(self) -> DeviceState | None:
-        """Let a draining copy take calls again, and return its device; None: there is none that may."""
-        for copy, device in self.draining.items():
-            if not (device.shut or copy.split or copy.silent):
-                self.add(copy, self.draining.pop(copy))
-                return device
-        return None
-
-    def loaded(self, copy: Copy, device: DeviceState, now: Seconds) -> None:
-        """*model* is ready."""
-        self.mark()
-        device.mark()
-        copy.loading = False
-        copy.ready_at = now
-        self.loading -= 1
-        if copy not in self.draining:
-            self.add(copy, device)
-        self.starved = None
-        if self.backoff is not None:
-            self.backoff.loaded(now)
-
-    def adopt(self, copy: Copy, device: DeviceState, *, draining: bool) -> None:
-        """*model* was found on *device*."""
-        self.loading += copy.loading
-        if draining:
-            self.draining[copy] = device
-            self.mark()
-        else:
-            self.add(copy, device)
-
     @property
     def surplus(self) -> int:
         """The number of copies that should go. Replicas of a policy stay, unless the function is scaled to zero."""

@@ -22,7 +22,6 @@ from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.memory import Lending
 from gpufaas_scheduler.world.nests import Nests
 from gpufaas_scheduler.world.older import Older
-from gpufaas_scheduler.world.overdue import Overdue
 
 LEARNING_RATE: Final = 0.25
 """Weight of the newest time in a profile (EWMA). Half of the weight is on the last 2.4 calls: a model that slows down
@@ -36,48 +35,10 @@ class World:
     """One per engine. *learn*: see `Engine`."""
 
     __slots__ = (
-        "agenda",
-        "ahead",
-        "batching",
-        "calls",
-        "cluster",
-        "devices",
-        "direct",
-        "epoch",
-        "follows",
-        "freed",
-        "functions",
-        "grant",
-        "handlers",
-        "held_back",
-        "homeless",
-        "hosts",
-        "idle",
-        "ignored",
-        "late",
-        "learn",
-        "learnt",
-        "lenders",
-        "lending",
-        "lost",
-        "max_queue",
-        "nested",
-        "nests",
-        "observe",
-        "older",
-        "out",
-        "overdue",
-        "policy",
-        "prefetch",
-        "queue",
-        "rate",
-        "refusals",
-        "settled",
-        "short",
-        "starts",
-        "surplus",
-        "tangled",
-        "view",
+        "agenda", "ahead", "batching", "calls", "cluster", "devices", "direct", "epoch", "follows", "functions",
+        "grant", "handlers", "held_back", "homeless", "hosts", "idle", "ignored", "late", "learn", "learnt",
+        "lenders", "lending", "lost", "max_queue", "nested", "nests", "observe", "older", "out", "overdue", "policy",
+        "prefetch", "queue", "rate", "refusals", "settled", "short", "starts", "surplus", "tangled", "view",
         "watches",
     )  # fmt: skip
 
@@ -114,15 +75,14 @@ class World:
         self.starts: deque[Started] = deque(maxlen=EXPLAINED)
         self.direct: deque[Call] = deque(maxlen=EXPLAINED)
         """The last calls of direct functions that were started."""
-        self.overdue = Overdue()
+        self.overdue = cluster.overdue
         self.late = self.overdue.entries
         self.ahead: dict[Grant, Grant] = {}
         """Grants that went ahead and can be given back, with those that run before them."""
         self.lost: dict[CallId, Call] = {}
         """Calls that ended with their worker. Their node has answered most of them; it refuses those whose grant had
         not reached it, and they are placed again."""
-        self.homeless: dict[FunctionId, FunctionState] = {}
-        """CPU functions with waiting calls and without a copy."""
+        self.homeless = cluster.homeless
         self.short: dict[FunctionId, FunctionState] = {}
         """Functions with fewer copies than their target."""
         self.held_back: dict[FunctionId, FunctionState] = {}
@@ -130,8 +90,6 @@ class World:
         self.surplus: dict[FunctionId, FunctionState] = {}
         """Functions with surplus or draining copies."""
         self.learnt: dict[tuple[FunctionId, str], None] = {}
-        self.freed = False
-        """Something changed that may let a waiting call start, so a scheduling run follows."""
         self.settled = False
         """A scheduling run happened since docs were last taken."""
         self.older = Older()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.examples import examples
+from tests.unit.scheduler.indexes import check_indexes
 from tests.unit.scheduler.world import limited, state_of
 
 from gpufaas_cache_manager.replacement import CostAware, Lru, ReplacementOptions
@@ -212,6 +213,7 @@ class Site:
     def tell(self, event: m.Event) -> list[m.Command]:
         """Both engines, once there are two: they must command the same."""
         commands = self.engine.handle(event, self.now)
+        check_indexes(self.engine)
         if self.successor is not None:
             assert comparable(self.successor.handle(later(event), self.now + SHIFT)) == comparable(commands), event
             wake_at = self.engine.wake_at
@@ -933,7 +935,9 @@ def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: i
     without = {FunctionId(f"f{number}") for number in range(8) if rng.random() < 0.3}
     for device_state in list(cluster.devices.values()):  # as if all were idle: else nothing waits that could be a hit
         if device_state.idle_key is None and not device_state.closed and rng.random() < 0.7:
-            cluster.set_idle(device_state)
+            device_state.reserved = 0
+            device_state.local.clear()
+            cluster.offer(device_state)
 
     hits = [
         call

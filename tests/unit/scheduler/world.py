@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from msgspec.structs import replace
+from tests.unit.scheduler.indexes import check_indexes
 
 from gpufaas_cache_manager.replacement import REPLACEMENTS
 from gpufaas_core import messages as m
@@ -185,6 +186,7 @@ class World:
         self.log += self.out
         self._follow(event)
         check(self.status, self)
+        check_indexes(self.engine)
         for command in self.out:
             if isinstance(command, m.StartCall) and not command.grant.local:
                 place = where(command.grant)
