@@ -104,11 +104,8 @@ def main() -> int:
         deploy(url)
         phases, sides = plan(), plan_sides()
         answers = right_answers([*phases, *sides])
-        sampler = Sampler(server.pid)
-        try:
+        with sampled(server.pid) as memory:
             totals = asyncio.run(run(url, phases, sides, answers))
-        finally:
-            memory = sampler.stop()
         failures = report(phases, memory, totals) + report_sides(sides, totals)
         failures += sum_up(phases, totals, time.monotonic() - began)
         if options.keep:
@@ -182,21 +179,19 @@ def deploy(url: str) -> None:
             raise SystemExit("the examples could not be deployed: see above")
 
 
-class Sampler:
-    """The process that watches memory from outside; see demo.sampler."""
-
-    def __init__(self, server: int) -> None:
-        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-        zygotes = [pid for pid in children if b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "demo.sampler", zygotes[0]], stdout=subprocess.PIPE, cwd=ROOT
-        )
-
-    def stop(self) -> dict[str, Any]:
-        self._process.send_signal(signal.SIGTERM)
-        out, _ = self._process.communicate(timeout=30)
-        memory: dict[str, Any] = json.loads(out)
-        return memory
+@contextmanager
+def sampled(server: int) -> Iterator[dict[str, Any]]:
+    """Have a process watch memory from outside (see demo.sampler); what it saw is in the dict at the end."""
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    zygotes = [pid for pid in children if b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    process = subprocess.Popen([sys.executable, "-m", "demo.sampler", zygotes[0]], stdout=subprocess.PIPE, cwd=ROOT)
+    memory: dict[str, Any] = {}
+    try:
+        yield memory
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=30)
+        memory.update(json.loads(out))
 
 
 # --- inputs and right answers -----------------------------------------------------------------------------------------

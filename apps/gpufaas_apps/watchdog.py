@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Final
 
 from gpufaas_core.model import Seconds
@@ -70,15 +70,11 @@ def notify(state: str) -> None:
 class Watchdog:
     """See module. Start and stop it on the main thread, in *loop*."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, grace_s: Seconds, *, stall_s: Seconds = STALL_S,
-        overdue_s: Seconds = OVERDUE_S,
-    ) -> None:  # fmt: skip
+    def __init__(self, loop: asyncio.AbstractEventLoop, grace_s: Seconds) -> None:
         self._loop = loop
-        self._stall_s = stall_s
-        self._stop_s = grace_s + overdue_s
+        self._stop_s = grace_s + OVERDUE_S
         self._pings = _pings()
-        self._tick_s = min(_TICK_S, stall_s / 4, self._pings / 4 if self._pings else _TICK_S)
+        self._tick_s = min(_TICK_S, STALL_S / 4, self._pings / 4 if self._pings else _TICK_S)
         self._signals, self._wakeup = socket.socketpair()
         self._wakeup.setblocking(False)
         self._signals.setblocking(False)
@@ -136,7 +132,7 @@ class Watchdog:
                 self._loop.call_soon_threadsafe(self._turn)
             except RuntimeError:  # it is closed
                 self._over = True
-        elif not self._standing and now - asked_at >= self._stall_s:
+        elif not self._standing and now - asked_at >= STALL_S:
             self._standing = True
             self._says.put(f"loop.stands for {now - asked_at:.1f} s; all threads:\n{_stacks()}")
 
@@ -192,18 +188,15 @@ class Heap:
     ended, but glibc gives back the end of a heap only, unless it is asked for all of it.
     """
 
-    def __init__(self, trim: Callable[[int], object] = _trim, clock: Callable[[], Seconds] = time.process_time) -> None:
-        """:param clock: the processor time of this process"""
-        self._trim = trim
-        self._clock = clock
-        self._seen = self._trimmed = clock()
+    def __init__(self) -> None:
+        self._seen = self._trimmed = time.process_time()
 
     def look(self) -> None:
-        now = self._clock()
+        now = time.process_time()
         quiet, self._seen = now - self._seen < QUIET, now
         if quiet and now - self._trimmed > BUSY_S:
             self._trimmed = now
-            self._trim(0)
+            _trim(0)
 
 
 def _pings() -> Seconds:

@@ -17,6 +17,7 @@ from tests.waiting import LIMIT_S
 PROGRAM = """
 import asyncio, hashlib, logging, signal, sys, time
 import uvloop
+from gpufaas_apps import watchdog as its
 from gpufaas_apps.watchdog import Watchdog, notify
 
 def in_python():
@@ -34,7 +35,8 @@ async def main(block, stall_s, grace_s, overdue_s):
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, block)
-    watchdog = Watchdog(loop, grace_s, stall_s=stall_s, overdue_s=overdue_s)
+    its.STALL_S, its.OVERDUE_S = stall_s, overdue_s
+    watchdog = Watchdog(loop, grace_s)
     watchdog.start()
     notify("READY=1")
     print("up", flush=True)
