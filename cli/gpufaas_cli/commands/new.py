@@ -10,15 +10,14 @@ import click
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode
 
-from gpufaas_cli import declare, flags, output
+from gpufaas_cli import declare, flags, output, repository
 from gpufaas_cli.bundles import check_name
 from gpufaas_cli.files import alone, replace_file
-from gpufaas_cli.repository import DOCKERFILE
 from gpufaas_cli.source_files import NOT_HANDLER, copy_tree
-from gpufaas_cli.stack import DEFAULT_GATEWAY, FILE_NAMES, find_stack, is_own
+from gpufaas_cli.stack import DEFAULT_GATEWAY, FILE_NAMES, find_stack, is_own, read_stack
 from gpufaas_cli.stack_text import BadStack, compose, read_text
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
-from gpufaas_templates import find_template
+from gpufaas_templates import find_template, list_templates
 
 Entry = Mapping[str, str | Mapping[str, str]]
 """Keys and values of a function's entry; values are plain words."""
@@ -128,7 +127,7 @@ def new(
 
 def _template_of(lang: str, root: Path) -> tuple[dict[str, str], str]:
     """Return the limits that an entry begins with, and the template's notes."""
-    if lang.lower() == DOCKERFILE:
+    if lang.lower() == repository.DOCKERFILE:
         return {}, ""
     template = find_template(lang, [root / "template"])
     return template.limits, template.welcome_message
@@ -178,7 +177,7 @@ def new_function(
     if Path(place).is_absolute() or ".." in Path(place).parts:
         raise InvalidSpec(f"{place!r} is no folder beside the stack file: name one like ./src/{name}")
     folder = root / place
-    template = None if lang.lower() == DOCKERFILE else find_template(lang, template_dirs)
+    template = None if lang.lower() == repository.DOCKERFILE else find_template(lang, template_dirs)
     if folder.exists() or folder.is_symlink():
         raise InvalidSpec(f"{folder} exists already: choose another name, or remove it first")
     if template is not None and not template.skeleton.is_dir():
@@ -292,11 +291,6 @@ def _only_added(before: str, after: str, name: str, entry: Entry) -> bool:
 
 
 _HERE: Final = Path("template")
-_overwrite = declare.options(
-    click.option("--overwrite/--no-overwrite", default=True,
-                 help="Replace templates of the same name. [default: overwrite]"),
-    click.option("--debug", is_flag=True, hidden=True, expose_value=False),  # faas-cli's
-)  # fmt: skip
 
 
 @declare.group("template")
@@ -316,8 +310,6 @@ def show_templates(found: list[dict[str, Any]]) -> None:
 
 
 def templates_here() -> list[dict[str, Any]]:
-    from gpufaas_templates import list_templates
-
     keys = ("name", "language", "kind", "description")
     return [{key: getattr(each, key) for key in keys} for each in list_templates([_HERE])]
 
@@ -337,7 +329,9 @@ def list_command() -> list[dict[str, Any]]:
 
 @template.command("pull")
 @click.argument("source", required=False, metavar="[URL[#REF]|stack]")
-@_overwrite
+@click.option("--overwrite/--no-overwrite", default=True,
+              help="Replace templates of the same name. [default: overwrite]")  # fmt: skip
+@click.option("--debug", is_flag=True, hidden=True, expose_value=False)  # faas-cli's
 @flags.yaml_file
 def pull(source: str | None, overwrite: bool, yaml_file: Path | None) -> None:
     """
@@ -351,9 +345,6 @@ def pull(source: str | None, overwrite: bool, yaml_file: Path | None) -> None:
       gpufaas template pull ../my-templates
       gpufaas template pull stack                all that stack.yaml names
     """
-    from gpufaas_cli import repository
-    from gpufaas_cli.stack import read_stack
-
     if source != "stack":
         _pull(source or repository.default_repository(), _HERE, overwrite)
         return
@@ -367,8 +358,6 @@ def pull(source: str | None, overwrite: bool, yaml_file: Path | None) -> None:
 
 
 def _pull(source: str, into: Path, overwrite: bool, only: str | None = None) -> None:
-    from gpufaas_cli import repository
-
     output.note(f"Fetch templates from repository: {source}")
     with output.waiting("Cloning"):
         pulled = repository.pull(source, into, overwrite, only)

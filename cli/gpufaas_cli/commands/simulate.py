@@ -1,6 +1,7 @@
 """What policies make of a workload: ``gpufaas simulate``, ``replay`` on a platform, ``what-if`` of a recorded one."""
 
 import itertools
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -310,8 +311,6 @@ def what_if(
 
 
 def _changed(workload: "Workload", added: tuple[str, ...], removed: tuple[str, ...], rate: float) -> "Workload":
-    from array import array
-
     from gpufaas_simulator.workload import DeviceJoins, DeviceLeaves, all_fit
 
     there = [each.id for each in workload.all_devices]
