@@ -26,7 +26,7 @@ from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.demand import DEMAND_S
 from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import Copy, FunctionState
-from gpufaas_scheduler.world.places import can_start, idle_holder
+from gpufaas_scheduler.world.places import can_start, idle_holder, is_loading
 from gpufaas_scheduler.world.queue import Flow, GlobalQueue
 
 
@@ -177,6 +177,9 @@ class _Residency(_Fleet):
         if cluster.mixed:
             able = [each for each in ordered if can_start(cluster, each, owner)]
             ordered = [each for each in able if each.reserved < each.compute] or able
+        if owner.loading and len(found) > 1:
+            every = list(ordered)
+            ordered = [each for each in every if not is_loading(each, owner)] or every
         return list(islice(ordered, limit))
 
     def find(self, copy: CopyId) -> Copy | None:

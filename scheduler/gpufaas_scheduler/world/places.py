@@ -29,9 +29,10 @@ def can_start(cluster: Cluster, device: DeviceState, owner: FunctionState) -> bo
 
 
 def idle_holder(cluster: Cluster, call: Call) -> DeviceState | None:
+    """Return the first idle device that holds the function of *call*; one whose copy loads yet comes last."""
     owner = call.owner
     holders = owner.holders
-    if len(cluster.idle_devices) <= len(holders):
+    if len(cluster.idle_devices) <= len(holders) and not owner.loading:
         for key in cluster.idle_devices:
             if key[2].id in holders and (not cluster.mixed or can_start(cluster, key[2], owner)):
                 return key[2]
@@ -39,7 +40,14 @@ def idle_holder(cluster: Cluster, call: Call) -> DeviceState | None:
     keys = [device.idle_key for device in holders.values() if device.idle_key is not None]
     if cluster.mixed:
         keys = [key for key in keys if can_start(cluster, key[2], owner)]
+    if owner.loading:
+        keys = [key for key in keys if not is_loading(key[2], owner)] or keys
     return min(keys)[2] if keys else None
+
+
+def is_loading(device: DeviceState, owner: FunctionState) -> bool:
+    """Whether the copy of *owner* on *device*, which holds it, loads yet."""
+    return device.residency.copies[device.copies[owner.id]].loading
 
 
 def room_for(

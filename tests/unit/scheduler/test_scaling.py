@@ -56,6 +56,24 @@ def test_a_call_does_not_wait_for_a_load_while_a_ready_copy_has_a_free_slot() ->
     assert world.started == [("c1", "a")]
 
 
+def test_a_call_of_a_model_does_not_wait_for_a_load_while_its_ready_copy_is_idle() -> None:
+    world = world_of("f g h", "a b", policy="least-wait", memory=30)
+    world.warm("f", "a")
+    world.call("on a", "f")
+    world.warm("g", "b")
+    world.finish("on a")
+    world.call("on b", "g")
+    for _ in range(3):
+        world.warm("h", "a")  # so what else a holds would be missed more than what b holds
+    world.finish("on b")
+    world.scale("f", 2)
+    assert world.loading() == [("f", "b", 1)]
+
+    world.call("c", "f")
+
+    assert world.running["c"].device == "a"
+
+
 def test_a_surplus_copy_takes_no_new_call_and_goes_when_its_last_one_ends() -> None:
     world = warm_copies(2, slots=2)
     world.calls(3, "echo")  # two on a, one on b
