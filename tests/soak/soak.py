@@ -44,9 +44,9 @@ DRAIN_S: Final = 120.0
 _FAULT_EVERY_S: Final = 12.0
 _UPDATE_EVERY_S: Final = 7.0
 _MORE_FILES: Final = 24
-"""Descriptors that may be open at the end beyond those at the beginning: kept connections, logs."""
+"""Descriptors that may be open once all functions are removed beyond those before any was there: kept connections."""
 _MORE_MIB: Final = 40.0
-"""The same for the platform's memory, whatever the time."""
+"""How much the platform's memory may grow, whatever the time."""
 _MIB_PER_MINUTE: Final = 1.0
 """And on top of that for each minute: what ended calls leave is bounded, but the bounds are not reached in minutes."""
 _SLACK: Final = 1.05
@@ -128,6 +128,7 @@ class Soak:
         report, place = self.report, self.place
         place.start()
         try:
+            fresh = self._open_files()
             self._deploy()
             with self._quiet_readers():
                 self.load.start()
@@ -155,6 +156,7 @@ class Soak:
             report.violations += report.verdict.wrong
             self._look_at_samples()
             self._look_at_memory()
+            self._look_at_files(fresh)
             report.violations += place.finish()
         finally:
             self._stop.set()
@@ -266,7 +268,7 @@ class Soak:
             Sample(
                 time.monotonic() - self._began,
                 sum(private_bytes(pid) or 0 for pid in self.place.serving()) / MiB,
-                sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.place.serving()),
+                self._open_files(),
                 sum(held) / MiB,
                 len(held),
             )
@@ -309,16 +311,23 @@ class Soak:
         if not early or not late:
             violations.append(f"there are only {len(samples)} samples")
             return
-        memory, files = (
-            [statistics.median(figure(each) for each in part) for part in (early, late)]
-            for figure in (lambda each: each.platform_mib, lambda each: each.files)
-        )
+        memory = [statistics.median(each.platform_mib for each in part) for part in (early, late)]
         allowed = _MORE_MIB + _MIB_PER_MINUTE * self.seconds / 60
         if memory[1] - memory[0] > allowed:
             violations.append(f"the platform grew by {memory[1] - memory[0]:.1f} MiB, of {allowed:.1f} MiB that it may")
-        # One sample has those of as many calls and workers as there are at that moment.
-        if files[1] > files[0] + _MORE_FILES:
-            violations.append(f"{files[0]:.0f} descriptors were open in the beginning, and {files[1]:.0f} later")
+
+    def _open_files(self) -> int:
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.place.serving())
+
+    def _look_at_files(self, fresh: int) -> None:
+        """Each call and each worker has some: so those count that are left when there is neither."""
+        self.place.remove_all()
+        try:
+            until(lambda: self._open_files() <= fresh + _MORE_FILES, "what was open is closed", timeout_s=LIMIT_S)
+        except AssertionError:
+            self.report.violations.append(
+                f"{fresh} descriptors were open before any function was there, and {self._open_files()} after all"
+            )
 
     def _note_memory(self, when: str) -> None:
         for pid in self.place.serving():
