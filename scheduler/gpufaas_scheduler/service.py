@@ -6,25 +6,12 @@ can be granted at once.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from gpufaas_core import messages as m
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import (
-    DeadlineExceeded,
-    GpufaasError,
-    GrantRefused,
-    InvalidSpec,
-    LoadFailed,
-    NestedCall,
-    NoRoom,
-    NotAdmitted,
-    OutOfMemory,
-    Overloaded,
-    UnknownFunction,
-)
+from gpufaas_core.errors import GpufaasError, GrantRefused
 from gpufaas_core.model import (
     CallId,
     Device,
@@ -41,6 +28,7 @@ from gpufaas_core.model import (
 from gpufaas_core.snapshot import DeviceSnapshot, StagedWeights
 from gpufaas_scheduler.driver import EngineDriver, JournalPort
 from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.rejections import rejection
 
 HELD_S: Final[Seconds] = 120.0
 """A number of copies that a person or an alert has set holds for so long, unless the load needs more."""
@@ -57,20 +45,6 @@ class Provider(Protocol):
 
     def execute(self, command: m.Procure | m.Release) -> None: ...
 
-
-_REJECTIONS: Final[Mapping[str, type[GpufaasError]]] = {
-    "deadline": DeadlineExceeded,
-    "unknown_function": UnknownFunction,
-    "removed": UnknownFunction,
-    "no_device": InvalidSpec,
-    "no_room": NoRoom,
-    "refused": GrantRefused,
-    "out_of_memory": OutOfMemory,
-    "nested": NestedCall,
-    "policy": NotAdmitted,
-    "overloaded": Overloaded,
-    "load_failed": LoadFailed,
-}
 
 OnAnswer = Callable[[CallId, m.Grant | GpufaasError], None]
 
@@ -235,22 +209,18 @@ class SchedulerService:
                     self._answer(other, grant.of(other))
             if not grant.cold:
                 return  # on a hit the call itself opens the grant; on a miss the node need not wait for it
-            device = grant.device
+            node = self._nodes.get(grant.device)
         elif isinstance(command, m.Reject):
-            self._answer(command.call, _rejection(command))
+            self._answer(command.call, rejection(command))
             return
         elif isinstance(command, m.Procure | m.Release):
             if self._provider is not None:  # else an older engine asked for it
                 self._provider.execute(command)
             return
         elif isinstance(command, m.Fetch | m.Stage):
-            nodes = (each for device, each in self._nodes.items() if node_of(device) == command.node)
-            for each in islice(nodes, 1):
-                each.execute(command)
-            return
+            node = next((each for device, each in self._nodes.items() if node_of(device) == command.node), None)
         else:
-            device = command.device
-        node = self._nodes.get(device)
+            node = self._nodes.get(command.device)
         if node is not None:  # else it left after the engine decided, and its devices with it
             node.execute(command)
 
@@ -277,8 +247,3 @@ class SchedulerService:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(GrantRefused("the scheduler failed and the platform stops: call again"))
-
-
-def _rejection(command: m.Reject) -> GpufaasError:
-    kind = _REJECTIONS.get(command.code, GpufaasError)
-    return kind(command.message, command.retry_after_s) if kind in (Overloaded, LoadFailed) else kind(command.message)
