@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Coroutine
 from pathlib import Path
 from typing import Any, Final
@@ -141,3 +142,10 @@ def keep_private(directory: Path) -> None:
             directory.chmod(mode & 0o700)
         except PermissionError:
             log.warning("data.shared directory=%s: others may look into it, and it is not ours to close", directory)
+
+
+def age_s() -> float:
+    """Return the seconds since this process was started, the interpreter's own start included."""
+    with open("/proc/self/stat", "rb") as stat:
+        ticks = int(stat.read().rpartition(b")")[2].split()[19])  # field 22, starttime
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

@@ -19,17 +19,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
-from gpufaas_adapters.sqlite.functions import SqliteStore
 from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.data_directory import credentials_of, login_offered, owned
 from gpufaas_apps.front import Front, Parts
-from gpufaas_apps.machine import Machine, NodeStores, connect, container_engine, lines_of
+from gpufaas_apps.machine import Machine, connect, container_engine, lines_of
 from gpufaas_apps.options import ServeOptions
-from gpufaas_apps.process import first_of, listen, prepare_process, run_loop
+from gpufaas_apps.process import age_s, first_of, listen, prepare_process, run_loop
 from gpufaas_apps.server import GRACE_S
+from gpufaas_apps.stores import Stores
 from gpufaas_apps.watchdog import notify
-from gpufaas_cache_manager.collect import Collected, collect, kept
 from gpufaas_core import compiled
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.model import EngineStatus, NodeId, NodeView, Seconds
@@ -69,20 +67,6 @@ async def _main(options: ServeOptions, credentials: Credentials | None, spool: P
     await composed(options, credentials, spool).run(listening, login_offered(options, credentials))
 
 
-class Stores(NodeStores):
-    """What the platform keeps in its data directory. :raises StorageFailed: one of them cannot be used"""
-
-    def __init__(self, data: Path) -> None:
-        super().__init__(data)
-        self.functions = SqliteStore(data / "gpufaas.db")
-        self.async_queue = SqliteAsyncQueue(data / "async")
-
-    def close(self) -> None:
-        self.async_queue.close()
-        self.logs.close()
-        self.functions.close()
-
-
 def composed(options: ServeOptions, credentials: Credentials | None, spool: Path) -> "ServeApp":
     """Open what the platform stands on, and compose it. Needs the event loop. :raises GpufaasError: as `run`"""
     machine, origins = Machine.opened(options, _NODE), Origins()
@@ -94,7 +78,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     engine = header.engine()
     journal = _open_journal(options.journal, header) if options.journal else None
     scheduler = SchedulerService(engine, journal=journal)
-    stores = Stores(options.data)
+    stores = Stores(options.data, options.history_size)
     listener = ContainerListener(options.host, options.port, guarded=credentials is not None)
     # Of this data directory: what another platform on this machine runs is left alone.
     instance = hashlib.sha256(bytes(options.data)).hexdigest()[:16]
@@ -110,7 +94,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
         origins=origins,
         nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),
         async_queue=stores.async_queue, gone=gone, fault=lambda: node.fault,
-        standbys=node.host.blank, prune=lambda dry: _collected(options, stores, front, _KEEP_PRUNED_S, dry),
+        standbys=node.host.blank, prune=lambda dry: stores.collect(front.catalogue, _KEEP_PRUNED_S, dry),
     )  # fmt: skip
     front = Front(options, parts, listener)
     front.metrics.show(NodeFamilies(node))
@@ -184,7 +168,7 @@ class ServeApp:
         stopped = self._front.stopped
         while not stopped.is_set():
             try:
-                await _collected(self._options, self._stores, self._front, _KEEP_UNUSED_S)
+                await self._stores.collect(self._front.catalogue, _KEEP_UNUSED_S)
             except StorageFailed as exc:
                 logging.getLogger("artifacts").warning("not collected, will be tried again: %s", exc)
             with contextlib.suppress(TimeoutError):
@@ -242,24 +226,6 @@ class OneNode:
         )
 
 
-async def _collected(
-    options: ServeOptions, stores: Stores, front: Front, unused_s: Seconds, dry: bool = False
-) -> Collected:
-    """Remove what neither functions, for *unused_s*, nor the kept history name. :param dry: only say what would go"""
-    until, functions = time.time() - unused_s, front.catalogue.everywhere()
-    tried = {old.revision for each in functions if (old := each.record.handover.before) is not None}
-
-    def work() -> Collected:
-        past = [noted for each in functions for noted in stores.functions.history(each.full_name) if noted.digest]
-        used = {each.digest for each in past if each.status == "pending" or each.revision in tried}
-        used |= {each.spec.digest for each in functions if not each.spec.image}
-        newest_first = [each.digest for each in sorted(past, key=lambda noted: -noted.at)]
-        more, lacking = kept(stores.artifacts, stores.bundles, used, newest_first, options.history_size)
-        return collect(stores.artifacts, stores.bundles, used | more, until, lacking=lacking, dry=dry)
-
-    return await asyncio.to_thread(work)
-
-
 def _open_journal(path: Path, header: Header) -> Journal:
     try:
         return Journal(path, header)
@@ -280,11 +246,4 @@ def greet(options: ServeOptions, node: Node) -> None:
         print(f"✓ {line}", flush=True)
     if node.enforcement.why:
         print(f"! {node.enforcement.why}", file=sys.stderr, flush=True)
-    print(f"ready in {_age_s():.1f} s (pid {os.getpid()})", flush=True)
-
-
-def _age_s() -> float:
-    """Return the seconds since this process was started, the interpreter's own start included."""
-    with open("/proc/self/stat", "rb") as stat:
-        ticks = int(stat.read().rpartition(b")")[2].split()[19])  # field 22, starttime
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    print(f"ready in {age_s():.1f} s (pid {os.getpid()})", flush=True)

@@ -13,9 +13,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import msgspec
 
@@ -124,13 +124,13 @@ def run(
 
         server = AsyncServer(served, Shared(counts, shared, files))
         os.register_at_fork(after_in_child=server.leave)
-        flush_at_exit(server.flush)
+        exit_hooks.flush_at_exit(server.flush)
         server.serve(control, ready)
         return 0
     control.sendall(ready)
     connection = Connection(control)
     os.register_at_fork(after_in_child=connection.leave)
-    flush_at_exit(connection.flush_at_exit)
+    exit_hooks.flush_at_exit(connection.flush_at_exit)
     (OneSlot if start.slots == 1 else SlotThreads)(served, connection, Shared(counts, shared, files)).serve()
     return 0
 
@@ -173,19 +173,6 @@ def _say_failed(control: socket.socket, exc: BaseException) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
         control.sendall(encode_frame(Kind.FAILED, head))
-
-
-def flush_at_exit(flush: Callable[[], None]) -> None:
-    """If the author's code ends this process by `os._exit`, *flush* first: it sends answers of calls that ended."""
-    serves, leave = os.getpid(), os._exit
-
-    def leave_at_once(status: int) -> NoReturn:
-        if os.getpid() == serves:  # and no process that the author's code has forked
-            with contextlib.suppress(Exception):
-                flush()
-        leave(status)
-
-    os._exit = leave_at_once
 
 
 def _warm_up(handler: Any, model: Any, memory: Memory) -> list[tuple[str, float]]:

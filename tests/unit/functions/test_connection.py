@@ -15,7 +15,7 @@ from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import encode_frame
 from gpufaas_functions import connection as module
 from gpufaas_functions.connection import Absent, Closed, Connection
-from gpufaas_functions.runner import flush_at_exit
+from gpufaas_functions.exit_hooks import flush_at_exit
 
 SMALL, LARGE = 1000, 100_000
 
