@@ -21,7 +21,8 @@ from gpufaas_core.messages import Grant
 from gpufaas_core.wire.bodies import STREAM, UPGRADE
 from gpufaas_gateway import answering
 from gpufaas_gateway import call_state as states
-from gpufaas_gateway.answering import Answer, AnswerStream, Early, let_go
+from gpufaas_gateway.answer_stream import AnswerStream
+from gpufaas_gateway.answering import Answer, Early, let_go
 from gpufaas_gateway.body_memory import BodyMemory
 from gpufaas_gateway.call import SHORT_S, Call, Watching
 from gpufaas_gateway.call_body import BodyStream, read_rest, remove, too_large

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufaas_core.messages import Outer
 from gpufaas_core.origin import PREFIX, Origins, without_origin
-from gpufaas_gateway.answering import BrokenAnswer
+from gpufaas_gateway.answer_stream import BrokenAnswer
 from gpufaas_gateway.errors import headers_of
 from gpufaas_gateway.fronts.target import ReadTarget, Target
 from gpufaas_gateway.fronts.websocket import OUTER

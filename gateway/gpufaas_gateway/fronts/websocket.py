@@ -25,7 +25,8 @@ from websockets.utils import accept_key
 from gpufaas_core.errors import CallCancelled, GpufaasError, UnknownFunction, WorkerCrashed
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_core.units import Bytes, MiB, format_bytes
-from gpufaas_gateway.answering import SWITCHED, Answer, AnswerStream, Run, refusal
+from gpufaas_gateway.answer_stream import SWITCHED, AnswerStream
+from gpufaas_gateway.answering import Answer, Run, refusal
 from gpufaas_gateway.call_body import Caller
 from gpufaas_gateway.call_headers import Header
 from gpufaas_gateway.catalogue import Catalogue

@@ -18,7 +18,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from gpufaas_core.driven import Driven
 from gpufaas_core.errors import CallCancelled
 from gpufaas_core.units import Bytes, KiB, Seconds
-from gpufaas_gateway.answering import Answer, AnswerStream, BrokenAnswer, let_go
+from gpufaas_gateway.answer_stream import AnswerStream, BrokenAnswer
+from gpufaas_gateway.answering import Answer, let_go
 from gpufaas_gateway.call_headers import BODILESS, Header, ReadHead
 from gpufaas_gateway.fronts.target import Target
 from gpufaas_gateway.http.body_receiver import BodyReceiver

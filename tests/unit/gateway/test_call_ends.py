@@ -13,7 +13,8 @@ from tests.waiting import LIMIT_S, eventually
 from gpufaas_core.errors import GpufaasError, LoadFailed
 from gpufaas_core.messages import Grant
 from gpufaas_core.wire.heads import AnswerHead
-from gpufaas_gateway.answering import Answer, BrokenAnswer
+from gpufaas_gateway.answer_stream import BrokenAnswer
+from gpufaas_gateway.answering import Answer
 from gpufaas_gateway.request import Request
 
 

@@ -27,7 +27,7 @@ from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId
 from gpufaas_core.wire.bodies import STREAM
 from gpufaas_core.wire.heads import AnswerHead, CallHead
-from gpufaas_gateway.answering import BrokenAnswer
+from gpufaas_gateway.answer_stream import BrokenAnswer
 from gpufaas_gateway.call_body import Body
 from gpufaas_gateway.request import Request
 
