@@ -211,7 +211,7 @@ def _resnet(load: str, slo_ms: str, weight: str, running: str) -> variants.Probl
 @measure
 def variants_(load: str, slo_ms: str, weight: str, running: str) -> Value:
     answer = variants.solve(_resnet(load, slo_ms, weight, running))
-    assert isinstance(answer, variants.Answer)
+    assert isinstance(answer, variants.Result)
     return answer.objective
 
 
@@ -223,7 +223,7 @@ def next_best(load: str, slo_ms: str, instances: str) -> Value:
     """What these instances cost, as a multiple of the least."""
     asked = _resnet(load, slo_ms, "0", "0,0,0")
     answer = variants.solve(asked)
-    assert isinstance(answer, variants.Answer)
+    assert isinstance(answer, variants.Result)
     return asked.objective([int(each) for each in instances.split(",")]) / answer.objective
 
 
@@ -339,7 +339,7 @@ def usher_order(models: str, *groups: str) -> Value:
 def size_(policy: str, models: str, rps: str, slo_ms: str) -> Value:
     asked = size.Problem(kinds={"v100": problem.Kind()}, models=_asked(models, rps, slo_ms, "1").models)
     answer = size.solve(asked, policy)
-    assert isinstance(answer, size.Answer)
+    assert isinstance(answer, size.Result)
     return answer.devices["v100"]
 
 

@@ -25,7 +25,7 @@ from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, S
 from gpufaas_gateway.answering import Answer, refusal
 from gpufaas_gateway.call_body import Caller, too_large
 from gpufaas_gateway.call_headers import new_call_id, read_head, told_goal, told_size
-from gpufaas_gateway.catalogue import Catalogue, Deployed
+from gpufaas_gateway.catalogue import Catalogue, ServedRevision
 from gpufaas_gateway.errors import BadQuery, CallEnded, UnknownCall
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE
 from gpufaas_gateway.typed_routes import refuses, router
@@ -87,7 +87,7 @@ class AsyncInvocations:
         await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
         await send({"type": "http.response.body", "body": bytes(answer.body)})
 
-    async def _accept(self, call: AcceptedCall, deployed: Deployed, caller: Caller) -> None:
+    async def _accept(self, call: AcceptedCall, deployed: ServedRevision, caller: Caller) -> None:
         """Read the body of *call*, and return once it is durable."""
         self.calls.backlog.reserve(call.function)
         body = KeptBody(self.calls.new_file, INLINE_BODY)
@@ -104,7 +104,7 @@ class AsyncInvocations:
             body.discard()
             raise
 
-    async def _read(self, body: KeptBody, deployed: Deployed, caller: Caller) -> None:
+    async def _read(self, body: KeptBody, deployed: ServedRevision, caller: Caller) -> None:
         piece, more = await caller.receive()
         try:
             async with asyncio.timeout(deployed.timeout_s if more else None):

@@ -36,7 +36,7 @@ from gpufaas_async_calls.call import (
     Waiting,
 )
 from gpufaas_async_calls.callbacks import HttpCallbacks
-from gpufaas_async_calls.lanes import Backlog, Lane, Wanted
+from gpufaas_async_calls.lanes import Backlog, PhaseQueue, Wanted
 from gpufaas_async_calls.ports import AsyncQueue
 from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_async_calls.settings import AsyncSettings
@@ -86,7 +86,7 @@ class AsyncCalls:
         self.backlog = Backlog(settings, queue_of)
         self._queue_of = queue_of
         phases: tuple[Phase, Phase] = ("queued", "callback")
-        self._lanes: dict[Phase, Lane] = {phase: Lane(phase, self._settings, queue_of) for phase in phases}
+        self._lanes: dict[Phase, PhaseQueue] = {phase: PhaseQueue(phase, self._settings, queue_of) for phase in phases}
         self._accepted: list[tuple[AcceptedCall, asyncio.Future[None]]] = []
         self._outcomes: list[tuple[str, Outcome]] = []
         self._requeued: list[Waiting] = []
@@ -305,7 +305,7 @@ class AsyncCalls:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     async def _work(
-        self, work: Callable[[ClaimedCall], Awaitable[Outcome]], lane: Lane, queue: str, claimed: ClaimedCall
+        self, work: Callable[[ClaimedCall], Awaitable[Outcome]], lane: PhaseQueue, queue: str, claimed: ClaimedCall
     ) -> None:
         function = claimed.call.function
         try:

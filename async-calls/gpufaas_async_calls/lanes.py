@@ -21,7 +21,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(eq=False)
-class Lane:
+class PhaseQueue:
     """The calls of one phase: when some of a function are due, and how many are being worked on."""
 
     phase: Phase

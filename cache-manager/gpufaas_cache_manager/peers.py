@@ -148,7 +148,7 @@ class PeerClient:
 
         :raises SourceFailed: it does not have it, refuses, or is not reached; also while its pieces are read
         """
-        request = _Request(self._connection(url), self._token, digest, start)
+        request = _PeerRequest(self._connection(url), self._token, digest, start)
         try:
             size = await self._run(request.ask)
             yield Opened(size, self._pieces(request))
@@ -158,7 +158,7 @@ class PeerClient:
     def close(self) -> None:
         self._threads.shutdown(wait=False)
 
-    async def _pieces(self, request: "_Request") -> AsyncIterator[memoryview]:
+    async def _pieces(self, request: "_PeerRequest") -> AsyncIterator[memoryview]:
         while request.left:
             yield await self._run(request.piece)
 
@@ -175,7 +175,7 @@ class PeerClient:
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _PeerRequest:
     """One GET, with blocking calls for a thread; `close`, called on the loop, ends the one that runs."""
 
     _connection: http.client.HTTPConnection

@@ -14,7 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from gpufaas_core.model import ALL_COMPUTE, Bytes, CopyId, DeviceId, FunctionId, Part, Seconds, copy_id
 
 
-class Owner(Protocol):
+class CachedFunction(Protocol):
     """What a function is to the cache: the same object for all of its copies."""
 
     @property
@@ -25,7 +25,7 @@ class Owner(Protocol):
         """The number of its copies on all devices, loading ones included."""
 
     @property
-    def before(self) -> "Owner | None":
+    def before(self) -> "CachedFunction | None":
         """The function that it succeeds once it is loaded."""
 
     @property
@@ -40,7 +40,7 @@ class Owner(Protocol):
         """Return what it costs to load it again on a device of *kind*, in seconds."""
 
 
-OwnerT = TypeVar("OwnerT", bound=Owner)
+OwnerT = TypeVar("OwnerT", bound=CachedFunction)
 
 
 NOT_ASKED: Final = 0

@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from gpufaas.gateway import Content, Request, given
+from gpufaas.gateway import ApiRequest, Content, given
 from gpufaas_core._types import Seconds
 
 Pairs = Mapping[str, str] | Sequence[tuple[str, str]]
@@ -22,13 +22,13 @@ def function_path(name: str, namespace: str | None = None, asynchronous: bool = 
 
 def call_request(
     path: str, body: object, method: str, query: Pairs, headers: Pairs, timeout_s: Seconds | None, streams: bool = False
-) -> Request:
+) -> ApiRequest:
     content, kind = _encoded(body)
     headers = as_pairs(headers)
     named = {name.lower() for name, _ in headers}
     ours = {"Accept-Encoding": "identity", **given(**{"Content-Type": kind})}
     headers = [*headers, *((name, value) for name, value in ours.items() if name.lower() not in named)]
-    return Request(
+    return ApiRequest(
         method, path, as_pairs(query) or None, headers, content=content, timeout_s=timeout_s, of_function=True,
         streams=streams,
     )  # fmt: skip

@@ -16,7 +16,7 @@ import httpx
 from gpufaas import operations
 from gpufaas.answer import AsyncStream, Stream
 from gpufaas.errors import GatewayUnreachable, GpufaasError
-from gpufaas.gateway import ENDLESS, Gateway, Hints, Request, Steps
+from gpufaas.gateway import ENDLESS, ApiRequest, Gateway, Hints, Steps
 from gpufaas.resources import CallStatus, LogLine
 from gpufaas_core import local_login
 from gpufaas_core._types import Seconds
@@ -147,7 +147,7 @@ class _Client:
         """Send the requests of *steps*; return what they return, or a coroutine for it."""
         raise NotImplementedError
 
-    def _arguments(self, request: Request) -> dict[str, Any]:
+    def _arguments(self, request: ApiRequest) -> dict[str, Any]:
         """Return the arguments of httpx's ``build_request``, without the content."""
         headers = list(request.headers)
         if not request.of_function and (authorization := self.authorization):
@@ -164,7 +164,7 @@ class _Client:
             ),
         }
 
-    def _is_read(self, request: Request, answer: httpx.Response) -> bool:
+    def _is_read(self, request: ApiRequest, answer: httpx.Response) -> bool:
         return not request.streams or self._at.is_refusal(answer, request.of_function)
 
 
@@ -246,7 +246,7 @@ class Client(_Client):
             found: _T = end.value
             return found
 
-    def _send(self, request: Request) -> httpx.Response:
+    def _send(self, request: ApiRequest) -> httpx.Response:
         with self._at.translated():
             built = self._http.build_request(**self._arguments(request), content=request.content)
             answer = self._http.send(built, stream=True)
@@ -346,7 +346,7 @@ class AsyncClient(_Client):
             found: _T = end.value
             return found
 
-    async def _send(self, request: Request) -> httpx.Response:
+    async def _send(self, request: ApiRequest) -> httpx.Response:
         content = request.content
         with self._at.translated():
             built = self._http.build_request(

@@ -1,9 +1,9 @@
 """
 The protocol with a gateway, without IO: requests, when they are repeated, and the meaning of answers.
 
-An operation is a generator. It yields each `Request` to send, receives its answer (or the error, thrown), and returns
-the result; `Client` and `AsyncClient` send. Operations of several requests, such as a deployment or waiting for a call,
-are therefore written once, and tested without a socket. httpx's auth flows are written in this way.
+An operation is a generator. It yields each `ApiRequest` to send, receives its answer (or the error, thrown), and
+returns the result; `Client` and `AsyncClient` send. Operations of several requests, such as a deployment or waiting
+for a call, are therefore written once, and tested without a socket. httpx's auth flows are written in this way.
 """
 
 import json
@@ -30,7 +30,7 @@ Content: TypeAlias = bytes | Iterator[bytes] | AsyncIterator[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ApiRequest:
     method: str
     path: str
     params: Mapping[str, str] | Sequence[tuple[str, str]] | None = None
@@ -47,7 +47,7 @@ class Request:
     """How long to wait before sending it."""
 
 
-Steps: TypeAlias = Generator[Request, httpx.Response, _T]
+Steps: TypeAlias = Generator[ApiRequest, httpx.Response, _T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,9 @@ class Gateway:
     deploy_s: Seconds
     hints: Hints
 
-    def ask(self, request: Request, missing: type[Refused] | None = None, waits: bool = True) -> Steps[httpx.Response]:
+    def ask(
+        self, request: ApiRequest, missing: type[Refused] | None = None, waits: bool = True
+    ) -> Steps[httpx.Response]:
         """
         Send *request*, again while the gateway starts, and return the answer.
 
@@ -89,7 +91,7 @@ class Gateway:
 
     def object(self, path: str, missing: type[Refused] | None = None, **params: str | None) -> Steps[Any]:
         """Get the JSON object at *path*. Empty *params* are left out."""
-        found = yield from self.json(Request("GET", path, params=given(**params)), missing)
+        found = yield from self.json(ApiRequest("GET", path, params=given(**params)), missing)
         if not isinstance(found, dict):
             raise self.is_none(path)
         return found
@@ -97,14 +99,14 @@ class Gateway:
     def objects(
         self, path: str, missing: type[Refused] | None = None, each: type = dict, **params: str | None
     ) -> Steps[list[Any]]:
-        found = yield from self.json(Request("GET", path, params=given(**params)), missing)
+        found = yield from self.json(ApiRequest("GET", path, params=given(**params)), missing)
         if found is None:  # Go's empty list
             return []
         if not isinstance(found, list) or not all(isinstance(one, each) for one in found):
             raise self.is_none(path)
         return found
 
-    def json(self, request: Request, missing: type[Refused] | None = None) -> Steps[Any]:
+    def json(self, request: ApiRequest, missing: type[Refused] | None = None) -> Steps[Any]:
         answer = yield from self.ask(request, missing)
         try:
             return answer.json()

@@ -15,7 +15,7 @@ import httpx
 from gpufaas.answer import Answer
 from gpufaas.call_request import Pairs, as_pairs, call_request, function_path
 from gpufaas.errors import GpufaasError, NotEnded, Refused, UnknownCall, UnknownFunction
-from gpufaas.gateway import ENDLESS, Gateway, Request, Steps, given
+from gpufaas.gateway import ENDLESS, ApiRequest, Gateway, Steps, given
 from gpufaas.resources import (
     CallStatus,
     Environment,
@@ -69,20 +69,20 @@ def deploy(
     """
     if replace:
         yield from remove(at, str(deployment["service"]), str(deployment.get("namespace") or "") or None)
-    request = Request("PUT", "/system/functions", json=deployment, timeout_s=at.deploy_s)
+    request = ApiRequest("PUT", "/system/functions", json=deployment, timeout_s=at.deploy_s)
     if update and not replace:
         try:
             return _outcome((yield from at.ask(request, UnknownFunction)))
         except UnknownFunction:
             pass
-    return _outcome((yield from at.ask(Request("POST", request.path, json=deployment, timeout_s=at.deploy_s))))
+    return _outcome((yield from at.ask(ApiRequest("POST", request.path, json=deployment, timeout_s=at.deploy_s))))
 
 
 def remove(at: Gateway, name: str, namespace: str | None = None) -> Steps[bool]:
     """Remove a function; return False if it was not deployed."""
     body = {"functionName": name, **given(namespace=namespace)}
     try:
-        yield from at.ask(Request("DELETE", "/system/functions", json=body), UnknownFunction)
+        yield from at.ask(ApiRequest("DELETE", "/system/functions", json=body), UnknownFunction)
     except UnknownFunction:
         return False
     return True
@@ -91,7 +91,7 @@ def remove(at: Gateway, name: str, namespace: str | None = None) -> Steps[bool]:
 def scale(at: Gateway, name: str, replicas: int, namespace: str | None = None) -> Steps[None]:
     """Set the number of copies of a function, within its bounds."""
     body = {"serviceName": name, "replicas": replicas, **given(namespace=namespace)}
-    yield from at.ask(Request("POST", f"/system/scale-function/{_quoted(name)}", json=body), UnknownFunction)
+    yield from at.ask(ApiRequest("POST", f"/system/scale-function/{_quoted(name)}", json=body), UnknownFunction)
 
 
 def history(at: Gateway, name: str, namespace: str | None = None) -> Steps[list[dict[str, Any]]]:
@@ -107,7 +107,7 @@ def rollback(at: Gateway, name: str, to: str | None = None, namespace: str | Non
     :raises Refused: there is no such revision (404), or its files were removed, or there is no earlier one (409)
     """
     path, body = f"/system/function/{_quoted(name)}/rollback", given(revision=to)
-    request = Request("POST", path, given(namespace=namespace), json=body, timeout_s=at.deploy_s)
+    request = ApiRequest("POST", path, given(namespace=namespace), json=body, timeout_s=at.deploy_s)
     found: dict[str, Any] = yield from at.json(request, Refused)
     return found
 
@@ -121,7 +121,7 @@ def environments(at: Gateway, deployment: Mapping[str, object] | None = None) ->
     """
     try:
         found = yield from at.json(
-            Request("GET" if deployment is None else "POST", "/system/environments", json=deployment), Refused
+            ApiRequest("GET" if deployment is None else "POST", "/system/environments", json=deployment), Refused
         )
     except Refused as exc:
         if exc.status in (404, 405):
@@ -163,7 +163,7 @@ def logs(
         ),
     }  # fmt: skip
     # No limit when followed: a function may print nothing for days.
-    request = Request("GET", "/system/logs", params, timeout_s=ENDLESS if follow else None, streams=True)
+    request = ApiRequest("GET", "/system/logs", params, timeout_s=ENDLESS if follow else None, streams=True)
     return at.ask(request, UnknownFunction, waits=False)
 
 
@@ -259,7 +259,7 @@ def wait_for_call(at: Gateway, call_id: str, timeout_s: Seconds = ENDLESS) -> St
     """
     pause_s, waited_s = 0.0, 0.0
     while True:
-        request = Request("GET", f"/async/{_quoted(call_id)}", after_s=pause_s)
+        request = ApiRequest("GET", f"/async/{_quoted(call_id)}", after_s=pause_s)
         found: CallStatus = yield from at.json(request, UnknownCall)
         if found["state"] in _ENDED:
             return found
@@ -276,7 +276,7 @@ def cancel_call(at: Gateway, call_id: str) -> Steps[None]:
     :raises UnknownCall: it was never accepted, or ended over an hour ago
     :raises Refused: it has ended (409)
     """
-    yield from at.ask(Request("DELETE", f"/async-function/{_quoted(call_id)}"), UnknownCall)
+    yield from at.ask(ApiRequest("DELETE", f"/async-function/{_quoted(call_id)}"), UnknownCall)
 
 
 def dead_calls(at: Gateway) -> Steps[list[CallStatus]]:
@@ -286,7 +286,7 @@ def dead_calls(at: Gateway) -> Steps[list[CallStatus]]:
 
 def retry_call(at: Gateway, call_id: str) -> Steps[None]:
     """Queue a dead call again. :raises UnknownCall: it is not dead"""
-    yield from at.ask(Request("POST", f"/system/async/dead/{_quoted(call_id)}/retry"), UnknownCall)
+    yield from at.ask(ApiRequest("POST", f"/system/async/dead/{_quoted(call_id)}/retry"), UnknownCall)
 
 
 def explain(at: Gateway, call_id: str) -> Steps[Explanation]:
@@ -314,7 +314,7 @@ def status(at: Gateway) -> Steps[Status]:
 def is_ready(at: Gateway) -> Steps[bool]:
     """Return whether the gateway and its services are healthy; also False if no gateway answers."""
     try:
-        yield from at.ask(Request("GET", "/healthz"), Refused, waits=False)
+        yield from at.ask(ApiRequest("GET", "/healthz"), Refused, waits=False)
     except GpufaasError:
         return False
     return True
@@ -326,7 +326,7 @@ def prune(at: Gateway, *, dry: bool = False) -> Steps[dict[str, int]]:
 
     :param dry: only say what would go
     """
-    return at.json(Request("POST", "/system/prune", {"dry": "1"} if dry else {}, timeout_s=at.deploy_s), Refused)
+    return at.json(ApiRequest("POST", "/system/prune", {"dry": "1"} if dry else {}, timeout_s=at.deploy_s), Refused)
 
 
 def nodes(at: Gateway) -> Steps[list[Node]]:
@@ -340,7 +340,7 @@ def node(at: Gateway, name: str) -> Steps[Node]:
 
 def drain_node(at: Gateway, name: str, drain: bool = True) -> Steps[None]:
     """Give a node no new calls; with *drain* False, give it calls again."""
-    yield from at.ask(Request("POST" if drain else "DELETE", f"/system/nodes/{_quoted(name)}/drain"), Refused)
+    yield from at.ask(ApiRequest("POST" if drain else "DELETE", f"/system/nodes/{_quoted(name)}/drain"), Refused)
 
 
 # --- secrets and namespaces ---
@@ -369,11 +369,11 @@ def put_secret(
     raw = value if isinstance(value, bytes) else raw
     text = value if isinstance(value, str) else None
     body = given(name=name, namespace=namespace, value=text, rawValue=base64.b64encode(raw).decode() if raw else None)
-    return _outcome((yield from at.ask(Request("PUT" if update else "POST", "/system/secrets", json=body), Refused)))
+    return _outcome((yield from at.ask(ApiRequest("PUT" if update else "POST", "/system/secrets", json=body), Refused)))
 
 
 def remove_secret(at: Gateway, name: str, namespace: str | None = None) -> Steps[None]:
-    yield from at.ask(Request("DELETE", "/system/secrets", json=given(name=name, namespace=namespace)), Refused)
+    yield from at.ask(ApiRequest("DELETE", "/system/secrets", json=given(name=name, namespace=namespace)), Refused)
 
 
 def namespaces(at: Gateway) -> Steps[list[str]]:
@@ -399,13 +399,13 @@ def put_namespace(
         "labels": _FUNCTIONS_ONLY | dict(labels or {}),
     }
     path = _namespace_path(name if update else "")
-    yield from at.ask(Request("PUT" if update else "POST", path, json=body), Refused)
+    yield from at.ask(ApiRequest("PUT" if update else "POST", path, json=body), Refused)
 
 
 def remove_namespace(at: Gateway, name: str) -> Steps[None]:
     """:raises Refused: it has functions (409), or does not exist (404)"""
     body = {"name": name, "labels": _FUNCTIONS_ONLY}
-    yield from at.ask(Request("DELETE", _namespace_path(name), json=body), Refused)
+    yield from at.ask(ApiRequest("DELETE", _namespace_path(name), json=body), Refused)
 
 
 def quota(at: Gateway, namespace: str) -> Steps[Quota]:
@@ -415,11 +415,11 @@ def quota(at: Gateway, namespace: str) -> Steps[Quota]:
 
 def put_quota(at: Gateway, namespace: str, limits: Quota) -> Steps[None]:
     """Replace the limits of a namespace."""
-    yield from at.ask(Request("PUT", f"{_namespace_path(namespace)}/quota", json=limits), Refused)
+    yield from at.ask(ApiRequest("PUT", f"{_namespace_path(namespace)}/quota", json=limits), Refused)
 
 
 def remove_quota(at: Gateway, namespace: str) -> Steps[None]:
-    yield from at.ask(Request("DELETE", f"{_namespace_path(namespace)}/quota"), Refused)
+    yield from at.ask(ApiRequest("DELETE", f"{_namespace_path(namespace)}/quota"), Refused)
 
 
 # --- artifacts ---
@@ -428,7 +428,7 @@ def remove_quota(at: Gateway, namespace: str) -> Steps[None]:
 def has_artifact(at: Gateway, sha256: str) -> Steps[bool]:
     """Return whether the gateway has the file of this digest."""
     try:
-        yield from at.ask(Request("HEAD", f"/system/artifacts/{sha256}"), Refused)
+        yield from at.ask(ApiRequest("HEAD", f"/system/artifacts/{sha256}"), Refused)
     except Refused as exc:
         if exc.status == 404:
             return False
@@ -445,7 +445,7 @@ def put_artifact(
     except OSError as exc:
         raise GpufaasError(f"{path}: {exc.strerror}: build the function again") from exc
     headers = (("Content-Length", str(size)), ("Content-Type", "application/octet-stream"))
-    request = Request(
+    request = ApiRequest(
         "PUT",
         f"/system/artifacts/{sha256}",
         headers=headers,
@@ -464,7 +464,7 @@ def put_artifact(
 # --- how ---
 
 
-def _answered(at: Gateway, request: Request) -> Steps[httpx.Response]:
+def _answered(at: Gateway, request: ApiRequest) -> Steps[httpx.Response]:
     answer = yield request
     if at.is_refusal(answer, request.of_function):
         at.check(answer, UnknownFunction, request.path)

@@ -20,7 +20,7 @@ KNOWN_WITHIN_S: Final[Seconds] = 2.0
 _REMOVED_KEPT: Final = 10_000
 
 
-class Deployed:
+class KnownRevisions:
     """
     Revisions, which do not change: one that is known stays as it is however often it is deployed.
 

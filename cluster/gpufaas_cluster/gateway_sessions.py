@@ -14,7 +14,7 @@ import msgspec
 
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
-from gpufaas_cluster.deployed import Deployed
+from gpufaas_cluster.deployed import KnownRevisions
 from gpufaas_cluster.error_codes import told
 from gpufaas_cluster.node_sessions import NodeSessions
 from gpufaas_core.errors import GpufaasError
@@ -66,7 +66,7 @@ class GatewaySession:
 class GatewaySessions:
     """The gateways by name. Calls that they place before `serve` wait."""
 
-    def __init__(self, service: SchedulerService, deployed: Deployed, nodes: NodeSessions) -> None:
+    def __init__(self, service: SchedulerService, deployed: KnownRevisions, nodes: NodeSessions) -> None:
         self.by_name: dict[str, GatewaySession] = {}
         self._service = service
         self._deployed = deployed

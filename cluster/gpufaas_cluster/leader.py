@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
-from gpufaas_cluster.deployed import Deployed
+from gpufaas_cluster.deployed import KnownRevisions
 from gpufaas_cluster.gateway_sessions import GRACE_S, GatewaySessions
 from gpufaas_cluster.node_sessions import NodeSessions
 from gpufaas_core.messages import Restored
@@ -53,7 +53,7 @@ class Leader:
         """Calls are placed."""
         self.open = False
         """Gateways and nodes may come."""
-        self.deployed = Deployed(service, lambda message: self.nodes.send(message))
+        self.deployed = KnownRevisions(service, lambda message: self.nodes.send(message))
         self.nodes = NodeSessions(
             service, self.deployed.workers, drained if drained is not None else set(),
             on_change=self._view_changed, on_joined=self._node_joined, on_drain=on_drain,

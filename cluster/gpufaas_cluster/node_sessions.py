@@ -16,7 +16,7 @@ import msgspec
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.messages import Command, DeviceDrained, DeviceLeft, Evict, WorkerExited
+from gpufaas_core.messages import Command, DeviceDrained, DeviceLeft, EvictCopy, WorkerExited
 from gpufaas_core.model import Device, FunctionId, NodeId, NodeView, Seconds
 from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_scheduler.check import NodeCheck
@@ -208,7 +208,7 @@ class NodeSessions:
             self.differences += len(difference.lost) + len(difference.extra)
             for extra in difference.extra:
                 log.error("node.differs device=%s function=%s: an unknown worker", id_, extra.function)
-                node.execute(Evict(extra.function, id_, extra.copy))
+                node.execute(EvictCopy(extra.function, id_, extra.copy))
         # After all evictions: what the engine starts because of these may be what was to be evicted.
         for id_, difference in differences.items():
             for copy in difference.lost:

@@ -330,7 +330,7 @@ class StartCall(Struct, frozen=True, tag="Start", gc=False):
     grant: Grant
 
 
-class Reject(Struct, frozen=True, tag=True):
+class RejectCall(Struct, frozen=True, tag="Reject"):
     """The call gets no grant."""
 
     call: CallId
@@ -385,7 +385,7 @@ class LoadCopy(Struct, frozen=True, tag="Load"):
         return self.parts[0].memory
 
 
-class Evict(Struct, frozen=True, tag=True):
+class EvictCopy(Struct, frozen=True, tag="Evict"):
     """End the worker: its function was removed, or has a copy too many. A grant names its victims itself."""
 
     function: FunctionId
@@ -422,7 +422,7 @@ class SetLimit(Struct, frozen=True, tag=True):
     """Calls of one grant at most."""
 
 
-class Fetch(Struct, frozen=True, tag=True):
+class FetchBundle(Struct, frozen=True, tag="Fetch"):
     """Bring what the workers of a function need to a node, ahead of its first load there."""
 
     function: FunctionId
@@ -443,17 +443,29 @@ class Stage(Struct, frozen=True, tag=True):
     node: NodeId
 
 
-class Procure(Struct, frozen=True, tag=True):
+class ProcureNodes(Struct, frozen=True, tag="Procure"):
     """Order *n* nodes of an offered kind. Their devices join later."""
 
     kind: str
     n: int
 
 
-class Release(Struct, frozen=True, tag=True):
+class ReleaseNode(Struct, frozen=True, tag="Release"):
     """Give a node back: none of its devices holds or runs anything."""
 
     node: NodeId
 
 
-Command = StartCall | Reject | Abort | LoadCopy | Evict | Resize | SetLimit | Fetch | Stage | Procure | Release
+Command = (
+    StartCall
+    | RejectCall
+    | Abort
+    | LoadCopy
+    | EvictCopy
+    | Resize
+    | SetLimit
+    | FetchBundle
+    | Stage
+    | ProcureNodes
+    | ReleaseNode
+)

@@ -68,7 +68,7 @@ class Device(Struct, frozen=True):
     """Its node can load a copy with parts on several devices, this one among them."""
     # Journals of before do not have the following: the engine took it then that each node fetches as it is told.
     fetches: bool = True
-    """Its node carries out `messages.Fetch`."""
+    """Its node carries out `messages.FetchBundle`."""
     fetches_from: bool = True
     """Its node fetches from the node that a `Fetch` names."""
     fetches_ranges: bool = True

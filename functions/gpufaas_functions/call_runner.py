@@ -16,7 +16,7 @@ from gpufaas_functions.author import Context, HandlerAnswer, to_answer
 from gpufaas_functions.batches import BatchHandler, Result
 from gpufaas_functions.connection import Absent, Body, Closed
 from gpufaas_functions.inbox import BodyStream, Call, Work, event_of, no_room
-from gpufaas_functions.parking import Parking
+from gpufaas_functions.parking import ModelParking
 from gpufaas_functions.reply import Small
 
 
@@ -29,7 +29,7 @@ class Served(NamedTuple):
     memory: Memory
     together: BatchHandler | None = None
     """Runs batches; None: none comes."""
-    parking: Parking | None = None
+    parking: ModelParking | None = None
     """None: the worker is never parked."""
 
 

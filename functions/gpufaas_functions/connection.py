@@ -36,7 +36,7 @@ Frame: TypeAlias = tuple[int, bytes, Body]
 """Kind and slot, as in `prefix.PREFIX`; header; body."""
 
 
-class Connection:
+class NodeConnection:
     """See module."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -25,7 +25,7 @@ from gpufaas_functions.author import Event
 from gpufaas_functions.begun import Counts
 from gpufaas_functions.body_file import BodyFile, take
 from gpufaas_functions.connection import Absent, Body, Closed
-from gpufaas_functions.parking import Parking
+from gpufaas_functions.parking import ModelParking
 from gpufaas_functions.reply import Out, Reply
 
 _decode_area: Final = msgspec.msgpack.Decoder(AreaHead).decode
@@ -209,7 +209,7 @@ class Inbox:
     """See module."""
 
     def __init__(
-        self, slots: Sequence[Slot], out: Out, memory: Memory, shared: Shared, parking: Parking | None = None
+        self, slots: Sequence[Slot], out: Out, memory: Memory, shared: Shared, parking: ModelParking | None = None
     ) -> None:
         """:param out: what the node asks of the worker itself is answered there"""
         self._slots = slots

@@ -36,7 +36,7 @@ _DEPTH: Final = 3
 _decode_wake: Final = msgspec.msgpack.Decoder(WakeHead).decode
 
 
-class Parking:
+class ModelParking:
     """Of one worker, with its author's *handler*, and the *model* that it has loaded on *device*."""
 
     def __init__(self, handler: Any, model: Any, device: str, memory: Memory) -> None:

@@ -29,14 +29,14 @@ from gpufaas_functions.areas import keep_bodies, leave_areas
 from gpufaas_functions.batches import BatchHandler
 from gpufaas_functions.begun import Counts
 from gpufaas_functions.call_runner import Served
-from gpufaas_functions.connection import Connection
+from gpufaas_functions.connection import NodeConnection
 from gpufaas_functions.coroutines import is_async
 from gpufaas_functions.emulated import Emulated, EmulatedHandler, EmulatedMemory
 from gpufaas_functions.imports import Imports
 from gpufaas_functions.inbox import Shared
 from gpufaas_functions.loading import spent
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
-from gpufaas_functions.parking import Parking
+from gpufaas_functions.parking import ModelParking
 from gpufaas_functions.slot_threads import OneSlot, SlotThreads
 
 WARM_UP: Final = "warm_up"
@@ -128,7 +128,7 @@ def run(
         server.serve(control, ready)
         return 0
     control.sendall(ready)
-    connection = Connection(control)
+    connection = NodeConnection(control)
     os.register_at_fork(after_in_child=connection.leave)
     exit_hooks.flush_at_exit(connection.flush_at_exit)
     (OneSlot if start.slots == 1 else SlotThreads)(served, connection, Shared(counts, shared, files)).serve()
@@ -154,7 +154,7 @@ def _load(
     imported = imports.told(sum(spent().values()))
     warmed = _warm_up(handler, model, memory) if start.warm else []
     handle, together = _with_model(handler, model)
-    parking = Parking(handler, model, start.device, memory) if start.parks else None
+    parking = ModelParking(handler, model, start.device, memory) if start.parks else None
     served = Served(start.function, start.device, handle, memory, together if start.batch > 1 else None, parking)
     return served, _phases(loaded_s) + warmed, imported
 

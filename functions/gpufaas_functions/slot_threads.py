@@ -24,7 +24,7 @@ from typing import Final
 
 from gpufaas_core.model import Seconds
 from gpufaas_functions.call_runner import CallRunner, Served
-from gpufaas_functions.connection import Closed, Connection
+from gpufaas_functions.connection import Closed, NodeConnection
 from gpufaas_functions.exit_hooks import end_process
 from gpufaas_functions.inbox import Inbox, Shared, Slot, Work
 from gpufaas_functions.pace import QUICK_S, Pace
@@ -45,7 +45,7 @@ class Slots(CallRunner):
     """The slots of a worker, and its connection, which is for one thread at a time."""
 
     def __init__(
-        self, served: Served, connection: Connection, shared: Shared, tell: Sequence[Callable[[], None]]
+        self, served: Served, connection: NodeConnection, shared: Shared, tell: Sequence[Callable[[], None]]
     ) -> None:
         """:param tell: as `Slot` has it, for each"""
         super().__init__(served, alone=len(tell) == 1)
@@ -73,7 +73,7 @@ class OneSlot(Slots):
     of the one that it runs, and its node may take that back (`begun`).
     """
 
-    def __init__(self, served: Served, connection: Connection, shared: Shared) -> None:
+    def __init__(self, served: Served, connection: NodeConnection, shared: Shared) -> None:
         super().__init__(served, connection, shared, [lambda: None])  # who waits has read it
         self._look_at = 0.0
 
@@ -102,7 +102,7 @@ class OneSlot(Slots):
 class SlotThreads(Slots):
     """See module."""
 
-    def __init__(self, served: Served, connection: Connection, shared: Shared) -> None:
+    def __init__(self, served: Served, connection: NodeConnection, shared: Shared) -> None:
         """Make it in the thread that has loaded."""
         self._news = [threading.Event() for _ in shared.counts.begun]
         super().__init__(served, connection, shared, [each.set for each in self._news])

@@ -1,6 +1,6 @@
 """
 One call at a gateway: what is known of it, where it stands (`call_state`), what ends it from outside: a `Watch`, which
-`Watching` gives to those that are not quick.
+`LongCalls` gives to those that are not quick.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from gpufaas_core.wire.bodies import INLINE, UPGRADE
 from gpufaas_gateway import call_state as states
 from gpufaas_gateway.call_body import SPOOL_ABOVE, BodyStream, Caller
 from gpufaas_gateway.call_headers import Header, ReadHead, asked_timeout, told_goal, told_size
-from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.catalogue import ServedRevision
 from gpufaas_gateway.ports import CallExchange
 from gpufaas_gateway.quotas import Passage
 from gpufaas_gateway.request import Request
@@ -64,7 +64,7 @@ class Call:
         """The headers that the function gets; Content-Length, -1: unknown; what its caller asks of the platform."""
         self.crossing = False
         """The platform's headers say which origins may read the answer; the function's are dropped."""
-        self.deployed: Deployed | None = None
+        self.deployed: ServedRevision | None = None
         self.passage: Passage | None = None
         self.body: bytes | memoryview = b""
         self.mode = INLINE
@@ -279,7 +279,7 @@ class Watch:
             self._call.fail(self._call.overdue())
 
 
-class Watching:
+class LongCalls:
     """Finds the calls that are not quick, and has them watched. A quick call costs no timer. One event loop owns it."""
 
     def __init__(self) -> None:

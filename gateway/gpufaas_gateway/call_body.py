@@ -17,7 +17,7 @@ from gpufaas_core.errors import BodyTooLarge, CallCancelled, GpufaasError, Grant
 from gpufaas_core.units import Bytes, format_bytes
 from gpufaas_core.wire.bodies import FILE, INLINE, STREAM
 from gpufaas_gateway.body_memory import LEAST, MOST, QUICK_S, BodyMemory, Filler
-from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.catalogue import ServedRevision
 from gpufaas_gateway.errors import BodyTooSlow
 from gpufaas_gateway.ports import CallExchange
 
@@ -55,7 +55,7 @@ A body in a file begins with no bytes, one that streams with its first piece.
 
 
 async def read_rest(
-    piece: bytes, caller: Caller, deployed: Deployed, length: int, spool: Path, memory: BodyMemory | None = None
+    piece: bytes, caller: Caller, deployed: ServedRevision, length: int, spool: Path, memory: BodyMemory | None = None
 ) -> Body:  # fmt: skip
     """
     Read the rest of a body that began with *piece*, unless it streams: that of a CPU function which may be over
@@ -125,7 +125,9 @@ class BodyStream:
     (`gpufaas.body-patience`). Each piece of the body gives some of that time back, each piece of an answer all.
     """
 
-    def __init__(self, caller: Caller, deployed: Deployed, size: Bytes, fail: Callable[[GpufaasError], None]) -> None:
+    def __init__(
+        self, caller: Caller, deployed: ServedRevision, size: Bytes, fail: Callable[[GpufaasError], None]
+    ) -> None:
         """
         :param size: of the piece that the call begins with
         :param fail: ends the call
@@ -228,7 +230,7 @@ class BodyStream:
             self._pace = None
 
 
-def too_large(deployed: Deployed, size: Bytes) -> BodyTooLarge:
+def too_large(deployed: ServedRevision, size: Bytes) -> BodyTooLarge:
     return BodyTooLarge(
         f"the body has {format_bytes(size)} or more, but {deployed.name} takes at most "
         f"{format_bytes(deployed.max_body)}: send less, or deploy it with a larger gpufaas.max-body"

@@ -3,7 +3,7 @@
 
 Find the function, read the body, ask the scheduler for a grant, give head and body to the node, return the answer.
 `placing` and `answering` have the steps; `call_state` says where a call stands. Nothing here polls, sleeps, asks a
-database or parses a body. A quick call costs no task and no timer. One that takes longer is watched (`call.Watching`).
+database or parses a body. A quick call costs no task and no timer. One that takes longer is watched (`call.LongCalls`).
 
 Every error becomes an answer in one place, `Calls._failed`; `errors` has the status of each.
 """
@@ -24,10 +24,10 @@ from gpufaas_gateway import call_state as states
 from gpufaas_gateway.answer_stream import AnswerStream
 from gpufaas_gateway.answering import Answer, Early, let_go
 from gpufaas_gateway.body_memory import BodyMemory
-from gpufaas_gateway.call import SHORT_S, Call, Watching
+from gpufaas_gateway.call import SHORT_S, Call, LongCalls
 from gpufaas_gateway.call_body import BodyStream, read_rest, remove, too_large
 from gpufaas_gateway.call_headers import new_call_id, read_head
-from gpufaas_gateway.catalogue import Catalogue, Deployed
+from gpufaas_gateway.catalogue import Catalogue, ServedRevision
 from gpufaas_gateway.cors import preflight
 from gpufaas_gateway.errors import status_of
 from gpufaas_gateway.placing import AGAIN, Placing
@@ -65,7 +65,7 @@ class Calls:
         self._suffix = call_suffix
         self._placing = Placing(catalogue, scheduler, node, call_suffix)
         self._serial = 0
-        self._watching = Watching()
+        self._watching = LongCalls()
 
     async def run(self, request: Request, early: Early | None = None) -> Answer:
         """
@@ -137,7 +137,7 @@ class Calls:
         ours = [(b"x-call-id", public_id), (b"x-start-time", b"%d" % started_ns), self._served_by]
         return Call(request, began, read, name, call_id, outer, ours)
 
-    def _admit(self, call: Call, deployed: Deployed) -> None:
+    def _admit(self, call: Call, deployed: ServedRevision) -> None:
         """:raises GpufaasError: the call cannot run, or not now"""
         request = call.request
         call.deployed = deployed
@@ -157,7 +157,7 @@ class Calls:
         if deployed.timeout_s < SHORT_S or call.exec_s < SHORT_S:
             call.watched().attend()
 
-    async def _read(self, call: Call, deployed: Deployed) -> None:
+    async def _read(self, call: Call, deployed: ServedRevision) -> None:
         """Read the body from the caller, or begin to stream it."""
         caller = call.request.caller
         assert caller is not None
@@ -171,7 +171,7 @@ class Calls:
         if call.mode == STREAM:
             call.stream = BodyStream(caller, deployed, len(call.body), call.fail)
 
-    def _crossing(self, call: Call, found: Deployed) -> Answer | None:
+    def _crossing(self, call: Call, found: ServedRevision) -> Answer | None:
         """Note the headers for a page of another origin (CORS); return the answer if the call only asks for them."""
         if call.request.upgrade or (found.cors is None and found.spec.kind == "server"):
             return None

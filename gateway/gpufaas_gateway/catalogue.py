@@ -24,7 +24,7 @@ REPLACED_WITHIN_S: Final[Seconds] = 2.0
 
 
 @dataclass(slots=True, eq=False)
-class Deployed:
+class ServedRevision:
     """One revision of a function as it is served. A call keeps the one that it started with."""
 
     record: FunctionRecord
@@ -81,16 +81,16 @@ class Catalogue:
     """All deployed functions. One event loop owns it."""
 
     def __init__(self) -> None:
-        self._called: dict[str, Deployed] = {}
+        self._called: dict[str, ServedRevision] = {}
         """By every name that a URL may use: ``NAME.NAMESPACE``, and in the default namespace also ``NAME`` alone."""
-        self._by_id: dict[FunctionId, Deployed] = {}
+        self._by_id: dict[FunctionId, ServedRevision] = {}
         """All that are deployed."""
         self._awaited: dict[str, list[asyncio.Future[None]]] = {}
         """Who waits for another revision of a function, or its removal."""
         self.loaded = False
         """False while functions are read from the store: one that is not found may still appear."""
 
-    def find(self, name: str) -> Deployed | None:
+    def find(self, name: str) -> ServedRevision | None:
         """Return the function ``NAME`` or ``NAME.NAMESPACE``. O(1)."""
         return self._called.get(name)
 
@@ -102,15 +102,15 @@ class Catalogue:
             return Unavailable("the platform is starting: its functions are not all loaded; try again in a second")
         return UnknownFunction(f"there is no function {name[:200]!r}: deploy it (gpufaas up), or see gpufaas list")
 
-    def by_id(self, function: FunctionId) -> Deployed | None:
+    def by_id(self, function: FunctionId) -> ServedRevision | None:
         """Return the function whose current revision is *function*."""
         return self._by_id.get(function)
 
-    def all(self, namespace: str) -> list[Deployed]:
+    def all(self, namespace: str) -> list[ServedRevision]:
         """Return the functions of *namespace*, sorted by name; none if there is no such namespace."""
         return [each for each in self.everywhere() if each.namespace == namespace]
 
-    def everywhere(self) -> list[Deployed]:
+    def everywhere(self) -> list[ServedRevision]:
         """Return all functions, sorted by namespace and name."""
         return sorted(self._by_id.values(), key=lambda each: (each.namespace, each.name))
 
@@ -124,7 +124,7 @@ class Catalogue:
         known = self.find(record.full_name)
         return FunctionStats(record.full_name, record.invocations) if known is None else known.stats
 
-    def show(self, new: Deployed) -> None:
+    def show(self, new: ServedRevision) -> None:
         """Make *new* the current revision of its function."""
         self._tell(new.full_name)
         if (old := self.find(new.full_name)) is not None:
@@ -135,7 +135,7 @@ class Catalogue:
             self._called[new.name] = new
         self._by_id[new.function_id] = new
 
-    def replaced(self, deployed: Deployed) -> asyncio.Future[None]:
+    def replaced(self, deployed: ServedRevision) -> asyncio.Future[None]:
         """Return what is done when *deployed* is not shown any more; after `REPLACED_WITHIN_S` at the latest."""
         loop, name = asyncio.get_running_loop(), deployed.full_name
         future: asyncio.Future[None] = loop.create_future()
@@ -146,7 +146,7 @@ class Catalogue:
             self._tell(name)
         return future
 
-    def drop(self, old: Deployed) -> None:
+    def drop(self, old: ServedRevision) -> None:
         """Remove the function of *old*. Its running calls go on counting, which no metric shows."""
         self._tell(old.full_name)
         del self._by_id[old.function_id]
@@ -154,6 +154,6 @@ class Catalogue:
             del self._called[key]
 
 
-def replicas_of(deployed: Deployed, status: EngineStatus) -> int:
+def replicas_of(deployed: ServedRevision, status: EngineStatus) -> int:
     """Return the desired copies of *deployed*: what it was scaled to, else its minimum, at least 1."""
     return status.desired.get(deployed.function_id, deployed.replicas)

@@ -22,7 +22,7 @@ from gpufaas_core.environment import Environment
 from gpufaas_core.errors import FunctionExists, GpufaasError, InvalidSpec, StorageAway, UnknownArtifact, UnknownFunction
 from gpufaas_core.model import Function, Need
 from gpufaas_core.units import Bytes
-from gpufaas_gateway.catalogue import Catalogue, Deployed
+from gpufaas_gateway.catalogue import Catalogue, ServedRevision
 from gpufaas_gateway.errors import Overtaken, Unavailable
 from gpufaas_gateway.handover import Handovers
 from gpufaas_gateway.history import Revision, RolledBack, meant
@@ -125,7 +125,7 @@ class Deployer:
             log.warning("function.unavailable id=%s reason=%s", record.function_id, exc)
             self._show(unavailable(record, str(exc), self._defaults, self.catalogue.stats(record)))
             return
-        new = Deployed(record, worker, options, function, self.catalogue.stats(record), {})
+        new = ServedRevision(record, worker, options, function, self.catalogue.stats(record), {})
         self._scheduler.deploy(function, worker)
         self._show(new)
         self.handovers.watch(new)
@@ -140,7 +140,7 @@ class Deployer:
         if (old := self.catalogue.find(full_name)) is not None:
             self.catalogue.drop(old)
 
-    async def deploy(self, spec: FunctionSpec, update: bool, by: str = "", tries: int = 3) -> Deployed:
+    async def deploy(self, spec: FunctionSpec, update: bool, by: str = "", tries: int = 3) -> ServedRevision:
         """
         Deploy *spec*; with *update*, let it take the calls of the deployed revision (`handover`). An error changes
         nothing. Return the new revision, which may not serve yet.
@@ -185,7 +185,7 @@ class Deployer:
         same = last.spec == spec and failed is None and old.function_id not in self._scheduler.status().failing
         return last.revision if same else None
 
-    async def history(self, function: Deployed) -> list[Revision]:
+    async def history(self, function: ServedRevision) -> list[Revision]:
         """Return the last revisions of *function*, newest first."""
 
         def read() -> list[Revision]:
@@ -194,7 +194,7 @@ class Deployer:
 
         return await asyncio.to_thread(read)
 
-    async def rollback(self, function: Deployed, to: str | None, by: str = "") -> RolledBack:
+    async def rollback(self, function: ServedRevision, to: str | None, by: str = "") -> RolledBack:
         """
         Deploy anew what `history.meant` finds; if that serves, and another revision is pending, only withdraw that one.
 
@@ -208,7 +208,7 @@ class Deployer:
         new = await self.deploy(found.spec, update=True, by=by)
         return RolledBack(new.record.revision, found.revision)
 
-    async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool, by: str) -> Deployed:
+    async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool, by: str) -> ServedRevision:
         """Deploy while the caller holds the function's lock and its namespace."""
         full_name = f"{spec.service}.{namespace}"
         old = self.catalogue.find(full_name)
@@ -282,7 +282,7 @@ class Deployer:
         placement.check(spec.service, self._workers.devices())
         return await self._workers.environments(placement.constraints)
 
-    def scale(self, function: Deployed, replicas: int) -> None:
+    def scale(self, function: ServedRevision, replicas: int) -> None:
         """
         Set the desired copies of a function, within its bounds, until its next update or restart of the platform. If
         it has a scaling rule, the autoscaler decides again after a while.
@@ -312,7 +312,7 @@ class Deployer:
                 except GpufaasError as exc:
                     log.warning("function.unavailable id=%s reason=%s", pending.record.function_id, exc)
 
-    async def _define(self, record: FunctionRecord) -> Deployed:
+    async def _define(self, record: FunctionRecord) -> ServedRevision:
         """Install the revision and compute what it needs."""
         options = read_options(record.spec, self._defaults)
         # The kind is written in the bundle, so it is known only once the bundle is installed.
@@ -366,12 +366,12 @@ class Deployer:
         has = {each.full_name: each.reserved for each in self.catalogue.all(namespace)}
         self.quotas.claim(full_name, namespace, memory, has)
 
-    def _show(self, new: Deployed) -> None:
+    def _show(self, new: ServedRevision) -> None:
         new.gate = self.quotas.gate(new.namespace)
         self.catalogue.show(new)
 
 
-def _noted(deployed: Deployed, at: float, by: str = "") -> Revision:
+def _noted(deployed: ServedRevision, at: float, by: str = "") -> Revision:
     """Return the entry of a history for *deployed*, which serves, or is about to."""
     return Revision(deployed.record.revision, deployed.record.spec, at, by, deployed.options.bundle)
 

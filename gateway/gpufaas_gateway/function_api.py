@@ -23,7 +23,7 @@ from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.model import FunctionId
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.units import Bytes
-from gpufaas_gateway.catalogue import Catalogue, Deployed, replicas_of
+from gpufaas_gateway.catalogue import Catalogue, ServedRevision, replicas_of
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.errors import BadQuery, CannotRollBack, Overtaken, QuotaExceeded
 from gpufaas_gateway.function_state import copies_of, status_of
@@ -253,7 +253,7 @@ def _spec_of(asked: FunctionDeployment, namespace: str | None) -> FunctionSpec:
     return msgspec.structs.replace(spec, namespace=namespace) if spec.namespace is None and namespace else spec
 
 
-def find(catalogue: Catalogue, name: str, namespace: str | None) -> Deployed:
+def find(catalogue: Catalogue, name: str, namespace: str | None) -> ServedRevision:
     found = catalogue.find(key_of(name, namespace))
     if found is None:
         raise UnknownFunction(

@@ -16,7 +16,7 @@ from gpufaas_core.constraints import AFFINITY, COMPUTE, CORES, MEMORY, NOT_CAPPE
 from gpufaas_core.model import Device, EngineStatus, FunctionId, Need
 from gpufaas_core.reservations import peak_of
 from gpufaas_core.units import Bytes, GiB, MiB, format_bytes
-from gpufaas_gateway.catalogue import Deployed, replicas_of
+from gpufaas_gateway.catalogue import ServedRevision, replicas_of
 from gpufaas_gateway.wire import FunctionDetail, FunctionStatus, PlacementShown, ProfileShown, timestamp
 
 _MEASURED_CALLS: Final = 10
@@ -60,7 +60,9 @@ def copies_of(status: EngineStatus) -> Mapping[FunctionId, Copies]:
     return copies
 
 
-def status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[FunctionId, Copies]) -> FunctionStatus:
+def status_of(
+    deployed: ServedRevision, status: EngineStatus, all_copies: Mapping[FunctionId, Copies]
+) -> FunctionStatus:
     """Return the status of *deployed*; *all_copies* as `copies_of` returns them."""
     replicas = replicas_of(deployed, status)
     copies = all_copies.get(deployed.function_id) or Copies()
@@ -81,7 +83,7 @@ def status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Func
     )
 
 
-def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> FunctionDetail:
+def _detail(deployed: ServedRevision, status: EngineStatus, copies: Copies) -> FunctionDetail:
     """
     ``unavailable``: its bundle is damaged or gone. ``failed``: its last load failed, and no copy serves. ``resident``:
     a copy takes calls. ``loading``: the first copy loads. ``idle``: the next call loads it.
@@ -179,7 +181,7 @@ def _few(ids: Sequence[str]) -> str:
     return ", ".join(ids[:_SHOWN]) + more
 
 
-def memory_advice(function: Deployed) -> str | None:
+def memory_advice(function: ServedRevision) -> str | None:
     """
     Return in one line what *function* should declare instead; None: it declares none, what it declares fits, or it is
     not known yet. Programs and images are not measured.

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.model import EngineStatus, FunctionId, Seconds
-from gpufaas_gateway.catalogue import Catalogue, Deployed
+from gpufaas_gateway.catalogue import Catalogue, ServedRevision
 from gpufaas_gateway.function_state import Copies, copies_of
 from gpufaas_gateway.history import Revision
 from gpufaas_gateway.ports import Scheduler, Store, Workers
@@ -60,15 +60,15 @@ class Handovers:
     scheduler: Scheduler
     workers: Workers
     catalogue: Catalogue
-    define: Callable[[FunctionRecord], Awaitable[Deployed]]
+    define: Callable[[FunctionRecord], Awaitable[ServedRevision]]
     """Installs a revision on the nodes."""
-    show: Callable[[Deployed], None]
+    show: Callable[[ServedRevision], None]
     """Lets calls find a revision."""
     change: Callable[[str], AbstractAsyncContextManager[None]]
     """Lets nobody else change the function ``NAME.NAMESPACE``."""
     on_replaced: Callable[[FunctionId], None] = lambda _: None
     """Called with the old revision after an update: it takes no new calls, and its running calls go on."""
-    _pending: dict[FunctionId, Deployed] = field(default_factory=dict)
+    _pending: dict[FunctionId, ServedRevision] = field(default_factory=dict)
     """What was deployed here, and no call finds yet."""
     _looking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """The task that looks, by the name of a function with a pending revision or one on trial."""
@@ -78,7 +78,7 @@ class Handovers:
         """Whether the revision serves, or will."""
         return function in self._pending or self.catalogue.by_id(function) is not None
 
-    async def begin(self, new: Deployed, old: Deployed | None, noted: Sequence[Revision] = ()) -> None:
+    async def begin(self, new: ServedRevision, old: ServedRevision | None, noted: Sequence[Revision] = ()) -> None:
         """
         Let *new*, which was checked, take the calls of *old*, now or once it is loaded.
 
@@ -105,7 +105,7 @@ class Handovers:
         if gone is not None and gone.record.revision != new.record.revision:
             await self._drop(gone)
 
-    async def withdraw(self, serving: str, deployed: Deployed | None) -> bool:
+    async def withdraw(self, serving: str, deployed: ServedRevision | None) -> bool:
         """Give up what is pending, if revision *serving* of *deployed* serves. Return whether there was something."""
         pending = None if deployed is None else deployed.record.handover.pending
         if deployed is None or pending is None or deployed.record.revision != serving:
@@ -113,13 +113,13 @@ class Handovers:
         await self._fail(deployed, pending, f"a rollback went back to {serving} before it was loaded")
         return True
 
-    async def end(self, deployed: Deployed) -> None:
+    async def end(self, deployed: ServedRevision) -> None:
         """*deployed* was removed, and what is pending with it."""
         if (pending := deployed.record.handover.pending) is not None:
             await self._drop(pending)
         await self._retire(deployed, drain=False)
 
-    def watch(self, deployed: Deployed) -> None:
+    def watch(self, deployed: ServedRevision) -> None:
         """Do for *deployed*, which is shown, what its record says."""
         handover, name = deployed.record.handover, deployed.full_name
         deployed.trial = None if handover.before is None else partial(self._tried, deployed)
@@ -146,7 +146,7 @@ class Handovers:
             except GpufaasError as exc:
                 log.warning("handover.again function=%s reason=%s", name, exc)
 
-    async def _step(self, deployed: Deployed | None) -> bool:
+    async def _step(self, deployed: ServedRevision | None) -> bool:
         """Do what can be done. Return whether there is nothing to wait for."""
         handover = Handover() if deployed is None else deployed.record.handover
         if deployed is None or (handover.pending is None and handover.before is None):
@@ -165,7 +165,7 @@ class Handovers:
             await self._serve(new, deployed, Handover(before=_bare(deployed) if said == "full" else None))
         return said in ("ready", "failed")
 
-    def _tried(self, deployed: Deployed, why: str) -> Awaitable[None]:
+    def _tried(self, deployed: ServedRevision, why: str) -> Awaitable[None]:
         """*deployed* was on trial, and has answered; or did not load: *why*. Done when the right revision serves."""
 
         async def end() -> None:
@@ -177,7 +177,7 @@ class Handovers:
         ending.add_done_callback(self._ending.discard)
         return asyncio.shield(ending)  # a caller who leaves ends the waiting only
 
-    async def _end_trial(self, deployed: Deployed, why: str) -> None:
+    async def _end_trial(self, deployed: ServedRevision, why: str) -> None:
         before = deployed.record.handover.before
         if not why or before is None:
             await self._store_it(deployed, Handover())
@@ -186,13 +186,13 @@ class Handovers:
         log.warning("function.not_loaded id=%s reason=%s", deployed.function_id, why)
         await self._serve(await self.define(before), deployed, _failed(deployed.record, why))
 
-    async def _fail(self, deployed: Deployed, pending: PendingRevision, why: str) -> None:
+    async def _fail(self, deployed: ServedRevision, pending: PendingRevision, why: str) -> None:
         """*deployed* goes on serving."""
         await self._store_it(deployed, _failed(pending.record, why))
         await self._drop(pending)
 
     async def _serve(
-        self, new: Deployed, old: Deployed | None, handover: Handover, noted: Sequence[Revision] = ()
+        self, new: ServedRevision, old: ServedRevision | None, handover: Handover, noted: Sequence[Revision] = ()
     ) -> None:
         """Let calls find *new* instead of *old*, which drains; if it has failed, its calls are told so at once."""
         await self._store_it(new, handover, noted, None if new.function_id in self._pending else new)
@@ -203,7 +203,11 @@ class Handovers:
             await self._retire(old, drain=handover.failed is None)
 
     async def _store_it(
-        self, shown: Deployed, handover: Handover, noted: Sequence[Revision] = (), new: Deployed | None = None
+        self,
+        shown: ServedRevision,
+        handover: Handover,
+        noted: Sequence[Revision] = (),
+        new: ServedRevision | None = None,
     ) -> None:
         """Store *shown* with *handover*, and tell the scheduler of *new*, which may succeed it; both or none."""
         record, there = replace(shown.record, handover=handover), self.catalogue.find(shown.full_name)
@@ -218,7 +222,7 @@ class Handovers:
             raise
         shown.record = record
 
-    async def _retire(self, old: Deployed, drain: bool) -> None:
+    async def _retire(self, old: ServedRevision, drain: bool) -> None:
         """End a revision that the catalogue no longer shows. The scheduler does not know one that was unavailable."""
         if old.unavailable is None:
             self.scheduler.remove(old.function_id, drain)
@@ -233,7 +237,7 @@ class Handovers:
         await self.workers.forget(function)
 
 
-def _bare(deployed: Deployed) -> FunctionRecord:
+def _bare(deployed: ServedRevision) -> FunctionRecord:
     return replace(deployed.record, handover=Handover())
 
 

@@ -51,7 +51,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class AskedDevices:
     """The devices that a deployment asks for."""
 
     asked: tuple[Asked, ...] = ()
@@ -79,7 +79,7 @@ class Placement:
         raise InvalidSpec(f"function {name} can run on no device: {_why_none(first, devices)}")
 
 
-NOTHING_ASKED: Final = Placement()
+NOTHING_ASKED: Final = AskedDevices()
 
 _IMAGE: Final = "an image that asks for no GPU"
 _IMAGE_HINT: Final = (
@@ -97,7 +97,7 @@ def read_placement(
     *,
     profiles: Profiles = PROFILES,
     image: bool = False,
-) -> Placement:
+) -> AskedDevices:
     """
     Return what the fields of a deployment ask for. A label counts as an annotation: people mix them up.
 
@@ -117,7 +117,7 @@ def read_placement(
     gpu = any(_wants_gpu(each.constraint) for each in asked) or annotations.get(DEVICE_ANNOTATION) == "any"
     if image and not gpu and not any(each.constraint == ON_A_CPU for each in asked):
         asked.append(Asked(ON_A_CPU, _IMAGE))
-    return Placement(tuple(asked), gpu)
+    return AskedDevices(tuple(asked), gpu)
 
 
 def check_needs(name: str, needs: Needs, environments: Sequence[Environment]) -> None:

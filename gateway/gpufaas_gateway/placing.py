@@ -18,7 +18,7 @@ from gpufaas_core.wire.heads import CallHead
 from gpufaas_gateway import call_state as states
 from gpufaas_gateway.call import Call
 from gpufaas_gateway.call_headers import new_call_id
-from gpufaas_gateway.catalogue import Catalogue, Deployed
+from gpufaas_gateway.catalogue import Catalogue, ServedRevision
 from gpufaas_gateway.errors import METHODS, MethodNotAllowed, NoWebSocket
 from gpufaas_gateway.ports import CallExchange, NodePort, PlacementPort
 from gpufaas_gateway.request import Request
@@ -38,7 +38,7 @@ class Placing:
     suffix: str
     """See `Calls`."""
 
-    def find(self, request: Request) -> Deployed:
+    def find(self, request: Request) -> ServedRevision:
         """
         Return the revision that serves *request*. O(1).
 

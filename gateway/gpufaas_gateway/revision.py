@@ -14,7 +14,7 @@ from gpufaas_core.constraints import GPU
 from gpufaas_core.errors import InvalidSpec, NoDeviceFits
 from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Device, Function, Need, Profile
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
-from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.catalogue import ServedRevision
 from gpufaas_gateway.spec import Defaults, FunctionRecord, Options, default_options
 from gpufaas_gateway.usage import FunctionStats
 
@@ -53,7 +53,7 @@ def deployed(
     learnt: dict[str, Profile],
     sizes: dict[str, Bytes],
     stats: FunctionStats,
-) -> Deployed:
+) -> ServedRevision:
     """
     Return a revision of the function that *manifest* describes.
 
@@ -81,18 +81,18 @@ def deployed(
         elastic=spec.elastic,
     )
     why_memory = _why_memory(manifest, options, function, spec.own_process)
-    return Deployed(record, spec, options, function, stats, dict(learnt), why_memory=why_memory)
+    return ServedRevision(record, spec, options, function, stats, dict(learnt), why_memory=why_memory)
 
 
-def unavailable(record: FunctionRecord, reason: str, defaults: Defaults, stats: FunctionStats) -> Deployed:
+def unavailable(record: FunctionRecord, reason: str, defaults: Defaults, stats: FunctionStats) -> ServedRevision:
     """Return a revision that is listed but cannot be called."""
     digest = (record.spec.annotations or {}).get("gpufaas.bundle", "")
     spec = WorkerSpec(record.function_id, record.name, record.namespace, digest, "http")
     function = Function(record.function_id, digest, spec.need)
-    return Deployed(record, spec, default_options(digest, defaults), function, stats, {}, unavailable=reason)
+    return ServedRevision(record, spec, default_options(digest, defaults), function, stats, {}, unavailable=reason)
 
 
-def check_fits(new: Deployed, devices: Sequence[Device]) -> None:
+def check_fits(new: ServedRevision, devices: Sequence[Device]) -> None:
     """:raises NoDeviceFits: none of *devices* has the compute, or the memory, that it needs"""
     devices = new.options.placement.among(devices) or devices
     _check_compute(new, devices)
@@ -118,7 +118,7 @@ def check_fits(new: Deployed, devices: Sequence[Device]) -> None:
     )
 
 
-def _check_compute(new: Deployed, devices: Sequence[Device]) -> None:
+def _check_compute(new: ServedRevision, devices: Sequence[Device]) -> None:
     compute, most = new.function.need.compute, max(devices, key=lambda each: each.compute, default=None)
     if most is not None and compute > most.compute:
         allowed = "that it may run on " if new.options.placement.asked else ""

@@ -24,7 +24,7 @@ from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_core.units import Bytes, MiB, Seconds, parse_bytes, parse_duration
 from gpufaas_gateway.cors import HEADERS, METHODS, ORIGINS, Cors, read_cors
 from gpufaas_gateway.names import check_digest
-from gpufaas_gateway.placement import DEVICE_ANNOTATION, NOTHING_ASKED, PROFILES, Placement, Profiles, read_placement
+from gpufaas_gateway.placement import DEVICE_ANNOTATION, NOTHING_ASKED, PROFILES, AskedDevices, Profiles, read_placement
 
 DEFAULT_NAMESPACE: Final = "openfaas-fn"
 """Stock clients put it into the URL of each invocation."""
@@ -186,7 +186,7 @@ class Options:
     """The capabilities that processes of its containers have."""
     probes: Mapping[str, Any] = field(default_factory=dict)
     """What is given of the fields ``ready_…`` and ``health_…`` of `WorkerSpec`."""
-    placement: Placement = NOTHING_ASKED
+    placement: AskedDevices = NOTHING_ASKED
     idempotent: bool = False
     """A call may be run twice."""
     latency_goal_s: Seconds | None = None
@@ -307,7 +307,7 @@ def default_options(bundle: str, defaults: Defaults) -> Options:
     )  # fmt: skip
 
 
-def placement_of(spec: FunctionSpec, defaults: Defaults, *, image: bool) -> Placement:
+def placement_of(spec: FunctionSpec, defaults: Defaults, *, image: bool) -> AskedDevices:
     """Return on which devices *spec* may run; *image*: it has no bundle. Raises as `read_placement`."""
     return read_placement(
         spec.constraints or (), spec.limits or {}, spec.requests or {}, spec.annotations or {}, spec.labels or {},

@@ -28,7 +28,7 @@ Costs = Mapping[str, Mapping[str, Cost]]
 _DONE: Final = b"."
 
 
-class _Grant(Struct, eq=False):
+class _EmulatedGrant(Struct, eq=False):
     """What one slot of a worker serves now."""
 
     function: FunctionId
@@ -58,7 +58,7 @@ class Emulation:
     compute = ALL_COMPUTE
 
     def __init__(self, device: DeviceId, kind: str, costs: Costs, source: str) -> None:
-        self.running: dict[_Grant, None] = {}
+        self.running: dict[_EmulatedGrant, None] = {}
         self.demand = 0
         self.source = source
         self._device = device
@@ -129,7 +129,7 @@ class Emulation:
         began, calls = ASK.unpack(data)
         known = self._truth(spec)
         cap = self._caps.get(copy_id(spec.function, copy), share or known.cap)
-        grant = _Grant(spec.function, copy, known, cap, (self,), clock)
+        grant = _EmulatedGrant(spec.function, copy, known, cap, (self,), clock)
         now = max(self._now, min(began, time.monotonic()))
         begin(grant, known.service_s(max(1, calls), cap), now)
         self.running[grant] = None

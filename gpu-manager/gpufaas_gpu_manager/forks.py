@@ -36,7 +36,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True)
-class _Request:
+class _ForkRequest:
     """A worker that was asked for and is not forked yet. Who asked waits, and keeps `fds` open meanwhile."""
 
     message: Fork
@@ -49,7 +49,7 @@ class _Request:
     """The present one has not been asked."""
 
 
-class _Requests(dict[int, _Request]):
+class _ForkRequests(dict[int, _ForkRequest]):
     """What was asked for and is not forked yet, by worker."""
 
     def send(self, server: "_Server") -> None:
@@ -133,7 +133,7 @@ class ForkServer:
         """As `_alive`, of standbys that are no workers yet."""
         self._adopted: dict[int, int] = {}
         """The workers that standbys have become, by the standby's number, which the fork server knows."""
-        self._requests = _Requests()
+        self._requests = _ForkRequests()
         self._replaced: list[Replaced] = []
         self._silence = Silence()
         self._owes = False
@@ -195,7 +195,7 @@ class ForkServer:
         :return: its process, of which `on_exited` may have told already; None: it will have none
         """
         await self.ready()
-        request = self._requests[worker.worker] = _Request(worker, fds, asyncio.get_running_loop().create_future())
+        request = self._requests[worker.worker] = _ForkRequest(worker, fds, asyncio.get_running_loop().create_future())
         self._send_requests()
         await asyncio.wait([request.pid])
         return None if request.pid.cancelled() else request.pid.result()

@@ -69,7 +69,7 @@ class HttpSlot:
         self.loop = worker.loop
         self.unix = ""
         """The path of the unix socket on which it listens in place of the port."""
-        self._connection: _Connection | None = None
+        self._connection: _ProgramConnection | None = None
         self.exchange: Exchange | None = None
         self._head: CallHead | None = None
         self._body: bytes | memoryview = b""
@@ -136,7 +136,7 @@ class HttpSlot:
         """The server is gone: read all that it has sent, at any pace of the caller. Return whether some of it waits."""
         return self._connection is not None and self._connection.hear_out()
 
-    async def _ready(self) -> "_Connection | None":
+    async def _ready(self) -> "_ProgramConnection | None":
         """Wait for the connection of the call that is being begun; None: there will be none."""
         if self._task is None or self.exchange is None:
             return None
@@ -150,9 +150,9 @@ class HttpSlot:
             async with asyncio.timeout(_CONNECT_S):
                 if self.unix:
                     own = await connected(self.unix)
-                    connecting = self.loop.create_unix_connection(lambda: _Connection(self), sock=own)
+                    connecting = self.loop.create_unix_connection(lambda: _ProgramConnection(self), sock=own)
                 else:
-                    connecting = self.loop.create_connection(lambda: _Connection(self), self._host, self._port)
+                    connecting = self.loop.create_connection(lambda: _ProgramConnection(self), self._host, self._port)
                 _, connection = await connecting
         except TimeoutError:
             self._broke(f"it did not accept a connection to its port {self._port} within {_CONNECT_S:g} s")
@@ -172,7 +172,7 @@ class HttpSlot:
                 self._send(connection, head, body)
         self._connected.set()
 
-    def _send(self, connection: "_Connection", head: CallHead, body: bytes | memoryview) -> None:
+    def _send(self, connection: "_ProgramConnection", head: CallHead, body: bytes | memoryview) -> None:
         mode = head.body_mode
         self._sending = mode in (STREAM, FILE)
         self._chunked = False
@@ -191,7 +191,7 @@ class HttpSlot:
             connection.transport.write(request)
             connection.transport.write(body)
 
-    async def _send_file(self, connection: "_Connection", head: CallHead, file: BodyFile) -> None:
+    async def _send_file(self, connection: "_ProgramConnection", head: CallHead, file: BodyFile) -> None:
         try:
             length = len(file)
             await connection.write(request_head(head, length))
@@ -206,7 +206,7 @@ class HttpSlot:
 
     # --- what connections tell ---
 
-    def on_answer(self, connection: "_Connection", body: bytes | None) -> None:
+    def on_answer(self, connection: "_ProgramConnection", body: bytes | None) -> None:
         """The answer is whole; *body* is None when its head was passed on before."""
         exchange, answer = self.exchange, connection.answer
         assert exchange is not None
@@ -242,7 +242,7 @@ class HttpSlot:
             exchange.fail(BadAnswer(f"the function's answer cannot be sent: {wrong}"))
         return bool(wrong)
 
-    def on_lost(self, connection: "_Connection", reason: str) -> None:
+    def on_lost(self, connection: "_ProgramConnection", reason: str) -> None:
         """*connection* is gone or cannot be used any more, before the end of an answer if it carried a call."""
         if connection is not self._connection:
             return
@@ -284,7 +284,7 @@ class HttpSlot:
         self._connected.set()
 
 
-class _Connection(asyncio.Protocol):
+class _ProgramConnection(asyncio.Protocol):
     """One kept-alive connection."""
 
     def __init__(self, slot: HttpSlot) -> None:

@@ -172,7 +172,7 @@ class Node:
                 self.grants.requeue(call, number, reason, unbegun=unbegun)
             case m.Abort(call, device, False, reason):
                 self.grants.abort(call, device, reason)
-            case m.Evict(function, device, copy, to):
+            case m.EvictCopy(function, device, copy, to):
                 self.evict(function, device, copy, park=to == "host")
             case m.Resize(function, device, memory, copy):
                 self.resize(function, device, memory, copy)
@@ -182,7 +182,7 @@ class Node:
                 self.limit(function, device, copy, share)
             case m.Stage(function):
                 self.staging.stage(function)
-            case m.Fetch(function):
+            case m.FetchBundle(function):
                 self.functions.prefetch(function)
 
     def load(self, command: m.LoadCopy) -> None:

@@ -27,7 +27,7 @@ _CONTEXT: Final[Bytes] = 512 * MiB
 """What a process holds of a GPU without any tensor, if nobody can say: more than any that we have seen."""
 
 
-class Parking:
+class ProcessParking:
     """
     Of one worker.
 

@@ -17,7 +17,7 @@ from gpufaas_gpu_manager.layers import Layers
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink
 from gpufaas_gpu_manager.parked import ParkedWorkers
-from gpufaas_gpu_manager.parking import Parking
+from gpufaas_gpu_manager.parking import ProcessParking
 from gpufaas_gpu_manager.proc import cpu_seconds, usage_of
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.running import Running
@@ -172,8 +172,8 @@ class Supervisor:
             return ServedProcess(worker, self.recipes, self.zygote, self._ports)
         return ForkedProcess(worker, self.recipes, self.zygote, self.standbys, self.layers)
 
-    def parking(self, worker: Worker) -> Parking:
-        return Parking(worker, self.parks.checkpoint)
+    def parking(self, worker: Worker) -> ProcessParking:
+        return ProcessParking(worker, self.parks.checkpoint)
 
     def drop(self, worker: Worker) -> None:
         self._workers.pop(worker.number, None)

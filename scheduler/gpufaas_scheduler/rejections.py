@@ -33,7 +33,7 @@ _ERRORS: Final[Mapping[str, type[GpufaasError]]] = {
 }
 
 
-def rejection(command: m.Reject) -> GpufaasError:
+def rejection(command: m.RejectCall) -> GpufaasError:
     """Return the error that *command* is for its caller."""
     kind = _ERRORS.get(command.code, GpufaasError)
     return kind(command.message, command.retry_after_s) if kind in (Overloaded, LoadFailed) else kind(command.message)

@@ -43,7 +43,7 @@ class NodeCommands(Protocol):
 class Provider(Protocol):
     """Makes the nodes that are procured, and takes them back."""
 
-    def execute(self, command: m.Procure | m.Release) -> None: ...
+    def execute(self, command: m.ProcureNodes | m.ReleaseNode) -> None: ...
 
 
 OnAnswer = Callable[[CallId, m.Grant | GpufaasError], None]
@@ -210,14 +210,14 @@ class SchedulerService:
             if not grant.cold:
                 return  # on a hit the call itself opens the grant; on a miss the node need not wait for it
             node = self._nodes.get(grant.device)
-        elif isinstance(command, m.Reject):
+        elif isinstance(command, m.RejectCall):
             self._answer(command.call, rejection(command))
             return
-        elif isinstance(command, m.Procure | m.Release):
+        elif isinstance(command, m.ProcureNodes | m.ReleaseNode):
             if self._provider is not None:  # else an older engine asked for it
                 self._provider.execute(command)
             return
-        elif isinstance(command, m.Fetch | m.Stage):
+        elif isinstance(command, m.FetchBundle | m.Stage):
             node = next((each for device, each in self._nodes.items() if node_of(device) == command.node), None)
         else:
             node = self._nodes.get(command.device)

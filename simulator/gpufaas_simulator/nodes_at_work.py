@@ -58,9 +58,9 @@ class Nodes:
                 self._start(command.grant)  # type: ignore[union-attr]
             elif isinstance(command, m.LoadCopy):
                 self._load(command)
-            elif isinstance(command, m.Evict):
+            elif isinstance(command, m.EvictCopy):
                 self._evict(command)
-            elif isinstance(command, m.Reject):
+            elif isinstance(command, m.RejectCall):
                 self.record.reject(int(command.call), command.code)
                 self._ended += 1
             elif isinstance(command, m.Abort):
@@ -69,7 +69,7 @@ class Nodes:
                 self._stage(command)
             elif isinstance(command, m.SetLimit):
                 self._limit(command)
-            elif isinstance(command, m.Procure | m.Release):
+            elif isinstance(command, m.ProcureNodes | m.ReleaseNode):
                 self._provide(command)
             # No memory is measured, so none is resized; and loads have no times of fetching.
 
@@ -77,7 +77,7 @@ class Nodes:
         for tell in self._observers:
             tell(done)
 
-    def _provide(self, command: m.Procure | m.Release) -> None:
+    def _provide(self, command: m.ProcureNodes | m.ReleaseNode) -> None:
         """A node is procured, or given back."""
         raise NotImplementedError
 
@@ -268,7 +268,7 @@ class Nodes:
         if facts:
             self._calendar.last(self.now, lambda: self._tell(device, facts), (device,))
 
-    def _evict(self, command: m.Evict) -> None:
+    def _evict(self, command: m.EvictCopy) -> None:
         device = self._devices[command.device]
         if device.host is not None and device.host.unpark(command.device, (command.function, command.copy)):
             return

@@ -228,10 +228,10 @@ class _Outcomes:
             case m.LoadCopy(function=function, victims=victims, copy=copy):
                 record.prefetches += 1
                 record.hold(function, command.device, copy, victims, now)
-            case m.Evict(function, copy=copy):
+            case m.EvictCopy(function, copy=copy):
                 record.evictions += 1
                 record.release(function, copy, now)
-            case m.Reject(call, code) if call in self.number:
+            case m.RejectCall(call, code) if call in self.number:
                 record.reject(self.number[call], code)
 
     def _lose(self, now: Seconds, device: DeviceId, worker: tuple[FunctionId, int] | None = None) -> None:

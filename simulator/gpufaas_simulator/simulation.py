@@ -159,8 +159,8 @@ class Simulation(Nodes):
 
     # --- nodes and functions that come and go -------------------------------------------------------------------------
 
-    def _provide(self, command: m.Procure | m.Release) -> None:
-        if isinstance(command, m.Procure):
+    def _provide(self, command: m.ProcureNodes | m.ReleaseNode) -> None:
+        if isinstance(command, m.ProcureNodes):
             for _ in range(command.n):
                 offer, devices = self._fleet.procure(command.kind, self.now)
                 self._calendar.last(self.now + offer.delay_s, partial(self._arrive, offer, devices))

@@ -1382,9 +1382,9 @@ async def test_a_load_fetches_first_and_says_how_long_that_took(rig: Rig) -> Non
 async def test_what_a_policy_has_fetched_ahead_is_fetched_once_and_its_failure_is_left_to_the_load(rig: Rig) -> None:
     rig.node.host.fetch = fetch = Fetch()
     function = await expected(rig, "echo", "def load(device): pass\ndef handle(m, event, c): return event.body")
-    ahead = messages.Fetch(function, NodeId("n"))
+    ahead = messages.FetchBundle(function, NodeId("n"))
 
-    for command in (ahead, ahead, messages.Fetch(FunctionId("nobody.ns@1"), NodeId("n"))):
+    for command in (ahead, ahead, messages.FetchBundle(FunctionId("nobody.ns@1"), NodeId("n"))):
         rig.node.execute(command)
     await eventually(lambda: fetch.asked == ["echo"])
     fetch.result.set_exception(FetchFailed("nobody has it"))
@@ -1399,7 +1399,7 @@ async def test_what_a_policy_has_fetched_ahead_is_fetched_once_and_its_failure_i
 
 async def test_what_is_fetched_ahead_is_given_up_when_the_node_stops(rig: Rig) -> None:
     rig.node.host.fetch = fetch = Fetch()
-    rig.node.execute(messages.Fetch(await expected(rig, "echo"), NodeId("n")))
+    rig.node.execute(messages.FetchBundle(await expected(rig, "echo"), NodeId("n")))
     await eventually(lambda: fetch.asked == ["echo"])
 
     await rig.node.close()

@@ -19,7 +19,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.messages import (
     CopyFailed,
     Event,
-    Evict,
+    EvictCopy,
     Grant,
     LoadCopy,
     Loaded,
@@ -234,7 +234,7 @@ async def test_parked_workers_that_die_are_forgotten_or_loaded_anew_and_none_is_
     assert not rig.said(CopyFailed) + rig.said(WorkerExited)
 
     before = len(rig.said(Unparked))
-    rig.node.execute(Evict(one, DEVICE))
+    rig.node.execute(EvictCopy(one, DEVICE))
     await eventually(lambda: all(each.spec.function != one for each in rig.node.workers()))
     assert rig.parked() == []
     assert [each.reason for each in rig.said(Unparked)[before:]] == ["it was evicted"]

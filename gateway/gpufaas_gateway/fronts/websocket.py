@@ -59,7 +59,7 @@ class WebSocketCalls:
 
     run: Run
     catalogue: Catalogue
-    _open: "dict[_Connection, FunctionId]" = field(default_factory=dict)
+    _open: "dict[_WebSocketCaller, FunctionId]" = field(default_factory=dict)
 
     def close_old(self, function: FunctionId) -> None:
         """Ask the callers of *function*, a revision that was replaced, to connect again."""
@@ -70,7 +70,7 @@ class WebSocketCalls:
         await receive()  # websocket.connect
         name, _, path = scope["raw_path"][len(PREFIX) :].partition(b"/")
         key = base64.b64encode(os.urandom(16))
-        connection = _Connection(receive, send)
+        connection = _WebSocketCaller(receive, send)
         request = Request(
             name.decode("latin-1"), "GET", "/" + path.decode("latin-1"), scope["query_string"], _passed(scope),
             caller=connection, client=scope.get("client"), outer=scope.get(OUTER),
@@ -99,7 +99,7 @@ class WebSocketCalls:
         finally:
             connection.end()
 
-    async def _join(self, connection: "_Connection", stream: AnswerStream) -> None:
+    async def _join(self, connection: "_WebSocketCaller", stream: AnswerStream) -> None:
         """Pass messages on until one side has ended."""
         deployed = stream.call.deployed
         assert deployed is not None
@@ -121,7 +121,7 @@ class WebSocketCalls:
             del self._open[connection]
 
 
-class _Connection(Caller):
+class _WebSocketCaller(Caller):
     """Joins a caller's connection and that of the function."""
 
     def __init__(self, receive: Receive, send: Send) -> None:

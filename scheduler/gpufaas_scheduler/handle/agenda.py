@@ -37,7 +37,7 @@ def try_procure(world: World, action: contract.Procure) -> str | None:
     ordered = world.agenda.ordered
     world.agenda.known.update(each.device.node for each in world.devices.values())
     ordered[action.kind] = ordered.get(action.kind, 0) + action.n
-    world.out.append(m.Procure(action.kind, action.n))
+    world.out.append(m.ProcureNodes(action.kind, action.n))
     return None
 
 
@@ -67,7 +67,7 @@ def release_empty(world: World) -> None:
     for node, told in list(releasing.items()):
         devices = [each for each in world.devices.values() if each.device.node == node]
         if not told and not any(len(each.residency) or each.busy for each in devices):
-            world.out.append(m.Release(node))
+            world.out.append(m.ReleaseNode(node))
             releasing[node] = True
         if not devices:
             del releasing[node]

@@ -17,7 +17,7 @@ from gpufaas_core.model import Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.batches import joining, tell_held
 from gpufaas_scheduler.handle.grants import start, take_from_queue
-from gpufaas_scheduler.world.call import Call, Grant
+from gpufaas_scheduler.world.call import Call, GrantState
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.conditions import Condition
 from gpufaas_scheduler.world.device import DeviceState
@@ -58,7 +58,7 @@ def _send_calls_ahead(world: World, owner: FunctionState) -> None:
 
 
 def send_ahead_to(world: World, device: DeviceState) -> None:
-    """Grant the next call or full batch of the copy that runs on *device*, if nothing else comes first."""
+    """GrantState the next call or full batch of the copy that runs on *device*, if nothing else comes first."""
     running = device.holding[0] if len(device.holding) == 1 else None
     if running is None or not _may_follow(world, running, device):
         return
@@ -76,7 +76,7 @@ def send_ahead_to(world: World, device: DeviceState) -> None:
     tell_held(world, batch[0])
 
 
-def _send_call(world: World, device: DeviceState, running: Grant) -> None:
+def _send_call(world: World, device: DeviceState, running: GrantState) -> None:
     """As `send_ahead_to`, of a function whose calls run one by one. Its node can give a call back."""
     call = _next_call(world, device, running.copy)
     if call is None:
@@ -93,11 +93,11 @@ def _send_call(world: World, device: DeviceState, running: Grant) -> None:
     world.settled = world.cluster.rare = True
 
 
-def _late_at(running: Grant) -> Seconds:
+def _late_at(running: GrantState) -> Seconds:
     return running.free_at + max(running.estimate_s, LATE_S)
 
 
-def _may_follow(world: World, running: Grant, device: DeviceState) -> bool:
+def _may_follow(world: World, running: GrantState, device: DeviceState) -> bool:
     """Whether something may begin as soon as *running*, the only one that holds compute of *device*, has ended."""
     copy = running.copy
     owner = copy.owner

@@ -9,7 +9,7 @@ from gpufaas_core.model import CallId, Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.world.agenda import batch_key
 from gpufaas_scheduler.world.batch_size import Behind, Room, next_size
-from gpufaas_scheduler.world.call import Call, Grant
+from gpufaas_scheduler.world.call import Call, GrantState
 from gpufaas_scheduler.world.call_state import LOCAL, WAITING
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.device import DeviceState
@@ -88,7 +88,7 @@ def joining(world: World, device: DeviceState, call: Call, copy: Copy) -> list[C
     return [each for each in found if each is not None and each.owner is owner and _waits(each, copy)]
 
 
-def adapt(world: World, grant: Grant, device: DeviceState, costs: Costs, took_s: Seconds) -> None:
+def adapt(world: World, grant: GrantState, device: DeviceState, costs: Costs, took_s: Seconds) -> None:
     """Set the size of the next batches, after *grant* has taken *took_s*."""
     owner, size = grant.copy.owner, grant.size
     if costs.room is not None:

@@ -18,7 +18,7 @@ from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, join_queue, place_again, refuse_failing
 from gpufaas_scheduler.policy_contract import ARRIVAL
 from gpufaas_scheduler.world import backoff
-from gpufaas_scheduler.world.call import Call, Grant
+from gpufaas_scheduler.world.call import Call, GrantState
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.device import DeviceState
@@ -58,7 +58,7 @@ def arrived(world: World, event: m.Arrived) -> None:
         outer, ends = _outer_of(world, event.outer, deadline)
         deadline = deadline if ends is None else ends
     if deadline is not None and deadline <= now:
-        world.out.append(m.Reject(event.call, "deadline", "the deadline had passed when the call arrived"))
+        world.out.append(m.RejectCall(event.call, "deadline", "the deadline had passed when the call arrived"))
         return
     if owner.desired is not None and owner.desired == 0:  # nearly always None: then it is not compared
         wake(world, owner)
@@ -101,7 +101,7 @@ def _has_to_wait(world: World, call: Call, age_s: Seconds) -> None:
     # A call that waited elsewhere goes on waiting: after a takeover, not all devices have joined yet.
     if world.cluster.keeps and not age_s and (why := kept_out(world, owner)) is not None:
         give_up(world, call)
-        world.out.append(m.Reject(call.id, "no_room", why))
+        world.out.append(m.RejectCall(call.id, "no_room", why))
     # A full queue refuses only calls that have to wait, which is known only here.
     elif owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
         _overloaded(world, call)
@@ -123,13 +123,13 @@ def _wait_among_others(world: World, call: Call) -> None:
         serve_fifo(world, call.owner)
 
 
-def _why_not(world: World, owner: FunctionState | None, event: m.Arrived) -> m.Reject | None:
+def _why_not(world: World, owner: FunctionState | None, event: m.Arrived) -> m.RejectCall | None:
     if owner is None:
-        return m.Reject(event.call, "unknown_function", f"no function {event.function} is deployed")
+        return m.RejectCall(event.call, "unknown_function", f"no function {event.function} is deployed")
     if backs_off(owner) and (owner.waiting or owner.loading or is_held_back(world, owner)):
         return refuse_failing(world, event.call, owner)  # the first call after the pause tries it
     if owner.removed:
-        return m.Reject(event.call, "removed", f"function {owner.id} was removed")
+        return m.RejectCall(event.call, "removed", f"function {owner.id} was removed")
     if not world.cluster.fits_somewhere(owner) and world.devices:
         return _no_device(world, event.call, owner)
     return None
@@ -147,7 +147,7 @@ def _came_again(world: World, event: m.Arrived) -> bool:
     elif call.why is TAKEN_OVER or call.aborted:
         assert call.device is not None
         runs = f"call {call.id} has begun on {call.device.id} already, and is not run twice"
-        world.out.append(m.Reject(call.id, "refused", runs))
+        world.out.append(m.RejectCall(call.id, "refused", runs))
     else:
         assert call.device is not None
         assert call.copy is not None
@@ -179,16 +179,16 @@ def _back_date(world: World, call: Call, age_s: Seconds) -> None:
         call.left = True
 
 
-def _no_device(world: World, call: CallId, owner: FunctionState) -> m.Reject:
+def _no_device(world: World, call: CallId, owner: FunctionState) -> m.RejectCall:
     allowed = [each for each in world.devices.values() if owner.allows(each)]
     if not allowed:
         asked = ", ".join(map(str, owner.constraints))
         why = f"function {owner.id} may run on no device that is there now: none satisfies its constraints {asked}"
-        return m.Reject(call, "no_device", why)
+        return m.RejectCall(call, "no_device", why)
     most = max(each.compute for each in allowed)
     if owner.wanted > most:
         why = f"needs {owner.wanted} % of the compute of a device, and the most that a device has is {most} %"
-        return m.Reject(call, "no_device", f"function {owner.id} {why}")
+        return m.RejectCall(call, "no_device", f"function {owner.id} {why}")
     largest = max(allowed, key=lambda each: each.device.memory)
     needs = []
     for kind, size in world.cluster.largest_for(owner).items():
@@ -200,7 +200,7 @@ def _no_device(world: World, call: CallId, owner: FunctionState) -> m.Reject:
         f"{', '.join(needs)}; the largest device is {largest.id} with "
         f"{format_bytes(largest.device.memory)}. Deploy a smaller model, or add a larger device"
     )
-    return m.Reject(call, "no_device", message)
+    return m.RejectCall(call, "no_device", message)
 
 
 def _overloaded(world: World, call: Call) -> None:
@@ -215,7 +215,7 @@ def _overloaded(world: World, call: Call) -> None:
         calls, places = world.calls.waiting, max(1, len(world.devices))
     drain_s = 1.0 * calls / places if costs is None else costs.drain_s(calls, places)
     give_up(world, call)
-    world.out.append(m.Reject(call.id, "overloaded", full, min(MAX_RETRY_AFTER_S, max(0.1, drain_s))))
+    world.out.append(m.RejectCall(call.id, "overloaded", full, min(MAX_RETRY_AFTER_S, max(0.1, drain_s))))
 
 
 def finished(world: World, event: m.Finished) -> None:
@@ -292,13 +292,13 @@ def _direct_ends(world: World, call: Call, device: DeviceState) -> None:
         next_local(world, device)  # the first of its local queue may need the share of this copy
 
 
-def _goes_on(device: DeviceState, grant: Grant | None) -> bool:
+def _goes_on(device: DeviceState, grant: GrantState | None) -> bool:
     """Whether what went ahead of *grant* runs now, so that nothing became free."""
     return grant is not None and bool(device.holding) and device.holding[0].early and grant.copy.running == 1
 
 
 def _learn_beside(
-    world: World, call: Call, grant: Grant, device: DeviceState, costs: Costs, service_s: Seconds
+    world: World, call: Call, grant: GrantState, device: DeviceState, costs: Costs, service_s: Seconds
 ) -> None:
     """*call* of *grant*, which may have had company, took *service_s*."""
     first = grant.open == grant.size  # each call of a batch says the same
@@ -384,7 +384,7 @@ def refused(world: World, event: m.NodeRefused) -> None:
                 if copy_id(function, number) not in device.residency.copies:
                     parked = world.cluster.parked.find(device, function)
                     to = "host" if parked is not None and parked.number == number else "none"
-                    world.out.append(m.Evict(function, device.id, number, to))
+                    world.out.append(m.EvictCopy(function, device.id, number, to))
     place_again(world, call, event.reason)
     if not owner.queued:
         serve_fifo(world, owner)
@@ -410,4 +410,4 @@ def woken(world: World, _event: m.Woken) -> None:
             where = f"in the local queue of {call.device.id}"
         waited = f"the call waited {now - call.arrived_at:.3f} s {where}, until its deadline"
         give_up(world, call)
-        world.out.append(m.Reject(call.id, "deadline", waited))
+        world.out.append(m.RejectCall(call.id, "deadline", waited))

@@ -65,7 +65,7 @@ def try_reject(world: World, action: contract.Reject) -> str | None:
     if isinstance(call, str):
         return call
     give_up(world, call)
-    world.out.append(m.Reject(call.id, "policy", action.why))
+    world.out.append(m.RejectCall(call.id, "policy", action.why))
     return None
 
 

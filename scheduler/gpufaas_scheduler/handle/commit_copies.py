@@ -72,7 +72,7 @@ def try_fetch(world: World, action: contract.Fetch) -> str | None:
             return f"there is no node {name}"
     fetches = []
     for node in action.nodes:
-        fetch = m.Fetch(owner.id, node, source, action.ranges)
+        fetch = m.FetchBundle(owner.id, node, source, action.ranges)
         reason = _why_not_fetched(fetch, nodes[node])
         if reason is not None:
             return reason
@@ -82,7 +82,7 @@ def try_fetch(world: World, action: contract.Fetch) -> str | None:
     return None
 
 
-def _why_not_fetched(fetch: m.Fetch, device: Device) -> str | None:
+def _why_not_fetched(fetch: m.FetchBundle, device: Device) -> str | None:
     """Return why the node of *device* would not carry out *fetch*; None: it would."""
     if not device.fetches:
         return f"node {fetch.node} fetches nothing ahead of a load"

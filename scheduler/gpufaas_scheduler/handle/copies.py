@@ -72,7 +72,7 @@ def evict(world: World, device: DeviceState, copy: Copy, to: str = "none") -> No
         device, copy = world.cluster.copies[copy.id]
     preload, further = device.preload, world.cluster.parts(copy)
     world.cluster.evict(device, copy)
-    world.out.append(m.Evict(copy.owner.id, device.id, copy.number, to))
+    world.out.append(m.EvictCopy(copy.owner.id, device.id, copy.number, to))
     if to != "none":
         park(world, device, (copy,))
     if preload is not device.preload:

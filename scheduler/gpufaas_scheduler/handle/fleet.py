@@ -54,7 +54,7 @@ def leave(world: World, device: DeviceState) -> list[FunctionState]:
     for first, copy in split:
         left = [each for each in (first, *(other for other, _ in world.cluster.parts(copy))) if each is not device]
         if left:
-            world.out.append(m.Evict(copy.owner.id, left[0].id, copy.number))
+            world.out.append(m.EvictCopy(copy.owner.id, left[0].id, copy.number))
     return owners
 
 
@@ -103,7 +103,7 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
     if not event.drain:
         for call in world.waits_of(owner):
             give_up(world, call)
-            world.out.append(m.Reject(call.id, "removed", f"function {owner.id} was removed"))
+            world.out.append(m.RejectCall(call.id, "removed", f"function {owner.id} was removed"))
         for call in world.runs_of(owner):
             # A WebSocket has no end of its own, and the others have not begun.
             if (call.endless or (call.copy is not None and call.copy.loading)) and not call.aborted:

@@ -12,7 +12,7 @@ from gpufaas_scheduler.handle.batches import joining
 from gpufaas_scheduler.handle.parking import parked_of
 from gpufaas_scheduler.handle.parts import Place, hold_parts
 from gpufaas_scheduler.handle.reserve import evictions, leave_for_others, reserve, reserve_parts
-from gpufaas_scheduler.world.call import Call, Grant
+from gpufaas_scheduler.world.call import Call, GrantState
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.device import DeviceState
@@ -33,7 +33,7 @@ def start(
     ahead: Seconds | None = None,
 ) -> None:
     """
-    Grant *call* a grant: a hit on *copy*, or a miss for which *victims* are evicted. The caller has checked it.
+    GrantState *call* a grant: a hit on *copy*, or a miss for which *victims* are evicted. The caller has checked it.
 
     :param others: calls of its function that run together with it, and were taken out of their queue like it
     :param places: of a new copy with several parts, which say the victims then
@@ -99,7 +99,7 @@ def _hold(
     if compute >= device.compute and not (ahead or copy.share or copy.split):
         # Nearly each call: it has the device to itself, which spares it all that `_start_beside` does.
         device.free_at = free_at = ready + estimate_s
-        call.granted = grant = Grant(call.grant, (call,), copy, compute, estimate_s, free_at, True)
+        call.granted = grant = GrantState(call.grant, (call,), copy, compute, estimate_s, free_at, True)
         device.holding = [grant]
         device.reserved = compute
         device.busy_since = now
@@ -143,7 +143,7 @@ def _start_beside(
     """Make the grant of a call that may have company: on the device, in the grant, or in the hold of its copy."""
     owner, estimate_s, now = call.owner, call.estimate_s, world.cluster.now
     compute = 0 if copy.share or ahead or (copy.running > 1 and owner.shared_hold) else owner.reserves
-    call.granted = grant = Grant(world.grant, (call,), copy, compute, estimate_s, ready + estimate_s, ahead=ahead)
+    call.granted = grant = GrantState(world.grant, (call,), copy, compute, estimate_s, ready + estimate_s, ahead=ahead)
     if ahead and not others:
         device.free_at = grant.free_at = device.free_at + estimate_s  # it runs alone, after what runs
     elif device.reserved or others or copy.share:
@@ -158,7 +158,7 @@ def _start_beside(
 
 
 def _in_company(
-    grant: Grant, device: DeviceState, others: tuple[Call, ...], costs: Costs | None, ready: Seconds
+    grant: GrantState, device: DeviceState, others: tuple[Call, ...], costs: Costs | None, ready: Seconds
 ) -> None:
     """*grant*, ready at *ready*, does not run alone: note with what, and estimate its time by that."""
     first = grant.calls[0]
@@ -181,7 +181,7 @@ def _in_company(
 
 
 def _take_along(
-    world: World, grant: Grant, device: DeviceState, others: tuple[Call, ...], names: tuple[CopyId, ...]
+    world: World, grant: GrantState, device: DeviceState, others: tuple[Call, ...], names: tuple[CopyId, ...]
 ) -> None:
     """Let *others* run together with the first call of *grant*."""
     first, owner = grant.calls[0], grant.copy.owner
@@ -202,7 +202,7 @@ def _take_along(
     world.calls.waiting -= len(others)
 
 
-def let_parts_go(world: World, grant: Grant) -> None:
+def let_parts_go(world: World, grant: GrantState) -> None:
     """*grant* ends on the further devices of its copy."""
     for device, entry in world.cluster.parts(grant.copy):
         entry.running -= 1
@@ -257,7 +257,7 @@ def end(world: World, call: Call) -> bool:
     return False
 
 
-def _end_beside(world: World, grant: Grant, device: DeviceState) -> None:
+def _end_beside(world: World, grant: GrantState, device: DeviceState) -> None:
     """*grant* ends, which may have company. Its copy does not count it any more."""
     if grant.copy.split:
         let_parts_go(world, grant)
@@ -272,7 +272,7 @@ def _end_beside(world: World, grant: Grant, device: DeviceState) -> None:
         device.others.remove(grant)
 
 
-def _give_back(world: World, grant: Grant, device: DeviceState, copy: Copy) -> None:
+def _give_back(world: World, grant: GrantState, device: DeviceState, copy: Copy) -> None:
     """*grant* ends, which holds compute of *device*, where its copy is *copy*: another grant takes it, or nobody."""
     if copy.running and _hand_on(world, grant, device):
         return
@@ -300,7 +300,7 @@ def change_share(world: World, device: DeviceState, copy: Copy, share: int) -> N
     world.cluster.offer(device)
 
 
-def _hand_on(world: World, grant: Grant, device: DeviceState) -> bool:
+def _hand_on(world: World, grant: GrantState, device: DeviceState) -> bool:
     """Another grant of the same copy, which runs or went ahead, holds the compute from now on. False: there is none."""
     copy = grant.copy
     for heir in device.beside:
@@ -320,7 +320,7 @@ def _hand_on(world: World, grant: Grant, device: DeviceState) -> bool:
     return True
 
 
-def estimate(grant: Grant, costs: Costs, now: Seconds) -> None:
+def estimate(grant: GrantState, costs: Costs, now: Seconds) -> None:
     """Estimate the end of *grant*, which begins to run *now*."""
     call = grant.calls[0] if grant.alone else next(each for each in grant.calls if each.granted is grant)
     estimate_s = costs.estimate_s(call.size) if grant.alone else costs.grant_s(call.size, grant.condition)
@@ -404,7 +404,7 @@ def return_all(world: World, device: DeviceState) -> None:
 
 
 def grant_again(world: World, call: Call, device: DeviceState, copy: Copy) -> None:
-    """Grant a call its grant again: it has its place, but its gateway has not heard of it."""
+    """GrantState a call its grant again: it has its place, but its gateway has not heard of it."""
     world.grant = number = world.grant + 1
     owner = call.owner
     if owner.queued:  # else its node may refuse it by its first number

@@ -20,7 +20,7 @@ from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_l
 from gpufaas_scheduler.handle.parking import keep_parked
 from gpufaas_scheduler.handle.parts import hold_parts
 from gpufaas_scheduler.handle.waiting import unqueue, wait_again
-from gpufaas_scheduler.world.call import Call, Grant
+from gpufaas_scheduler.world.call import Call, GrantState
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.calls import runs_on
 from gpufaas_scheduler.world.device import DeviceState
@@ -188,7 +188,7 @@ def _adopt_grants(
         world.cluster.preload(state, preload, since - doc.busy_for_s, since + doc.free_in_s)
 
 
-def _expect(grant: Grant, told: RunningCall, at: Seconds, before: CallDoc | None, since: Seconds) -> None:
+def _expect(grant: GrantState, told: RunningCall, at: Seconds, before: CallDoc | None, since: Seconds) -> None:
     """Estimate the end of *grant*: as its doc *before* says, which was made at *since*; None: by what its node says."""
     call = grant.calls[0]
     if before is None:
@@ -199,7 +199,9 @@ def _expect(grant: Grant, told: RunningCall, at: Seconds, before: CallDoc | None
     grant.estimate_s = call.estimate_s
 
 
-def _grants_of(running: list[tuple[Call, RunningCall]], numbers: dict[CallId, int]) -> list[tuple[RunningCall, Grant]]:
+def _grants_of(
+    running: list[tuple[Call, RunningCall]], numbers: dict[CallId, int]
+) -> list[tuple[RunningCall, GrantState]]:
     """Return the grants of *running*. :param numbers: those of single calls, which their node does not say"""
     together: dict[tuple[Copy | None, int | CallId], list[tuple[Call, RunningCall]]] = {}
     for call, told in running:
@@ -211,7 +213,7 @@ def _grants_of(running: list[tuple[Call, RunningCall]], numbers: dict[CallId, in
         assert copy is not None
         number = members[0][1].grant or numbers.get(calls[0].id, 0)
         ended = max(0, members[0][1].batch - len(calls))
-        grant = Grant(number, calls, copy, 0, open=len(calls), adopted=True, ended=ended)
+        grant = GrantState(number, calls, copy, 0, open=len(calls), adopted=True, ended=ended)
         for call in calls:
             call.grant, call.granted = grant.number, grant
         made.append((members[0][1], grant))
@@ -259,7 +261,7 @@ def _adopt_residents(
             or _is_torn(world, key, before)
         ):
             over -= each.memory
-            world.out.append(m.Evict(each.function, state.id, each.copy))
+            world.out.append(m.EvictCopy(each.function, state.id, each.copy))
             continue
         copy = _copy_found(owner, state, each, running[key], at, before, since)
         if before is not None and before.parts:
@@ -309,7 +311,7 @@ def _adopt_parked(world: World, state: DeviceState, snapshot: DeviceSnapshot) ->
         if owner is not None:
             owner.number = max(owner.number, each.copy + 1)
         if owner is None or owner.digest != each.digest or not keep_parked(world, state, owner, each.copy, each.memory):
-            world.out.append(m.Evict(each.function, state.id, each.copy))
+            world.out.append(m.EvictCopy(each.function, state.id, each.copy))
 
 
 def _is_torn(world: World, key: CopyId, before: ResidentDoc | None) -> bool:
@@ -342,7 +344,7 @@ def join_parts(world: World) -> None:
         ]
         if len(found) < len(parts):
             for device, entry in found:
-                world.out.append(m.Evict(entry.owner.id, device.id, entry.number))
+                world.out.append(m.EvictCopy(entry.owner.id, device.id, entry.number))
                 entry.split = False
                 if key in world.cluster.copies and world.cluster.copies[key][1] is entry:
                     world.cluster.evict(device, entry)

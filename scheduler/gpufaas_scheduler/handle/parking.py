@@ -22,7 +22,7 @@ def park(world: World, device: DeviceState, victims: Iterable[Copy]) -> None:
 
 def evicted(device: DeviceState, gone: Iterable[ParkedCopy]) -> list[m.Command]:
     """Return the commands to end parked copies of *device*."""
-    return [m.Evict(each.owner.id, device.id, each.number) for each in gone]
+    return [m.EvictCopy(each.owner.id, device.id, each.number) for each in gone]
 
 
 def reserve_beside_parked(
@@ -71,7 +71,7 @@ def parked(world: World, event: m.Parked) -> None:
             world.cluster.parked.take(device, found.owner)
             world.out += evicted(device, (found,))
     elif owner is None or not keep_parked(world, device, owner, event.copy, event.memory):
-        world.out.append(m.Evict(event.function, device.id, event.copy))
+        world.out.append(m.EvictCopy(event.function, device.id, event.copy))
 
 
 def unparked(world: World, event: m.Unparked | m.WorkerExited) -> None:

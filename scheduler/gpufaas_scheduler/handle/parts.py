@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpufaas_core.model import CopyId, Part, Seconds
 from gpufaas_scheduler.fit import Reason
-from gpufaas_scheduler.world.call import Grant
+from gpufaas_scheduler.world.call import GrantState
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import Copy, FunctionState
@@ -82,7 +82,7 @@ def _why_not(owner: FunctionState, part: Part, device: DeviceState) -> str | Non
     return None
 
 
-def hold_parts(world: World, grant: Grant, since: Seconds) -> None:
+def hold_parts(world: World, grant: GrantState, since: Seconds) -> None:
     """*grant*, which has begun on the first device of its copy, holds what it needs on the others as well."""
     cluster, owner = world.cluster, grant.copy.owner
     for device, entry in cluster.parts(grant.copy):

@@ -55,7 +55,9 @@ def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...])
 def evictions(world: World, device: DeviceState, leaving: Sequence[Copy]) -> list[m.Command]:
     """Return the commands to evict copies of *device*; they name the first device of each."""
     found = world.cluster.copies
-    return [m.Evict(each.owner.id, found[each.id][0].id if each.split else device.id, each.number) for each in leaving]
+    return [
+        m.EvictCopy(each.owner.id, found[each.id][0].id if each.split else device.id, each.number) for each in leaving
+    ]
 
 
 def leave_for_others(world: World, device: DeviceState, victims: Iterable[Copy]) -> None:

@@ -182,7 +182,7 @@ def untangle(world: World) -> None:
             refused = stuck[-1]
             why = world.nests.why_stuck(refused)
             give_up(world, refused)
-            world.out.append(m.Reject(refused.id, "nested", why))
+            world.out.append(m.RejectCall(refused.id, "nested", why))
         if world.cluster.freed:
             world.cluster.freed = False
             settle(world)

@@ -68,15 +68,15 @@ def place_again(world: World, call: Call, why: str) -> None:
     if call.aborted:
         pass
     elif owner.starved is not None:
-        world.out.append(m.Reject(call.id, "out_of_memory", owner.starved))
+        world.out.append(m.RejectCall(call.id, "out_of_memory", owner.starved))
     elif owner.removed:
-        world.out.append(m.Reject(call.id, "removed", f"function {owner.id} was removed"))
+        world.out.append(m.RejectCall(call.id, "removed", f"function {owner.id} was removed"))
     elif backs_off(owner) and is_held_back(world, owner):
         world.out.append(refuse_failing(world, call.id, owner))
     elif call.refusals >= MAX_REFUSALS:
         assert call.device is not None
         reason = f"{call.refusals} nodes in a row refused the call, the last one ({call.device.id}): {why}"
-        world.out.append(m.Reject(call.id, "refused", reason, 1.0))
+        world.out.append(m.RejectCall(call.id, "refused", reason, 1.0))
     else:
         call.device = call.copy = None
         call.cold, call.victims = False, ()
@@ -85,7 +85,7 @@ def place_again(world: World, call: Call, why: str) -> None:
         wait_again(world, call)
 
 
-def refuse_failing(world: World, call: CallId, owner: FunctionState) -> m.Reject:
+def refuse_failing(world: World, call: CallId, owner: FunctionState) -> m.RejectCall:
     failing = owner.backoff
     assert failing is not None
     left_s = failing.left_s(world.cluster.now)
@@ -94,7 +94,7 @@ def refuse_failing(world: World, call: CallId, owner: FunctionState) -> m.Reject
         f"function {owner.id} failed to load {failing.failures} times in a row: it {again}, or at once when it is "
         f"deployed again; {failing.reason}"
     )
-    return m.Reject(call, "load_failed", message, max(1.0, left_s))
+    return m.RejectCall(call, "load_failed", message, max(1.0, left_s))
 
 
 def backs_off(owner: FunctionState) -> bool:

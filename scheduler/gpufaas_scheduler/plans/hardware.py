@@ -74,7 +74,7 @@ class Candidate(msgspec.Struct, frozen=True):
     price: float
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Result(msgspec.Struct, frozen=True):
     choice: str
     y: int | None
     t_max_ms: Milliseconds | None
@@ -84,11 +84,11 @@ class Answer(msgspec.Struct, frozen=True):
     """Every type, in the order of the problem."""
 
 
-def solve(asked: Problem) -> Answer:
+def solve(asked: Problem) -> Result:
     """Return the choice. Ties go to the type that was named first."""
     candidates = tuple(evaluate(each, asked.n, asked.slo_ms) for each in asked.types)
     chosen = _choose(candidates)
-    return Answer(chosen.name, chosen.y, chosen.t_max_ms, chosen.feasible, chosen.in_time, candidates)
+    return Result(chosen.name, chosen.y, chosen.t_max_ms, chosen.feasible, chosen.in_time, candidates)
 
 
 def evaluate(node: NodeType, n: int, goal: Milliseconds) -> Candidate:
@@ -114,7 +114,7 @@ def _choose(candidates: tuple[Candidate, ...]) -> Candidate:
     return min((pair for pair in ends if pair[1] <= limit), key=lambda pair: (pair[0].price, pair[1]))[0]
 
 
-def explain(asked: Problem, answer: Answer) -> list[str]:
+def explain(asked: Problem, answer: Result) -> list[str]:
     told = [f"{asked.n} requests are there at once; the last must end before {asked.slo_ms:g} ms."]
     for node, found in zip(asked.types, answer.candidates, strict=True):
         told.append(f"{node.name} ({node.kind}, {node.price:g} per hour): {_working(node, found, asked)}")
@@ -135,7 +135,7 @@ def _working(node: NodeType, found: Candidate, asked: Problem) -> str:
     return f"no split has all in time; best is {what}: {found.in_time} are in time."
 
 
-def _reason(asked: Problem, answer: Answer) -> str:
+def _reason(asked: Problem, answer: Result) -> str:
     if not answer.feasible:
         most = f"{answer.in_time} of {asked.n}"
         return f"{answer.choice}: no type answers all in time, and this one answers most ({most})."
@@ -145,7 +145,7 @@ def _reason(asked: Problem, answer: Answer) -> str:
     return f"{answer.choice}: the cheapest within {SLACK:g} ms of the fastest ({best:.6g} ms)."
 
 
-def rows(answer: Answer) -> Table:
+def rows(answer: Result) -> Table:
     headings = ("", "TYPE", "PRICE/H", "WAIT", "LAST ENDS", "IN TIME", "FEASIBLE")
     return headings, [_row(each, each.name == answer.choice) for each in answer.candidates]
 

@@ -78,7 +78,7 @@ class Plan(msgspec.Struct, frozen=True):
     """All transfers of one request."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Result(msgspec.Struct, frozen=True):
     plans: tuple[Plan, ...]
 
 
@@ -87,8 +87,8 @@ _Triple = tuple[Seconds, Seconds, Seconds]
 _Front = tuple[_Triple, ...]
 
 
-def solve(asked: Problem) -> Answer:
-    return Answer(tuple(best(asked.costs, x, asked.devices, asked.max_parts) for x in asked.requests))
+def solve(asked: Problem) -> Result:
+    return Result(tuple(best(asked.costs, x, asked.devices, asked.max_parts) for x in asked.requests))
 
 
 def best(costs: Costs, requests: int, devices: int, max_parts: int | None = None) -> Plan:
@@ -300,7 +300,7 @@ def log_cutting(costs: Costs, requests: int, devices: int, max_parts: int | None
     return measure(costs, solved(0, len(costs.c) - 1, most), requests, devices)
 
 
-def explain(asked: Problem, answer: Answer) -> list[str]:
+def explain(asked: Problem, answer: Result) -> list[str]:
     told = []
     for plan in answer.plans:
         whole = measure(asked.costs, (), plan.requests, asked.devices)
@@ -313,7 +313,7 @@ def explain(asked: Problem, answer: Answer) -> list[str]:
     return told
 
 
-def rows(answer: Answer) -> Table:
+def rows(answer: Result) -> Table:
     headings = ("REQUESTS", "PARTS", "MEAN", "COLD START", "PACE", "TRANSFERS", "CUT AFTER")
     return headings, [
         (

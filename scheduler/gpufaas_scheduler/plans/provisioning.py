@@ -78,7 +78,7 @@ def form_batches(waiting: Sequence[_T], y: int, batch: int) -> tuple[_Groups[_T]
     Return the batches of *waiting*, oldest first: those that run at once, and those of the newest *y*, which wait for
     their turn.
 
-    Batches of one kind differ by at most one in size, and none is larger than *batch*.
+    FormedBatches of one kind differ by at most one in size, and none is larger than *batch*.
     """
     first = len(waiting) - y
     return _even(waiting[:first], batch), _even(waiting[first:], batch)

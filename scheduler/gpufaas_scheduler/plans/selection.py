@@ -116,7 +116,7 @@ class Problem(problem.Problem, frozen=True):
         ]
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Result(msgspec.Struct, frozen=True):
     variant: str
     worker: str
     cold: bool
@@ -138,7 +138,7 @@ class NoneFits(msgspec.Struct, frozen=True):
     closest: Closest
 
 
-def solve(asked: Problem) -> Answer | NoneFits:
+def solve(asked: Problem) -> Result | NoneFits:
     filtered = {each.name: why for each in asked.asked_for() if (why := _why_not(asked, each))}
     fit = [each for each in asked.asked_for() if each.name not in filtered]
     batch = asked.query.batch
@@ -146,12 +146,12 @@ def solve(asked: Problem) -> Answer | NoneFits:
     if active:
         chosen = min(active, key=lambda each: _rank(each, asked.query))
         worker = min(_active(asked, chosen), key=lambda each: each.qps).worker
-        return Answer(chosen.name, worker, False, chosen.predicted(batch), filtered)
+        return Result(chosen.name, worker, False, chosen.predicted(batch), filtered)
     if not fit:
         return NoneFits(_closest(asked))
     chosen = min(fit, key=lambda each: each.load_ms + each.predicted(batch))
     least_used = min(_with_kind(asked.workers, chosen.kind), key=lambda each: each.utilisation)
-    return Answer(chosen.name, least_used.id, True, chosen.predicted(batch), filtered)
+    return Result(chosen.name, least_used.id, True, chosen.predicted(batch), filtered)
 
 
 def _rank(variant: Variant, query: Query) -> tuple[float, ...]:
@@ -197,7 +197,7 @@ def _closest(asked: Problem) -> Closest:
     return Closest(fastest.name if fastest else None, best.name if best else None)
 
 
-def explain(asked: Problem, answer: Answer | NoneFits) -> list[str]:
+def explain(asked: Problem, answer: Result | NoneFits) -> list[str]:
     by_name = {each.name: each for each in asked.variants}
     told = [f"{each.name}: {why}." for each in asked.asked_for() if (why := _why_not(asked, each))]
     if isinstance(answer, NoneFits):
@@ -213,7 +213,7 @@ def explain(asked: Problem, answer: Answer | NoneFits) -> list[str]:
     return [*told, f"{answer.variant} is active, and the first by '{asked.query.prefer}': {answer.predicted_ms:g} ms."]
 
 
-def rows(answer: Answer | NoneFits) -> Table:
+def rows(answer: Result | NoneFits) -> Table:
     if isinstance(answer, NoneFits):
         closest = answer.closest.fastest or "-", answer.closest.most_accurate or "-"
         return ("CLOSEST, FASTEST", "CLOSEST, MOST ACCURATE"), [closest]

@@ -76,7 +76,7 @@ class Problem(problem.Problem, frozen=True):
         return variant.latency_ms <= self.slo_ms
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Result(msgspec.Struct, frozen=True):
     delta: dict[str, int]
     """The change in the number of instances of every variant."""
     objective: float
@@ -85,7 +85,7 @@ class Answer(msgspec.Struct, frozen=True):
     """How much less might be possible, as a fraction of the objective; `null` when nothing is known."""
 
 
-def solve(asked: Problem, time_limit: Seconds | None = None) -> Answer | Infeasible:
+def solve(asked: Problem, time_limit: Seconds | None = None) -> Result | Infeasible:
     """
     Return the cheapest change; of equal ones, the one with fewest loads, then the one that prefers variants named
     first.
@@ -109,9 +109,9 @@ def solve(asked: Problem, time_limit: Seconds | None = None) -> Answer | Infeasi
     return _answer(asked, delta, "greedy", gap)
 
 
-def _answer(asked: Problem, delta: tuple[int, ...], method: Literal["exact", "greedy"], gap: float | None) -> Answer:
+def _answer(asked: Problem, delta: tuple[int, ...], method: Literal["exact", "greedy"], gap: float | None) -> Result:
     named = {each.name: change for each, change in zip(asked.variants, delta, strict=True)}
-    return Answer(named, asked.objective(delta), method, gap)
+    return Result(named, asked.objective(delta), method, gap)
 
 
 def _delta(values: tuple[float, ...]) -> tuple[int, ...]:
@@ -283,7 +283,7 @@ def _keeps_to_resources(asked: Problem, delta: Sequence[int]) -> bool:
     )
 
 
-def explain(asked: Problem, answer: Answer | Infeasible) -> list[str]:
+def explain(asked: Problem, answer: Result | Infeasible) -> list[str]:
     if isinstance(answer, Infeasible):
         return [f"No change serves {asked.wanted:g} qps: {answer.infeasible}."]
     told = [f"{asked.wanted:g} qps are wanted, each answered within {asked.slo_ms:g} ms."]
@@ -302,7 +302,7 @@ def explain(asked: Problem, answer: Answer | Infeasible) -> list[str]:
     return [*told, f"Objective {answer.objective:.6g}; {proof}"]
 
 
-def rows(answer: Answer | Infeasible) -> Table:
+def rows(answer: Result | Infeasible) -> Table:
     if isinstance(answer, Infeasible):
         return ("INFEASIBLE",), [(answer.infeasible,)]
     return ("VARIANT", "CHANGE"), [(name, f"{change:+d}" if change else "0") for name, change in answer.delta.items()]

@@ -56,7 +56,7 @@ class Call:
     # The following are set when it is placed; `device` also in a local queue.
     device: DeviceState | None
     copy: Copy | None
-    granted: Grant | None
+    granted: GrantState | None
     """While it runs, if its function is queued."""
     cold: bool
     victims: tuple[tuple[FunctionId, int], ...]
@@ -134,7 +134,7 @@ class Call:
         return self.own_goal_s if self.own_goal_s is not None else self.owner.declared.need.latency_goal_s
 
 
-class Grant(Light):
+class GrantState(Light):
     """
     The right of one or several calls of a queued function to run on a copy, from the decision until the last of them
     has ended.

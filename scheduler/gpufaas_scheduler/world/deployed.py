@@ -9,7 +9,7 @@ from gpufaas_scheduler.world.changes import Changes, function_key
 from gpufaas_scheduler.world.costs import Costed, CostsByKind
 
 
-class Deployed(Costed):
+class Revision(Costed):
     """A deployed revision, apart from its copies and calls."""
 
     __slots__ = (

@@ -14,7 +14,7 @@ from gpufaas_scheduler.world.hosts import Host
 from gpufaas_scheduler.world.queue import Flow
 
 if TYPE_CHECKING:
-    from gpufaas_scheduler.world.call import Call, Grant
+    from gpufaas_scheduler.world.call import Call, GrantState
 
 
 class DeviceState(Marked):
@@ -50,13 +50,13 @@ class DeviceState(Marked):
         self.compute = device.compute
         self.reserved = 0
         """The compute that `holding` and `preload` hold."""
-        self.holding: list[Grant] = []
+        self.holding: list[GrantState] = []
         """The running grants that hold compute."""
-        self.beside: dict[Grant, None] = {}
+        self.beside: dict[GrantState, None] = {}
         """The running grants that hold none."""
         self.direct: dict[CallId, Call] = {}
         """The running calls of direct functions, which need no grant of their own here."""
-        self.others: list[Grant] = []
+        self.others: list[GrantState] = []
         """Grants that wait on the node for compute: gateways sent their calls while there was no scheduler."""
         self.preload: Copy | None = None
         """The copy that a policy loads without a call. It holds compute until it is loaded."""
@@ -95,7 +95,7 @@ class DeviceState(Marked):
         """The compute that nobody holds."""
         return self.compute - self.reserved - self.residency.shares
 
-    def grants(self) -> list[Grant]:
+    def grants(self) -> list[GrantState]:
         """Return the running grants, those that hold compute first."""
         return [*self.holding, *self.others, *self.beside]
 

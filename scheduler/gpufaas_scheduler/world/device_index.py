@@ -14,7 +14,7 @@ from gpufaas_scheduler.world.overdue import Overdue
 from gpufaas_scheduler.world.parked import ParkedCopies
 
 if TYPE_CHECKING:
-    from gpufaas_scheduler.world.call import Call, Grant
+    from gpufaas_scheduler.world.call import Call, GrantState
     from gpufaas_scheduler.world.function import Copy
 
 
@@ -170,7 +170,7 @@ class DeviceIndex:
 
     # --- compute ---
 
-    def begin(self, device: DeviceState, grant: Grant, since: Seconds) -> None:
+    def begin(self, device: DeviceState, grant: GrantState, since: Seconds) -> None:
         """*grant* runs on *device* since then, and holds its compute there."""
         device.mark()
         if grant.compute:
@@ -182,7 +182,7 @@ class DeviceIndex:
         else:
             device.beside[grant] = None
 
-    def let_go(self, device: DeviceState, grant: Grant) -> None:
+    def let_go(self, device: DeviceState, grant: GrantState) -> None:
         """*grant* gives back the compute that it holds of *device*."""
         device.holding.remove(grant)
         device.let_go(grant.compute, self.now)

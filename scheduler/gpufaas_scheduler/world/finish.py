@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from gpufaas_core.model import Seconds
-from gpufaas_scheduler.world.call import Grant
+from gpufaas_scheduler.world.call import GrantState
 from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.times import SHARE
@@ -46,7 +46,7 @@ def left_s(device: DeviceState, now: Seconds) -> Seconds:
     return left + device.local_s
 
 
-def _left_of(device: DeviceState, grant: Grant, now: Seconds) -> Seconds:
+def _left_of(device: DeviceState, grant: GrantState, now: Seconds) -> Seconds:
     began_at = grant.free_at - grant.estimate_s
     costs = grant.copy.owner.costs[device.kind]
     if costs is None or now <= began_at:

@@ -11,7 +11,7 @@ from gpufaas_core.model import Bytes, DeviceId, Function, Seconds
 from gpufaas_scheduler.fit import NO_COMPUTE, NO_PROFILE, NOT_ALLOWED, Reason
 from gpufaas_scheduler.view_contract import DeviceView
 from gpufaas_scheduler.world.changes import Changes
-from gpufaas_scheduler.world.deployed import Deployed
+from gpufaas_scheduler.world.deployed import Revision
 from gpufaas_scheduler.world.queue import Flow
 from gpufaas_scheduler.world.ready import ReadyCopies
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpufaas_scheduler.world.device import DeviceState
 
 
-class FunctionState(Deployed):
+class FunctionState(Revision):
     """A deployed revision with its copies and its calls."""
 
     __slots__ = (

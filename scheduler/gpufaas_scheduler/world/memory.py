@@ -78,7 +78,7 @@ class Lending:
         ended: list[m.Command] = []
         if grown > limit and self._cluster.parked.devices:
             gone = self._cluster.parked.make_room(device, grown - limit)
-            ended = [m.Evict(each.owner.id, device.id, each.number) for each in gone]
+            ended = [m.EvictCopy(each.owner.id, device.id, each.number) for each in gone]
         changed = residency.take_back(grown - limit, copy) if grown > limit else []
         residency.resize(copy, memory, grown)
         self.note(device, copy)

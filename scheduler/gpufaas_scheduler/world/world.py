@@ -15,7 +15,7 @@ from gpufaas_scheduler.contract import Refusal, Why
 from gpufaas_scheduler.policy_contract import Noting, Observing, SchedulingPolicy, Watching
 from gpufaas_scheduler.roles import Batching, Prefetch
 from gpufaas_scheduler.view_contract import View
-from gpufaas_scheduler.world.call import Call, Grant
+from gpufaas_scheduler.world.call import Call, GrantState
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.function import FunctionState
@@ -77,7 +77,7 @@ class World:
         """The last calls of direct functions that were started."""
         self.overdue = cluster.overdue
         self.late = self.overdue.entries
-        self.ahead: dict[Grant, Grant] = {}
+        self.ahead: dict[GrantState, GrantState] = {}
         """Grants that went ahead and can be given back, with those that run before them."""
         self.lost: dict[CallId, Call] = {}
         """Calls that ended with their worker. Their node has answered most of them; it refuses those whose grant had

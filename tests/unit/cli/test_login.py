@@ -184,7 +184,9 @@ def test_a_broken_file_is_named_and_left_alone(run: Run, here: Path, content: st
 
 
 @pytest.mark.usefixtures("here")
-def test_an_unencrypted_gateway_elsewhere_is_warned_of(run: Run, ) -> None:
+def test_an_unencrypted_gateway_elsewhere_is_warned_of(
+    run: Run,
+) -> None:
     config.save_login(config.basic("http://gateway.invalid", "me", "x"))
 
     result = run("list", "-g", "http://gateway.invalid")

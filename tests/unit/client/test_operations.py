@@ -8,13 +8,13 @@ import pytest
 
 import gpufaas
 from gpufaas import operations
-from gpufaas.gateway import STARTING_S, Gateway, Hints, Request, Steps
+from gpufaas.gateway import STARTING_S, ApiRequest, Gateway, Hints, Steps
 
 AT = Gateway("http://gateway:8080", 600.0, Hints())
 STARTING = httpx.Response(503, headers={"Retry-After": "2", "X-OpenFaaS-Internal": "gateway"}, text="starting")
 
 
-def played(steps: Steps[Any], answers: Sequence[httpx.Response | Exception]) -> tuple[list[Request], Any]:
+def played(steps: Steps[Any], answers: Sequence[httpx.Response | Exception]) -> tuple[list[ApiRequest], Any]:
     """Give *steps* the answers; return what was sent, and what came of it. The last answer is given for ever."""
     sent = [next(steps)]
     left = list(answers)

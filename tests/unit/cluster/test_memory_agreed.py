@@ -145,7 +145,7 @@ class FakeNode:
             case m.LoadCopy():
                 if copy_id(command.function, command.copy) not in workers:
                     self.start(command)
-            case m.Evict(function, _, copy):
+            case m.EvictCopy(function, _, copy):
                 self.room.end(copy_id(function, copy))
             case m.Resize(function, _, memory, copy):
                 worker = workers.get(copy_id(function, copy))
@@ -233,7 +233,7 @@ class Site:
 
     def tell(self, event: m.Event) -> None:
         for command in self.engine.handle(event, self.now):
-            if not isinstance(command, m.Reject):
+            if not isinstance(command, m.RejectCall):
                 self.to_node.append(command)
 
     def write(self) -> None:

@@ -17,7 +17,7 @@ from gpufaas_cluster.remote_placement import WITHOUT_LEADER
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.messages import Arrived, Command, Event, Evict, Finished, Grant, Restored
+from gpufaas_core.messages import Arrived, Command, Event, EvictCopy, Finished, Grant, Restored
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, NodeId, Profile, Seconds
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.engine import Engine
@@ -356,7 +356,7 @@ async def test_a_worker_that_nobody_knows_of_is_evicted_unless_it_serves(rig: Ri
 
     await rig.check(node, "f", "g")
 
-    assert (await node.hears(control.ExecuteCommand)).command == Evict(FunctionId("g"), DeviceId("n1/cpu:0"))
+    assert (await node.hears(control.ExecuteCommand)).command == EvictCopy(FunctionId("g"), DeviceId("n1/cpu:0"))
 
 
 async def test_a_call_that_is_not_there_twice_is_doubted_and_the_node_ends_it(rig: Rig) -> None:

@@ -16,7 +16,7 @@ from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
 from gpufaas_functions.batches import BadBatch, BatchHandler, check
 from gpufaas_functions.begun import no_counts
 from gpufaas_functions.call_runner import Served
-from gpufaas_functions.connection import Connection
+from gpufaas_functions.connection import NodeConnection
 from gpufaas_functions.inbox import Shared
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.reply import together
@@ -259,7 +259,7 @@ def test_a_batch_that_came_early_waits_until_large_answers_of_the_one_before_are
     ours, theirs = socket.socketpair()
     handler = BatchHandler(lambda events, _: [each.body * 3 for each in events])
     served, counts = Served("f.ns", "cpu", lambda *_: None, CpuMemory(), handler), no_counts(1)
-    serving = threading.Thread(target=OneSlot(served, Connection(theirs), Shared(counts)).serve, daemon=True)
+    serving = threading.Thread(target=OneSlot(served, NodeConnection(theirs), Shared(counts)).serve, daemon=True)
     large, small = b"\xff" * CHUNK_BYTES, b"\xff"  # the first runs by itself, before the second
     sending = threading.Thread(target=ours.sendall, args=(batch_of(large, small) + batch_of(b"c"),))
     serving.start()

@@ -22,7 +22,7 @@ from gpufaas_functions.batches import BatchHandler
 from gpufaas_functions.begun import no_counts, taken
 from gpufaas_functions.body_file import BodyFile, connected, give, opened, take
 from gpufaas_functions.call_runner import Served
-from gpufaas_functions.connection import Connection
+from gpufaas_functions.connection import NodeConnection
 from gpufaas_functions.inbox import Shared
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.slot_threads import OneSlot
@@ -131,7 +131,7 @@ def test_the_body_of_a_call_that_failed_is_closed_without_a_collection(
     handler = BatchHandler(lambda events, _: [read(each) for each in events])
     node, theirs = socket.socketpair()
     served = Served("f.ns", "cpu", lambda *_: None, CpuMemory(), handler)
-    slots = OneSlot(served, Connection(theirs), Shared(no_counts(1), files=ends[1]))
+    slots = OneSlot(served, NodeConnection(theirs), Shared(no_counts(1), files=ends[1]))
     node.sendall(encode_frame(Kind.BATCH, BatchHead(3)))
     for name in "abc":
         head = call(tmp_path / name)
@@ -158,7 +158,7 @@ def test_a_worker_that_rests_has_no_body_open(
     node, theirs = socket.socketpair()
     counts = no_counts(1)
     served = Served("f.ns", "cpu", lambda event, _: event.body, CpuMemory())
-    slots = OneSlot(served, Connection(theirs), Shared(counts, files=ends[1]))
+    slots = OneSlot(served, NodeConnection(theirs), Shared(counts, files=ends[1]))
     serving = threading.Thread(target=slots.serve, daemon=True)
     serving.start()
     if is_dropped:

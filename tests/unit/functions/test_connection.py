@@ -14,7 +14,7 @@ from tests.waiting import until
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import encode_frame
 from gpufaas_functions import connection as module
-from gpufaas_functions.connection import Absent, Closed, Connection
+from gpufaas_functions.connection import Absent, Closed, NodeConnection
 from gpufaas_functions.exit_hooks import flush_at_exit
 
 SMALL, LARGE = 1000, 100_000
@@ -23,7 +23,7 @@ SMALL, LARGE = 1000, 100_000
 class Rig:
     def __init__(self) -> None:
         self.node, theirs = socket.socketpair()
-        self.connection = Connection(theirs)
+        self.connection = NodeConnection(theirs)
 
     def send(self, size: int) -> None:
         self.node.sendall(encode_frame(Kind.BODY, None, b"x" * size))

@@ -29,7 +29,7 @@ from gpufaas_functions.author import Context, Event
 from gpufaas_functions.batches import BatchHandler
 from gpufaas_functions.begun import Counts, is_taken, no_counts, taken
 from gpufaas_functions.call_runner import Served
-from gpufaas_functions.connection import Connection
+from gpufaas_functions.connection import NodeConnection
 from gpufaas_functions.inbox import Shared
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.slot_threads import OneSlot
@@ -139,7 +139,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     served = Served("f", "cpu", handle, CpuMemory(1), BatchHandler(handle_batch))
     monkeypatch.setattr(connection, "bytearray", array, raising=False)
     counts = no_counts(1)
-    thread = threading.Thread(target=OneSlot(served, Connection(theirs), Shared(counts)).serve)
+    thread = threading.Thread(target=OneSlot(served, NodeConnection(theirs), Shared(counts)).serve)
     thread.start()
     yield Node(ours, counts, entered, gate)
     gate.set()

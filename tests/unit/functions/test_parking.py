@@ -10,7 +10,7 @@ import torch
 from gpufaas_core.wire.heads import ParkedHead, WakeHead, WokenHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import FrameReader
-from gpufaas_functions.parking import Parking
+from gpufaas_functions.parking import ModelParking
 
 
 class Module(torch.nn.Module):
@@ -39,11 +39,11 @@ class Memory:
         return 7
 
 
-def parking(model: Any, device: str = "cuda:0", **hooks: Any) -> Parking:
-    return Parking(SimpleNamespace(**hooks), model, device, Memory())  # type: ignore[arg-type]
+def parking(model: Any, device: str = "cuda:0", **hooks: Any) -> ModelParking:
+    return ModelParking(SimpleNamespace(**hooks), model, device, Memory())  # type: ignore[arg-type]
 
 
-def asked(of: Parking, kind: int, head: msgspec.Struct | None = None) -> Any:
+def asked(of: ModelParking, kind: int, head: msgspec.Struct | None = None) -> Any:
     answer = of.answer(kind, b"" if head is None else msgspec.msgpack.encode(head))
     assert answer is not None
     ((kind, header, _),) = FrameReader().feed(answer)

@@ -22,7 +22,7 @@ from gpufaas_core.wire.prefix import KIND, LANE, FrameReader, encode_frame
 from gpufaas_functions.author import Context, Event
 from gpufaas_functions.begun import open_counts, shared_in, taken
 from gpufaas_functions.call_runner import Served
-from gpufaas_functions.connection import Connection
+from gpufaas_functions.connection import NodeConnection
 from gpufaas_functions.inbox import Shared, Work
 from gpufaas_functions.memory import CpuMemory
 from gpufaas_functions.pace import AGAIN
@@ -86,7 +86,7 @@ class Worker:
         counts = open_counts(SLOTS)
         self.begun, self.taken = shared_in(counts, SLOTS)[0]
         served = Served("f", "cpu", self.handle, CpuMemory(SLOTS))
-        self.threads = SlotThreads(served, Connection(theirs), Shared(shared_in(counts, SLOTS)[0]))
+        self.threads = SlotThreads(served, NodeConnection(theirs), Shared(shared_in(counts, SLOTS)[0]))
         os.close(counts)
         self.main = threading.Thread(target=self.threads.serve, name="main", daemon=True)
         self.main.start()

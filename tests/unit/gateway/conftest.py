@@ -23,7 +23,7 @@ from gpufaas_gateway.answering import RunEarly
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
 from gpufaas_gateway.calls import Calls
-from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.catalogue import ServedRevision
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.fronts.openfaas import PREFIX, OpenFaasFront
 from gpufaas_gateway.fronts.table import Fronts
@@ -81,7 +81,7 @@ class Gateway:
         assert answer.status_code == 202, answer.text
         return self.found(f"{name}.{fields.get('namespace', 'openfaas-fn')}").function_id
 
-    def found(self, name: str = "echo") -> Deployed:
+    def found(self, name: str = "echo") -> ServedRevision:
         found = self.catalogue.find(name)
         assert found is not None
         return found

@@ -31,7 +31,7 @@ from gpufaas_core.model import (
     Profile,
 )
 from gpufaas_core.units import Bytes, GiB
-from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.catalogue import ServedRevision
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.history import Revision, check_seen, noting
 from gpufaas_gateway.placement import read_profiles
@@ -299,7 +299,7 @@ class Platform:
         self.bundle = self.artifacts.add(b"bundle")
         self.workers.bundle(self.bundle)
 
-    async def deploy(self, *, image: bool = False, **fields: Any) -> Deployed:
+    async def deploy(self, *, image: bool = False, **fields: Any) -> ServedRevision:
         annotations = {**fields.pop("annotations", {}), **({} if image else {"gpufaas.bundle": self.bundle})}
         spec = FunctionSpec(service="f", image="f:1", annotations=annotations, **fields)
         return await self.deployer.deploy(spec, update=False)

@@ -6,7 +6,7 @@ from tests.unit.gateway.fakes import Platform
 from gpufaas_core.model import Device, DeviceId, Profile
 from gpufaas_core.reservations import peak_of, reservation
 from gpufaas_core.units import GiB, MiB
-from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.catalogue import ServedRevision
 from gpufaas_gateway.function_state import memory_advice
 
 CPU = Device(DeviceId("n1/cpu:0"), "cpu", 64 * GiB)
@@ -19,7 +19,7 @@ async def called(
     calls: int = 10,
     kind: str = "cpu",
     **fields: object,
-) -> Deployed:
+) -> ServedRevision:
     function = await Platform(CPU, GPU).deploy(annotations=annotations or {}, **fields)
     function.stats.finished = calls
     function.profiles[kind] = Profile(1.0, 0.1, reservation(peak), measured=True)

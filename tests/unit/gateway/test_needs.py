@@ -11,7 +11,7 @@ from gpufaas_core.errors import InvalidSpec, NoDeviceFits
 from gpufaas_core.model import Device, DeviceId, Need
 from gpufaas_core.ports import read_ports
 from gpufaas_core.units import GiB
-from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.catalogue import ServedRevision
 from gpufaas_gateway.spec import ANNOTATIONS
 
 CPU = Device(DeviceId("n/cpu:0"), "cpu", 8 * GiB, {GPU: "false"})
@@ -21,7 +21,7 @@ CUDA = Device(DeviceId("n/cuda:0"), "Test GPU", 8 * GiB, {GPU: "true"})
 class Platform(fakes.Platform):
     """Deploys a function with annotations that are written without ``gpufaas.`` and with ``_`` for ``-``."""
 
-    async def deploy(self, kind: str = "model", **annotations: str) -> Deployed:
+    async def deploy(self, kind: str = "model", **annotations: str) -> ServedRevision:
         """*kind*: of the bundle, or ``image`` for none."""
         self.workers.bundle(self.bundle, kind=kind)
         given = {f"gpufaas.{name.replace('_', '-')}": text for name, text in annotations.items()}

@@ -8,7 +8,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import SERVER, Protocol
 
 from gpufaas_core.units import KiB
-from gpufaas_gateway.fronts.websocket import _Connection
+from gpufaas_gateway.fronts.websocket import _WebSocketCaller
 
 
 class Function:
@@ -33,7 +33,7 @@ class Function:
 
 async def test_the_answer_to_a_ping_does_not_come_in_the_middle_of_a_message() -> None:
     function, from_caller = Function(), asyncio.Queue[dict[str, Any]]()
-    connection = _Connection(cast(Any, from_caller.get), cast(Any, None))
+    connection = _WebSocketCaller(cast(Any, from_caller.get), cast(Any, None))
     connection._stream, connection._timeout_s = cast(Any, function), 60.0
     message = b"x" * 600 * KiB
     async with asyncio.TaskGroup() as group:

@@ -14,7 +14,7 @@ from gpufaas_core.units import MiB
 from gpufaas_core.wire.heads import ParkedHead, ReadyHead, WakeHead, WokenHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_gpu_manager.launch.processes import ForkedProcess
-from gpufaas_gpu_manager.parking import Parking
+from gpufaas_gpu_manager.parking import ProcessParking
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_load import Phases, WorkerLoad
 from gpufaas_gpu_manager.worker_state import BEGIN, WorkerState
@@ -58,7 +58,7 @@ class Worker:
             not_parked=lambda _, reason: self.not_parked.append(reason),
         )  # fmt: skip
         self.host = SimpleNamespace(load_instead=lambda _, reason: self.instead.append(reason) or True)
-        self.parking = Parking(self, checkpoint)  # type: ignore[arg-type]
+        self.parking = ProcessParking(self, checkpoint)  # type: ignore[arg-type]
 
     def limit_to(self, memory: int) -> None:
         self.run.told.append(memory)

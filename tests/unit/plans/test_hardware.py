@@ -27,7 +27,7 @@ def cpu(name: str, price: float, solo_ms: float, batch: int = 8) -> NodeType:
     return NodeType(name=name, price=price, kind="cpu", solo_ms=solo_ms, batch=batch)
 
 
-def ask(*types: NodeType, n: int = 64, slo_ms: float = 200) -> hardware.Answer:
+def ask(*types: NodeType, n: int = 64, slo_ms: float = 200) -> hardware.Result:
     return solve(Problem(n=n, slo_ms=slo_ms, types=types))
 
 

@@ -13,11 +13,11 @@ import pytest
 from gpufaas_scheduler.plans.placement import compute, igniter, problem, profiles, programmes, size, usher
 from gpufaas_scheduler.plans.placement.igniter import Workload, least_share, predict
 from gpufaas_scheduler.plans.placement.problem import (
-    Answer,
     Device,
     Kind,
     Model,
     Problem,
+    Result,
 )
 from gpufaas_scheduler.plans.problem import BadProblem, read
 
@@ -34,11 +34,11 @@ def ask(names: Sequence[str], rps: float, slo_ms: float, devices: int) -> Proble
     )
 
 
-def total(answer: Answer) -> float:
+def total(answer: Result) -> float:
     return round(sum(answer.expected.values()), 2)
 
 
-def batches(answer: Answer) -> list[tuple[str, int]]:
+def batches(answer: Result) -> list[tuple[str, int]]:
     return sorted((each.model, each.batch) for each in answer.replicas)
 
 
@@ -87,7 +87,7 @@ class TestUsher:
         )
 
         assert (total(vision), len({each.device for each in vision.replicas})) == (2500, 3)
-        on = {device: batches(Answer(tuple(r for r in language.replicas if r.device == device), {}, {})) for device in
+        on = {device: batches(Result(tuple(r for r in language.replicas if r.device == device), {}, {})) for device in
               {each.device for each in language.replicas}}  # fmt: skip
         assert len(on) == 3
         assert all({("bert", 4), ("gpt2", 4)} <= set(there) for there in on.values())
@@ -286,7 +286,7 @@ class TestSize:
         models = ask(profiles.VISION, 500, 200, 1).models
         answer = size.solve(size.Problem(kinds={"v100": Kind()}, models=models), policy)
 
-        assert isinstance(answer, size.Answer)
+        assert isinstance(answer, size.Result)
         assert answer.devices == {"v100": count}
 
     def test_the_cheapest_kinds(self) -> None:
@@ -301,7 +301,7 @@ class TestSize:
         ):
             asked = size.Problem(kinds={"big": Kind(price=price), "small": Kind(price=1)}, models=models)
             answer = size.solve(asked, "ao-milp")
-            assert isinstance(answer, size.Answer)
+            assert isinstance(answer, size.Result)
             assert answer.devices == devices
 
     @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from gpufaas_scheduler.plans import selection
 from gpufaas_scheduler.plans.monitor import Seen, State, limits, next_state, without_answers
 from gpufaas_scheduler.plans.problem import BadProblem, read
 from gpufaas_scheduler.plans.selection import (
-    Answer,
     Closest,
     Instance,
     NoneFits,
     Problem,
     Query,
+    Result,
     Variant,
     Worker,
     solve,
@@ -49,7 +49,7 @@ class TestSelection:
     def test_an_active_variant_is_taken_before_a_better_one_that_must_load(self) -> None:
         answer = ask(variant("better", cost_rate=0.1), variant("loaded"), running=(instance("loaded"),))
 
-        assert answer == Answer("loaded", "g", False, 10, {})
+        assert answer == Result("loaded", "g", False, 10, {})
 
     def test_of_active_ones_the_cheapest_per_query_then_the_one_with_least_to_spare(self) -> None:
         all_run = tuple(map(instance, ("dear", "cheap", "slow")))
@@ -78,7 +78,7 @@ class TestSelection:
     def test_a_cold_one_answers_soonest_on_the_least_used_worker_of_its_kind(self) -> None:
         of = variant("slow-load", load_ms=900), variant("slow-run", load_ms=10, intercept_ms=99, kind="cpu")
 
-        assert ask(*of) == Answer("slow-run", "g", True, 100, {})
+        assert ask(*of) == Result("slow-run", "g", True, 100, {})
 
     def test_an_engine_of_a_fixed_batch_takes_as_long_as_its_batch(self) -> None:
         answer = ask(variant("a", max_batch=64, fixed_batch=True), running=(instance("a"),))
@@ -115,8 +115,8 @@ class TestSelection:
         answer = ask(*of, running=running, min_accuracy=75, latency_ms=30)
         fit = [each for each in of if each.accuracy >= 75 and each.predicted(1) <= 30]
 
-        assert isinstance(answer, Answer) == bool(fit)
-        if isinstance(answer, Answer):
+        assert isinstance(answer, Result) == bool(fit)
+        if isinstance(answer, Result):
             assert answer.variant in [each.name for each in fit]
             well = [each.name for each, state in zip(of, states, strict=True) if state == "active" and each in fit]
             assert answer.cold == (not well)

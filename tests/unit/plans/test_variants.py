@@ -9,7 +9,7 @@ import pytest
 
 from gpufaas_scheduler.plans import variants
 from gpufaas_scheduler.plans.problem import BadProblem, read
-from gpufaas_scheduler.plans.variants import Answer, Infeasible, Problem, Variant, greedy, solve
+from gpufaas_scheduler.plans.variants import Infeasible, Problem, Result, Variant, greedy, solve
 
 RESNET = (("A", 1, 5, 200, 1), ("B", 3, 100, 20, 8), ("C", 16, 800, 15, 11))
 
@@ -38,7 +38,7 @@ def ask(load: float, slo_ms: float = 300, lam: float = 0.0, running: tuple[int, 
 def test_the_worked_examples(problem: Problem, delta: tuple[int, int, int], objective: float) -> None:
     answer = solve(problem)
 
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Result)
     assert tuple(answer.delta.values()) == delta
     assert answer.objective == pytest.approx(objective)
     assert (answer.method, answer.gap) == ("exact", 0)
@@ -100,7 +100,7 @@ def test_nothing_is_cheaper(block: int) -> None:
         answer, wanted, quick = solve(asked), _brute(asked), greedy(asked)
 
         assert isinstance(answer, Infeasible) == (wanted is None), seed
-        if isinstance(answer, Answer) and wanted is not None:
+        if isinstance(answer, Result) and wanted is not None:
             assert _serves(asked, tuple(answer.delta.values())), seed
             assert answer.objective == pytest.approx(wanted, abs=1e-6), seed
             assert quick is None or asked.objective(quick) >= wanted - 1e-6, seed
@@ -118,7 +118,7 @@ def test_the_quick_search_is_near_the_least() -> None:
         asked = Problem(load=rng.uniform(50, 2000), slo_ms=100, variants=made)
         found, least = greedy(asked), solve(asked)
         assert found is not None
-        assert isinstance(least, Answer)
+        assert isinstance(least, Result)
         ratios.append(asked.objective(found) / least.objective)
 
     assert max(ratios) <= 1.1
@@ -129,7 +129,7 @@ def test_of_equals_fewest_loads_then_the_first() -> None:
     def equal(*names: str, qps: tuple[float, ...]) -> dict[str, int]:
         made = tuple(Variant(name=n, cost=q, qps=q, latency_ms=1) for n, q in zip(names, qps, strict=True))
         answer = solve(Problem(load=20, slo_ms=10, variants=made))
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, Result)
         return answer.delta
 
     assert equal("small", "large", qps=(10, 20)) == {"small": 0, "large": 1}
@@ -140,7 +140,7 @@ def test_of_equals_fewest_loads_then_the_first() -> None:
 def test_what_runs_and_costs_nothing_stays() -> None:
     made = tuple(Variant(name=name, cost=0, qps=1, latency_ms=1, running=2) for name in "ab")
 
-    assert solve(Problem(load=0, slo_ms=10, variants=made)) == Answer({"a": 0, "b": 0}, 0, "exact", 0)
+    assert solve(Problem(load=0, slo_ms=10, variants=made)) == Result({"a": 0, "b": 0}, 0, "exact", 0)
 
 
 def test_an_infeasible_problem_says_what_is_possible() -> None:
@@ -169,7 +169,7 @@ def test_when_time_is_over_the_quick_answer_and_how_far_it_may_be_are_given() ->
 
     answer = solve(asked, time_limit=1e-6)
 
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Result)
     assert answer.method == "greedy"
     assert _serves(asked, tuple(answer.delta.values()))
 

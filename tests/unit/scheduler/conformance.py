@@ -181,13 +181,13 @@ class Rig:
             case m.LoadCopy():
                 self._evict(command.victims, command.device, command.parked)
                 self._load(command.function, command.device, command.copy, command.parts[0].memory)
-            case m.Reject(call):
+            case m.RejectCall(call):
                 assert call in self.arrived
                 assert call not in self.running, "a call that runs is rejected"
                 self.ended[call] += 1
             case m.Abort(call, device):
                 self._at(self.now + 0.1, lambda: self._finish(call, device, ok=False))
-            case m.Evict(function, device, copy):
+            case m.EvictCopy(function, device, copy):
                 self._evict((copy_id(function, copy),), device)
             case m.Stage(function, node):
                 self._at(self.now + 1.0, lambda: self._stage(function, node))

@@ -124,8 +124,8 @@ def test_an_idle_copy_is_evicted_to_where_the_policy_says() -> None:
     site = Site()
     gone, kept = site.warm("big", "n1/a"), site.warm("big", "n2/c")
 
-    assert site.do(c.Evict(gone)) == [m.Evict(FunctionId("big"), DeviceId("n1/a"), 0)]
-    assert site.do(c.Evict(kept, c.HOST)) == [m.Evict(FunctionId("big"), DeviceId("n2/c"), 1, "host")]
+    assert site.do(c.Evict(gone)) == [m.EvictCopy(FunctionId("big"), DeviceId("n1/a"), 0)]
+    assert site.do(c.Evict(kept, c.HOST)) == [m.EvictCopy(FunctionId("big"), DeviceId("n2/c"), 1, "host")]
 
 
 def test_a_copy_that_is_used_kept_or_unknown_is_not_evicted() -> None:
@@ -235,7 +235,7 @@ def test_a_call_is_rejected_in_the_policy_s_words() -> None:
     site = Site()
     site.call("x", "big")
 
-    assert site.do(c.Reject(CallId("x"), "not today")) == [m.Reject(CallId("x"), "policy", "not today")]
+    assert site.do(c.Reject(CallId("x"), "not today")) == [m.RejectCall(CallId("x"), "policy", "not today")]
     assert site.why_not(c.Reject(CallId("x"), "not today")) == "call x does not wait in the global queue"
     assert not site.engine.knows(CallId("x"))
 
@@ -273,8 +273,8 @@ def test_a_fetch_goes_along_a_chain_of_nodes() -> None:
     nodes = (NodeId("n1"), NodeId("n2"))
 
     assert site.do(c.Fetch(FunctionId("big"), nodes, "", ((0, 5),))) == [
-        m.Fetch(FunctionId("big"), NodeId("n1"), "", ((0, 5),)),
-        m.Fetch(FunctionId("big"), NodeId("n2"), "n1", ((0, 5),)),
+        m.FetchBundle(FunctionId("big"), NodeId("n1"), "", ((0, 5),)),
+        m.FetchBundle(FunctionId("big"), NodeId("n2"), "n1", ((0, 5),)),
     ]
     assert site.why_not(c.Fetch(FunctionId("nobody"), nodes)) == "no function nobody is deployed"
     assert site.why_not(c.Fetch(FunctionId("big"), ())) == "a fetch names the nodes that it is for"
@@ -304,7 +304,7 @@ def test_a_fetch_is_refused_where_the_node_says_that_it_would_not_carry_it_out(
     action = c.Fetch(FunctionId("big"), (NodeId("n3"),), **fetch)
 
     if why is None:
-        assert site.do(action) == [m.Fetch(FunctionId("big"), NodeId("n3"))]
+        assert site.do(action) == [m.FetchBundle(FunctionId("big"), NodeId("n3"))]
     else:
         assert site.why_not(action) == why
 
@@ -367,7 +367,7 @@ def test_nodes_are_procured_within_the_offer_and_released_once_they_are_empty() 
     assert site.why_not(c.Procure("gpu", 3)) == "1 to 2 nodes of kind gpu can be procured, not 3"
     assert site.why_not(c.Procure("gpu", 0)) == "1 to 2 nodes of kind gpu can be procured, not 0"
 
-    assert site.do(c.Procure("gpu", 2)) == [m.Procure("gpu", 2)]
+    assert site.do(c.Procure("gpu", 2)) == [m.ProcureNodes("gpu", 2)]
     assert site.policy.view.ordered == {"gpu": 2}
     assert site.why_not(c.Procure("gpu")) == "1 to 0 nodes of kind gpu can be procured, not 1"
     for device in ("n3/a", "n3/b"):
@@ -384,8 +384,8 @@ def test_nodes_are_procured_within_the_offer_and_released_once_they_are_empty() 
     assert site.why_not(c.Release(NodeId("n1"))) == "node n1 is being released already"
     copy = int(grant.copy)
     out = site.tell(m.Finished(CallId("x"), grant.device, 1.0))
-    assert out == [m.Evict(FunctionId("big"), grant.device, copy), m.Release(NodeId("n1"))]
-    assert site.do(c.Release(NodeId("n2"))) == [m.Release(NodeId("n2"))], "it is empty at once"
+    assert out == [m.EvictCopy(FunctionId("big"), grant.device, copy), m.ReleaseNode(NodeId("n1"))]
+    assert site.do(c.Release(NodeId("n2"))) == [m.ReleaseNode(NodeId("n2"))], "it is empty at once"
 
 
 def test_a_device_of_a_released_node_that_comes_back_takes_no_calls() -> None:

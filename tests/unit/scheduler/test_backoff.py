@@ -38,7 +38,7 @@ def test_two_failures_are_tried_again_at_once_and_the_third_rejects_all_that_wai
 
     assert world.rejected == [("c3", "load_failed")]
     [told] = world.out
-    assert isinstance(told, m.Reject)
+    assert isinstance(told, m.RejectCall)
     assert told.retry_after_s == 1.0
     assert "3 times in a row" in told.message
     assert "no such file" in told.message

@@ -70,7 +70,7 @@ class Site:
         self.tell(m.CallerLeft(CallId(call)))
 
     def evicted(self) -> list[str]:
-        found = [each.function for each in self.log if isinstance(each, m.Evict)]
+        found = [each.function for each in self.log if isinstance(each, m.EvictCopy)]
         self.log.clear()
         return found
 
@@ -345,7 +345,7 @@ def test_a_call_of_a_call_that_loses_its_last_place_to_the_clearing_is_refused(m
     site.now += LATE - 10.0
     site.tell(m.Woken())
 
-    assert [each.call for each in site.log if isinstance(each, m.Reject)] == ["c1"]
+    assert [each.call for each in site.log if isinstance(each, m.RejectCall)] == ["c1"]
     site.finish("x", "c")
 
     assert "a1" in site.running

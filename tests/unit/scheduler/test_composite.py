@@ -61,7 +61,7 @@ def test_admission_is_asked_once_about_each_call_before_it_is_placed() -> None:
     world = made(admission=admission).set_up("f", "a")
 
     world.call("no", "f")
-    assert [(each.call, each.message) for each in world.out if isinstance(each, m.Reject)] == [("no", "not today")]
+    assert [(each.call, each.message) for each in world.out if isinstance(each, m.RejectCall)] == [("no", "not today")]
     world.call("c1", "f")
     world.call("c2", "f")  # the device is busy, and it is asked all the same
     world.finish("c1")
@@ -239,7 +239,7 @@ def test_scaling_procures_nodes() -> None:
 
     world.call("c", "f")
 
-    assert [each for each in world.out if isinstance(each, m.Procure)] == [m.Procure("gpu", 1)]
+    assert [each for each in world.out if isinstance(each, m.ProcureNodes)] == [m.ProcureNodes("gpu", 1)]
 
 
 def test_the_calls_of_a_batch_start_together_whatever_the_order() -> None:

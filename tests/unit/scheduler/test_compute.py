@@ -214,7 +214,7 @@ def test_compute_that_no_device_has_is_refused_in_words(sharing: str) -> None:
 
     (refused,) = arrive(engine, "1", "f")
 
-    assert isinstance(refused, m.Reject)
+    assert isinstance(refused, m.RejectCall)
     assert refused.code == "no_device"
     assert refused.message == "function f needs 60 % of the compute of a device, and the most that a device has is 50 %"
 
@@ -242,7 +242,7 @@ def test_a_call_that_kept_shares_leave_too_little_compute_for_is_refused_in_word
     kept = Function(FunctionId("kept"), "d", Need(60, "share"), {"*": Profile(3.0, 1.0, 10)}, min_copies=1)
     engine.handle(m.FunctionDeployed(kept), 5.0)
 
-    [refused] = [each for each in arrive(engine, "2", "large", 9.0) if isinstance(each, m.Reject)]
+    [refused] = [each for each in arrive(engine, "2", "large", 9.0) if isinstance(each, m.RejectCall)]
 
     assert refused.code == "no_room"
     assert "it needs 100 % of the compute of a (60 % of 100 % are held)" in refused.message
@@ -255,8 +255,8 @@ def nested(engine: Engine, call: str, function: str, outer: str, now: float) -> 
     return engine.handle(m.Arrived(CallId(call), FunctionId(function), outer=m.Outer(A, FunctionId(outer), 0)), now)
 
 
-def refusals(commands: list[m.Command]) -> list[m.Reject]:
-    return [each for each in commands if isinstance(each, m.Reject)]
+def refusals(commands: list[m.Command]) -> list[m.RejectCall]:
+    return [each for each in commands if isinstance(each, m.RejectCall)]
 
 
 @pytest.mark.parametrize("policy", ["lb", "lalb-o3", "least-wait"])

@@ -253,7 +253,7 @@ def test_nothing_runs_where_it_may_not_and_no_call_is_lost(
 
 def decisions(world: Labelled) -> list[m.Command]:
     """What was commanded, without the words of refusals: those say how many devices there are."""
-    return [replace(each, message="") if isinstance(each, m.Reject) else each for each in world.out]
+    return [replace(each, message="") if isinstance(each, m.RejectCall) else each for each in world.out]
 
 
 @examples(200)

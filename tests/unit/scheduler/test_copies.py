@@ -216,12 +216,12 @@ def test_surplus_copies_of_a_device_are_named_by_their_numbers_and_drain() -> No
     world.scale("echo", 1)
 
     assert {(each.device, each.copy) for each in world.out} == {("a", 2), ("a", 3)}
-    assert all(isinstance(each, m.Evict) for each in world.out)
+    assert all(isinstance(each, m.EvictCopy) for each in world.out)
     assert world.draining == {("echo", "a", 0)}  # of the two that run a call, the one that began longer ago
     world.finish("c1")
     assert world.out == []
     world.finish("c0")
-    assert world.out == [m.Evict(FunctionId("echo"), DeviceId("a"))]
+    assert world.out == [m.EvictCopy(FunctionId("echo"), DeviceId("a"))]
 
 
 def test_scaling_down_takes_copies_first_where_there_are_most() -> None:
@@ -260,7 +260,7 @@ def test_a_refused_miss_ends_the_copies_that_were_to_make_room_for_it() -> None:
 
     world.refuse("c")
 
-    evicted = [(each.function, each.copy) for each in world.out if isinstance(each, m.Evict)]
+    evicted = [(each.function, each.copy) for each in world.out if isinstance(each, m.EvictCopy)]
     assert evicted == [("echo", 0), ("echo", 1)]
 
 

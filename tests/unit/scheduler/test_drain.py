@@ -28,7 +28,7 @@ def drain(world: World, device: str, *, undone: bool = False) -> list[m.Command]
 
 
 def evicted(commands: list[m.Command]) -> list[str]:
-    return [each.device for each in commands if isinstance(each, m.Evict)]
+    return [each.device for each in commands if isinstance(each, m.EvictCopy)]
 
 
 @every_policy
@@ -62,7 +62,7 @@ def test_idle_copies_go_at_once() -> None:
     device = loaded_by(world, "c")
     world.finish("c")
 
-    assert drain(world, device) == [m.Evict(FunctionId("f"), DeviceId(device))]
+    assert drain(world, device) == [m.EvictCopy(FunctionId("f"), DeviceId(device))]
 
 
 def test_a_minimum_of_copies_is_kept_elsewhere() -> None:

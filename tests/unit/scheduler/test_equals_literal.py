@@ -92,7 +92,7 @@ class Both:
                     victims = tuple(each.rpartition("#")[0] for each in grant.victims)
                     done.append(literal.Decision(now, grant.call, grant.device, not grant.cold, victims, grant.local))
                     self.start(grant, now)
-                case m.Reject(call):
+                case m.RejectCall(call):
                     rejected.append(call)
         assert done == self.literal.decisions[self.seen :], f"after {event}"
         assert rejected == self.literal.rejected[self.rejected :], f"after {event}"

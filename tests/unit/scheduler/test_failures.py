@@ -86,7 +86,7 @@ def test_a_call_whose_workers_die_of_other_calls_is_not_refused_for_that(blamele
         world.waiting["waits"] = FunctionId("f")
         (command,) = world.engine.handle(refused, world.now)
         if not blameless and number == MAX_REFUSALS:
-            assert isinstance(command, m.Reject)
+            assert isinstance(command, m.RejectCall)
             assert command.code == "refused"
             return
         assert isinstance(command, m.StartCall)

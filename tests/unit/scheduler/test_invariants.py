@@ -143,8 +143,8 @@ def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: 
     drain(world)
     world.device("room", 1000)
     rest(world)
-    refused = [each for each in world.log if isinstance(each, m.Reject | m.Abort)]
-    assert all(isinstance(each, m.Reject) and each.code == "no_room" for each in refused)
+    refused = [each for each in world.log if isinstance(each, m.RejectCall | m.Abort)]
+    assert all(isinstance(each, m.RejectCall) and each.code == "no_room" for each in refused)
     calls = {call: function for call, function in calls.items() if call not in {each.call for each in refused}}
     served = {each.grant.call: each.grant.function for each in world.log if isinstance(each, m.StartCall)}
     assert served == calls
@@ -188,7 +188,7 @@ def test_every_call_is_served_where_one_device_is_just_large_enough(
 
     drain(world)
 
-    assert not [each for each in world.log if isinstance(each, m.Reject | m.Abort)]
+    assert not [each for each in world.log if isinstance(each, m.RejectCall | m.Abort)]
     assert world.ended == world.arrived
     rest(world)
 

@@ -184,7 +184,7 @@ def test_idle_ones_leave_for_one_that_declares_nothing_and_ran_out() -> None:
     world.finish("runs")
     measured(world, "f", 0, out_of_memory=True)
 
-    evicted = [each.function for each in world.out if isinstance(each, m.Evict)]
+    evicted = [each.function for each in world.out if isinstance(each, m.EvictCopy)]
     assert evicted == ["g"], "least recently used first, until it may have four times what it had"
     assert resizes(world) == [("f", 160)]
     assert world.on("a").used == 270 * MiB  # h and i have the rest of it

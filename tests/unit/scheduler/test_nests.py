@@ -21,7 +21,7 @@ class Nest(World):
         self.tell(m.Arrived(CallId(name), FunctionId(function), deadline, outer=said))
 
     def refused(self, name: str) -> str:
-        rejects = [each for each in self.log if isinstance(each, m.Reject) and each.code == "nested"]
+        rejects = [each for each in self.log if isinstance(each, m.RejectCall) and each.code == "nested"]
         return next((each.message for each in rejects if each.call == name), "")
 
     def runs_on(self, name: str) -> str:

@@ -139,7 +139,7 @@ def test_what_a_refused_grant_would_have_woken_or_ended_is_left_on_no_node(funct
 
     out = site.tell(m.NodeRefused.of(grant, "it does not know the function"))
 
-    assert {m.Evict(A, D, 0), m.Evict(B, D, 0, "host")} <= set(out)
+    assert {m.EvictCopy(A, D, 0), m.EvictCopy(B, D, 0, "host")} <= set(out)
     assert site.parked() == [("b", 0)]
 
 
@@ -156,7 +156,7 @@ def test_what_parked_copies_hold_of_the_device_is_given_to_a_copy_that_needs_it(
 
 def test_a_parked_copy_that_holds_more_than_is_free_ends() -> None:
     site = Parking(A, B)
-    assert site.tell(m.Parked(A, D, 0, 50)) == [m.Evict(A, D, 0)]
+    assert site.tell(m.Parked(A, D, 0, 50)) == [m.EvictCopy(A, D, 0)]
     assert site.parked() == []
     site.miss(A)
     assert site.miss(B).parked == (), "it is known now what it would hold"
@@ -164,7 +164,7 @@ def test_a_parked_copy_that_holds_more_than_is_free_ends() -> None:
 
 def test_parked_copies_of_a_function_that_is_removed_end() -> None:
     site = Parking(A, B)
-    assert site.tell(m.FunctionRemoved(A)) == [m.Evict(A, D, 0)]
+    assert site.tell(m.FunctionRemoved(A)) == [m.EvictCopy(A, D, 0)]
 
 
 def test_a_parked_worker_that_the_engine_does_not_know_is_found_by_the_check_of_its_node() -> None:
@@ -179,7 +179,7 @@ def test_a_policy_parks_a_copy_by_an_eviction_to_host() -> None:
     site = Parking(A)
     site.tell(m.DeviceJoined(Device(D, "gpu", 100, host_memory=100, parks=True)))
     site.miss(B)
-    assert site.do(c.Evict("b#0", c.HOST)) == [m.Evict(B, D, 0, "host")]
+    assert site.do(c.Evict("b#0", c.HOST)) == [m.EvictCopy(B, D, 0, "host")]
     assert site.parked() == [("b", 0)]
 
 
@@ -190,7 +190,10 @@ def test_a_node_that_comes_back_says_what_it_has_parked() -> None:
 
     out = site.tell(m.DeviceJoined(device, DeviceSnapshot(device, parked=told)))
 
-    assert [each for each in out if isinstance(each, m.Evict)] == [m.Evict(B, D, 1), m.Evict(FunctionId("gone"), D, 0)]
+    assert [each for each in out if isinstance(each, m.EvictCopy)] == [
+        m.EvictCopy(B, D, 1),
+        m.EvictCopy(FunctionId("gone"), D, 0),
+    ]
     assert site.parked() == [("a", 3)]
     assert site.miss(A).copy == 3
     assert site.miss(B).copy == 2, "numbers are not used again"

@@ -158,7 +158,7 @@ def test_an_eviction_frees_all_parts_and_names_the_first_device() -> None:
     site = Site()
     site.warm_big()
 
-    assert site.done(c.Evict("big#0")) == [m.Evict(BIG, DeviceId("a"), 0)]
+    assert site.done(c.Evict("big#0")) == [m.EvictCopy(BIG, DeviceId("a"), 0)]
     assert site.used() == {"a": (0, False), "b": (0, False), "c": (0, False)}
 
 
@@ -169,7 +169,7 @@ def test_a_device_that_leaves_takes_the_whole_copy(leaves: str, stays: str) -> N
 
     out = site.tell(m.DeviceLeft(DeviceId(leaves), "gone"))
 
-    assert out == [m.Evict(BIG, DeviceId(stays), 0)]
+    assert out == [m.EvictCopy(BIG, DeviceId(stays), 0)]
     assert site.used() == {stays: (0, False), "c": (0, False)}
     assert not site.status.running
     site.start("y", "small", stays)
@@ -183,7 +183,7 @@ def test_a_drain_lets_the_call_end_and_then_evicts_the_copy() -> None:
     assert [busy for _, busy in site.used().values()] == [True, True, False]
     site.finish("x")
 
-    assert m.Evict(BIG, DeviceId("a"), 0) in site.out
+    assert m.EvictCopy(BIG, DeviceId("a"), 0) in site.out
     assert site.used() == {"a": (0, False), "b": (0, False), "c": (0, False)}
 
 
@@ -290,7 +290,7 @@ def test_a_takeover_keeps_a_copy_whose_parts_are_all_there(torn: bool) -> None:
 
     found = {each.device.id: (each.used, each.busy) for each in engine.status(0.0).devices}
     if torn:
-        assert out == [m.Evict(BIG, DeviceId("a"), 0)]
+        assert out == [m.EvictCopy(BIG, DeviceId("a"), 0)]
         assert found == {"a": (0, False), "b": (0, False)}
         return
     assert out == []
@@ -298,7 +298,7 @@ def test_a_takeover_keeps_a_copy_whose_parts_are_all_there(torn: bool) -> None:
     engine.handle(m.Finished(CallId("x"), DeviceId("a"), 1.0), 1.0)
     assert [each.busy for each in engine.status(1.0).devices] == [False, False]
     policy.script = [c.Evict("big#0")]
-    assert engine.handle(m.Woken(), 2.0) == [m.Evict(BIG, DeviceId("a"), 0)]
+    assert engine.handle(m.Woken(), 2.0) == [m.EvictCopy(BIG, DeviceId("a"), 0)]
     assert [each.used for each in engine.status(2.0).devices] == [0, 0]
 
 

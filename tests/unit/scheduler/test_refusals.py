@@ -26,7 +26,7 @@ def test_a_refused_call_is_placed_again_and_its_reservation_is_undone() -> None:
     world.refuse("c")
 
     # The victim's memory was promised: the node is told to make sure that it is gone.
-    assert world.out[0] == m.Evict(FunctionId("g"), DeviceId("a"))
+    assert world.out[0] == m.EvictCopy(FunctionId("g"), DeviceId("a"))
     again = world.running["c"]
     assert again.cold
     assert again.number > first.number
@@ -41,7 +41,7 @@ def test_what_a_node_loads_for_a_call_whose_gateway_does_not_reach_it_stays() ->
     world.refuse("c", opened=True)
 
     again = world.running["c"]
-    assert not any(isinstance(each, m.Evict) for each in world.out)
+    assert not any(isinstance(each, m.EvictCopy) for each in world.out)
     assert (again.device, again.cold) == ("a", False), "it hits what is loading there"
     assert world.models("a") == ["f"]
     assert world.on("a").misses == 2

@@ -19,7 +19,7 @@ def test_a_function_that_is_removed_serves_who_waits_and_is_then_evicted() -> No
     world.finish("runs")
     assert world.started == [("waits", "a")]
     world.finish("waits")
-    assert world.out == [m.Evict(FunctionId("f"), DeviceId("a"))]
+    assert world.out == [m.EvictCopy(FunctionId("f"), DeviceId("a"))]
     assert world.models("a") == []
     world.call("later", "f")
     assert world.rejected == [("later", "unknown_function")]

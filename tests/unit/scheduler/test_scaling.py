@@ -87,7 +87,7 @@ def test_a_surplus_copy_takes_no_new_call_and_goes_when_its_last_one_ends() -> N
     world.finish("c0")
     assert world.started == [("c3", "a")]
     world.finish("c1")
-    assert world.out == [m.Evict(FunctionId("echo"), DeviceId("b"), 1)]
+    assert world.out == [m.EvictCopy(FunctionId("echo"), DeviceId("b"), 1)]
     assert world.copies == {"echo": 1}
 
 
@@ -124,7 +124,7 @@ def test_a_function_that_is_scaled_to_zero_leaves_the_memory_at_once_when_it_is_
 
     world.scale("echo", 0)
 
-    assert world.out == [m.Evict(FunctionId("echo"), DeviceId(name), copy) for copy, name in enumerate("ab")]
+    assert world.out == [m.EvictCopy(FunctionId("echo"), DeviceId(name), copy) for copy, name in enumerate("ab")]
     assert world.status.desired == {"echo": 0}
 
 
@@ -205,7 +205,7 @@ def test_copies_beyond_the_minimum_give_way_and_come_back_when_there_is_room() -
     assert world.out == []  # f is idle now, but who gives way does not push
     assert world.status.desired == {"echo": 1}
     world.tell(m.FunctionRemoved(FunctionId("f")))
-    assert [type(each) for each in world.out] == [m.Evict, m.LoadCopy]
+    assert [type(each) for each in world.out] == [m.EvictCopy, m.LoadCopy]
 
 
 def test_a_copy_that_gave_way_comes_back_when_calls_wait_for_it() -> None:

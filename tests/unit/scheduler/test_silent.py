@@ -53,7 +53,7 @@ def test_what_it_had_not_begun_runs_elsewhere_and_it_stays(policy: str) -> None:
     world.refuse("c")
 
     assert world.started == [("c", "b")]
-    assert not any(isinstance(each, m.Evict) for each in world.log)
+    assert not any(isinstance(each, m.EvictCopy) for each in world.log)
     assert world.model("f", "a").silent
 
 

@@ -105,9 +105,9 @@ class Nodes:
                     self.running[grant.device][call] = Running(call, grant, now)
             case m.LoadCopy():
                 self._begin(command, now)
-            case m.Evict(function, device, copy, "host"):
+            case m.EvictCopy(function, device, copy, "host"):
                 assert copy_id(function, copy) in self.parked[device], "of a refused grant"
-            case m.Evict(function, device, copy):
+            case m.EvictCopy(function, device, copy):
                 self._unpark(device, copy_id(function, copy))
                 self.end(device, copy_id(function, copy))
             case m.Resize(function, device, memory, copy):
@@ -228,7 +228,7 @@ class Site:
             if isinstance(command, m.StartCall):
                 for call in command.grant.calls:
                     self.waiting.pop(call, None)
-            elif isinstance(command, m.Reject):
+            elif isinstance(command, m.RejectCall):
                 self.waiting.pop(command.call, None)
             begun = command.grant if isinstance(command, m.StartCall) else command
             if isinstance(begun, m.Grant | m.LoadCopy):
@@ -469,14 +469,14 @@ def later(event: m.Event) -> m.Event:
 def comparable(commands: list[m.Command]) -> list[object]:
     """Without the epoch, and how long a batch was held back: that is not written. What ends several calls at once names
     them in any order."""
-    ended = sorted(repr(each) for each in commands if isinstance(each, m.Abort | m.Reject))
+    ended = sorted(repr(each) for each in commands if isinstance(each, m.Abort | m.RejectCall))
     others: list[object] = []
     for each in commands:
         if isinstance(each, m.StartCall):
             others.append(msgspec.structs.replace(each.grant, epoch=0, held_s=0.0))
         elif isinstance(each, m.LoadCopy):
             others.append(msgspec.structs.replace(each, epoch=0))
-        elif not isinstance(each, m.Abort | m.Reject):
+        elif not isinstance(each, m.Abort | m.RejectCall):
             others.append(each)
     return [*others, *ended]
 
@@ -696,7 +696,7 @@ def test_calls_of_a_removed_function_go_on_when_their_node_comes_back() -> None:
     assert engine.handle(joined(holds("f"), running=(runs("c1", "f"),)), 1.0) == []
 
     assert starts(engine.handle(m.Finished(CallId("c1"), A.id, 1.0), 2.0)) == [("c2", False)]
-    assert engine.handle(m.Finished(CallId("c2"), A.id, 1.0), 3.0) == [m.Evict(FunctionId("f"), A.id)]
+    assert engine.handle(m.Finished(CallId("c2"), A.id, 1.0), 3.0) == [m.EvictCopy(FunctionId("f"), A.id)]
 
 
 def test_a_grant_that_had_not_reached_a_node_that_came_back_is_granted_anew_when_the_node_refuses_it() -> None:
@@ -716,7 +716,7 @@ def test_what_is_of_no_function_that_is_deployed_is_evicted(resident: ResidentSn
 
     commands = engine.handle(joined(resident, running=(runs("c", resident.function),)), 0.0)
 
-    assert commands == [m.Evict(resident.function, A.id)]
+    assert commands == [m.EvictCopy(resident.function, A.id)]
     assert engine.status(0.0).devices[0].used == 0
     assert not engine.status(0.0).devices[0].busy
 
@@ -741,7 +741,7 @@ def test_more_than_the_device_has_is_evicted_the_idle_ones_first() -> None:
         joined(holds("a", size=40), holds("b", size=40), holds("c", size=40), running=(runs("x", "a"),)), 0.0
     )
 
-    assert commands == [m.Evict(FunctionId("b"), A.id)]
+    assert commands == [m.EvictCopy(FunctionId("b"), A.id)]
 
 
 def test_a_call_that_waited_elsewhere_stands_where_it_would_if_it_had_waited_here() -> None:
@@ -769,7 +769,7 @@ def test_calls_with_one_place_in_the_order_may_have_one_deadline() -> None:
 
     rejected = engine.handle(m.Woken(), 9.0)
 
-    assert [each.call for each in rejected if isinstance(each, m.Reject)] == ["c1", "c2"]
+    assert [each.call for each in rejected if isinstance(each, m.RejectCall)] == ["c1", "c2"]
 
 
 def test_functions_whose_pauses_end_together_are_loaded_by_name() -> None:
@@ -819,7 +819,7 @@ def test_a_call_that_a_worker_has_begun_is_not_begun_again() -> None:
 
     (command,) = engine.handle(m.Arrived(CallId("c"), FunctionId("f"), age_s=1.0), 1.0)
 
-    assert isinstance(command, m.Reject)
+    assert isinstance(command, m.RejectCall)
     assert command.code == "refused"
     assert "not run twice" in command.message
 

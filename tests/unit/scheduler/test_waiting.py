@@ -62,7 +62,7 @@ def test_a_full_queue_turns_calls_away_and_says_when_to_come_back() -> None:
     world.call("late", "f")
 
     assert world.rejected == [("late", "overloaded")]
-    assert isinstance(world.out[0], m.Reject)
+    assert isinstance(world.out[0], m.RejectCall)
     # Three calls of 2 s each, and as much more as is enough in three of four cases: their variation is not known yet.
     assert world.out[0].retry_after_s == pytest.approx(6.0 * 1.243, rel=1e-3)
     assert "2 calls waiting" in world.message

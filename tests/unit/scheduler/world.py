@@ -263,7 +263,7 @@ class World:
                         assert call in self.waiting, f"{call} was started without waiting"
                         del self.waiting[call]
                         self.running[call] = grant
-                case m.Reject(call):
+                case m.RejectCall(call):
                     assert call in self.waiting, f"{call} was rejected without waiting"
                     del self.waiting[call]
                     self.ended.add(call)
@@ -341,7 +341,7 @@ class World:
     @property
     def message(self) -> str:
         """The words of the rejection that the last event ended with."""
-        assert isinstance(self.out[-1], m.Reject)
+        assert isinstance(self.out[-1], m.RejectCall)
         return self.out[-1].message
 
     @property
@@ -352,7 +352,7 @@ class World:
     @property
     def rejected(self) -> list[tuple[str, str]]:
         """(call, code) of the last event."""
-        return [(each.call, each.code) for each in self.out if isinstance(each, m.Reject)]
+        return [(each.call, each.code) for each in self.out if isinstance(each, m.RejectCall)]
 
 
 def world_of(

@@ -14,6 +14,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Part
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.policies import View
 from gpufaas_simulator.costs import Revisions
 from gpufaas_simulator.entries import workload_json
 from gpufaas_simulator.explicit import read_workload
@@ -54,7 +55,7 @@ class Scripted:
         if int(event.call) != batch[-1]:
             return []
         then = [self.then[each] for each in batch if each in self.then]
-        self.warm.difference_update(each.function for each in then if isinstance(each, m.Evict))
+        self.warm.difference_update(each.function for each in then if isinstance(each, m.EvictCopy))
         cold = event.function not in self.warm
         self.warm.add(event.function)
         self.grants += 1
@@ -261,9 +262,9 @@ def test_what_is_evicted_to_the_host_is_loaded_from_there(ran: Ran) -> None:
     cost = {"load_s": 4, "host_load_s": 1, "infer_s": 0}
     given = workload({"f": cost, "g": cost}, [[0, "f"], [10, "g"], [20, "f"]], nodes={"": {"host_memory_mb": 100}})
 
-    evicted = {2: m.Evict("f", "g0", 0, "host")}  # type: ignore[arg-type]
+    evicted = {2: m.EvictCopy("f", "g0", 0, "host")}  # type: ignore[arg-type]
     to_host, _ = ran(given, Scripted({"f": one("g0"), "g": one("g0")}, then=evicted))
-    nowhere, _ = ran(given, Scripted({"f": one("g0"), "g": one("g0")}, then={2: m.Evict("f", "g0")}))  # type: ignore[arg-type]
+    nowhere, _ = ran(given, Scripted({"f": one("g0"), "g": one("g0")}, then={2: m.EvictCopy("f", "g0")}))  # type: ignore[arg-type]
 
     assert (to_host.ended[2], nowhere.ended[2]) == (21.0, 24.0)
 
@@ -387,7 +388,7 @@ class Spread:
     name = "spread"
     watches = 0
 
-    def plan(self, view: contract.View) -> contract.Plan:
+    def plan(self, view: View) -> contract.Plan:
         call = view.queue.first()
         if call is not None:
             held = [each.id for device in view.idle() for each in view.residents(device)]
@@ -419,7 +420,7 @@ class Ahead:
     def __init__(self) -> None:
         self.answers: list[contract.Refusal | None] = []
 
-    def plan(self, view: contract.View) -> contract.Plan:
+    def plan(self, view: View) -> contract.Plan:
         for device in view.idle():
             call = view.queue.first()
             if call is not None:

@@ -6,7 +6,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from gpufaas_adapters.etcd.async_queue.bodies import Bodies
-from gpufaas_adapters.etcd.async_queue.owner import Owner
+from gpufaas_adapters.etcd.async_queue.owner import QueueOwner
 from gpufaas_adapters.etcd.async_queue.records import DEAD, StoredCall, bodies_of, by_name, encode, read_calls
 from gpufaas_adapters.etcd.client import DoDelete, DoPut, Etcd, present, unchanged
 from gpufaas_async_calls.call import CallStatus, Phase, requeued
@@ -37,7 +37,7 @@ class DeadLetters:
         chosen = [each.record.seen() for each in found if function in (None, each.record.function)]
         return sorted(chosen, key=lambda each: each.ended_at or 0.0)[:limit]
 
-    async def requeue(self, name: str, now: float, owner: Owner) -> StoredCall | None:
+    async def requeue(self, name: str, now: float, owner: QueueOwner) -> StoredCall | None:
         """
         Make the latest of this id a call of *owner*.
 

@@ -1,4 +1,4 @@
-"""`Owner`: this process of a gateway, as the owner of calls."""
+"""`QueueOwner`: this process of a gateway, as the owner of calls."""
 
 import secrets
 
@@ -8,11 +8,11 @@ from gpufaas_adapters.etcd.election import Registration, register
 from gpufaas_core.errors import StorageAway
 
 
-class Owner:
+class QueueOwner:
     """Made by `register`."""
 
     @classmethod
-    async def register(cls, etcd: Etcd, gateway: str, ttl_s: int) -> "Owner":
+    async def register(cls, etcd: Etcd, gateway: str, ttl_s: int) -> "QueueOwner":
         """:raises StorageFailed: etcd is away, or refuses"""
         name = f"{gateway}-{secrets.token_hex(4)}"
         path = f"{GATEWAYS}{name}"

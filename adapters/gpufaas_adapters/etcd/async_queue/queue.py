@@ -12,7 +12,7 @@ from gpufaas_adapters.etcd.async_queue import records
 from gpufaas_adapters.etcd.async_queue.bodies import Bodies
 from gpufaas_adapters.etcd.async_queue.dead_letters import DeadLetters
 from gpufaas_adapters.etcd.async_queue.owned import OwnedCalls, counted
-from gpufaas_adapters.etcd.async_queue.owner import Owner
+from gpufaas_adapters.etcd.async_queue.owner import QueueOwner
 from gpufaas_adapters.etcd.async_queue.records import CALLS, StoredCall, by_name, encode, key_of, read_calls
 from gpufaas_adapters.etcd.async_queue.takeover import Takeover
 from gpufaas_adapters.etcd.async_queue.writer import Writer
@@ -70,7 +70,7 @@ class EtcdAsyncQueue:
         """
         bodies = Bodies(etcd, folder)
         dead_letters = DeadLetters(etcd, bodies, dead_kept_s, dead_kept)
-        queue = cls(etcd, await Owner.register(etcd, gateway, ttl_s), bodies, dead_letters, done_kept_s)
+        queue = cls(etcd, await QueueOwner.register(etcd, gateway, ttl_s), bodies, dead_letters, done_kept_s)
         try:
             await queue._takeover.take_over()
             await bodies.remove_orphans()
@@ -79,7 +79,9 @@ class EtcdAsyncQueue:
             raise
         return queue
 
-    def __init__(self, etcd: Etcd, owner: Owner, bodies: Bodies, dead_letters: DeadLetters, done_kept_s: int) -> None:
+    def __init__(
+        self, etcd: Etcd, owner: QueueOwner, bodies: Bodies, dead_letters: DeadLetters, done_kept_s: int
+    ) -> None:
         self.owner = owner
         self._etcd = etcd
         self._blocking = Blocking(etcd)

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from gpufaas_adapters.etcd.async_queue.owned import OwnedCalls
-from gpufaas_adapters.etcd.async_queue.owner import Owner
+from gpufaas_adapters.etcd.async_queue.owner import QueueOwner
 from gpufaas_adapters.etcd.async_queue.records import CALLS, CANCELLED, GATEWAYS, StoredCall, encode, key_of, read_calls
 from gpufaas_adapters.etcd.async_queue.steps import WriteStep, commit
 from gpufaas_adapters.etcd.async_queue.writer import Writer
@@ -29,7 +29,7 @@ class Takeover:
     """See module."""
 
     etcd: Etcd
-    owner: Owner
+    owner: QueueOwner
     owned: OwnedCalls
     writer: Writer
     lock: asyncio.Lock

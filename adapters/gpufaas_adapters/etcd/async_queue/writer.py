@@ -12,7 +12,7 @@ from gpufaas_adapters.etcd.async_queue import records
 from gpufaas_adapters.etcd.async_queue.bodies import Bodies
 from gpufaas_adapters.etcd.async_queue.dead_letters import DeadLetters
 from gpufaas_adapters.etcd.async_queue.owned import OwnedCalls
-from gpufaas_adapters.etcd.async_queue.owner import Owner
+from gpufaas_adapters.etcd.async_queue.owner import QueueOwner
 from gpufaas_adapters.etcd.async_queue.records import AnswerRecord, CallRecord, StoredCall, bodies_of, encode, path_of
 from gpufaas_adapters.etcd.async_queue.steps import WriteStep, commit
 from gpufaas_adapters.etcd.client import DoDelete, DoPut, Etcd, Operation, present, unchanged
@@ -30,7 +30,7 @@ class Writer:
     """See module."""
 
     etcd: Etcd
-    owner: Owner
+    owner: QueueOwner
     owned: OwnedCalls
     bodies: Bodies
     dead_letters: DeadLetters

@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 from aetcd import rpc
 
-from gpufaas_adapters.etcd.client.connection import Connection
+from gpufaas_adapters.etcd.client.connection import EtcdConnection
 from gpufaas_adapters.etcd.client.failures import Compacted
 from gpufaas_adapters.etcd.client.lease import EtcdLease
 from gpufaas_adapters.etcd.client.messages import Messages
@@ -32,7 +32,7 @@ class Etcd:
     def __init__(self, settings: EtcdSettings, clock: Callable[[], Seconds] | None = None) -> None:
         self.settings = settings
         self.clock: Callable[[], Seconds] = clock or _boottime
-        self._connection = Connection(settings)
+        self._connection = EtcdConnection(settings)
         self._messages = Messages(f"{settings.prefix}/")
         self._leases: set[EtcdLease] = set()
 

@@ -1,5 +1,5 @@
 """
-`Connection`: requests to etcd's members, of which one is used until it fails; authentication.
+`EtcdConnection`: requests to etcd's members, of which one is used until it fails; authentication.
 
 Built on aetcd's stubs and messages (`aetcd.rpc`), not on its `Client`: that one has no TLS, does not renew its auth
 token, tells no revision of a transaction, and ends watches with the connection (docs/adr/0021).
@@ -61,7 +61,7 @@ class Member:
         self.auth: Any = rpc.AuthStub(self.channel)
 
 
-class Connection:
+class EtcdConnection:
     """
     Belongs to the event loop on which it is opened, or first used; it is never used across a fork.
 

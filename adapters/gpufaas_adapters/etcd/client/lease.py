@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 from aetcd import rpc
 
-from gpufaas_adapters.etcd.client.connection import REQUIRE_LEADER, Connection, Member
+from gpufaas_adapters.etcd.client.connection import REQUIRE_LEADER, EtcdConnection, Member
 from gpufaas_adapters.etcd.client.failures import EtcdRefused, EtcdUnreachable
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.units import Seconds
@@ -70,7 +70,7 @@ class EtcdLease:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: EtcdConnection,
         lease_id: int,
         ttl_s: Seconds,
         asked_at: Seconds,
@@ -144,7 +144,7 @@ class EtcdLease:
         self._on_end(self)
 
 
-async def _keep_alive(connection: Connection, lease: int, timeout_s: Seconds) -> Seconds:
+async def _keep_alive(connection: EtcdConnection, lease: int, timeout_s: Seconds) -> Seconds:
     """Return how long it has; 0: it has ended."""
 
     def once(to: Member) -> Callable[..., Awaitable[Any]]:

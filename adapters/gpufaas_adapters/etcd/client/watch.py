@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc.aio
 from aetcd import rpc
 
-from gpufaas_adapters.etcd.client.connection import REQUIRE_LEADER, Connection, Member
+from gpufaas_adapters.etcd.client.connection import REQUIRE_LEADER, EtcdConnection, Member
 from gpufaas_adapters.etcd.client.failures import EtcdUnreachable, is_token_trouble, not_allowed
 from gpufaas_adapters.etcd.client.messages import Messages
 from gpufaas_adapters.etcd.client.values import Change, Deleted, Listed, Put, Range
@@ -22,7 +22,7 @@ _BACKOFF_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
 class Watch:
     """See module."""
 
-    connection: Connection
+    connection: EtcdConnection
     messages: Messages
     prefix: str
     span: tuple[bytes, bytes]

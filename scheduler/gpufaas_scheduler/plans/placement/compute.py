@@ -5,12 +5,12 @@ from typing import Final
 
 from gpufaas_core._types import Seconds
 from gpufaas_scheduler.plans.placement import igniter, interference_aware, programmes, usher
-from gpufaas_scheduler.plans.placement.problem import Answer, Problem
+from gpufaas_scheduler.plans.placement.problem import Problem, Result
 from gpufaas_scheduler.plans.problem import Table
 
-__all__ = ["POLICIES", "Answer", "Problem", "explain", "rows", "solve"]
+__all__ = ["POLICIES", "Problem", "Result", "explain", "rows", "solve"]
 
-POLICIES: Final[Mapping[str, Callable[[Problem, Seconds], Answer]]] = {
+POLICIES: Final[Mapping[str, Callable[[Problem, Seconds], Result]]] = {
     "igniter": lambda asked, _: igniter.solve(asked),
     "usher": lambda asked, _: usher.solve(asked, "ao"),
     "wao-usher": lambda asked, _: usher.solve(asked, "wao"),
@@ -22,12 +22,12 @@ POLICIES: Final[Mapping[str, Callable[[Problem, Seconds], Answer]]] = {
 DEFAULT: Final = "qa-milp"
 
 
-def solve(asked: Problem, policy: str = DEFAULT, time_limit: Seconds | None = None) -> Answer:
+def solve(asked: Problem, policy: str = DEFAULT, time_limit: Seconds | None = None) -> Result:
     """Return the placement that *policy* makes; of integer programmes, the best one after *time_limit*."""
     return POLICIES[policy](asked, programmes.TIME_LIMIT if time_limit is None else time_limit)
 
 
-def explain(asked: Problem, answer: Answer) -> list[str]:
+def explain(asked: Problem, answer: Result) -> list[str]:
     told = [f"{each[:1].upper()}{each[1:]}." for each in answer.notes]
     for device in asked.devices:
         there = [each for each in answer.replicas if each.device == device.id]
@@ -40,7 +40,7 @@ def explain(asked: Problem, answer: Answer) -> list[str]:
     return told
 
 
-def rows(answer: Answer) -> Table:
+def rows(answer: Result) -> Table:
     lines: list[tuple[str, ...]] = [
         (each.device, each.model, str(each.batch), "-" if each.share is None else f"{each.share:g} %")
         for each in answer.replicas

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpufaas_scheduler.plans.placement import problem
-from gpufaas_scheduler.plans.placement.problem import Answer, DeviceCoefficients, ModelCoefficients, Problem, Replica
+from gpufaas_scheduler.plans.placement.problem import DeviceCoefficients, ModelCoefficients, Problem, Replica, Result
 from gpufaas_scheduler.plans.problem import EPSILON, BadProblem, Milliseconds
 
 MOST_REPLICAS: Final = 1000
@@ -146,7 +146,7 @@ def place(device: DeviceCoefficients, workloads: Sequence[Workload]) -> list[lis
     return opened
 
 
-def solve(asked: Problem) -> Answer:
+def solve(asked: Problem) -> Result:
     """
     Return the placement: planned for as many devices as it takes, then given to those there are, in their order.
 

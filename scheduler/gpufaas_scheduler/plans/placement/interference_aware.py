@@ -13,7 +13,7 @@ from typing import Final
 
 from gpufaas_core._types import Seconds
 from gpufaas_scheduler.plans.placement import problem
-from gpufaas_scheduler.plans.placement.problem import FULL, Answer, Option, Options, Problem, Replica, options
+from gpufaas_scheduler.plans.placement.problem import FULL, Option, Options, Problem, Replica, Result, options
 from gpufaas_scheduler.plans.placement.programmes import latest
 
 BUSIEST: Final = 0.85
@@ -55,7 +55,7 @@ class _Room:
         return all(each.is_well(slower) for each in [*self.placed, new])
 
 
-def solve(asked: Problem) -> Answer:
+def solve(asked: Problem) -> Result:
     """Return the placement; models that ask for most compute are placed first."""
     found = options(asked, [each.kind for each in asked.devices], "wsm")
     rooms = [_Room(each.id, each.kind) for each in asked.devices]

@@ -147,7 +147,7 @@ class Replica(msgspec.Struct, frozen=True):
     """Of the device's compute, in percent; `null` where the policy sets none."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Result(msgspec.Struct, frozen=True):
     replicas: tuple[Replica, ...]
     expected: dict[str, float]
     """Requests per second of each model: the goodput of its replicas, at most what is asked."""
@@ -224,7 +224,7 @@ def answer(
     why: Mapping[str, str],
     gap: float | None = None,
     notes: Sequence[str] = (),
-) -> Answer:
+) -> Result:
     """
     Return the answer that the replicas of *goodput* make, each with its requests per second. A model without any is
     unserved, because of *why* or for want of room.
@@ -239,4 +239,4 @@ def answer(
     if not asked.devices:
         why = dict.fromkeys(asked.models, "there are no devices")
     unserved = {name: why.get(name, "no device has room left for it") for name in asked.models if name not in served}
-    return Answer(tuple(ranked), expected, unserved, gap, tuple(notes))
+    return Result(tuple(ranked), expected, unserved, gap, tuple(notes))

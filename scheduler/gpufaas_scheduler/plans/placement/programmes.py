@@ -22,7 +22,7 @@ from typing import Final, Literal
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_scheduler.plans.milp import Programme, Solution, minimise
 from gpufaas_scheduler.plans.placement import patterns, problem
-from gpufaas_scheduler.plans.placement.problem import FULL, Answer, Option, Options, Problem, Replica, options
+from gpufaas_scheduler.plans.placement.problem import FULL, Option, Options, Problem, Replica, Result, options
 
 TIME_LIMIT: Final[Seconds] = 60.0
 MAX_WAIT: Final[Seconds] = 0.1
@@ -60,13 +60,13 @@ class _Columns:
     served: dict[str, int]
 
 
-def solve(asked: Problem, metric: Literal["ao", "wsm"], time_limit: Seconds = TIME_LIMIT) -> Answer:
+def solve(asked: Problem, metric: Literal["ao", "wsm"], time_limit: Seconds = TIME_LIMIT) -> Result:
     """Return the placement that serves most; after *time_limit* the best one known, with its gap."""
     found = options(asked, [each.kind for each in asked.devices], metric)
     return _answer(asked, found, metric, *_most(asked, found, time_limit))
 
 
-def queue_aware(asked: Problem, time_limit: Seconds = TIME_LIMIT) -> Answer:
+def queue_aware(asked: Problem, time_limit: Seconds = TIME_LIMIT) -> Result:
     """Return the placement that serves most of what can be in time, with the smallest batches."""
     wanted = math.fsum(each.rps for each in asked.models.values())
     found = _in_time(asked, "ao")
@@ -123,7 +123,7 @@ def _unpacked(asked: Problem, found: Options, devices: Mapping[patterns.Pattern,
     }
 
 
-def _answer(asked: Problem, found: Options, metric: str, goodput: _Goodput, gap: float) -> Answer:
+def _answer(asked: Problem, found: Options, metric: str, goodput: _Goodput, gap: float) -> Result:
     proof = [] if gap == 0 else ["time was over: the best placement known, not proven to be the most"]
     return problem.answer(asked, goodput, found.why_none, gap, [f"compute is measured by {metric}", *proof])
 

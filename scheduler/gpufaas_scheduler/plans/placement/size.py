@@ -16,8 +16,8 @@ import msgspec
 
 from gpufaas_core._types import Seconds
 from gpufaas_scheduler.plans.placement import compute, problem
-from gpufaas_scheduler.plans.placement.problem import Answer as Placement
 from gpufaas_scheduler.plans.placement.problem import Cluster, Device, Kind
+from gpufaas_scheduler.plans.placement.problem import Result as Placement
 from gpufaas_scheduler.plans.problem import AtLeastOne, Infeasible, Table
 
 _SAME: Final = 1e-6
@@ -32,14 +32,14 @@ class Problem(Cluster, frozen=True, kw_only=True):
     """Of all kinds together."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Result(msgspec.Struct, frozen=True):
     devices: dict[str, int]
     """Of each kind."""
     price: float
     placement: Placement
 
 
-def solve(asked: Problem, policy: str = compute.DEFAULT, time_limit: Seconds | None = None) -> Answer | Infeasible:
+def solve(asked: Problem, policy: str = compute.DEFAULT, time_limit: Seconds | None = None) -> Result | Infeasible:
     """
     Return the cheapest cluster on which *policy* serves everything.
 
@@ -51,7 +51,7 @@ def solve(asked: Problem, policy: str = compute.DEFAULT, time_limit: Seconds | N
     for counts in _clusters(asked):
         placed = compute.solve(_on(counts, asked), policy, time_limit)
         if all(placed.expected[name] >= model.rps - _SAME for name, model in asked.models.items()):
-            return Answer(counts, sum(asked.kinds[kind].price * count for kind, count in counts.items()), placed)
+            return Result(counts, sum(asked.kinds[kind].price * count for kind, count in counts.items()), placed)
         if best is None or sum(placed.expected.values()) > sum(best.expected.values()):
             best = placed
     assert best is not None
@@ -119,13 +119,13 @@ def _least(asked: Problem) -> int:
     return min(max(needed), asked.max_devices)
 
 
-def explain(asked: Problem, answer: Answer | Infeasible) -> list[str]:
+def explain(asked: Problem, answer: Result | Infeasible) -> list[str]:
     if isinstance(answer, Infeasible):
         return [f"{answer.infeasible}."]
     return compute.explain(_on(answer.devices, asked), answer.placement)
 
 
-def rows(answer: Answer | Infeasible) -> Table:
+def rows(answer: Result | Infeasible) -> Table:
     if isinstance(answer, Infeasible):
         return ("INFEASIBLE",), [(answer.infeasible,)]
     return ("KIND", "DEVICES"), [(kind, str(count)) for kind, count in answer.devices.items()]

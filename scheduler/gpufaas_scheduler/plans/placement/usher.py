@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from gpufaas_core.errors import GpufaasError
 from gpufaas_scheduler.plans.placement import problem
-from gpufaas_scheduler.plans.placement.problem import FULL, Answer, Device, Option, Options, Problem, Replica, options
+from gpufaas_scheduler.plans.placement.problem import FULL, Device, Option, Options, Problem, Replica, Result, options
 from gpufaas_scheduler.plans.problem import EPSILON
 
 MOST_IN_GROUP: Final = 4
@@ -62,7 +62,7 @@ class Room:
         return Room(self.device, compute, memory, (*self.placed, (model, option)))
 
 
-def solve(asked: Problem, metric: Literal["ao", "wao"], groups: Sequence[Sequence[str]] | None = None) -> Answer:
+def solve(asked: Problem, metric: Literal["ao", "wao"], groups: Sequence[Sequence[str]] | None = None) -> Result:
     """
     Return the placement.
 
