@@ -38,7 +38,7 @@ class Peer:
     program: str
     """A file in peer_servers/."""
     path: str
-    """Where it takes calls."""
+    """The URL at which the server takes calls."""
     health: str
     pins: tuple[str, ...] = ()
     """What is installed into an environment of its own; none: it runs in ours."""

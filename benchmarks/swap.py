@@ -88,7 +88,7 @@ class Replayed:
     """Of each miss: what it took beyond waiting, load and run."""
     starts: dict[str, int] = field(default_factory=dict)
     by_phase: dict[str, list[float]] = field(default_factory=dict)
-    """Of the misses."""
+    """The figures are those of the misses."""
     late_s: float = 0.0
     reserved: float = 0.0
     held: float = 0.0

@@ -38,7 +38,7 @@ WITHOUT, TIERS, PREFETCH = "without", "tiers", "tiers + prefetch"
 WAYS = (WITHOUT, TIERS, PREFETCH)
 WITH_PARKED = "tiers + prefetch + parked"
 WAKE = 0.1
-"""Of the time of a load from disk."""
+"""The parts of the time that a load from disk takes."""
 SPECS = {
     "least-wait": ("least-wait", "least-wait+prefetch=none", "least-wait"),
     "lalb-o3": ("lalb-o3", "lalb-o3", "lalb-o3+prefetch=next-misses"),
@@ -81,9 +81,9 @@ class Cell(NamedTuple):
     source: str
     functions: int
     memory_gb: float
-    """Of a device."""
+    """The memory of a device."""
     host_gb: float
-    """Of a node's host tier."""
+    """The size of a node's host tier."""
     heavy: bool
     """Service times have a Pareto tail; else they are those of the profile."""
 

@@ -3,7 +3,7 @@ Fill docker/wheels with all that the images install, so that they are made with 
 
     python docker/wheelhouse.py            of the Python that runs this, which must be that of the images' base
 
-Prints how the node's image is to be made: torch is left out (750 MB), and what else it brings. A local image finds it
+It prints the command that makes the node's image, without torch (750 MB) and what torch brings. A local image finds it
 where this Python has it, mounted read-only (docker/compose.local.yml).
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpufaas_adapters.etcd.async_queue import records
+import gpufaas_adapters.etcd.async_queue.records as records
 from gpufaas_adapters.etcd.async_queue.records import (
     MAX_BODY,
     BodyRecord,

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpufaas_adapters.etcd.async_queue import records
+import gpufaas_adapters.etcd.async_queue.records as records
 from gpufaas_adapters.etcd.async_queue.bodies import Bodies
 from gpufaas_adapters.etcd.async_queue.dead_letters import DeadLetters
 from gpufaas_adapters.etcd.async_queue.owned import OwnedCalls
