@@ -38,7 +38,7 @@ WITHOUT, TIERS, PREFETCH = "without", "tiers", "tiers + prefetch"
 WAYS = (WITHOUT, TIERS, PREFETCH)
 WITH_PARKED = "tiers + prefetch + parked"
 WAKE = 0.1
-"""The parts of the time that a load from disk takes."""
+"""A wake takes this part of the time of a load from disk."""
 SPECS = {
     "least-wait": ("least-wait", "least-wait+prefetch=none", "least-wait"),
     "lalb-o3": ("lalb-o3", "lalb-o3", "lalb-o3+prefetch=next-misses"),
