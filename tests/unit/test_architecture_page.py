@@ -91,7 +91,7 @@ def test_every_room_is_named() -> None:
 
 
 def test_the_twelve_stops_take_an_afternoon() -> None:
-    stops = PAGE.partition("## Twelve stops")[2].partition("\n1. ")[2].partition("\n## ")[0]
+    stops = PAGE.partition("## Twelve stops")[2].partition("\n1. ")[2].partition("\n\n")[0]
     first = re.findall(r"^(?:\d+\. |)`([^`]+\.py)`: ", stops, flags=re.M)
     lines = {each: file_of(each).read_text().count("\n") for each in re.findall(r"`([^`\n]+\.py)`", stops)}
 
