@@ -213,7 +213,8 @@ def _s3_parameters(url: str, parts: SplitResult) -> dict[str, str]:
         )
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", parts.netloc):
         raise InvalidSpec(
-            f"object store {url!r}: {parts.netloc!r} is no bucket's name: expected dir:/path, or s3://bucket/prefix?endpoint=http://host:9000"
+            f"object store {url!r}: {parts.netloc!r} is no bucket's name: expected dir:/path, or "
+            "s3://bucket/prefix?endpoint=http://host:9000"
         )
     asked = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(asked.keys() - {"endpoint", "region"}):

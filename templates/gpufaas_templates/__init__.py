@@ -109,6 +109,9 @@ def _read(path: Path) -> Template:
     packages = tuple(map(str, ours.get("packages") or ()))
     if any(not each.startswith("gpufaas_") or not each.isidentifier() for each in packages):
         raise InvalidSpec(f"{file}: gpufaas.packages are names of packages of gpufaas, and not {', '.join(packages)}")
+    skeleton = _text(ours.get("skeleton")) or path.name
+    if skeleton == ".." or skeleton != Path(skeleton).name:
+        raise InvalidSpec(f"{file}: gpufaas.skeleton is the name of a template beside it, and not {skeleton!r}")
     if kind == _IMAGE:
         kind = None
     elif kind == "server":
@@ -126,7 +129,7 @@ def _read(path: Path) -> Template:
         kind=kind,  # type: ignore[arg-type]  # checked above
         description=_text(ours.get("description")),
         path=path,
-        skeleton=path.with_name(_text(ours.get("skeleton")) or path.name) / folder,
+        skeleton=path.with_name(skeleton) / folder,
         handler_folder=folder,
         welcome_message=_text(content.get("welcome_message")),
         packages=packages,

@@ -97,6 +97,15 @@ def test_packages_that_are_not_ours_are_not_looked_for(tmp_path: Path) -> None:
         find_template("mine", (tmp_path,))
 
 
+@pytest.mark.parametrize("named", ["../elsewhere", "mine/function", "..", "/"])
+def test_a_skeleton_that_is_no_template_beside_it_is_refused(tmp_path: Path, named: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "template.yml").write_text(f"gpufaas: {{kind: image, skeleton: {named}}}\n")
+
+    with pytest.raises(InvalidSpec, match=r"mine/template\.yml: gpufaas\.skeleton is the name of a template beside it"):
+        find_template("mine", (tmp_path,))
+
+
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
         InvalidSpec, match=r"mean python3-torch\? known are python3-http, python3-torch, python3-torch-"
