@@ -22,7 +22,7 @@ _POLICIES: Final = ("igniter", "usher", "wao-usher", "ao-milp", "wsm-milp", "qa-
 def _limit(default: str) -> click.Option:
     return click.Option(
         ["--time-limit"], type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-        help=f"Result after so long at the latest, with how far from the best it may be. [default: {default}]",
+        help=f"Answer after so long at the latest, with how far from the best it may be. [default: {default}]",
     )  # fmt: skip
 
 
