@@ -58,7 +58,7 @@ def _send_calls_ahead(world: World, owner: FunctionState) -> None:
 
 
 def send_ahead_to(world: World, device: DeviceState) -> None:
-    """GrantState the next call or full batch of the copy that runs on *device*, if nothing else comes first."""
+    """Grant the next call or full batch of the copy that runs on *device*, if nothing else comes first."""
     running = device.holding[0] if len(device.holding) == 1 else None
     if running is None or not _may_follow(world, running, device):
         return

@@ -33,7 +33,7 @@ def start(
     ahead: Seconds | None = None,
 ) -> None:
     """
-    GrantState *call* a grant: a hit on *copy*, or a miss for which *victims* are evicted. The caller has checked it.
+    Grant *call* a grant: a hit on *copy*, or a miss for which *victims* are evicted. The caller has checked it.
 
     :param others: calls of its function that run together with it, and were taken out of their queue like it
     :param places: of a new copy with several parts, which say the victims then
@@ -404,7 +404,7 @@ def return_all(world: World, device: DeviceState) -> None:
 
 
 def grant_again(world: World, call: Call, device: DeviceState, copy: Copy) -> None:
-    """GrantState a call its grant again: it has its place, but its gateway has not heard of it."""
+    """Grant a call its grant again: it has its place, but its gateway has not heard of it."""
     world.grant = number = world.grant + 1
     owner = call.owner
     if owner.queued:  # else its node may refuse it by its first number
