@@ -208,7 +208,7 @@ class DeviceDoc(Struct, frozen=True):
 
     device: Device
     status: str
-    """``idle``, ``busy`` (with a model function's call) or ``loading`` (without a call)."""
+    """``idle``, ``busy`` (with a placed function's call) or ``loading`` (without a call)."""
     finish_s: Seconds
     """Estimated time until it has nothing to do."""
     residents: tuple[ResidentDoc, ...]
@@ -216,7 +216,7 @@ class DeviceDoc(Struct, frozen=True):
     order: int
     """How many joined before it."""
     running: tuple[CallDoc, ...] = ()
-    """The calls of model functions; the first has the device."""
+    """The calls of placed functions; the first has the device."""
     local: tuple[CallDoc, ...] = ()
     """The local queue."""
     local_s: Seconds = 0.0
@@ -282,7 +282,7 @@ class FunctionDoc(Struct, frozen=True):
     draining: tuple[Holder, ...] = ()
     """Its copies that take no new calls."""
     ready: tuple[Holder, ...] = ()
-    """The loaded copies of a CPU function with several, in the order in which they take calls."""
+    """The loaded copies of a direct function with several, in the order in which they take calls."""
     called: float = 0.0
     """Its arrivals, weighted by age, as of `called_age_s` ago."""
     called_age_s: Seconds = 0.0
@@ -348,13 +348,13 @@ class EngineDoc(Struct, frozen=True):
     """Offered load: service times of the arrivals, weighted by age, as of `offered_age_s` ago."""
     offered_age_s: Seconds = 0.0
     homeless: tuple[FunctionId, ...] = ()
-    """CPU functions with calls and without a copy. The engine serves this list and the next three in their order."""
+    """Direct functions with calls and without a copy. The engine serves this list and the next three in their order."""
     short: tuple[FunctionId, ...] = ()
     """Functions with fewer copies than they should have."""
     surplus: tuple[FunctionId, ...] = ()
     """Functions with copies to give up."""
     orphaned: tuple[FunctionId, ...] = ()
-    """Model functions with waiting calls that no device held when they began to wait."""
+    """Placed functions with waiting calls that no device held when they began to wait."""
     at_s: Seconds = 0.0
     epoch: int = 0
     seq: int = 0

@@ -2,7 +2,7 @@
 The contract of a scheduling policy: the actions that it proposes. `view_contract` has what it decides from,
 `policy_contract` what it is.
 
-The engine runs a policy when a call of a model function waits and a device is idle. The policy reads a `View` and
+The engine runs a policy when a call of a placed function waits and a device is idle. The policy reads a `View` and
 proposes one `Action` at a time; the engine answers at once::
 
     refusal = yield start_on(device, call)      # None: done, and the view shows it already
@@ -12,7 +12,7 @@ no clock but `view.now`, does no IO, and is deterministic: the same view gives t
 a class with the members of `SchedulingPolicy` and register its factory as an entry point of the group
 ``gpufaas.policies`` (docs/writing-a-policy.md).
 
-A policy decides about model functions only. CPU functions start without one, see ``engine``.
+A policy decides about placed functions only. Calls of direct ones start without it, see ``engine``.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Assign(Struct, frozen=True, gc=False):
 
 class Load(Struct, frozen=True):
     """
-    Load a model function on an idle device without a call: a replica or a prefetch. The device is busy until the load
+    Load a placed function on an idle device without a call: a replica or a prefetch. The device is busy until the load
     ends, as with a miss. The engine refuses it after a failed load, until a call has loaded the function.
 
     With `tier` `HOST`, only its weights are brought, into the host tier of the node of the first part. No device is

@@ -68,7 +68,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
 
 def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
     """
-    Return the doc of a device. O(residents + local queue). Calls of CPU functions are left out: their node knows all
+    Return the doc of a device. O(residents + local queue). Calls of direct functions are left out: their node knows all
     that matters of them.
     """
     grants = device.grants()
@@ -182,7 +182,7 @@ def _first_waiting(world: World) -> list[Call]:
     never_left = (
         each
         for each in world.calls.by_id.values()
-        if each.state == WAITING and (not each.left or not each.owner.queued)
+        if each.state == WAITING and (not each.left or not each.owner.placed)
     )
     found = [*world.queue.returned, *(islice(never_left, WAITING_KEPT) if world.calls.waiting else ())]
     found.sort(key=lambda call: call.number)
@@ -255,7 +255,7 @@ def restore_order(owner: FunctionState, doc: FunctionDoc) -> None:
     """Put its copies into the order of *doc*; copies that are not in it come last."""
     owner.active = _sorted(owner.active, doc.holders)
     owner.draining = _sorted(owner.draining, doc.draining)
-    if owner.queued:
+    if owner.placed:
         owner.holders = {device.id: device for device in owner.active.values()}
     elif owner.ready is not None:
         owner.ready = ReadyCopies(each for each in _sorted(owner.active, doc.ready) if not each.loading)

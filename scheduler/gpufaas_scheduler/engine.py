@@ -2,12 +2,12 @@
 The engine: it is told events and returns commands. It has no clock, no IO, no lock and no logger; the live service and
 the simulator are shells around it.
 
-*Functions.* Calls reserve compute of a device while they run: 100 % is the device to itself.
+*Functions.* Calls of a *placed* function reserve compute of a device while they run: 100 % is the device to itself.
 The policy chooses the device, or a local queue. Several calls run beside each other on a device as long as its compute
-lasts. A *CPU function* reserves none, and one with a share holds it with each copy: their calls start without the
-policy, at the copy that runs the fewest of them. So a function may call another one on the same device. Without a free
-slot they wait in a FIFO of their function. All use the same memory and the same LRU lists. A device holds one copy of a
-function whose calls reserve compute, and as many copies of others as fit.
+lasts. A *direct* function reserves none for its calls: it is a CPU function, or holds a share with each copy. Its calls
+start without the policy, at the copy that runs the fewest of them. So a function may call another one on the same
+device. Without a free slot they wait in a FIFO of their function. All use the same memory and the same LRU lists. A
+device holds one copy of a placed function, and as many copies of direct ones as fit.
 
 *Copies.* Calls create copies. A minimum of copies is loaded without a call and never evicted for others. `Scaled` sets
 a number beside that: missing copies are loaded, a few at a time; surplus copies take no new calls and are evicted once

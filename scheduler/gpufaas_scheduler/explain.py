@@ -117,7 +117,7 @@ def _why_it_waits(world: World, call: Call) -> contract.Why:
     clearing, owner = world.cluster.clearing, call.owner
     if clearing.call is call and clearing.device is not None:
         return contract.Why(f"smaller calls kept it waiting, so {clearing.device.id} takes no others until it has room")
-    if not owner.queued:
+    if not owner.placed:
         waits = "once a copy has a free slot" if owner.active else f"but no device has room: {_no_room(world, owner)}"
         return contract.Why(f"it starts without the policy, {waits}")
     why = world.policy.weigh(world.view, call) if isinstance(world.policy, Explaining) else None
@@ -146,7 +146,7 @@ def _explain_start(world: World, index: int) -> Explanation:
     passed += [
         each
         for each in world.calls.by_id.values()
-        if each.state != RUNNING and each.owner.queued and each.number < call.number
+        if each.state != RUNNING and each.owner.placed and each.number < call.number
     ]
     passed.sort(key=lambda each: each.number)
     before = [each.id for then, each, *_ in starts[:index] if each.number > call.number and then >= call.arrived_at]
@@ -211,7 +211,7 @@ def _kept_out(world: World) -> dict[FunctionId, str]:
 
 def _no_room(world: World, owner: FunctionState) -> str:
     """Return why no device takes another copy of *owner*. O(devices x residents)."""
-    if owner.queued and owner.copies >= len(world.devices):
+    if owner.placed and owner.copies >= len(world.devices):
         return "a device holds one copy of a model function, and each has one"
     reasons: list[str] = []
     for device in world.devices.values():

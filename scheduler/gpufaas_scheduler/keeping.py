@@ -19,7 +19,7 @@ def keep_s(world: World, grant: Grant) -> Seconds:
     """
     Return how long a gateway may keep *grant*, which was made just now; 0.0: not at all.
 
-    The function's calls start without the policy, and none waits; at least half of the slots of the copy are free, so
+    The function is direct, and none of its calls waits; at least half of the slots of the copy are free, so
     that calls of other gateways find one; and nothing waits for the memory or the share of a copy that is idle.
 
     Its calls have made no calls: these end with the call that made them, and of further calls by a grant the scheduler
@@ -30,7 +30,7 @@ def keep_s(world: World, grant: Grant) -> Seconds:
         return 0.0
     owner = call.owner
     may = (
-        not (owner.queued or owner.removed or owner.nests)
+        not (owner.placed or owner.removed or owner.nests)
         and not owner.flow.calls
         and copy.running * 2 <= owner.slots
         and not copy.loading

@@ -198,7 +198,7 @@ class _Residency(_Fleet):
         seen: dict[FunctionId, int] = {}
         for each in device.residency.copies.values():
             owner = each.owner
-            if owner.queued:  # it has one copy per device
+            if owner.placed:  # it has one copy per device
                 if evictable(each):
                     found.append(each)
             elif evictable(each, others := seen.get(owner.id, 0)):
@@ -340,7 +340,7 @@ class ClusterView(_Plans):
 
     def call(self, name: CallId) -> Call | None:
         found = self._cluster.calls.get(name)
-        return found if found is not None and found.state == WAITING and found.owner.queued else None
+        return found if found is not None and found.state == WAITING and found.owner.placed else None
 
     def first_hit(self, device: DeviceState) -> Call | None:
         if self._cluster.mixed:

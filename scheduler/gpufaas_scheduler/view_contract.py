@@ -112,8 +112,8 @@ class FunctionView(FunctionCosts, Protocol):
         """What was deployed: its need, constraints and bounds, and its tenant, weight, priority, task and accuracy."""
 
     @property
-    def queued(self) -> bool:
-        """Its calls reserve compute while they run: the policy places them. False: they start without the policy."""
+    def placed(self) -> bool:
+        """Its calls reserve compute while they run, and the policy places them. False: the function is direct."""
 
     @property
     def slots(self) -> int:
@@ -121,7 +121,7 @@ class FunctionView(FunctionCosts, Protocol):
 
     @property
     def copies(self) -> int:
-        """The number of its copies, with those that load. A model function has as many as devices hold it."""
+        """The number of its copies, with those that load. A placed function has as many as devices hold it."""
 
     @property
     def waiting(self) -> int:
@@ -163,7 +163,7 @@ class FunctionView(FunctionCosts, Protocol):
 
 
 class ResidentView(Protocol):
-    """A copy of a function on a device, perhaps of a CPU function (`owner.queued` is false)."""
+    """A copy of a function on a device, perhaps of a direct function (`owner.placed` is false)."""
 
     @property
     def id(self) -> CopyId: ...
@@ -240,7 +240,7 @@ class DeviceView(Protocol):
     def node(self) -> NodeId: ...
     @property
     def busy(self) -> bool:
-        """It runs a call of a model function, or loads for a `Load`."""
+        """It runs a call of a placed function, or loads for a `Load`."""
 
     @property
     def spare(self) -> int:
@@ -252,7 +252,7 @@ class DeviceView(Protocol):
 
     @property
     def copies(self) -> Mapping[FunctionId, CopyId]:
-        """The copies of model functions that it holds."""
+        """The copies of placed functions that it holds."""
 
     @property
     def order(self) -> int:
@@ -260,7 +260,7 @@ class DeviceView(Protocol):
 
     @property
     def starts(self) -> int:
-        """The number of calls of model functions that were started on it."""
+        """The number of calls of placed functions that were started on it."""
 
 
 class QueueView(Protocol):
@@ -326,7 +326,7 @@ class FleetView(Protocol):
         """
 
     def running(self, device: DeviceView) -> Collection[RunningCall]:
-        """Return the calls of model functions that run on the device."""
+        """Return the calls of placed functions that run on the device."""
 
     def devices_of(self, node: NodeId) -> list[DeviceView]:
         """Return the devices of *node*. O(devices)."""

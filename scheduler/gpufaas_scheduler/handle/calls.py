@@ -75,7 +75,7 @@ def arrived(world: World, event: m.Arrived) -> None:
     cluster.demand.note(owner, cluster.largest, now)
     if age_s:
         _wait_among_others(world, call)
-    elif owner.queued:
+    elif owner.placed:
         if owner.flow.head == NEVER:  # else that is noted already
             cluster.note_waiting(owner)
         queue.append(call)
@@ -94,7 +94,7 @@ def arrived(world: World, event: m.Arrived) -> None:
 
 def _has_to_wait(world: World, call: Call, age_s: Seconds) -> None:
     owner = call.owner
-    if owner.queued and (owner.batches or world.cluster.ahead):
+    if owner.placed and (owner.batches or world.cluster.ahead):
         send_ahead(world, owner)
         if call.state == RUNNING:
             return
@@ -119,7 +119,7 @@ def _wait_among_others(world: World, call: Call) -> None:
     """Let a call that has waited elsewhere wait here; the scheduling run after the event plans for all."""
     join_queue(world, call)
     world.cluster.freed = True
-    if not call.owner.queued:
+    if not call.owner.placed:
         serve_fifo(world, call.owner)
 
 
@@ -210,7 +210,7 @@ def _overloaded(world: World, call: Call) -> None:
         full = f"{world.calls.waiting - 1} calls wait on the platform"
     costs = next((owner.costs[kind] for kind in world.cluster.largest_for(owner)), None)
     if owner.waiting > owner.max_queue:
-        calls, places = owner.waiting, max(1, owner.copies) * (1 if owner.queued else owner.slots)
+        calls, places = owner.waiting, max(1, owner.copies) * (1 if owner.placed else owner.slots)
     else:
         calls, places = world.calls.waiting, max(1, len(world.devices))
     drain_s = 1.0 * calls / places if costs is None else costs.drain_s(calls, places)
@@ -239,7 +239,7 @@ def finished(world: World, event: m.Finished) -> None:
             _recovers(world, owner, owner.backoff, call.cold)
         costs = owner.costs[device.kind]
         if costs is not None and 0.0 <= event.service_s <= MAX_S:
-            if grant is None:  # calls that start without a policy are not estimated by size
+            if grant is None:  # calls of direct functions are not estimated by size
                 costs.learn_service(event.service_s, 0.0, world.rate)
             elif grant.alone or not (owner.batches or grant.neighbours or grant.copy.share or grant.size > 1):
                 costs.learn_service(event.service_s, call.size, world.rate)
@@ -248,7 +248,7 @@ def finished(world: World, event: m.Finished) -> None:
             if not costs.noted and world.learn:
                 costs.noted = True
                 world.learnt[(owner.id, device.kind)] = None
-    if owner.queued:
+    if owner.placed:
         if (
             not end(world, call)
             and not (device.ahead and _goes_on(device, grant))
@@ -357,7 +357,7 @@ def refused(world: World, event: m.NodeRefused) -> None:
         call.refusals -= 1
     if call is lost:
         place_again(world, call, event.reason)
-        if not call.owner.queued:
+        if not call.owner.placed:
             serve_fifo(world, call.owner)
         world.cluster.freed = True
         return
@@ -386,9 +386,9 @@ def refused(world: World, event: m.NodeRefused) -> None:
                     to = "host" if parked is not None and parked.number == number else "none"
                     world.out.append(m.EvictCopy(function, device.id, number, to))
     place_again(world, call, event.reason)
-    if not owner.queued:
+    if not owner.placed:
         serve_fifo(world, owner)
-    if owner.queued or device.local:
+    if owner.placed or device.local:
         next_local(world, device)
     if owner.removed:
         forget_if_done(world, owner)

@@ -81,7 +81,7 @@ def _shut(world: World, device: DeviceState, leaving: Iterable[Copy]) -> None:
 def _start(world: World, device: DeviceState, call: Call) -> bool:
     owner = call.owner
     device.shut = False
-    if owner.queued:
+    if owner.placed:
         try_start(world, contract.start_on(device, call, _WAITED))
     else:
         serve_fifo(world, owner)
@@ -109,6 +109,6 @@ def _start_inner(world: World, device: DeviceState) -> None:
     cluster.shut(device, False)
     return_all(world, device)  # what it has spare would be for them
     for each in world.nests.waiting():
-        if not each.owner.queued:
+        if not each.owner.placed:
             serve_fifo(world, each.owner)
     start_nested(world)

@@ -20,7 +20,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
     """Do *action*, or return why not."""
     calls = action.calls
     call = world.calls.by_id.get(calls[0]) if calls else None
-    if call is None or call.state != WAITING or not (owner := call.owner).queued:
+    if call is None or call.state != WAITING or not (owner := call.owner).placed:
         return f"call {calls[0]} does not wait in the global queue" if calls else "there is no call to start"
     others: tuple[Call, ...] = ()
     why = action.why
@@ -92,7 +92,7 @@ def _why_not_beside(world: World, owner: FunctionState, device: DeviceState, cop
 def try_promise(world: World, action: contract.Promise) -> str | None:
     """Do *action*, or return why not."""
     call = world.calls.by_id.get(action.call)
-    if call is None or call.state != WAITING or not call.owner.queued:
+    if call is None or call.state != WAITING or not call.owner.placed:
         return f"call {action.call} does not wait in the global queue"
     call.promised_at = action.at
     return None
@@ -101,7 +101,7 @@ def try_promise(world: World, action: contract.Promise) -> str | None:
 def try_assign(world: World, action: contract.Assign) -> str | None:
     """Do *action*, or return why not."""
     call = world.calls.by_id.get(action.call)
-    if call is None or call.state != WAITING or not (owner := call.owner).queued:
+    if call is None or call.state != WAITING or not (owner := call.owner).placed:
         return f"call {action.call} does not wait in the global queue"
     found = world.cluster.copies.get(action.copy)
     if found is None or found[1].owner is not owner:
@@ -140,7 +140,7 @@ def _added_s(owner: FunctionState, device: DeviceState, copy: Copy) -> Seconds:
 def try_load(world: World, action: contract.Load) -> str | None:
     """Do *action*, or return why not."""
     owner = world.functions.get(action.function)
-    if owner is None or owner.removed or not owner.queued:
+    if owner is None or owner.removed or not owner.placed:
         return f"no model function {action.function} is deployed"
     if action.tier not in (contract.DEVICE, contract.HOST):
         return f"there is no tier {action.tier}"

@@ -48,7 +48,7 @@ def _why_no_variant(world: World, before: FunctionState, after: FunctionState) -
     task = before.declared.task
     if not task or after.declared.task != task:
         return f"{after.id} is no variant of {before.id}: they have no task in common"
-    if not after.queued:
+    if not after.placed:
         return f"the calls of {after.id} start without a policy"
     if is_held_back(world, after):
         return f"the last load of {after.id} failed, and the next one has to wait"
@@ -89,6 +89,6 @@ def try_preempt(world: World, action: contract.Preempt) -> str | None:
 def waiting(world: World, name: CallId) -> Call | str:
     """Return the call of that name, which waits for the policy; or why it does not."""
     call = world.calls.by_id.get(name)
-    if call is None or call.state != WAITING or not call.owner.queued:
+    if call is None or call.state != WAITING or not call.owner.placed:
         return f"call {name} does not wait in the global queue"
     return call

@@ -1,5 +1,5 @@
 """
-Copies that come and go without a policy: those of CPU functions, and those that a minimum or `Scaled` asks for.
+Copies that come and go without a policy: those of direct functions, and those that a minimum or `Scaled` asks for.
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ from gpufaas_scheduler.world.places import room_for
 from gpufaas_scheduler.world.world import World
 
 MAX_LOADING: Final = 4
-"""Copies of a CPU function that load at the same time without a call, once one copy is ready and shows that it can. A
-container takes a second to start, mostly waiting; more at a time would take the cores from running calls."""
+"""Copies of a direct function that load at the same time without a call, once one copy is ready and shows that it can.
+A container takes a second to start, mostly waiting; more at a time would take the cores from running calls."""
 
 
 def note_lack(world: World, owner: FunctionState) -> None:
@@ -46,7 +46,7 @@ def _revive(world: World, owner: FunctionState, most: int) -> None:
     revived = False
     while owner.copies < most and world.cluster.revive(owner):
         revived = True
-    if revived and not owner.queued:
+    if revived and not owner.placed:
         serve_fifo(world, owner)
 
 
@@ -137,7 +137,7 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
 
 
 def serve_fifo(world: World, owner: FunctionState) -> None:
-    """Start as many waiting calls of a CPU function as it has free slots; load it if it has no copy."""
+    """Start as many waiting calls of a direct function as it has free slots; load it if it has no copy."""
     queue = owner.flow
     if not owner.active and queue.calls:
         world.cluster.revive(owner)
@@ -190,7 +190,7 @@ def load_copies(world: World, owner: FunctionState) -> None:
     _revive(world, owner, owner.target)
     world.cluster.note_waiting(owner)
     while owner.copies < owner.target:
-        at_once = MAX_LOADING if not owner.queued and owner.loading < owner.copies else 1
+        at_once = MAX_LOADING if not owner.placed and owner.loading < owner.copies else 1
         if owner.loading >= at_once or not _load_copy(world, owner):
             return
     world.short.pop(owner.id, None)
@@ -198,7 +198,7 @@ def load_copies(world: World, owner: FunctionState) -> None:
 
 def _load_copy(world: World, owner: FunctionState) -> bool:
     """Load one copy. Return whether there was room."""
-    if owner.queued and owner.copies >= len(world.devices):
+    if owner.placed and owner.copies >= len(world.devices):
         return False
     room = room_for(world.cluster, owner)
     if room is None and owner.before is not None:
@@ -212,7 +212,7 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
         return False
     copy, names = reserve(world, device, owner, victims)
     order_load(world, device, copy, names)
-    if not owner.queued:
+    if not owner.placed:
         serve_fifo(world, owner)  # its slots are free from now on, see `_free_copy`
     return True
 
@@ -222,7 +222,7 @@ def _roll(world: World, owner: FunctionState, before: FunctionState) -> None:
     *owner* fits nowhere beside *before*, which it succeeds: evict one copy of that where it fits instead, or let one
     drain. One after the other, until *before* has no more copies than *owner*: it has all calls until then.
     """
-    if before.removed or before.draining or before.copies <= owner.copies + 1 or not owner.queued or owner.shared_hold:
+    if before.removed or before.draining or before.copies <= owner.copies + 1 or not owner.placed or owner.shared_hold:
         return
     for copy in _dispensable(before):
         device, ends = before.active[copy], not any(call.endless for call in runs_on(copy, before.active[copy]))
@@ -235,7 +235,7 @@ def _roll(world: World, owner: FunctionState, before: FunctionState) -> None:
 
 def _free_copy(owner: FunctionState) -> Copy | None:
     """
-    Return the copy for the next call of a CPU function; None: the call waits for a slot. A loading copy counts only
+    Return the copy for the next call of a direct function; None: the call waits for a slot. A loading copy counts only
     while none is ready: a call in the FIFO takes the first slot that becomes free, also that of a copy just loaded.
     """
     if owner.ready is not None and owner.loading < owner.copies:
@@ -249,7 +249,7 @@ def _free_copy(owner: FunctionState) -> Copy | None:
 
 
 def place_shared(world: World, call: Call) -> None:
-    """Start a call of a CPU function, or let it wait in the FIFO of its function."""
+    """Start a call of a direct function, or let it wait in the FIFO of its function."""
     owner = call.owner
     if not owner.flow.calls and (free := _free_copy(owner)) is not None:
         start(world, call, owner.active[free], free, ())

@@ -77,7 +77,7 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
             function = replace(function, need=need)
     owner = world.cluster.deploy(function)
     world.cluster.rare = True
-    if not owner.queued:
+    if not owner.placed:
         serve_fifo(world, owner)
     before = None if event.succeeds is None else world.functions.get(event.succeeds)
     if before is not None and not before.removed:

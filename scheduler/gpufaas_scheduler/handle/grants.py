@@ -70,7 +70,7 @@ def start(
     owner.running += 1
     world.calls.waiting -= 1
     call.grant = world.grant = world.grant + 1
-    if owner.queued:
+    if owner.placed:
         _hold(world, call, device, copy, others, names, local, ahead is not None)
     else:
         device.direct[call.id] = call
@@ -407,7 +407,7 @@ def grant_again(world: World, call: Call, device: DeviceState, copy: Copy) -> No
     """Grant a call its grant again: it has its place, but its gateway has not heard of it."""
     world.grant = number = world.grant + 1
     owner = call.owner
-    if owner.queued:  # else its node may refuse it by its first number
+    if owner.placed:  # else its node may refuse it by its first number
         call.grant = number
     victims = tuple(copy_id(*each) for each in call.victims)
     grant = m.Grant(

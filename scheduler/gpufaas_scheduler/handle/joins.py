@@ -81,7 +81,7 @@ def _device_came_back(world: World, event: m.DeviceJoined, snapshot: DeviceSnaps
         if owner is not None:
             balance(world, owner)
             held.append(owner)
-            if not owner.removed and not owner.queued:
+            if not owner.removed and not owner.placed:
                 serve_fifo(world, owner)
     forget_removed(world, held)  # not before: its calls may go on here
 
@@ -153,19 +153,19 @@ def _adopt_grants(
     what exceeds the compute of the device waits on the node (`DeviceState.others`).
     """
     known = {} if doc is None else {each.call: (rank, each) for rank, each in enumerate(doc.running)}
-    queued = []
+    placed = []
     for told, grant in _grants_of(running, {call: each.grant for call, (_, each) in known.items()}):
-        if grant.copy.owner.queued:
+        if grant.copy.owner.placed:
             rank, before = known.get(grant.calls[0].id, (inf, None))
             if before is not None and not before.compute:
                 rank = inf
-            queued.append((rank, not told.begun, -told.age_s, told, grant, before))
+            placed.append((rank, not told.begun, -told.age_s, told, grant, before))
         else:
             for call in grant.calls:
                 call.grant, call.granted = 0, None
                 state.direct[call.id] = call
-    queued.sort(key=lambda each: each[:3])
-    for *_, told, grant, before in queued:
+    placed.sort(key=lambda each: each[:3])
+    for *_, told, grant, before in placed:
         copy = grant.copy
         if copy.share or (copy.owner.shared_hold and any(each.copy is copy for each in state.holding)):
             _expect(grant, told, at, before, since)
@@ -406,7 +406,7 @@ def _adopt_call(
 
 
 def _estimate(call: Call, running: RunningCall, at: Seconds) -> Seconds:
-    """Return when a call of a model function should end that this engine did not start."""
+    """Return when a call of a placed function should end that this engine did not start."""
     copy, device = call.copy, call.device
     assert copy is not None
     assert device is not None

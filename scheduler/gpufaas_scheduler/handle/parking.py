@@ -87,7 +87,7 @@ def unparked(world: World, event: m.Unparked | m.WorkerExited) -> None:
 def keep_parked(world: World, device: DeviceState, owner: FunctionState, copy: int, memory: Bytes) -> bool:
     """Count a copy as parked that the engine does not know. False: it is of no use there."""
     known = owner.id in device.copies or device.id in owner.parked
-    if known or not owner.queued or device.closed or memory > device.residency.unpromised:
+    if known or not owner.placed or device.closed or memory > device.residency.unpromised:
         return False
     world.cluster.parked.park(device, owner, copy, memory)
     return True

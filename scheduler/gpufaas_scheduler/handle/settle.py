@@ -1,4 +1,4 @@
-"""Something became free: all that waits tries again, the calls of model functions in one run of the policy."""
+"""Something became free: all that waits tries again, the calls of placed functions in one run of the policy."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -135,7 +135,7 @@ def start_nested(world: World) -> None:
     """
     for call in world.nests.waiting():
         owner = call.owner
-        if not owner.queued:
+        if not owner.placed:
             if owner.active and call.state != RUNNING and world.nests.full_of_outers(owner):
                 _start_at_another_copy(world, call)
         elif call.state == WAITING and (world.idle or owner.shared_hold):

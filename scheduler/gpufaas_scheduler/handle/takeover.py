@@ -233,4 +233,4 @@ def _lacks(world: World, owner: FunctionState) -> bool:
 
 
 def _is_homeless(owner: FunctionState) -> bool:
-    return bool(not owner.queued and owner.flow.calls and not owner.active)
+    return bool(not owner.placed and owner.flow.calls and not owner.active)

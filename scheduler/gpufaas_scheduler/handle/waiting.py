@@ -19,7 +19,7 @@ MAX_REFUSALS: Final = 3
 def join_queue(world: World, call: Call) -> None:
     """Put *call* into its queue, by its number."""
     owner = call.owner
-    if not owner.queued:
+    if not owner.placed:
         owner.flow.put_back(call)
     elif call.left:
         world.queue.put_back(call)
@@ -41,7 +41,7 @@ def unqueue(world: World, call: Call) -> None:
         assert call.device is not None
         world.cluster.pull(call.device, call)
         world.cluster.offer(call.device)
-    elif owner.queued:
+    elif owner.placed:
         world.queue.remove(call)
     else:
         owner.flow.remove(call)

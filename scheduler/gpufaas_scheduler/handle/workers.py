@@ -76,7 +76,7 @@ def loaded(world: World, event: m.Loaded) -> None:
             next_local(world, other)
         else:
             cluster.judge(other)
-    if not owner.queued:
+    if not owner.placed:
         serve_fifo(world, owner)
     if not copy.pinned or owner.copies < owner.target or owner.surplus:
         cluster.freed = True
@@ -140,7 +140,7 @@ def silent(world: World, event: m.CopySilent) -> None:
         world.cluster.hear(device, copy)
         balance(world, owner)
         trim(world, owner)  # one that is too many takes no call
-        if not owner.queued:
+        if not owner.placed:
             serve_fifo(world, owner)
     else:
         shun(world, device, copy)

@@ -57,7 +57,7 @@ class Call:
     device: DeviceState | None
     copy: Copy | None
     granted: GrantState | None
-    """While it runs, if its function is queued."""
+    """While it runs, if its function is placed."""
     cold: bool
     victims: tuple[tuple[FunctionId, int], ...]
     """The copies that were evicted for it."""
@@ -136,7 +136,7 @@ class Call:
 
 class GrantState(Light):
     """
-    The right of one or several calls of a queued function to run on a copy, from the decision until the last of them
+    The right of one or several calls of a placed function to run on a copy, from the decision until the last of them
     has ended.
     """
 

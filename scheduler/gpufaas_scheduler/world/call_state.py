@@ -21,7 +21,7 @@ from typing import Final
 from gpufaas_core.steps import Step
 
 WAITING: Final = 0
-"""In the global queue, or in the FIFO of a CPU function."""
+"""In the global queue, or in the FIFO of a direct function."""
 LOCAL: Final = 1
 """In a device's local queue."""
 RUNNING: Final = 2

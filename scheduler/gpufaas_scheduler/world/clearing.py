@@ -41,7 +41,7 @@ def to_clear(cluster: Cluster, nests: Nests, homeless: Collection[FunctionState]
     Return the device to clear, and for which call; None: none has to be. O(devices x residents) for each call that has
     waited for `WAIT_S`.
 
-    :param homeless: functions that start without a policy, and have calls but no copy
+    :param homeless: direct functions that have calls but no copy
     """
     since = cluster.now - WAIT_S
     first = cluster.queue.first()
@@ -58,8 +58,8 @@ def to_clear(cluster: Cluster, nests: Nests, homeless: Collection[FunctionState]
 
 def in_the_way(device: DeviceState, call: Call) -> list[Copy] | None:
     """
-    Return the copies of functions that start without a policy that have to leave *device* before it has room for
-    *call*, once all calls that the policy has started there have ended; None: it has no room even so.
+    Return the copies of direct functions that have to leave *device* before it has room for *call*, once all calls
+    that the policy has started there have ended; None: it has no room even so.
 
     What a call without a deadline holds stays, and what a call that waits for *call* holds, and copies within the
     minimum of their functions. O(residents).
@@ -68,7 +68,7 @@ def in_the_way(device: DeviceState, call: Call) -> list[Copy] | None:
     need = owner.need(device)
     if isinstance(need, Reason):
         return None
-    own = device.residency.copies[device.copies[owner.id]] if owner.queued and owner.id in device.copies else None
+    own = device.residency.copies[device.copies[owner.id]] if owner.placed and owner.id in device.copies else None
     if own is not None and (own.split or own.share or own not in owner.active):
         return None
     outer = set(_outer(call))
@@ -84,7 +84,7 @@ def in_the_way(device: DeviceState, call: Call) -> list[Copy] | None:
         going = each.id not in held and each is not own and (each in its.draining or left > 0)
         if going and each not in its.draining:
             beyond[its.id] = left - 1
-            if not its.queued:
+            if not its.placed:
                 movable.append(each)
                 going = False
         if not going:
@@ -105,7 +105,7 @@ def is_drained(device: DeviceState, call: Call) -> bool:
     if device.preload is not None or any(each.loading and each in each.owner.draining for each in device.residency):
         return False
     return not any(
-        (each.owner.queued or each.copy in each.owner.draining) and not (each.endless or each in outer)
+        (each.owner.placed or each.copy in each.owner.draining) and not (each.endless or each in outer)
         for each in device.runs()
     )
 
@@ -129,7 +129,7 @@ def _outer(call: Call) -> Iterator[Call]:
 def _can_start(cluster: Cluster, call: Call) -> bool:
     """Whether there is a place for *call* now, and the policy does not want it."""
     owner = call.owner
-    if not owner.queued:
+    if not owner.placed:
         return room_for(cluster, owner) is not None
     if idle_holder(cluster, call) is not None:
         return True
@@ -150,7 +150,7 @@ def _soonest(cluster: Cluster, nests: Nests, call: Call) -> DeviceState | None:
             continue
         crowded = crowded or _is_crowded(device, owner)
         left_s = max([finish.left_s(device, now) - device.local_s, *_times(device, leaving)])
-        load_s = 0.0 if owner.queued and device.id in owner.holders else owner.load_on(device)
+        load_s = 0.0 if owner.placed and device.id in owner.holders else owner.load_on(device)
         key = (nests.held_by(device, now, call), left_s + load_s, device.order)
         if best is None or key < best[:3]:
             best = *key, device
@@ -158,9 +158,9 @@ def _soonest(cluster: Cluster, nests: Nests, call: Call) -> DeviceState | None:
 
 
 def _times(device: DeviceState, leaving: list[Copy]) -> Iterator[Seconds]:
-    """Yield how long the calls on copies without a policy take that leave *device*."""
+    """Yield how long the calls of direct functions take whose copies leave *device*."""
     for each in device.residency:
-        if each.running and not each.owner.queued and (each in leaving or each in each.owner.draining):
+        if each.running and not each.owner.placed and (each in leaving or each in each.owner.draining):
             yield each.owner.service_s(device.kind)
 
 

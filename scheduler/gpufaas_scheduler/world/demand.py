@@ -34,13 +34,13 @@ class Demand:
         """The time of `observed`: decisions need it many times at one instant."""
 
     def note_further(self, owner: FunctionState, calls: int, now: Seconds) -> None:
-        """So many calls of a CPU function came in the last moment."""
+        """So many calls of a direct function came in the last moment."""
         owner.called = owner.called * exp((owner.called_at - now) / DEMAND_S) + calls
         owner.called_at = now
 
     def note(self, owner: FunctionState, kinds: Iterable[str], now: Seconds) -> None:
         """
-        A call arrives now. Calls of CPU functions add to the worth of copies, but not to the work of devices.
+        A call arrives now. Calls of direct functions add to the worth of copies, but not to the work of devices.
 
         :param kinds: of the present devices
         """
@@ -49,7 +49,7 @@ class Demand:
             self.observed_at = -inf
         owner.called = owner.called * exp((owner.called_at - now) / DEMAND_S) + 1.0
         owner.called_at = now
-        if not owner.queued:
+        if not owner.placed:
             return
         service_s = 0.0
         for kind in kinds:

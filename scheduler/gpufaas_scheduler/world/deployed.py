@@ -14,7 +14,7 @@ class Revision(Costed):
 
     __slots__ = (
         "adaptive", "backoff", "batch_max", "batch_wait_s", "batches", "constraints", "costs", "declared", "desired",
-        "digest", "fits", "fits_as_of", "held_until", "id", "max_copies", "max_queue", "min_copies", "parked", "queued",
+        "digest", "fits", "fits_as_of", "held_until", "id", "max_copies", "max_queue", "min_copies", "parked", "placed",
         "removed", "reserves", "share", "shared_hold", "slots", "staged", "staging", "starved", "target", "wanted",
         "whole",
     )  # fmt: skip
@@ -22,8 +22,8 @@ class Revision(Costed):
     def __init__(self, function: Function, changes: Changes) -> None:
         super().__init__(function_key(function.id), changes)
         self.id = function.id
-        self.queued = function.need.reserved > 0
-        """Its calls reserve compute, and the policy places them. False: they start on a copy with a free slot."""
+        self.placed = function.need.reserved > 0
+        """Its calls reserve compute, and the policy places them. False: it is direct."""
         self.constraints = function.constraints
         self.desired: int | None = None
         """The number of copies that `Scaled` set; None: its calls decide."""

@@ -72,7 +72,7 @@ class DeviceState(Marked):
         self.noted_at = inf
         """See `overdue.Overdue`."""
         self.starts = 0
-        """The number of calls of model functions started here: the paper's frequency of use."""
+        """The number of calls of placed functions started here: the paper's frequency of use."""
         self.idle_key: IdleKey | None = None
         self.listed = False
         """It is idle, and among the `idle_holders` of its functions."""
@@ -81,7 +81,7 @@ class DeviceState(Marked):
         self.shut = False
         """It takes no new calls: it is drained, or cleared for one call (`clearing`)."""
         self.silent = 0
-        """The number of silent copies of queued functions in its memory."""
+        """The number of silent copies of placed functions in its memory."""
         self.gone = False
         """It has left."""
         self.served = self.hits = self.misses = self.evictions = 0

@@ -32,7 +32,7 @@ class FunctionState(Revision):
     def __init__(self, function: Function, changes: Changes) -> None:
         super().__init__(function, changes)
         self.flow: Flow[Call] = Flow()
-        """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
+        """Waiting calls: part of the global queue, or the FIFO of a direct function."""
         self.active: dict[Copy, DeviceState] = {}
         """Its copies and their devices, loading ones included, draining ones not."""
         self.copies = 0
@@ -40,11 +40,11 @@ class FunctionState(Revision):
         self.draining: dict[Copy, DeviceState] = {}
         """Its copies that run calls but take no new ones."""
         self.holders: dict[DeviceId, DeviceState] = {}
-        """The devices of the `active` copies of a model function, which has one copy per device."""
+        """The devices of the `active` copies of a placed function, which has one copy per device."""
         self.idle_holders: dict[DeviceId, DeviceState] = {}
         """The devices of `holders` that are idle and `listed`, in any order; see `hits`."""
         self.ready: ReadyCopies | None = None
-        """The loaded ones of `active`, for a CPU function with several copies; else None."""
+        """The loaded ones of `active`, for a direct function with several copies; else None."""
         self.number = 0
         """The number of its next copy. A number is never used again."""
         self.loading = 0
@@ -69,7 +69,7 @@ class FunctionState(Revision):
         self.ahead_after = 0.0
         """No call goes ahead before: one has come back since a call took longer than expected."""
         self.excess = 0
-        """The number of copies of a model function that scaling asked for, no longer asks for, and that are still
+        """The number of copies of a placed function that scaling asked for, no longer asks for, and that are still
         there."""
         self.held: tuple[Call, Seconds] | None = None
         """The call that was held back last for others of its batch, and since when."""
@@ -123,7 +123,7 @@ class FunctionState(Revision):
             device.mark()
         self.active[copy] = device
         self.copies = len(self.active)
-        if self.queued:
+        if self.placed:
             self.holders[device.id] = device
             if device.listed:
                 self.idle_holders[device.id] = device
@@ -141,7 +141,7 @@ class FunctionState(Revision):
             self.mark()
         if not device.marked:
             device.mark()
-        if self.queued:
+        if self.placed:
             del self.holders[device.id]
             self.idle_holders.pop(device.id, None)
         elif self.ready is not None:
@@ -154,10 +154,10 @@ class FunctionState(Revision):
     def surplus(self) -> int:
         """The number of copies that should go. Replicas of a policy stay, unless the function is scaled to zero."""
         if self.desired is None:  # beyond its bounds only: one was silent while another one was loaded for it
-            bounded = self.max_copies and not self.queued
+            bounded = self.max_copies and not self.placed
             return max(0, self.copies - max(self.min_copies, self.max_copies)) if bounded else 0
         over = max(0, self.copies - self.target)
-        return min(over, self.excess) if self.queued and self.desired else over
+        return min(over, self.excess) if self.placed and self.desired else over
 
 
 Copy: TypeAlias = residency.Copy[FunctionState]

@@ -36,7 +36,7 @@ class FunctionIndex(DeviceIndex):
         self.copies: dict[CopyId, tuple[DeviceState, Copy]] = {}
         self.orphans = Orphans(self.queue)
         self.homeless: dict[FunctionId, FunctionState] = {}
-        """CPU functions with waiting calls and without a copy."""
+        """Direct functions with waiting calls and without a copy."""
         self.tasks: dict[str, list[FunctionState]] | None = None
         """The deployed functions by their tasks; None: functions came or went since the view was asked for variants."""
         self.keeps = False
@@ -79,7 +79,7 @@ class FunctionIndex(DeviceIndex):
         """One of its calls began to wait, or a device began or stopped holding it."""
         if not owner.waiting:
             return
-        if not owner.queued:
+        if not owner.placed:
             if owner.flow.calls and not owner.active:
                 self.homeless[owner.id] = owner
         elif not owner.holders:
@@ -112,7 +112,7 @@ class FunctionIndex(DeviceIndex):
         self.moves += 1
         self.copies[copy.id] = device, copy
         owner.loading += copy.loading
-        if owner.queued:
+        if owner.placed:
             device.copies[owner.id] = copy.id
             device.flows[owner.id] = owner.flow
         if draining:
@@ -176,7 +176,7 @@ class FunctionIndex(DeviceIndex):
         """*copy* takes no more calls until it is heard again. It drains, but is not evicted for that."""
         copy.silent = True
         device.mark()
-        device.silent += copy.owner.queued
+        device.silent += copy.owner.placed
         if copy in copy.owner.active:
             self.drain(copy)
         if device.silent and not self.mixed:
@@ -188,7 +188,7 @@ class FunctionIndex(DeviceIndex):
         owner = copy.owner
         copy.silent = False
         device.mark()
-        device.silent -= owner.queued
+        device.silent -= owner.placed
         if not device.shut:
             owner.add(copy, owner.draining.pop(copy))
         self.offer(device)
@@ -208,7 +208,7 @@ class FunctionIndex(DeviceIndex):
         device.residency.remove(copy.id)
         del self.copies[copy.id]
         self.moves += 1
-        if owner.queued:
+        if owner.placed:
             del device.copies[owner.id], device.flows[owner.id]
         if copy in owner.active:
             owner.drop(copy)
@@ -220,7 +220,7 @@ class FunctionIndex(DeviceIndex):
             owner.loading -= 1
             self.end_preload(device, copy)
         if copy.silent:
-            device.silent -= owner.queued
+            device.silent -= owner.placed
             if not lost:
                 self.offer(device)
         self.freed |= lost

@@ -65,7 +65,7 @@ class Hits:
             self.last = None
 
     def candidates(self) -> list[FunctionState]:
-        """Return all model functions that wait in the global queue and that a listed device holds."""
+        """Return all placed functions that wait in the global queue and that a listed device holds."""
         candidates = self._candidates
         found = []
         for owner in list(candidates.values()):

@@ -18,7 +18,7 @@ def kept_out(world: World, owner: FunctionState) -> str | None:
     Return why a call of *owner* would wait for ever: copies that are never evicted hold its memory or compute
     everywhere. None: it would not.
     """
-    if owner.active and not (owner.queued and world.cluster.mixed):  # shares that are kept keep out copies, too
+    if owner.active and not (owner.placed and world.cluster.mixed):  # shares that are kept keep out copies, too
         return None
     full: list[str] = []
     names: dict[FunctionId, None] = {}
@@ -26,7 +26,7 @@ def kept_out(world: World, owner: FunctionState) -> str | None:
         need = owner.need(device)
         if isinstance(need, Reason) or need > device.device.memory:
             continue
-        if owner.queued and device.id in owner.holders:
+        if owner.placed and device.id in owner.holders:
             need = 0
         there = device.residency
         kept = in_the_way(there, need, lambda it: it in it.owner.draining or it.owner is owner.before, owner.wanted)

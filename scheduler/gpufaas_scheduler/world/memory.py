@@ -33,7 +33,7 @@ _LENT_ON: Final = ("cpu", "cuda")
 """The sorts of devices (label `KIND`) on which a worker's limit can change while it lives."""
 
 _SEEKERS: Final = 8
-"""This many model functions without a holder are examined: whether lent memory would let them fit."""
+"""This many placed functions without a holder are examined: whether lent memory would let them fit."""
 
 
 def resize_of(device: DeviceState, copy: Copy) -> m.Resize:
@@ -166,7 +166,7 @@ class Lending:
         return [*homeless, *(self._cluster.functions[function] for function in orphans)]
 
     def _lacks(self, device: DeviceState, owner: FunctionState) -> bool:
-        if owner.queued and device.busy:
+        if owner.placed and device.busy:
             return False
         found = self._cluster.fits(device, owner)
         return isinstance(found, Reason) and found.need > 0

@@ -67,7 +67,7 @@ class Nests:
         """*outer* made *call*. :param ends: when *outer* ends, if that is before the deadline of *call*"""
         call.outer, call.ends = outer, ends
         call.avoid = outer.avoid
-        if outer.owner.queued and outer.device is not None:
+        if outer.owner.placed and outer.device is not None:
             call.avoid = outer.avoid | {outer.device.id}
         self.inner[call.id] = call
 
@@ -141,26 +141,26 @@ class Nests:
         return any(call in held for call in device.runs())
 
     def may_wait(self, owner: FunctionState) -> bool:
-        """Whether a holder of a model function can take a call while calls that wait for calls keep what they hold."""
+        """Whether a holder of a placed function can take a call while calls that wait for calls keep what they hold."""
         held = self._held(self.waiting())
         copies = _copies_of(held)
         return any(not _lacks_compute(owner, each, held, copies) for each in owner.holders.values())
 
     def full_of_outers(self, owner: FunctionState) -> bool:
-        """Whether calls that wait for calls hold all slots of a CPU function."""
+        """Whether calls that wait for calls hold all slots of a direct function."""
         return not _has_slot(owner, _copies_of(self._held(self.waiting())))
 
     def crowded(self) -> list[FunctionState]:
-        """Return the CPU functions that need one more copy: calls that wait for calls hold all of their slots."""
-        wanted = {each.owner.id: each.owner for each in self.waiting() if not each.owner.queued and each.owner.active}
+        """Return the direct functions that need one more copy: calls that wait for calls hold all of their slots."""
+        wanted = {each.owner.id: each.owner for each in self.waiting() if not each.owner.placed and each.owner.active}
         return [each for each in wanted.values() if self.may_have_more(each) and self.full_of_outers(each)]
 
     def may_have_more(self, owner: FunctionState) -> bool:
-        """Whether a CPU function may have one more copy. Draining ones count while waiting calls hold them."""
+        """Whether a direct function may have one more copy. Draining ones count while waiting calls hold them."""
         return not _is_at_most(owner, _copies_of(self._held(self.waiting())))
 
     def draining_slot(self, owner: FunctionState) -> Copy | None:
-        """Return a draining copy of a CPU function which waiting calls hold, and that has a free slot."""
+        """Return a draining copy of a direct function which waiting calls hold, and that has a free slot."""
         kept = _kept_up(owner, _copies_of(self._held(self.waiting())))
         return next((each for each in kept if each.running < owner.slots), None)
 
@@ -168,7 +168,7 @@ class Nests:
         """Whether *call* can have a place while *held* keep theirs, and all other calls end."""
         owner = call.owner
         copies = _copies_of(held)
-        if not owner.queued:
+        if not owner.placed:
             if _has_slot(owner, copies) or any(copies[each] < owner.slots for each in _kept_up(owner, copies)):
                 return True
             if owner.active and _is_at_most(owner, copies):
@@ -189,7 +189,7 @@ class Nests:
         need = owner.need(device)
         if isinstance(need, Reason):
             return 0
-        if owner.queued and device.id in owner.holders:
+        if owner.placed and device.id in owner.holders:
             return None
         room = device.device.memory
         waits = _holder(device, held) is not None
@@ -207,7 +207,7 @@ class Nests:
         held = self._held(self.waiting())
         copies = _copies_of(held)
         reasons = []
-        if not owner.queued and owner.active:
+        if not owner.placed and owner.active:
             reasons.append(f"all slots of {owner.id} are held by calls that wait for calls")
         for device in self._cluster.devices.values():
             if isinstance(owner.need(device), Reason):
@@ -253,7 +253,7 @@ def _holder(device: DeviceState, held: set[Call]) -> Call | None:
 
 def _lacks_compute(owner: FunctionState, device: DeviceState, held: set[Call], copies: _Held) -> bool:
     """Whether a copy of *owner* has no slot or compute on *device* while *held* keep theirs, and all else has left."""
-    name = device.copies.get(owner.id) if owner.queued else None
+    name = device.copies.get(owner.id) if owner.placed else None
     own = None if name is None else device.residency.copies[name]
     if own is not None and copies[own]:
         if own in owner.draining or copies[own] >= (own.slots or owner.slots):

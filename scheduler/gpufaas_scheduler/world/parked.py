@@ -50,7 +50,7 @@ class ParkedCopies:
         """Whether *copy*, which is evicted from *device*, should be parked."""
         owner = copy.owner
         costs = owner.costs[device.kind]
-        if costs is None or not (device.device.parks and owner.queued) or copy.share or copy.split or copy.loading:
+        if costs is None or not (device.device.parks and owner.placed) or copy.share or copy.split or copy.loading:
             return False
         if owner.removed or device.closed or device.id in owner.parked:
             return False

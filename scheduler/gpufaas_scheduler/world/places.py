@@ -56,7 +56,7 @@ def room_for(
     """
     Return the device (of *among*, or any) for a copy that no policy places, and the victims there.
 
-    Best is a device without victims; then one with fewer copies of *owner* (none, for a model function); then the
+    Best is a device without victims; then one with fewer copies of *owner* (none, for a placed function); then the
     victims that are cheapest to load again; then the most free memory; then the first that joined.
     O(devices x residents).
     """
@@ -64,7 +64,7 @@ def room_for(
     best_key: tuple[bool, int, Seconds, Bytes, int] | None = None
     held = Counter(owner.active.values())
     for device in cluster.devices.values() if among is None else among:
-        if owner.queued and owner.id in device.copies:
+        if owner.placed and owner.id in device.copies:
             continue
         found = cluster.fits(device, owner, starts=starts)
         if isinstance(found, Reason):

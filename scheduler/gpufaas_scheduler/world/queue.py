@@ -114,7 +114,7 @@ class Flow(Generic[CallT]):
 
 
 class GlobalQueue(Generic[CallT]):
-    """All waiting calls of model functions."""
+    """All waiting calls of placed functions."""
 
     __slots__ = (
         "_aside", "_heads", "_oldest", "_oldest_limit", "_oldest_until", "aside", "count",

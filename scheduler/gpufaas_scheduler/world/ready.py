@@ -1,4 +1,4 @@
-"""Which copy of a CPU function takes the next call."""
+"""Which copy of a direct function takes the next call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _Copy: TypeAlias = "Copy[Any]"
 
 class ReadyCopies:
     """
-    The loaded copies of a CPU function that take calls, by the number of calls that they run. The next call goes to a
-    copy with the fewest; of these, to the one that has had so few for longest. O(1), but `first` is O(slots).
+    The loaded copies of a direct function that take calls, by the number of calls that they run. The next call goes to
+    a copy with the fewest; of these, to the one that has had so few for longest. O(1), but `first` is O(slots).
     """
 
     __slots__ = ("_fewest", "_running")

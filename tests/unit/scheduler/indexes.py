@@ -31,13 +31,13 @@ def check_indexes(engine: Engine) -> None:
 
 def _check_device(cluster: Cluster, device: DeviceState) -> None:
     copies, residency = list(device.residency), device.residency
-    here = {each.owner.id: each.id for each in copies if each.owner.queued}
+    here = {each.owner.id: each.id for each in copies if each.owner.placed}
     assert device.copies == here
     first = {
-        each.owner.id: each.owner.flow for each in copies if each.owner.queued and cluster.copies[each.id][1] is each
+        each.owner.id: each.owner.flow for each in copies if each.owner.placed and cluster.copies[each.id][1] is each
     }
     assert device.flows == first
-    assert device.silent == sum(each.silent for each in copies if each.owner.queued)
+    assert device.silent == sum(each.silent for each in copies if each.owner.placed)
     lent = {each: each.limit - each.memory for each in copies}
     assert residency.held == sum(lent[each] for each in copies if each.running)
     assert residency.free == residency.memory - sum(each.memory for each in copies) - residency.held
@@ -69,7 +69,7 @@ def _check_function(world: World, owner: FunctionState) -> None:
     assert not owner.active.keys() & owner.draining.keys()
     assert owner.copies == len(owner.active)
     assert owner.loading == sum(each.loading for each in there)
-    if owner.queued:
+    if owner.placed:
         assert owner.holders == {device.id: device for device in owner.active.values()}
     elif owner.ready is not None:
         assert set(owner.ready) == {each for each in owner.active if not each.loading}
@@ -79,12 +79,12 @@ def _check_function(world: World, owner: FunctionState) -> None:
     assert owner.waiting == sum(each.state in (WAITING, LOCAL) for each in calls)
     assert owner.running == sum(each.state == RUNNING for each in calls)
     assert (
-        owner.flow.head == (owner.flow.calls[0].number if owner.queued and owner.flow.calls else NEVER)
-        or not owner.queued
+        owner.flow.head == (owner.flow.calls[0].number if owner.placed and owner.flow.calls else NEVER)
+        or not owner.placed
     )
     waits = owner.waiting > 0 and not owner.active
-    assert (owner.id in world.homeless) == (waits and not owner.queued)
-    if waits and owner.queued:
+    assert (owner.id in world.homeless) == (waits and not owner.placed)
+    if waits and owner.placed:
         assert owner.id in cluster.orphans.functions
 
 
@@ -124,6 +124,6 @@ def _check_calls(world: World) -> None:
             assert copy.queued == queued[copy.id]
     waiting = [each for each in world.calls.by_id.values() if each.state in (WAITING, LOCAL)]
     assert world.calls.waiting == len(waiting)
-    assert world.queue.count == sum(each.state == WAITING and each.owner.queued for each in waiting)
+    assert world.queue.count == sum(each.state == WAITING and each.owner.placed for each in waiting)
     soonest = min((each.deadline for each in waiting if each.deadline is not None), default=inf)
     assert (world.calls.deadline() or inf) <= soonest

@@ -48,7 +48,7 @@ def test_the_view_shows_each_function_as_it_was_deployed() -> None:
     site.tell(m.FunctionDeployed(SMALL))
 
     assert [each.id for each in site.view.functions()] == ["any", "waits", "small"]
-    assert [each.queued for each in site.view.functions()] == [False, True, True]
+    assert [each.placed for each in site.view.functions()] == [False, True, True]
     (small,) = site.view.variants("detect")
     assert small.declared == SMALL
     assert small.goal_s == 0.5

@@ -77,7 +77,7 @@ class Estimates:
             service_s = miss_s = inf
         else:
             service_s, miss_s = figures.service_s, figures.load_s
-        if function.queued:
+        if function.placed:
             miss_s *= self.dearer
         own = rate * service_s
         before_s = self._delay_s(function, copies, own, service_s, miss_s, self.demand)
@@ -121,7 +121,7 @@ class Estimates:
 
         Source: H. Sakasegawa, An approximation formula Lq = a rho^b / (1 - rho) (1977), with Kingman's factor.
         """
-        if function.queued:
+        if function.placed:
             busy = own / copies
             shared = demand + OWN_LOAD * own * (1.0 / copies - 1.0 / self.devices)
             if shared > busy:
@@ -137,7 +137,7 @@ class Estimates:
 
     def _miss_s(self, function: FunctionView, kind: str) -> Seconds:
         load_s = function.load_s(kind)
-        if not function.queued:
+        if not function.placed:
             return load_s  # its load occupies no device
         return load_s * self.dearer
 
@@ -159,7 +159,7 @@ class Estimates:
             for each in view.residents(device):
                 other = each.owner
                 waiting = other.waiting
-                if waiting and other.queued and other.copies:
+                if waiting and other.placed and other.copies:
                     served_s = waiting * other.service_s(kind) if other.batch_max < 2 else other.serve_s(kind, waiting)
                     wait_s += served_s / other.copies
             figures = owner.costs[kind]

@@ -159,7 +159,7 @@ class Rooms:
         demand = 0.0
         for each in self.view.residents(device):
             owner = each.owner
-            if owner.queued and owner.copies and each.id not in victims:
+            if owner.placed and owner.copies and each.id not in victims:
                 demand += self.view.rate(owner) * owner.service_s(device.kind) / owner.copies
         return demand
 
@@ -186,7 +186,7 @@ class Rooms:
             missed = 0.0
             for each in view.residents(device):
                 owner = each.owner
-                if owner.queued and owner.id != function:
+                if owner.placed and owner.id != function:
                     its = known.get(owner.id)
                     if its is None:
                         its = known[owner.id] = view.rate(owner) * demand ** (owner.copies - 1)
