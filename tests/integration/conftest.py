@@ -413,7 +413,7 @@ class Platform:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
 
-class LongCalls:
+class Watching:
     """Calls `look` on a thread of its own, again and again, until the block ends."""
 
     every_s = 0.002
@@ -439,7 +439,7 @@ class LongCalls:
         raise NotImplementedError
 
 
-class Sampler(LongCalls):
+class Sampler(Watching):
     """Looks at the workers' private memory from outside, in bytes, as often as it can."""
 
     def __init__(self, platform: Platform) -> None:

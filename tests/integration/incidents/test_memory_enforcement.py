@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.files import as_user
-from tests.integration.conftest import ECHO_MODEL, HTTP, LongCalls, Platform, all_ended, until
+from tests.integration.conftest import ECHO_MODEL, HTTP, Platform, Watching, all_ended, until
 
 from gpufaas_gpu_manager.cgroups import find
 from gpufaas_gpu_manager.enforcement import group_limit
@@ -136,7 +136,7 @@ def test_memory_that_no_allocation_fails_for_ends_its_worker_only(platform: Plat
         assert sampled.most_bytes < DEVICE
 
 
-class Held(LongCalls):
+class Held(Watching):
     """Looks from outside at what all descendants of the fork server hold, in bytes: private and shared memory."""
 
     every_s = 0.01

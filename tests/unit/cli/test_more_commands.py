@@ -187,10 +187,10 @@ def test_up_watch_deploys_again_what_has_changed_and_outlives_mistakes(run: Run,
         assert process.stderr is not None
         try:
             wait_for(["a", "b"])
-            _read_until(process.stderr, b"LongCalls")
+            _read_until(process.stderr, b"Watching")
             (here / "b/handler.py").write_text("def handle(:\n")
             _read_until(process.stderr, b"b: b/handler.py:1")
-            _read_until(process.stderr, b"LongCalls")
+            _read_until(process.stderr, b"Watching")
             (here / "b/handler.py").write_text("def handle(event, context):\n    return 'new'\n")
             wait_for(["a", "b", "b"])
         finally:
