@@ -145,6 +145,7 @@ class FunctionIndex(DeviceIndex):
     def loaded(self, device: DeviceState, copy: Copy) -> None:
         """*copy* is ready, with all of its parts."""
         owner = copy.owner
+        owner.mark()
         for each, entry in ((device, copy), *self.parts(copy)):
             each.mark()
             entry.loading, entry.ready_at = False, self.now

@@ -4,6 +4,7 @@ from tests.unit.scheduler.world import World, world_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId
+from gpufaas_core.snapshot import FunctionDoc
 from gpufaas_scheduler.handle.waiting import MAX_REFUSALS
 from gpufaas_scheduler.world.backoff import Backoff, restored
 
@@ -239,3 +240,20 @@ def test_a_scheduler_that_takes_over_waits_for_as_long_as_its_predecessor_would_
     assert taken_over.left_s(100.0) == left.left_s(0.25) == 0.75
     assert (taken_over.failures, taken_over.reason) == (3, "no such file")
     assert 100.0 - taken_over.since == 0.25
+
+
+def test_a_load_that_ends_while_its_copy_drains_is_told_to_the_next_scheduler() -> None:
+    world = world_of("f")
+    world.call("c", "f")
+    world.tell(NO_FILE)
+    world.call("next", "f")
+    world.tell(m.DeviceDrained(A))
+    world.engine.take_changed()
+
+    world.loaded("f", "a")
+
+    assert "functions/f" in world.engine.take_changed()
+    doc = world.engine.doc("functions/f", world.now)
+    assert isinstance(doc, FunctionDoc)
+    assert doc.backoff is not None
+    assert doc.backoff.reason is None
