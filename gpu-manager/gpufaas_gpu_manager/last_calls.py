@@ -9,14 +9,14 @@ from gpufaas_gpu_manager.worker_calls import WorkerCalls
 from gpufaas_gpu_manager.worker_end import WorkerEnd
 
 
-def conclude(calls: WorkerCalls, end: WorkerEnd, *, again: bool, was_ready: bool, ended: bool) -> list[Exchange]:
+def conclude(calls: WorkerCalls, end: WorkerEnd, *, lives: bool, was_ready: bool) -> None:
     """
-    The worker is gone: fail its calls. Return the calls to `refuse`, which can be placed again.
+    The worker is gone, which the scheduler is told: fail its calls, or have them placed again.
 
-    :param again: neither the calls nor their function are at fault: all can be placed again
+    :param lives: its copy does, by another worker
     :param was_ready: calls that the worker has not touched can be placed again
-    :param ended: the worker was told to end, so the engine expects no calls on it: report those that fail as finished
     """
+    report = calls.host.report
     running = len(list(calls.bound()))
     exchanges = list(calls.exchanges.values())
     calls.exchanges.clear()
@@ -25,14 +25,18 @@ def conclude(calls: WorkerCalls, end: WorkerEnd, *, again: bool, was_ready: bool
     for exchange in exchanges:
         untouched = exchange.untouched
         calls.close(exchange)
-        if exchange.stopped or (not exchange.abandoned and ((untouched and was_ready) or again)):
+        again = not lives and (end.place_again or (untouched and was_ready))
+        if exchange.stopped or (again and not exchange.abandoned):
             refused.append(exchange)
         else:
             said = calls.worker.output.tail() if end.loading else _last_lines(calls, exchange, running)
             exchange.fail(end.error(said))
-            if ended:
-                calls.host.report(Finished(exchange.grant.call, calls.worker.device.id, 0.0, ok=False))
-    return refused
+            if end.asked_for or lives:  # the engine expects no call on it
+                report(Finished(exchange.grant.call, calls.worker.device.id, 0.0, ok=False))
+    for fact in () if lives else end.facts:
+        report(fact)
+    for exchange in refused:
+        calls.refuse(exchange, end.reason, blameless=len(refused) < len(exchanges))
 
 
 def lose(calls: WorkerCalls, slot: Slot, exchange: Exchange, reason: str) -> None:

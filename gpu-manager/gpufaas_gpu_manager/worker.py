@@ -356,15 +356,7 @@ class Worker:
                 return
         self.device.leave(self, "" if end.asked_for else end.reason)
         lives = self.replaced or self.standby  # the copy of one whose place is another's: only its calls are over
-        calls = len(self.calls.exchanges)
-        refused = conclude(
-            self.calls, end, again=end.place_again and not lives, ended=end.asked_for or lives,
-            was_ready=before is WorkerState.READY and not lives,
-        )  # fmt: skip
-        for fact in () if lives else end.facts:
-            self.host.report(fact)
-        for exchange in refused:
-            self.calls.refuse(exchange, end.reason, blameless=len(refused) < calls)
+        conclude(self.calls, end, lives=lives, was_ready=before is WorkerState.READY)
 
     def close(self) -> None:
         self.parking.close()
