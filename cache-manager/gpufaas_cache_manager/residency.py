@@ -62,7 +62,7 @@ class Copy(Generic[OwnerT]):
         """Among all copies of its function that ever were."""
         self.id = copy_id(owner.id, number)
         self.memory = memory
-        """Its charge. Decisions count with this; it is not taken back while the worker lives."""
+        """Its charge. Decisions count with this; it is not reclaimed while the worker lives."""
         self.limit = memory
         """What its worker may use: its charge, and what is lent to it while no other worker needs it."""
         self.told = memory
@@ -107,11 +107,11 @@ class Residency(Generic[OwnerT]):
     The LRU list of one device, with the ledger of its memory.
 
     Recency is the last start of service; a model that was just loaded is the most recent. Operations are O(1), but
-    `take_back` is O(residents).
+    `reclaim` is O(residents).
 
     There are two sums. Decisions use the sum of charges (`free`). Workers are held to their limits, which are charges
     and what is lent beyond them; the sum of limits never exceeds the device's memory (`unpromised`). Memory lent to an
-    idle worker counts as free, since it can be taken back at once; memory lent to a running worker does not.
+    idle worker counts as free, since it can be reclaimed at once; memory lent to a running worker does not.
     """
 
     __slots__ = ("_newest", "compute", "copies", "free", "held", "kind", "memory", "shares", "unpromised")
@@ -143,7 +143,7 @@ class Residency(Generic[OwnerT]):
     def insert(self, copy: Copy[OwnerT]) -> None:
         """Charge and list *copy* as the most recent."""
         assert copy.memory <= self.free, "the engine checks for room before it inserts"
-        assert copy.limit <= self.unpromised, "the engine takes back what is lent before it inserts"
+        assert copy.limit <= self.unpromised, "the engine reclaims what is lent before it inserts"
         self.free -= copy.memory
         self.unpromised -= copy.limit
         self.shares += copy.share
@@ -178,7 +178,7 @@ class Residency(Generic[OwnerT]):
         self.free -= lent
 
     def let_go(self, copy: Copy[OwnerT]) -> None:
-        """*copy* is idle again: memory lent to it can be taken back at once."""
+        """*copy* is idle again: memory lent to it can be reclaimed at once."""
         lent = copy.limit - copy.memory
         self.held -= lent
         self.free += lent
@@ -207,9 +207,9 @@ class Residency(Generic[OwnerT]):
             self.hold(copy)
         assert self.free >= 0, "a charge grows only into free memory"
 
-    def take_back(self, need: Bytes, apart: Copy[OwnerT] | None = None) -> list[Copy[OwnerT]]:
+    def reclaim(self, need: Bytes, apart: Copy[OwnerT] | None = None) -> list[Copy[OwnerT]]:
         """
-        Take back what is lent to idle residents until *need* bytes are unpromised: least recently used first, no more
+        Reclaim what is lent to idle residents until *need* bytes are unpromised: least recently used first, no more
         than is lacking, nothing from *apart*. Return the residents whose limit changed.
         """
         changed = []

@@ -9,7 +9,7 @@ Function and `copy` name a copy in the whole cluster: `copy` is its number among
 were. Its device tells the node.
 """
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.grant import Grant as Grant
@@ -349,14 +349,14 @@ class Abort(Struct, frozen=True, tag=True):
 
     call: CallId
     device: DeviceId
-    requeue: bool = False
-    """The call waits for another grant."""
+    take_back: bool = field(default=False, name="requeue")
+    """The call is taken back from its worker: it waits for another grant."""
     reason: str = ""
     """What the caller is told; empty: the caller is gone, or its function."""
     number: int = 0
     """The number of the grant that ends."""
     unbegun: bool = False
-    """The call went ahead: it waits for another grant only if its worker has not begun it. Else it goes on."""
+    """The call went ahead: it is taken back only if its worker has not begun it. Else it goes on."""
 
 
 class LoadCopy(Struct, frozen=True, tag="Load"):

@@ -104,7 +104,7 @@ class CallWatch:
         if bound and not self._asked and (self.pings or self.silent):
             self._asked = back.ping()
         if self.silent:
-            back.give_all_back("its worker gives no sign of life")
+            back.take_all_back("its worker gives no sign of life")
 
     def _why_end(self, bound: list[Exchange]) -> str:
         """Return why the worker ends; empty: it does not."""

@@ -1,7 +1,7 @@
 """
 Calls ahead: the only slot of a worker has the next call or batch, before what its worker runs has ended.
 
-What went ahead is given back if that does not end in time. docs/adr/0048-batches-ahead.md and 0055-one-call-ahead.md
+What went ahead is taken back if that does not end in time. docs/adr/0048-batches-ahead.md and 0055-one-call-ahead.md
 say what they are for.
 """
 
@@ -39,12 +39,12 @@ class CallsAhead:
         self._watch = watch
         self._begin = begin
         self._until: Seconds = 0.0
-        """When it is given back, if what runs before it has not ended."""
+        """When it is taken back, if what runs before it has not ended."""
         self._look_at: Seconds = inf
         """When a timer looks at that."""
 
     def wait(self, exchange: Exchange) -> None:
-        """*exchange* is in line, begins after what runs, and is given back if that does not end in time."""
+        """*exchange* is in line, begins after what runs, and is taken back if that does not end in time."""
         self._until = until = time.monotonic() + exchange.grant.ahead_s
         self.send()
         if until < self._look_at:  # nearly always there is a timer from calls before
@@ -78,4 +78,4 @@ class CallsAhead:
         if first is not None and left_s > 0.0:
             self._look_later(self._until)
         elif first is not None:
-            self._back.give_back(first, "the call before it takes longer than expected")
+            self._back.take_back(first, "the call before it takes longer than expected")

@@ -9,7 +9,7 @@ one left.
 
 Memory is everything that the kernel charges to the group: private, shared (MAP_SHARED, memfd, files in a tmpfs), page
 tables, kernel stacks, pipes and buffers of Unix sockets. Those of IP sockets are charged as memory by version 2 only;
-version 1 has a limit of their own for them. Page cache is charged, too, but the kernel takes it back before the group
+version 1 has a limit of their own for them. Page cache is charged, too, but the kernel reclaims it before the group
 is out of memory. Pages that a process shared with its parent before it joined stay charged to the parent's group.
 """
 

@@ -158,10 +158,10 @@ class Grants:
         self._calls.revoke(call, grant.number)
         self._host.report(Finished(call, grant.device, 0.0, ok=False, further=exchange.further))
 
-    def requeue(self, call: CallId, number: int, reason: str, *, unbegun: bool = False) -> None:
+    def take_back(self, call: CallId, number: int, reason: str, *, unbegun: bool = False) -> None:
         """
-        Stop *call*, which runs by grant *number*, and report it as refused, so that it gets another grant. If it cannot
-        run again, abort it.
+        Take back *call*, which has grant *number*: stop it, and report it as refused, so that it gets another grant. If
+        it cannot run again, abort it.
 
         :param unbegun: only if its worker has not begun it
         """
@@ -171,7 +171,7 @@ class Grants:
         elif exchange.grant.number > number or exchange.abandoned or exchange.finished:
             return
         elif unbegun and exchange.state >= WAITING:
-            exchange.owner.give_back(exchange, reason)
+            exchange.owner.take_back(exchange, reason)
         elif exchange.once:
             self.abort(call, exchange.grant.device, reason)
         elif exchange.slot is None:

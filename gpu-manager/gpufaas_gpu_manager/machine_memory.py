@@ -17,7 +17,7 @@ _CACHE: Final = {
     "": ("inactive_file", "active_file"),
     "memory": ("total_inactive_file", "total_active_file"),  # with the groups below
 }
-"""The page cache in ``memory.stat``, which the kernel takes back."""
+"""The page cache in ``memory.stat``, which the kernel reclaims."""
 
 
 def total_memory(process: Path = _SELF) -> Bytes:

@@ -169,7 +169,7 @@ class Node:
                 for each in grant.calls:
                     self.grants.open(grant.of(each))  # the first opens it; a refusal is said of each
             case m.Abort(call, _, True, reason, number, unbegun):
-                self.grants.requeue(call, number, reason, unbegun=unbegun)
+                self.grants.take_back(call, number, reason, unbegun=unbegun)
             case m.Abort(call, device, False, reason):
                 self.grants.abort(call, device, reason)
             case m.EvictCopy(function, device, copy, to):

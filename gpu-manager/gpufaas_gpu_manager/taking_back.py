@@ -1,4 +1,4 @@
-"""What a worker was given, and has certainly not begun, is taken from it, and placed again."""
+"""Calls that a worker was given, and has certainly not begun, are taken back: they are placed again."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gpufaas_gpu_manager.worker_wire import WorkerWire
 @dataclass(eq=False)
 class TakingBack:
     """
-    See module. The node marks in shared memory what it wants back from a slot. The worker drops what is marked, and
+    See module. The node marks in shared memory what it takes back from a slot. The worker drops what is marked, and
     says so; or the node finds a moment later that the worker has not come to it.
     """
 
@@ -46,15 +46,15 @@ class TakingBack:
             self.wire.ping()
         return self.wire is not None
 
-    def give_back(self, exchange: Exchange, reason: str) -> None:
-        """Have a call placed again that waits here or went ahead, and its batch, unless its worker has begun it."""
+    def take_back(self, exchange: Exchange, reason: str) -> None:
+        """Take back a call that waits here or went ahead, and its batch, unless its worker has begun it."""
         if exchange.ahead:
             self.mark(cast(WorkerSlot, exchange.slot), reason)
         elif back := self.waiting.take(exchange):
             self.place_again(back, reason, None)
 
-    def give_all_back(self, reason: str) -> None:
-        """Have placed again all that the worker has not begun."""
+    def take_all_back(self, reason: str) -> None:
+        """Take back all that the worker has not begun."""
         waiting = list(self.waiting.line)
         self.waiting.line.clear()
         for group in waiting:
@@ -63,7 +63,7 @@ class TakingBack:
             self.mark(each, reason, all_of_it=True)
 
     def mark(self, slot: WorkerSlot, reason: str, *, all_of_it: bool = False) -> None:
-        """Have placed again what waits at *slot*, unless the worker has begun it. :param all_of_it: see `mark` there"""
+        """Take back what waits at *slot*, unless the worker has begun it. :param all_of_it: see `mark` there"""
         if slot.mark(all_of_it=all_of_it):
             self.why = reason
             self.timers.later("taken", GRACE_S, self._look)

@@ -117,9 +117,9 @@ class WorkerCalls:
             exchange.slot.cancel(exchange)
             self.watch.begin()
 
-    def give_back(self, exchange: Exchange, reason: str) -> None:
-        """Have a call placed again, with its batch, unless its worker has begun it."""
-        self.back.give_back(exchange, reason)
+    def take_back(self, exchange: Exchange, reason: str) -> None:
+        """Take a call back, with its batch, unless its worker has begun it."""
+        self.back.take_back(exchange, reason)
 
     def leave(self, exchange: Exchange) -> None:
         """End an exchange that no slot has. The worker may go on loading, for the next call."""

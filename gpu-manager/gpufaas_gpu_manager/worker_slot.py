@@ -22,7 +22,7 @@ from gpufaas_gpu_manager.worker_wire import WorkerWire
 
 _WAITS: Final[Bytes] = 1024 * 1024
 """A call with a larger body does not wait at the worker: it would have to be read before what is said of the one that
-runs, or of which the worker is told to take it back."""
+runs, and before the worker could drop it."""
 
 
 class WorkerSlot:

@@ -46,4 +46,4 @@ LEAVE_DEVICE: Final = _step("leave its device", {_S.PARKING: _S.PARKED, _S.ENDIN
 """Its process is stopped, and holds nothing of the device that it could give back."""
 END: Final = _step("be told to end", dict.fromkeys(_WITH_PROCESS, _S.ENDING) | {_S.WAITING: _S.GONE})
 REAP: Final = _step("be reaped", dict.fromkeys((_S.WAITING, *_WITH_PROCESS), _S.GONE))
-"""The kernel has taken its memory back, or it will never have a process."""
+"""The kernel has reclaimed its memory, or it will never have a process."""

@@ -200,7 +200,7 @@ class Nodes:
                     device.busy_s -= before - device.free_at
                 elif not loads:
                     device.leave(self.now)
-        if command.requeue:
+        if command.take_back:
             self.record.preempted += 1
             answer: m.Event = m.NodeRefused(command.call, running.place, command.reason, opened=True)
         else:

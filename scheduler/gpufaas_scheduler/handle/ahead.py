@@ -6,7 +6,7 @@ Only a call or a full batch goes ahead of the function that runs there, and only
 place: it comes first in the local queue of the device, or no other function has a call in the global queue. A call that
 comes later waits for one short call or batch more than it would otherwise.
 
-What runs may take unexpectedly long. So nodes that can do it give back what went ahead, if its worker has not begun it,
+What runs may take unexpectedly long. So nodes that can do it take back what went ahead, if its worker has not begun it,
 after the time that its grant says; and when another device with a copy is free (`take_back`).
 """
 
@@ -162,14 +162,14 @@ def _next_call(world: World, device: DeviceState, copy: Copy) -> Call | None:
 
 
 def take_back(world: World) -> None:
-    """Have calls that went ahead given back for which another device with a copy is free now."""
+    """Have calls that went ahead taken back for which another device with a copy is free now."""
     now = world.cluster.now
     for grant, running in world.ahead.items():
         call = grant.calls[0]
         device = call.device
-        if grant.recalled or call.aborted or device is None:
+        if grant.taken_back or call.aborted or device is None:
             continue
         if running.free_at - now >= SOON_S and idle_holder(world.cluster, call) is not None:
-            grant.recalled = True
+            grant.taken_back = True
             why = "another call runs there, and another device is free"
             world.out.append(m.Abort(call.id, device.id, True, why, grant.number, True))

@@ -367,7 +367,7 @@ def refused(world: World, event: m.NodeRefused) -> None:
     end(world, call)
     if grant is not None and grant.early:
         device.hits -= 1
-        if not grant.recalled:
+        if not grant.taken_back:
             owner.ahead_after = world.cluster.now + APART_S
     elif preempted:
         pass  # it had begun

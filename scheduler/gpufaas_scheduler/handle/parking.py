@@ -32,7 +32,7 @@ def reserve_beside_parked(
     parked, load_s = world.cluster.parked, owner.load_on(device)
     woken = parked.take(device, owner)
     names += tuple([each.id for each in parked.make_room(device, memory)])
-    world.out += world.lending.take_back(device, memory)
+    world.out += world.lending.reclaim(device, memory)
     number = None if woken is None else woken.number
     return world.cluster.insert(device, owner, memory, load_s, number), names
 

@@ -22,7 +22,7 @@ def reserve(
     if cluster.parked.devices:
         copy, names = reserve_beside_parked(world, device, owner, costs.occupation, names)
     else:
-        world.out += world.lending.take_back(device, costs.occupation)
+        world.out += world.lending.reclaim(device, costs.occupation)
         copy = cluster.insert(device, owner, costs.occupation, owner.load_on(device) if owner.near else costs.load_s)
     if cluster.parks and victims:
         park(world, device, victims)
@@ -39,7 +39,7 @@ def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...])
     for device, part, leaving in places:
         leave_for_others(world, device, leaving)
         world.out += evicted(device, world.cluster.parked.make_room(device, part.memory))
-        world.out += world.lending.take_back(device, part.memory)
+        world.out += world.lending.reclaim(device, part.memory)
         load_s = max(load_s, owner.load_on(device) * part.memory / whole)
     device, part, _ = places[0]
     copy = cluster.insert(device, owner, part.memory, load_s)

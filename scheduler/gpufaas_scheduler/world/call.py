@@ -162,9 +162,9 @@ class GrantState(Light):
     ahead: bool = False
     """It begins when the grant ends that runs on its copy, and holds the compute then."""
     early: bool = False
-    """It went ahead, and its node could give it back."""
-    recalled: bool = False
-    """Its node was told to give it back, unless its worker has begun it."""
+    """It went ahead, and its node could take it back."""
+    taken_back: bool = False
+    """Its node was told to take it back, unless its worker has begun it."""
 
     @property
     def size(self) -> int:

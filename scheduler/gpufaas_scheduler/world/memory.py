@@ -3,7 +3,7 @@ How much memory a worker may use: reservations that follow the measured peak, an
 
 A reservation grows with the measured peak and never shrinks while its worker lives. A worker of a function that
 declares no memory may also use free memory of its device (`lend`) until it is needed. When it is, an idle worker loses
-what it was lent at once (`take_back`). A worker that runs is asked for it (`ask`), and its node answers how much it
+what it was lent at once (`reclaim`). A worker that runs is asked for it (`ask`), and its node answers how much it
 gave (`Resized`). So the limits on a device never add up to more than its memory (docs/adr/0032).
 """
 
@@ -63,11 +63,11 @@ class Lending:
         self.lenders: dict[DeviceId, DeviceState] = {}
         """Devices that may have lent memory."""
 
-    def take_back(self, device: DeviceState, need: Bytes) -> list[m.Resize]:
-        """Take back from idle workers until *need* bytes are unpromised. By the charges they are free."""
+    def reclaim(self, device: DeviceState, need: Bytes) -> list[m.Resize]:
+        """Reclaim from idle workers until *need* bytes are unpromised. By the charges they are free."""
         if device.residency.unpromised >= need:
             return []
-        return [resize_of(device, each) for each in device.residency.take_back(need)]
+        return [resize_of(device, each) for each in device.residency.reclaim(need)]
 
     def resize(self, device: DeviceState, copy: Copy, wanted: Bytes) -> list[m.Command]:
         """Charge *model* with *wanted*, as far as there is room, and raise its limit to that if it is lower."""
@@ -79,7 +79,7 @@ class Lending:
         if grown > limit and self._cluster.parked.devices:
             gone = self._cluster.parked.make_room(device, grown - limit)
             ended = [m.EvictCopy(each.owner.id, device.id, each.number) for each in gone]
-        changed = residency.take_back(grown - limit, copy) if grown > limit else []
+        changed = residency.reclaim(grown - limit, copy) if grown > limit else []
         residency.resize(copy, memory, grown)
         self.note(device, copy)
         if grown > limit:
@@ -96,7 +96,7 @@ class Lending:
             limit -= sum([each.memory for each in self._cluster.parked.on(device)])
         if limit <= copy.limit:
             return []
-        changed = residency.take_back(limit - copy.limit, copy)
+        changed = residency.reclaim(limit - copy.limit, copy)
         residency.resize(copy, copy.memory, limit)
         self.note(device, copy)
         return [resize_of(device, each) for each in (*changed, copy)]

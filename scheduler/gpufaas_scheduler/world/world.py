@@ -78,7 +78,7 @@ class World:
         self.overdue = cluster.overdue
         self.late = self.overdue.entries
         self.ahead: dict[GrantState, GrantState] = {}
-        """Grants that went ahead and can be given back, with those that run before them."""
+        """Grants that went ahead and can be taken back, with those that run before them."""
         self.lost: dict[CallId, Call] = {}
         """Calls that ended with their worker. Their node has answered most of them; it refuses those whose grant had
         not reached it, and they are placed again."""

@@ -192,12 +192,12 @@ def test_what_is_lent_is_free_while_its_holder_is_idle() -> None:
     x.running = 1
     residency.hold(x)
     assert (residency.free, residency.held, residency.room_of(x), residency.room_of(y)) == (0, 30, 70, 30)
-    assert residency.take_back(20) == []
+    assert residency.reclaim(20) == []
 
     x.running = 0
     residency.let_go(x)
     assert residency.room_of(y) == 60
-    assert residency.take_back(20) == [x]  # and no more than is lacking
+    assert residency.reclaim(20) == [x]  # and no more than is lacking
     assert (x.memory, x.limit, residency.free, residency.unpromised) == (40, 50, 30, 20)
     residency.remove(x.id)
     assert (residency.free, residency.unpromised) == (70, 70)

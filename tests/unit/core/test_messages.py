@@ -38,6 +38,10 @@ def test_each_call_of_a_grant_gets_it_with_itself_first() -> None:
             '"parts":[{"device":"n/cpu:0","memory":10}]}',
             m.LoadCopy(1, 2, FUNCTION, "d", (Part(DEVICE, 10),)),
         ),
+        (
+            '{"type":"Abort","call":"c","device":"n/cpu:0","requeue":true}',
+            m.Abort(CALL, DEVICE, take_back=True),
+        ),
     ],
 )
 def test_a_message_has_the_tag_that_it_always_had(written: str, means: m.Event | m.Command) -> None:

@@ -79,7 +79,7 @@ class Rig:
         self.pinged = self.frames
         return self.frames
 
-    def give_all_back(self, _: str) -> None:
+    def take_all_back(self, _: str) -> None:
         if self.unbegun:
             self.calls, self.unbegun = [], False
 

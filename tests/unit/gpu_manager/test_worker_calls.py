@@ -172,7 +172,7 @@ async def test_a_call_ahead_that_the_worker_has_begun_is_not_given_back() -> Non
     ahead = rig.call(2, ahead_s=LIMIT_S)
     rig.counts.begun[0] = 2  # and the answer of the first is on its way
 
-    rig.calls.give_back(ahead, "another device is free")
+    rig.calls.take_back(ahead, "another device is free")
     rig.say(Kind.ANSWER, OK)
     rig.say(Kind.ANSWER, OK)
 
@@ -197,7 +197,7 @@ async def test_all_that_a_silent_worker_has_not_begun_is_placed_again_and_its_sl
     rig = Rig()
     runs, ahead, waits = rig.call(1), rig.call(2, ahead_s=LIMIT_S), rig.call(3)
 
-    rig.calls.back.give_all_back("it is silent")
+    rig.calls.back.take_all_back("it is silent")
     assert rig.said() == [("NodeRefused", "c3")], "which the worker never had"
     await eventually(lambda: runs.finished)
 

@@ -218,7 +218,7 @@ def ahead_of(world: World) -> dict[str, float]:
     return {grant.call: grant.ahead_s for grant in grants if grant.ahead_s}
 
 
-def recalled(world: World) -> list[str]:
+def taken_back(world: World) -> list[str]:
     return [each.call for each in world.out if isinstance(each, m.Abort) and each.unbegun]
 
 
@@ -347,12 +347,12 @@ def test_a_call_that_went_ahead_is_taken_back_when_another_device_with_a_copy_is
 
     world.now += 2 * SOON_S
     world.finish(other, SOON_S)
-    assert recalled(world) == []
+    assert taken_back(world) == []
     world.finish(behind[DeviceId("b")], SOON_S)
 
-    assert recalled(world) == [behind[DeviceId("a")]]
+    assert taken_back(world) == [behind[DeviceId("a")]]
     world.tell(m.Woken())
-    assert recalled(world) == [], "once"
+    assert taken_back(world) == [], "once"
     world.refuse(behind[DeviceId("a")])
     assert world.started == [(behind[DeviceId("a")], "b")]
     for call in ("n0", "n1", "n2"):
@@ -367,7 +367,7 @@ def test_a_call_that_began_before_it_could_be_taken_back_goes_on() -> None:
     on_a = sorted(call for call, grant in world.running.items() if grant.device == "a")
     for call in on_b:
         world.finish(call, SOON_S)
-    assert recalled(world) == [on_a[1]]
+    assert taken_back(world) == [on_a[1]]
     world.finish(on_a[0], SOON_S)
     assert world.finish(on_a[1], SOON_S) == []
     assert not world.running
@@ -378,7 +378,7 @@ def test_what_ends_soon_keeps_the_call_behind_it() -> None:
     world.calls(4, "f")
     for call in sorted(call for call, grant in world.running.items() if grant.device == "b"):
         world.finish(call, SOON_S)
-        assert recalled(world) == []
+        assert taken_back(world) == []
 
 
 def test_a_call_that_went_ahead_is_placed_again_when_its_worker_ends_before_it_began() -> None:
