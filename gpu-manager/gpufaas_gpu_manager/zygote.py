@@ -7,7 +7,7 @@ worker. (`multiprocessing`'s fork server would re-import the parent's ``__main__
 
 Manager → zygote: `Spawn` and `Exec`, with the worker's sockets and its output's pipes attached; `Prepare`; `Layer`;
 `Ping`.
-ForkServer → manager: first `ZygoteReady`; for each worker `Forked`, later `Exited`; `Pong` to each `Ping`. It is the
+Zygote → manager: first `ZygoteReady`; for each worker `Forked`, later `Exited`; `Pong` to each `Ping`. It is the
 workers' parent and reaps them. It also inherits what they leave behind, daemons too (PR_SET_CHILD_SUBREAPER):
 `Exited` means that the worker and all that it started are gone, and that the kernel has reclaimed the memory. The
 zygote ends when its socket closes, and no worker outlives it (PR_SET_PDEATHSIG).
