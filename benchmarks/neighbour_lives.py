@@ -114,15 +114,15 @@ def signals(end):
     """Stop the fork server's other children, itself, and the platform."""
     def parent(pid):
         return int(open(f"/proc/{{pid}}/stat").read().rpartition(")")[2].split()[1])
-    zygote = os.getppid()
+    fork_server = os.getppid()
     while time.monotonic() < end:
-        targets = [zygote]
+        targets = [fork_server]
         for each in map(int, filter(str.isdigit, os.listdir("/proc"))):
             try:
-                if each != os.getpid() and parent(each) == zygote:
+                if each != os.getpid() and parent(each) == fork_server:
                     targets.append(each)
-                if each == zygote and parent(zygote) > 1:
-                    targets.append(parent(zygote))
+                if each == fork_server and parent(fork_server) > 1:
+                    targets.append(parent(fork_server))
             except OSError:
                 pass
         for each in targets:

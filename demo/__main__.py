@@ -183,8 +183,8 @@ def deploy(url: str) -> None:
 def sampled(server: int) -> Iterator[dict[str, Any]]:
     """Have a process watch memory from outside (see demo.sampler); what it saw is in the dict at the end."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    zygotes = [pid for pid in children if b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    process = subprocess.Popen([sys.executable, "-m", "demo.sampler", zygotes[0]], stdout=subprocess.PIPE, cwd=ROOT)
+    found = [pid for pid in children if b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    process = subprocess.Popen([sys.executable, "-m", "demo.sampler", found[0]], stdout=subprocess.PIPE, cwd=ROOT)
     memory: dict[str, Any] = {}
     try:
         yield memory

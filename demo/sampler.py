@@ -1,9 +1,9 @@
 """
 How much memory the workers of each device hold, seen from outside: /proc is read, and nothing asked of the platform.
 
-    python -m demo.sampler ZYGOTE_PID
+    python -m demo.sampler FORK_SERVER_PID
 
-Twenty times a second, for every child of the zygote: its private dirty pages, and every file page that it has mapped
+Twenty times a second, for each child of the fork server: its private dirty pages, each file page that it has mapped
 (weights count in full, and so do the library pages that it touched), added up by the device that its process name
 begins with. On SIGTERM the peaks are printed as JSON: ``{"cpu:0": {"peak": bytes, "workers": most at once}, ...}``.
 """
@@ -19,14 +19,14 @@ INTERVAL_S = 0.05
 
 
 def main() -> None:
-    zygote = int(sys.argv[1])
+    server = int(sys.argv[1])
     peaks: dict[str, dict[str, int]] = {}
     samples = 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             began = time.monotonic()
-            for device, sizes in sizes_now(zygote).items():
+            for device, sizes in sizes_now(server).items():
                 seen = peaks.setdefault(device, {"peak": 0, "workers": 0})
                 seen["peak"] = max(seen["peak"], sum(sizes))
                 seen["workers"] = max(seen["workers"], len(sizes))
@@ -35,11 +35,11 @@ def main() -> None:
     print(json.dumps({"samples": samples, "devices": peaks}), flush=True)
 
 
-def sizes_now(zygote: int) -> dict[str, list[int]]:
+def sizes_now(server: int) -> dict[str, list[int]]:
     """Return by device what each of its workers holds; what ends while we look is left out."""
     sizes: dict[str, list[int]] = {}
     with contextlib.suppress(OSError):
-        for pid in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split():
+        for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split():
             with contextlib.suppress(OSError, ValueError):
                 if device := device_of(pid):
                     sizes.setdefault(device, []).append(size_of(pid))

@@ -1,8 +1,8 @@
 """
 ``gpufaas serve``: the whole platform in one process tree. The composition root of embedded mode.
 
-The serving process has gateway, scheduler and GPU manager in one event loop; the zygote beside it has torch imported,
-and forks the workers.
+The serving process has gateway, scheduler and GPU manager in one event loop; the fork server beside it has torch
+imported, and forks the workers.
 """
 
 import asyncio
@@ -195,7 +195,7 @@ class ServeApp:
         }  # fmt: skip
 
     async def _start_workers(self) -> None:
-        """Start the zygote once the port is open: it imports torch for a second, which no caller has to wait for."""
+        """Start the fork server once the port is open: it imports torch for a second, for which no caller waits."""
         if not await self._front.server.opened():
             return
         await self._node.start()

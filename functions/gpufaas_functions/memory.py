@@ -1,7 +1,7 @@
 """
 The memory of a worker on its device, measured by the worker itself, and how a lack of memory is recognised.
 
-Memory that exists at the fork belongs to the zygote and is not counted: see `mark_fork_point`.
+Memory that exists at the fork belongs to the fork server and is not counted: see `mark_fork_point`.
 """
 
 import contextlib
@@ -47,11 +47,11 @@ class CpuMemory:
     """
     Occupation of this process on a CPU device: the memory that it added since the fork.
 
-    The peak growth of the resident set (private data and mapped weights), plus the zygote's pages that it copied by
-    writing to them, which the resident set does not show. At least the private writable memory that it has allocated,
-    since the kernel compares that with the limit. So weights are counted in full as soon as they are mapped, wherever
-    they are kept; pages of them that the worker alone has mapped are no copies of the zygote's. Memory for bodies that
-    the node has lent (`areas`) is not counted.
+    The peak growth of the resident set (private data and mapped weights), plus the fork server's pages that it copied
+    by writing to them, which the resident set does not show. At least the private writable memory that it has
+    allocated, since the kernel compares that with the limit. So weights are counted in full as soon as they are mapped,
+    wherever they are kept; pages of them that the worker alone has mapped are no copies of the fork server's. Memory
+    for bodies that the node has lent (`areas`) is not counted.
     """
 
     def __init__(self, slots: int = 1, known: int = 0) -> None:
@@ -208,7 +208,7 @@ _FORK_POINT = MemoryPoint()
 
 def mark_fork_point(*, forked: bool = True) -> MemoryPoint:
     """
-    Called in the zygote's child before it does anything: what comes on top from here on is the worker's own. Of a
+    Called in the fork server's child before it does anything: what comes on top from here on is the worker's own. Of a
     process that was not *forked*, but has imported torch itself, all but what it has mapped of libraries is.
     """
     global _FORK_POINT
@@ -218,7 +218,7 @@ def mark_fork_point(*, forked: bool = True) -> MemoryPoint:
 
 
 def fork_point() -> MemoryPoint:
-    """Return the memory at the fork that made this process; zeros in one that was not forked by the zygote."""
+    """Return the memory at the fork that made this process; zeros in one that was not forked by the fork server."""
     return _FORK_POINT
 
 

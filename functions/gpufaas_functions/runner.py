@@ -1,9 +1,9 @@
 """
 The main program of a worker: import the handler, load the model, then serve calls slot by slot.
 
-It runs in a process of its own, forked from the zygote (gpufaas_gpu_manager.zygote) with torch already imported. One
-connection carries the calls of all its slots. One slot is served by the main thread, several by threads that lead in
-turn (`slot_threads`); if the handler is async, one event loop serves them all (`async_server`). The worker ends when
+It runs in a process of its own, forked from the fork server (gpufaas_gpu_manager.zygote) with torch already imported.
+One connection carries the calls of all its slots. One slot is served by the main thread, several by threads that lead
+in turn (`slot_threads`); if the handler is async, one event loop serves them all (`async_server`). The worker ends when
 its manager closes the connection, or ends.
 """
 
@@ -44,7 +44,7 @@ WARM_UP: Final = "warm_up"
 
 
 class WorkerStart(msgspec.Struct, frozen=True):
-    """What the zygote gives a new worker, with its connection."""
+    """What the fork server gives a new worker, with its connection."""
 
     function: str
     bundle: str

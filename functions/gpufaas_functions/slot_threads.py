@@ -32,7 +32,7 @@ from gpufaas_functions.reply import Reply, growth_frame
 from gpufaas_functions.thread_state import ThreadState
 
 BROKEN: Final = 70
-"""Exit status of a worker that cannot serve any more; the zygote has the same."""
+"""Exit status of a worker that cannot serve any more; the fork server has the same."""
 LOOK_S: Final[Seconds] = 0.004
 """The time between two looks of the watch. After one or two at the same call, another thread leads."""
 _LOOKS: Final = 5

@@ -1,1 +1,1 @@
-"""The GPU manager of a node: devices, the memory ledger, worker processes and the zygote that they are forked from."""
+"""The GPU manager of a node: devices, the memory ledger, workers and the fork server that makes them."""

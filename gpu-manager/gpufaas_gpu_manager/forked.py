@@ -25,7 +25,7 @@ from gpufaas_gpu_manager.isolation.root import begin
 PRELOAD: Final = ("numpy", "torch", "safetensors.torch", "gpufaas_functions.author", "gpufaas_functions.runner")
 MAX_MESSAGE: Final = 1024 * 1024
 COPIED: Final = 8 * 1024 * 1024
-"""Memory that a worker takes by writing to pages shared with the zygote: twice the 4 MB of an idle one."""
+"""Memory that a worker takes by writing to pages shared with the fork server: twice the 4 MB of an idle one."""
 MAX_FDS: Final = 253  # SCM_MAX_FD of the kernel
 SCRATCH: Final = "GPUFAAS_SCRATCH"
 """The variable with the path of a worker's scratch directory."""
@@ -284,6 +284,6 @@ def data_limit(base: int, memory: int, slots: int) -> int:
     Return the RLIMIT_DATA in bytes of a worker that may occupy *memory* bytes over its fork point of *base*.
 
     The kernel counts private writable memory, touched or not. Stacks of the slots' threads are counted whole although
-    hardly touched, so they come on top; pages of the zygote that the worker copies are not counted, so they come off.
+    hardly touched, so they come on top; pages of the fork server that the worker copies are not, so they come off.
     """
     return base + max(memory - COPIED, 0) + stacks(slots)

@@ -1,4 +1,4 @@
-"""The manager's end of the zygote: it starts the fork server, asks it for workers, and hears of those that ended."""
+"""The manager's end of the fork server: it starts it, asks it for workers, and hears of those that ended."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from gpufaas_gpu_manager.orphans import end_orphans, is_fork_server
 from gpufaas_gpu_manager.proc import progress_of, state_of
 from gpufaas_gpu_manager.stuck import LOOK_S, Replaced, Silence
 from gpufaas_gpu_manager.timers import Timers
-from gpufaas_gpu_manager.zygote import Exited, Forked, FromZygote, KillWithManager, Ping, ToZygote, ZygoteReady
+from gpufaas_gpu_manager.zygote import Exited, Forked, FromForkServer, KillWithManager, Ping, ServerReady, ToForkServer
 
 _RESTART_BACKOFF_S: Final = (0.1, 0.5, 2.0, 5.0)
 _ASKED_AT_MOST: Final = 2
@@ -31,7 +31,7 @@ _INHERITED: Final = re.compile(
     r"|CUDA.*|NVIDIA.*|TORCH.*|PYTORCH.*|MALLOC.*|.*_CA_BUNDLE|SSL_CERT_.*|(?i:https?_proxy|no_proxy|all_proxy)"
 )
 """Variables of the platform that functions see. The others may be the operator's secrets."""
-_decode: Final = msgspec.msgpack.Decoder(FromZygote).decode
+_decode: Final = msgspec.msgpack.Decoder(FromForkServer).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -85,7 +85,7 @@ class _Server:
         control.setblocking(False)  # a fork server that does not read must not hold the loop up
         asyncio.get_running_loop().add_reader(control, on_readable)
 
-    def send(self, message: ToZygote, fds: Sequence[int] = ()) -> bool:
+    def send(self, message: ToForkServer, fds: Sequence[int] = ()) -> bool:
         """Return whether it took *message*: not while its buffer is full, nor when it has just died."""
         if self._control is None:
             return False
@@ -126,7 +126,7 @@ class ForkServer:
         self.on_exited = on_exited
         self._on_said = on_said
         self._server: _Server | None = None
-        self._ready: asyncio.Future[ZygoteReady] | None = None
+        self._ready: asyncio.Future[ServerReady] | None = None
         self._alive: dict[int, int] = {}
         """Workers that this fork server has forked, and their process ids."""
         self._standbys: dict[int, int] = {}
@@ -182,7 +182,7 @@ class ForkServer:
         self._silence, self._owes = Silence(), True
         self._timers.later("look", LOOK_S, self._look)
 
-    async def ready(self) -> ZygoteReady:
+    async def ready(self) -> ServerReady:
         """Wait until it can fork. Without a deadline: importing torch from a cold disk may take a minute."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()  # asked for before start()
@@ -227,10 +227,10 @@ class ForkServer:
             self._on_message(_decode(data))
         self._send_requests()
 
-    def _on_message(self, said: FromZygote) -> None:
+    def _on_message(self, said: FromForkServer) -> None:
         self._owes = False
         self._silence.broken()
-        if isinstance(said, ZygoteReady):
+        if isinstance(said, ServerReady):
             self._deaths = 0
             self._fault = ""
             if said.missing:
@@ -339,7 +339,7 @@ class ForkServer:
 
 def environment() -> dict[str, str]:
     """Return the environment of a fork server."""
-    # Threads of math libraries do not survive a fork: the zygote must not start any. Workers set their own number.
+    # Threads of math libraries do not survive a fork: the fork server must start none. Workers set their own number.
     env = {**inherited(os.environ), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     env.setdefault("OMP_STACKSIZE", "2M")  # read when the library is loaded: as `use_small_stacks` has it
     env = with_allocator(env)  # read when a torch with CUDA is imported

@@ -39,7 +39,7 @@ _NEAR: Final = 0.7
 class _Watched:
     pid: int
     memory: Bytes
-    zygote: int | None
+    fork_server: int | None
     over: Callable[[Bytes, Bytes], None]
     base: Bytes
     not_counted: frozenset[Identity]
@@ -58,21 +58,21 @@ class MemoryWatch:
         self._strays: set[int] = set()
         self._growing = False
         self.spare: frozenset[int] = frozenset()
-        """Processes beside the workers that their zygote has forked."""
+        """Processes beside the workers that their fork server has forked."""
 
     def add(
-        self, worker: int, pid: int, memory: Bytes, zygote: int | None, over: Callable[[Bytes, Bytes], None],
+        self, worker: int, pid: int, memory: Bytes, fork_server: int | None, over: Callable[[Bytes, Bytes], None],
         not_counted: frozenset[Identity] = frozenset(),
     ) -> None:  # fmt: skip
         """
         Watch process *pid* and its descendants; *over* is called once, in the watcher's thread, with used and reserved.
 
-        :param zygote: the process that it was forked from: memory shared with that does not count
+        :param fork_server: the process that it was forked from: memory shared with that does not count
         :param not_counted: see `used_by`
         """
         with self._lock:
-            base = _status(zygote)[0] if zygote is not None else 0
-            self._watched[worker] = _Watched(pid, memory, zygote, over, base, not_counted)
+            base = _status(fork_server)[0] if fork_server is not None else 0
+            self._watched[worker] = _Watched(pid, memory, fork_server, over, base, not_counted)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
                 self._thread.start()
@@ -123,14 +123,14 @@ class MemoryWatch:
         return pause
 
     def _end_strays(self, watched: dict[int, _Watched]) -> None:
-        """A process that escaped from its worker is the zygote's child: make the zygote look, which kills it."""
-        zygotes = {each.zygote for each in watched.values() if each.zygote is not None}
+        """A process that escaped from its worker is the fork server's child: make that look, and kill it."""
+        fork_servers = {each.fork_server for each in watched.values() if each.fork_server is not None}
         workers = {each.pid for each in watched.values()}
-        strays = {pid for zygote in zygotes for pid in children_of(zygote)} - workers - self.spare
+        strays = {pid for fork_server in fork_servers for pid in children_of(fork_server)} - workers - self.spare
         if strays & self._strays:  # a worker that was just forked is known in the next round
-            for zygote in zygotes:
+            for fork_server in fork_servers:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(zygote, signal.SIGCHLD)
+                    os.kill(fork_server, signal.SIGCHLD)
         self._strays = strays
 
 
@@ -157,7 +157,7 @@ def used_by(pid: int, base: Bytes = 0, memory: Bytes = 0, not_counted: frozenset
         mine = max(0, dirty - alone)
         private += mine
         mapped += share
-        # What children share with the worker is counted once; what all share with the zygote, not at all.
+        # What children share with the worker is counted once; what all share with the fork server, not at all.
         inherited = max(inherited, anonymous - base - mine)
     return private + (inherited if len(family) > 1 else 0) + max(mapped, _open_memory(family, not_counted))
 

@@ -91,15 +91,15 @@ class Node:
     # --- life ---
 
     async def start(self) -> None:
-        """Start the zygote in the background; workers can be asked for at once, and wait for it."""
+        """Start the fork server in the background; workers can be asked for at once, and wait for it."""
         for device in self._devices.values():
             if device.source.note:
                 self.on_said(device.source.note)
-        self.host.zygote.start()
+        self.host.fork_server.start()
         self.host.standbys.begin([self.host.recipes.home_of(each.source) for each in self._devices.values()])
 
     async def close(self) -> None:
-        """End all workers and the zygote; returns when none is left."""
+        """End all workers and the fork server; returns when none is left."""
         self.grants.closing = True
         self.functions.close()
         self.staging.close()
@@ -131,7 +131,7 @@ class Node:
     @property
     def fault(self) -> str:
         """Why no worker can be started now, for people; empty: they can, or the node still starts."""
-        return self.host.zygote.fault
+        return self.host.fork_server.fault
 
     @property
     def makes(self) -> str:

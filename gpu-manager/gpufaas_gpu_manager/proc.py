@@ -102,7 +102,7 @@ def usage_of(pids: Sequence[int]) -> tuple[float, Bytes]:
     """
     Return millicores over the next `WINDOW_S`, and bytes, of these processes and all that they started. Blocks.
 
-    Memory is what would become free if they ended: pages that they share, such as the zygote's torch, do not count.
+    Memory is what would become free if they ended: shared pages, such as the fork server's torch, do not count.
     """
     family = [each for pid in pids for each in descendants_of(pid)]
     began = time.monotonic()  # before all that is counted: who stood still meanwhile has not used more than there is

@@ -7,7 +7,7 @@ from gpufaas_core.model import Bytes, Seconds
 
 class Running(Protocol):
     """
-    How one worker runs: a process forked from the zygote, a program, a container.
+    How one worker runs: a process forked from the fork server, a program, a container.
 
     It calls its worker: `on_started` when there is a process; `calls.on_slots`, then `on_ready`; `on_failed` with the
     reason of a failure; `on_reaped` once, when nothing of it is left. After `start`, unless that raised, `on_reaped`

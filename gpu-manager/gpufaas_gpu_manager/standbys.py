@@ -1,9 +1,9 @@
 """
 Standbys: blank processes that wait to become workers, so that a start does not wait until one is forked and confined.
 
-A standby is forked from the zygote with torch imported, and has joined its control group, which takes some 12 ms on
-version 1. A worker takes one, once: it gets its start and its sockets over the standby's own socket, and is limited as
-one that was forked for it. Until then a standby belongs to no function, and no author's code has run in it.
+A standby is forked from the fork server with torch imported, and has joined its control group, which takes some 12 ms
+on version 1. A worker takes one, once: it gets its start and its sockets over the standby's own socket, and is limited
+as one that was forked for it. Until then a standby belongs to no function, and no author's code has run in it.
 
 A pool has `size` of them for each home. It is filled one by one and not beside loads on a small machine; one that is
 about to be needed, since its worker waits for memory, is forked at once. One that ends by itself is replaced after a

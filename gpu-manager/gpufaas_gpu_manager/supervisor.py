@@ -78,13 +78,13 @@ class Supervisor:
         self.fetch = fetch
         self.open_files = OpenFiles(on_said)
         self.parks = ParkedWorkers(recipes.host_cache, recipes.settings.park != "off")
-        self.zygote = ForkServer(self.on_exited, on_said)
+        self.fork_server = ForkServer(self.on_exited, on_said)
         self.measured: dict[tuple[str, str], Bytes] = {}
         self.standbys = Standbys(
-            self.zygote, recipes.enforcement, self.settings.standby, self.next_number, self._loads,
+            self.fork_server, recipes.enforcement, self.settings.standby, self.next_number, self._loads,
             self.settings.isolation,
         )  # fmt: skip
-        self.layers = Layers(self.zygote, recipes, self.make, on_said)
+        self.layers = Layers(self.fork_server, recipes, self.make, on_said)
         self._ports = Ports()
         self._workers: dict[int, Worker] = {}
         self._last_number = 1
@@ -99,7 +99,7 @@ class Supervisor:
         self.standbys.close()
         self.parks.close()
         await self.layers.close()
-        await self.zygote.close()
+        await self.fork_server.close()
         if self.containers is not None:
             await self.containers.close()
         for worker in self.living():
@@ -169,8 +169,8 @@ class Supervisor:
             assert self.containers is not None  # `define` saw to it
             return self.containers.running(worker, self.recipes)
         if worker.spec.kind == "server":
-            return ServedProcess(worker, self.recipes, self.zygote, self._ports)
-        return ForkedProcess(worker, self.recipes, self.zygote, self.standbys, self.layers)
+            return ServedProcess(worker, self.recipes, self.fork_server, self._ports)
+        return ForkedProcess(worker, self.recipes, self.fork_server, self.standbys, self.layers)
 
     def parking(self, worker: Worker) -> ProcessParking:
         return ProcessParking(worker, self.parks.checkpoint)

@@ -5,12 +5,12 @@ Run as ``python -P -m gpufaas_gpu_manager.zygote FD``, where FD is one end of a 
 manager holds. It stays single-threaded and never touches CUDA or a tensor, so that a fork of it is a good start of a
 worker. (`multiprocessing`'s fork server would re-import the parent's ``__main__``, the CLI, in each child.)
 
-Manager → zygote: `Spawn` and `Exec`, with the worker's sockets and its output's pipes attached; `Prepare`; `Layer`;
-`Ping`.
-Zygote → manager: first `ZygoteReady`; for each worker `Forked`, later `Exited`; `Pong` to each `Ping`. It is the
+Manager → fork server: `Spawn` and `Exec`, with the worker's sockets and its output's pipes attached; `Prepare`;
+`Layer`; `Ping`.
+Fork server → manager: first `ServerReady`; for each worker `Forked`, later `Exited`; `Pong` to each `Ping`. It is the
 workers' parent and reaps them. It also inherits what they leave behind, daemons too (PR_SET_CHILD_SUBREAPER):
 `Exited` means that the worker and all that it started are gone, and that the kernel has reclaimed the memory. The
-zygote ends when its socket closes, and no worker outlives it (PR_SET_PDEATHSIG).
+fork server ends when its socket closes, and no worker outlives it (PR_SET_PDEATHSIG).
 """
 
 import array
@@ -55,8 +55,8 @@ class KillWithManager(msgspec.Struct, frozen=True, tag=True):
     pids: list[int]
 
 
-class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
-    """The zygote is ready. `missing`: modules that are not there, and why (without torch CPU functions run)."""
+class ServerReady(msgspec.Struct, frozen=True, tag=True):
+    """The fork server is ready. `missing`: modules that are not there, and why (without torch CPU functions run)."""
 
     threads: int
     missing: list[str]
@@ -88,9 +88,9 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     """The answer to `Ping`."""
 
 
-FromZygote = ZygoteReady | Forked | Exited | Pong
+FromForkServer = ServerReady | Forked | Exited | Pong
 _NAMES: Final = {"Prepare": "standby", "Layer": "layer"}
-ToZygote = Fork | Ping | KillWithManager
+ToForkServer = Fork | Ping | KillWithManager
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -100,7 +100,7 @@ class _Held(msgspec.Struct, frozen=True):
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """Of a `ToZygote`, what the fork server must know. The child reads it all: later ones inherit what is read here."""
+    """Of a `ToForkServer`, what the server must know. The child reads it all: later ones inherit what is read here."""
 
     type: str
     worker: int = 0
@@ -119,14 +119,14 @@ def main() -> None:
     ours = socket.socket(fileno=int(sys.argv[1]))
     if forked.ALONE in sys.argv:
         forked.end_with(lambda: forked.work_alone(ours))
-    # Not SIGKILL: when the manager dies, the zygote ends the workers and what they started.
+    # Not SIGKILL: when the manager dies, the fork server ends the workers and what they started.
     end_with_parent(signal.SIGTERM)
     inherit_orphans()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the platform, which then ends the zygote
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the platform, which then ends the fork server
     missing = forked.preload()
     _settle()
     server = _ForkServer(ours)
-    server.serve(ZygoteReady(_threads(), missing), collapse_own())
+    server.serve(ServerReady(_threads(), missing), collapse_own())
 
 
 def _threads() -> int:
@@ -139,7 +139,7 @@ def _settle(keep_hooks: bool = False) -> None:
         exit_hooks.forget()
     gc.collect()
     chance.find_generators()
-    gc.freeze()  # else a collection in a child would write to, and so copy, every page of the zygote's
+    gc.freeze()  # else a collection in a child would write to, and so copy, every page of the fork server's
 
 
 class _ForkServer:
@@ -167,7 +167,7 @@ class _ForkServer:
         # The closed socket says that the manager has died. This lets a stopped server go on, so that it looks.
         end_with_parent(signal.SIGCONT)
 
-    def serve(self, ready: ZygoteReady, before_children: Iterable[None] = ()) -> NoReturn:
+    def serve(self, ready: ServerReady, before_children: Iterable[None] = ()) -> NoReturn:
         """
         Say *ready*, and serve the manager until it is gone; then kill the workers and exit.
 
@@ -199,7 +199,7 @@ class _ForkServer:
             self._fork(*self._held.pop(0))
         return False
 
-    def say(self, message: FromZygote) -> None:
+    def say(self, message: FromForkServer) -> None:
         """Tell the manager; when it is gone, kill the workers and exit."""
         try:
             self._control.send(msgspec.msgpack.encode(message))
@@ -321,7 +321,7 @@ def _become_layer(layer: Layer, control: socket.socket) -> NoReturn:
     packages = {name.partition(".")[0] for name in sys.modules.keys() - before}
     grown = max(0, MemoryPoint.read().anonymous - memory)
     _settle(keep_hooks=True)
-    ready = ZygoteReady(threads, [], fault, tuple(sorted(packages)), grown, seconds)
+    ready = ServerReady(threads, [], fault, tuple(sorted(packages)), grown, seconds)
     _ForkServer(control, start.env.get(SCRATCH, "")).serve(ready)
 
 

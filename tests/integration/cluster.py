@@ -130,8 +130,8 @@ class Service:
         """What holds memory on a node: the children of its fork server that are not zombies."""
         alive = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            for zygote in psutil.Process(self.pid).children():
-                for each in zygote.children():
+            for fork_server in psutil.Process(self.pid).children():
+                for each in fork_server.children():
                     with contextlib.suppress(psutil.NoSuchProcess):
                         if each.status() != psutil.STATUS_ZOMBIE and each.name() != "standby":
                             alive.append(each)

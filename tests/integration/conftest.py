@@ -231,19 +231,19 @@ class Platform:
         return (self.home / "output").read_text() if (self.home / "output").exists() else ""
 
     def tree(self) -> list[psutil.Process]:
-        """The serving process's descendants: the zygote and its workers."""
+        """The serving process's descendants: the fork server and its workers."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self.pid).children(recursive=True)
         return []
 
-    def zygote(self) -> psutil.Process:
-        until(lambda: psutil.Process(self.pid).children(), "there is a zygote")
+    def fork_server(self) -> psutil.Process:
+        until(lambda: psutil.Process(self.pid).children(), "there is a fork server")
         return psutil.Process(self.pid).children()[0]
 
     def workers(self) -> list[psutil.Process]:
         """What holds memory: a process that has ended and is about to be reaped does not."""
         alive = []
-        for each in self.zygote().children():
+        for each in self.fork_server().children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if each.status() != psutil.STATUS_ZOMBIE and each.name() != "standby":
                     alive.append(each)
@@ -444,14 +444,14 @@ class Sampler(Watching):
 
     def __init__(self, platform: Platform) -> None:
         super().__init__()
-        self._zygote = platform.zygote().pid
+        self._fork_server = platform.fork_server().pid
         self.most_bytes = 0
         self.most_workers = 0
         """Those with a model; one that has just begun, or is about to be reaped, has next to nothing."""
         self.samples = 0
 
     def look(self) -> None:
-        children = Path(f"/proc/{self._zygote}/task/{self._zygote}/children").read_text().split()
+        children = Path(f"/proc/{self._fork_server}/task/{self._fork_server}/children").read_text().split()
         sizes = {pid: private_bytes(pid) for pid in children}
         # One by one, and each takes a while: what ended since then was not there together with the last.
         held = [size for pid, size in sizes.items() if size is not None and private_bytes(pid) is not None]

@@ -96,7 +96,7 @@ def test_a_killed_fork_server_costs_its_workers_and_is_started_again(make_platfo
     platform.call(path)
     tree = platform.tree()
 
-    platform.zygote().send_signal(signal.SIGKILL)
+    platform.fork_server().send_signal(signal.SIGKILL)
 
     all_ended(tree)
     answer = platform.call(path, b"back")

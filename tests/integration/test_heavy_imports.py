@@ -60,7 +60,7 @@ def test_an_edit_and_a_new_worker_do_not_import_again_and_no_other_function_has_
 
     one = platform.call(platform.deploy("one", HANDLER, env=env)).json()
     assert heavy.read_text() == "xx", "by the check, and by the fork server"
-    assert one["server"] == one["made in"] != platform.zygote().pid
+    assert one["server"] == one["made in"] != platform.fork_server().pid
     assert one["home"] == "as the handler has it"
     assert one["files"] == ["mine"]
 

@@ -135,7 +135,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Rig]]:
 
     def rig(budget: int = 256 * MiB, mode: str = "rlimit") -> Rig:
         made.append(Rig(tmp_path / f"rig{len(made)}", budget, mode))
-        made[-1].node.host.zygote.start()
+        made[-1].node.host.fork_server.start()
         return made[-1]
 
     yield rig

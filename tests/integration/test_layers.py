@@ -107,7 +107,7 @@ async def test_each_function_that_preloads_has_a_layer_of_its_own_and_others_hav
     assert not third["wave"]
     assert [first["server"], second["server"]] == rig.layers
     assert again["server"] == first["server"]
-    assert third["server"] == rig.node.host.zygote.pid
+    assert third["server"] == rig.node.host.fork_server.pid
     assert rig.node.host.blank()["layers"] == 2
     assert 0 < rig.node.host.blank()["layerMemory"] < 16 << 20, "of a small module"
     watch = rig.node.enforcement.watch
@@ -148,7 +148,7 @@ async def test_what_cannot_be_imported_is_refused_at_deploy_and_a_start_goes_on_
         await rig.check(function)
 
     said = await rig.first(function)
-    assert said["server"] == rig.node.host.zygote.pid
+    assert said["server"] == rig.node.host.fork_server.pid
     assert "a worker of wrong.ns imports wave, no_such_module itself: no_such_module" in rig.said
     assert rig.layers == []
 
@@ -176,7 +176,7 @@ async def test_the_layer_that_is_worth_least_makes_room_unless_it_has_workers(
         layer.said = msgspec.structs.replace(layer.said, seconds=seconds)
 
     takes(60.0)
-    assert (await rig.first(two))["server"] == rig.node.host.zygote.pid
+    assert (await rig.first(two))["server"] == rig.node.host.fork_server.pid
     assert "this node has no room for it" in rig.said
     assert psutil.pid_exists(first["pid"])
 
@@ -223,11 +223,11 @@ async def test_a_layer_that_is_killed_or_whose_fork_server_is_has_a_successor(ri
 async def test_workers_of_a_layer_live_on_when_the_fork_server_is_stuck(rig: LayerRig) -> None:
     function = await rig.preloading("one", WAVE)
     first = await rig.first(function)
-    stuck = rig.node.host.zygote.pid
+    stuck = rig.node.host.fork_server.pid
     assert stuck is not None
 
     os.kill(stuck, signal.SIGSTOP)
-    await eventually(lambda: rig.node.host.zygote.pid != stuck)
+    await eventually(lambda: rig.node.host.fork_server.pid != stuck)
     other = await rig.first(await rig.preloading("two", WAVE))
 
     assert other["server"] != first["server"]
@@ -243,7 +243,7 @@ async def test_modules_that_take_too_long_are_given_up(rig: LayerRig) -> None:
 
     said = await rig.first(function)
 
-    assert said["server"] == rig.node.host.zygote.pid
+    assert said["server"] == rig.node.host.fork_server.pid
     assert "they were not imported within 0 s" in rig.said
     assert rig.layers == []
 
@@ -279,7 +279,7 @@ async def test_threads_and_exits_of_modules_are_told_and_each_is_imported_once(
             wrong = await rig.preloading(module, (module,))
             with pytest.raises(InvalidSpec, match=why):
                 await rig.check(wrong)
-            assert (await rig.first(wrong))["server"] == rig.node.host.zygote.pid
+            assert (await rig.first(wrong))["server"] == rig.node.host.fork_server.pid
             await rig.end(wrong)
     finally:
         await rig.node.close()

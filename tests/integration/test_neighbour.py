@@ -127,7 +127,7 @@ def test_a_daemon_that_leaves_its_session_ends_with_its_worker(platform: Platfor
 def test_daemons_also_stopped_ones_end_when_what_started_their_worker_is_killed(make_platform: Make) -> None:
     platform = make_platform("--device", "cpu:0=400MiB").start()
     hostile = platform.deploy("hostile", HOSTILE)
-    for kill in (lambda: platform.zygote().kill(), platform.kill):
+    for kill in (lambda: platform.fork_server().kill(), platform.kill):
         for each in (b"daemon", b"daemon stopped"):
             assert platform.call(hostile, each).status_code == 200
         left = platform.tree()

@@ -1228,10 +1228,10 @@ async def test_a_check_misses_load(rig: Rig) -> None:
 async def test_when_the_fork_server_dies_its_workers_die_and_the_next_load_works(rig: Rig) -> None:
     function = await rig.function("big", BIG)
     await rig.call(rig.grant(function, cold=True))
-    worker, zygote = psutil.Process(rig.node.workers()[0].pid), rig.node.host.zygote.pid
-    assert zygote is not None
+    worker, fork_server = psutil.Process(rig.node.workers()[0].pid), rig.node.host.fork_server.pid
+    assert fork_server is not None
 
-    os.kill(zygote, signal.SIGKILL)
+    os.kill(fork_server, signal.SIGKILL)
 
     await eventually(lambda: rig.facts_of(WorkerExited))
     await eventually(lambda: not lives(worker))
@@ -1239,10 +1239,10 @@ async def test_when_the_fork_server_dies_its_workers_die_and_the_next_load_works
 
 
 @pytest.mark.usefixtures("own_fork_server")
-async def test_the_zygote_is_single_threaded_and_has_torch(rig: Rig) -> None:
+async def test_the_fork_server_is_single_threaded_and_has_torch(rig: Rig) -> None:
     assert rig.node.fault.startswith("the fork server starts: ")
 
-    hello = await rig.node.host.zygote.ready()
+    hello = await rig.node.host.fork_server.ready()
 
     assert rig.node.fault == "", "now functions can be loaded"
     assert hello.threads == 1
@@ -1253,7 +1253,7 @@ async def test_the_zygote_is_single_threaded_and_has_torch(rig: Rig) -> None:
 async def test_closing_the_node_leaves_no_process(rig: Rig) -> None:
     function = await rig.function("big", BIG)
     await rig.call(rig.grant(function, cold=True))
-    processes = [psutil.Process(pid) for pid in (rig.node.workers()[0].pid, rig.node.host.zygote.pid)]
+    processes = [psutil.Process(pid) for pid in (rig.node.workers()[0].pid, rig.node.host.fork_server.pid)]
 
     await rig.node.close()
 

@@ -146,7 +146,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Rig]]:
 
     def rig(budget: int = 700 * MiB) -> Rig:
         made.append(Rig(tmp_path / f"rig{len(made)}", budget))
-        made[-1].node.host.zygote.start()
+        made[-1].node.host.fork_server.start()
         return made[-1]
 
     yield rig

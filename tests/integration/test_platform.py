@@ -338,14 +338,14 @@ def test_a_model_larger_than_any_device_is_refused_at_deploy_with_the_sizes(plat
 
 def test_an_idle_platform_is_small_and_its_serving_process_has_no_torch(make_platform: Make) -> None:
     platform = make_platform().start()
-    zygote = platform.zygote()
+    fork_server = platform.fork_server()
     until(lambda: has_standby(platform), "the fork server has done all that it does before its first child")
     maps = Path(f"/proc/{platform.pid}/maps").read_text()
 
     assert not re.search(r"torch|numpy", maps)
     assert pss_bytes(platform.pid) < 90 * MiB
-    assert pss_bytes(zygote.pid) < 250 * MiB
-    assert zygote.num_threads() == 1
+    assert pss_bytes(fork_server.pid) < 250 * MiB
+    assert fork_server.num_threads() == 1
     assert platform.workers() == []
 
 
@@ -357,7 +357,7 @@ def test_the_platform_is_in_huge_pages(make_platform: Make) -> None:
 
     until(lambda: has_standby(platform), "the first child")
 
-    for pid, share in ((platform.zygote().pid, 0.5), (platform.pid, 0.25)):
+    for pid, share in ((platform.fork_server().pid, 0.5), (platform.pid, 0.25)):
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         every, huge = (int(re.findall(rf"^{name}: +(\d+)", rollup, re.M)[0]) for name in ("Anonymous", "AnonHugePages"))
         assert huge > share * every
@@ -365,7 +365,7 @@ def test_the_platform_is_in_huge_pages(make_platform: Make) -> None:
 
 def has_standby(platform: Platform) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return any(each.name() == "standby" for each in platform.zygote().children())
+        return any(each.name() == "standby" for each in platform.fork_server().children())
     return False
 
 
@@ -378,7 +378,7 @@ def collapse_one() -> bool:
 def test_an_idle_platform_uses_no_processor(platform: Platform) -> None:
     path = platform.deploy("echo", ECHO_MODEL)
     platform.call(path)
-    processes = [psutil.Process(platform.pid), platform.zygote(), *platform.workers()]
+    processes = [psutil.Process(platform.pid), platform.fork_server(), *platform.workers()]
 
     def used_s() -> float:
         return sum(sum(each.cpu_times()[:2]) for each in processes)

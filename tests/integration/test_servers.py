@@ -85,18 +85,18 @@ def test_one_whose_handler_does_not_import_is_refused_when_it_is_deployed(platfo
 
 def test_a_call_that_finds_its_worker_dead_is_placed_again(platform: Any, deploy: Any) -> None:
     """
-    Nothing of it was taken, so its caller need not hear of it. The zygote is stopped: it would tell too soon. No
+    Nothing of it was taken, so its caller need not hear of it. The fork server is stopped: it would tell too soon. No
     connection is kept: what one that is dead has taken might not be sent twice.
     """
     handler = "import os\n\ndef handle(req):\n    return str(os.getpid())\n"
     deploy("mortal", handler, envVars={"CLOSES": "1"}).raise_for_status()
     pid = int(platform.call("/function/mortal", b"").text)
     worker = psutil.Process(pid)
-    zygote = worker.parent()
-    assert zygote is not None
+    fork_server = worker.parent()
+    assert fork_server is not None
 
-    zygote.suspend()
-    until(lambda: zygote.status() == psutil.STATUS_STOPPED)
+    fork_server.suspend()
+    until(lambda: fork_server.status() == psutil.STATUS_STOPPED)
     worker.kill()
     # The first thread may be dead while others still hold the socket that is connected to.
     tasks = Path(f"/proc/{pid}/task")
@@ -104,7 +104,7 @@ def test_a_call_that_finds_its_worker_dead_is_placed_again(platform: Any, deploy
     with ThreadPoolExecutor() as threads:
         called = threads.submit(platform.call, "/function/mortal", b"")
         until(lambda: platform.status()["running"])
-        zygote.resume()
+        fork_server.resume()
         answer = called.result()
 
     assert (answer.status_code, answer.headers["x-gpufaas-start"]) == (200, "disk"), answer.text

@@ -212,7 +212,7 @@ async def test_a_standby_that_is_stopped_costs_a_moment_and_no_call(rig: Rig, mo
 async def test_standbys_end_with_their_fork_server_and_the_next_one_has_new_ones(rig: Rig) -> None:
     function = await rig.function("says", SAYS)
     before = await standing(rig)
-    server = rig.node.host.zygote.pid
+    server = rig.node.host.fork_server.pid
     assert server is not None
 
     os.kill(server, signal.SIGKILL)
@@ -225,11 +225,11 @@ async def test_standbys_end_with_their_fork_server_and_the_next_one_has_new_ones
 async def test_the_standby_of_a_fork_server_that_is_stuck_is_not_used(rig: Rig) -> None:
     function = await rig.function("says", SAYS)
     before = await standing(rig)
-    server = rig.node.host.zygote.pid
+    server = rig.node.host.fork_server.pid
     assert server is not None
 
     os.kill(server, signal.SIGSTOP)
-    await eventually(lambda: rig.node.host.zygote.pid != server)
+    await eventually(lambda: rig.node.host.fork_server.pid != server)
 
     await eventually(lambda: not psutil.pid_exists(before) or psutil.Process(before).status() == "zombie")
     assert (await start(rig, function))["pid"] != before

@@ -208,7 +208,7 @@ class Scene:
         data = self.facts["data"]
         served, self.canaries["url"] = self.platform.call("/function/served.others").text.split()
         self.facts |= {
-            "serve": self.platform.pid, "zygote": self.platform.zygote().pid, "served": int(served),
+            "serve": self.platform.pid, "fork_server": self.platform.fork_server().pid, "served": int(served),
             "port": self.platform.port, "prey_digest": prey, "prey_bundle": f"{data}/bundles/{prey}",
             "bundle": f"{data}/bundles/{thief}", "archive": f"{data}/artifacts/sha256/{prey[:2]}/{prey}",
             "handle": handle_of(f"{data}/secrets/others/canary"),
@@ -329,7 +329,7 @@ class Scene:
 
     def package(self, evidence: str) -> bool:
         said = evidence + self.platform.log("thief") + self.platform.said()
-        others = {str(self.facts[name]) for name in ("serve", "zygote", "prey", "served")}
+        others = {str(self.facts[name]) for name in ("serve", "fork_server", "prey", "served")}
         return self.canaries["key"] in said or not others.isdisjoint(re.findall(r"brought (\d+)", said))
 
     def suid_of_root(self, evidence: str) -> bool:
@@ -494,4 +494,4 @@ def test_what_starts_workers_keeps_nothing_of_one_that_the_next_would_inherit(
     pattern = rb"ENV-[0-9a-f]{32}"
 
     assert list(memory_of(platform.workers()[0].pid, pattern)), "it is there to be found"
-    assert not list(memory_of(platform.zygote().pid, pattern))
+    assert not list(memory_of(platform.fork_server().pid, pattern))

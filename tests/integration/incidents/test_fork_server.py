@@ -29,7 +29,7 @@ def test_a_stopped_fork_server_is_replaced_and_its_workers_go_on(
     platform: Platform = make_platform("--device", "cpu:0=600MiB").start()  # type: ignore[operator]
     warm, cold = platform.deploy("warm", ECHO_MODEL), platform.deploy("cold", ECHO_MODEL)
     platform.call(warm, b"loads")
-    stopped = platform.zygote()
+    stopped = platform.fork_server()
     (survivor,) = platform.workers()
 
     gate.touch()
@@ -60,7 +60,7 @@ def test_a_dozen_loads_while_it_is_stopped_do_not_hang_the_platform(make_platfor
     """The kernel's queue of the socket between them takes some ten messages."""
     platform: Platform = make_platform("--device", "cpu:0=2GiB").start()  # type: ignore[operator]
     paths = [platform.deploy(f"f{number}", ECHO, HTTP) for number in range(16)]
-    platform.zygote().suspend()
+    platform.fork_server().suspend()
 
     calls = [platform.begin(path, b"x") for path in paths]
 
@@ -75,7 +75,7 @@ def test_nothing_is_left_when_the_platform_is_killed_beside_a_stopped_fork_serve
     """A stopped process does not notice that its parent died: the fork server that replaced it ends it."""
     platform: Platform = make_platform("--device", "cpu:0=600MiB").start()  # type: ignore[operator]
     platform.call(platform.deploy("warm", ECHO_MODEL), b"x")
-    stopped = platform.zygote()
+    stopped = platform.fork_server()
     stopped.suspend()
     until(lambda: "the fork server is stuck" in platform.said())
     until(lambda: platform.http.get("/readyz").status_code == 200)
@@ -95,7 +95,7 @@ def test_nothing_is_left_when_the_platform_is_killed_just_after_its_fork_server_
     platform: Platform = make_platform("--device", "cpu:0=600MiB").start()  # type: ignore[operator]
     platform.call(platform.deploy("warm", ECHO_MODEL), b"x")
     tree = platform.tree()
-    platform.zygote().suspend()
+    platform.fork_server().suspend()
 
     platform.signal(signal.SIGKILL)
     platform.wait()

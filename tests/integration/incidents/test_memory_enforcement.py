@@ -143,11 +143,11 @@ class Held(Watching):
 
     def __init__(self, platform: Platform) -> None:
         super().__init__()
-        self._zygote = platform.zygote()
+        self._fork_server = platform.fork_server()
         self.most_bytes = 0
 
     def now(self) -> int:
-        sizes = {each.pid: _held(each.pid) for each in self._zygote.children(recursive=True)}
+        sizes = {each.pid: _held(each.pid) for each in self._fork_server.children(recursive=True)}
         # One by one, and each takes a while: what ended since then was not there together with the last.
         return sum(size for pid, size in sizes.items() if _held(pid))
 
@@ -237,7 +237,7 @@ def test_nothing_outlives_the_platform_or_its_fork_server(make_platform: Make, k
     if killed == "platform":
         platform.kill()
     else:
-        platform.zygote().kill()
+        platform.fork_server().kill()
 
     until(lambda: not _named(mark))
     if killed == "fork server":
@@ -252,8 +252,8 @@ def test_daemons_of_a_worker_whose_fork_server_was_stopped_and_replaced_end_with
     for name in names:
         assert platform.call(platform.deploy(name, ESCAPES, HTTP), f"daemon {mark}".encode()).status_code == 200
     until(lambda: len(_named(mark)) == 2)
-    stopped = [platform.zygote(), *platform.zygote().children(recursive=True)]
-    platform.zygote().suspend()
+    stopped = [platform.fork_server(), *platform.fork_server().children(recursive=True)]
+    platform.fork_server().suspend()
     until(lambda: "the fork server is stuck" in platform.said())
 
     for worker in platform.workers():

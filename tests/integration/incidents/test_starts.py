@@ -163,7 +163,7 @@ async def test_a_forked_worker_obeys_its_environment_as_a_process_that_starts_wi
     assert (plain["environment"]["OMP_NUM_THREADS"], plain["environment"]["OPENBLAS_NUM_THREADS"]) == (f"{own}", "2")
     assert plain["zone"] != "JST"
     await eventually(lambda: any("there is no time zone 'Nowhere/Land' here" in each for each in rig.logs.lines))
-    assert said["server"] == plain["server"] == rig.node.host.zygote.pid
+    assert said["server"] == plain["server"] == rig.node.host.fork_server.pid
     assert "Asia/Tokyo" not in said["began with"]
 
 
@@ -194,7 +194,7 @@ async def test_a_worker_is_a_process_of_its_own_where_a_fork_cannot_obey(rig: La
     assert rig.node.host.standbys.taken == rig.node.host.standbys.size, "by the one that is forked"
     assert 100 * MiB < loaded.occupation < 250 * MiB, "the private memory of torch is its own"  # type: ignore[attr-defined]
     for each in (said, forks):
-        assert each["server"] == rig.node.host.zygote.pid
+        assert each["server"] == rig.node.host.fork_server.pid
         assert each["session"] == each["pid"]
     assert said["open"] == forks["open"], "nothing of the fork server is open in it"
     ours = Path("/proc/self/cgroup").read_text()

@@ -157,13 +157,13 @@ async def test_the_memory_of_one_that_hangs_in_its_end_is_given_on_when_it_has_e
     await first_call(rig, hangs, memory=300 * MiB)
     (worker,) = rig.node.workers()
     gone: list[bool] = []
-    begin = rig.node.host.zygote.fork
+    begin = rig.node.host.fork_server.fork
 
     async def fork(*arguments: object) -> int | None:
         gone.append(worker.reaped)
         return await begin(*arguments)  # type: ignore[arg-type]
 
-    rig.node.host.zygote.fork = fork  # type: ignore[method-assign]
+    rig.node.host.fork_server.fork = fork  # type: ignore[method-assign]
     rig.node.host.standbys.close()  # from now on workers are forked
 
     async with asyncio.timeout(LIMIT_S):

@@ -15,7 +15,7 @@ from tests.waiting import eventually
 
 from gpufaas_gpu_manager.launch.layer import LayerServer
 from gpufaas_gpu_manager.proc import state_of
-from gpufaas_gpu_manager.zygote import Exited, Forked, FromZygote, ZygoteReady
+from gpufaas_gpu_manager.zygote import Exited, Forked, FromForkServer, ServerReady
 
 PARENT = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); input()"
 
@@ -36,12 +36,12 @@ class Liar:
         self.born: asyncio.Future[int | None] | None = None
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.server = LayerServer(cast(Any, self), ours, lambda _: None, lambda *told: self.heard.append(told))
-        self.say(ZygoteReady(1, []))
+        self.say(ServerReady(1, []))
 
     def kill(self, reason: str) -> None:
         self.failed.append(reason)
 
-    def say(self, message: FromZygote) -> None:
+    def say(self, message: FromForkServer) -> None:
         self._theirs.send(msgspec.msgpack.encode(message))
 
     def babble(self) -> None:
