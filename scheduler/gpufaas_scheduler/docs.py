@@ -146,16 +146,15 @@ def _holders(copies: Iterable[tuple[Copy, DeviceState]]) -> tuple[Holder, ...]:
 
 def engine_doc(world: World, now: Seconds) -> EngineDoc:
     """O(calls) until `WAITING_KEPT` waiting ones are found."""
-    cluster, agenda, policy = world.cluster, world.agenda, world.policy
-    demand, clearing = cluster.demand, cluster.clearing
+    demand, clearing, agenda, policy = world.demand, world.clearing, world.agenda, world.policy
     return EngineDoc(
         policy=policy.name,
         grant=world.grant,
-        next_number=cluster.queue.next_number,
-        joined=cluster.joined,
+        next_number=world.queue.next_number,
+        joined=world.joined,
         waiting=tuple(call_doc(each, now) for each in _first_waiting(world)),
         waiting_count=world.calls.waiting,
-        reserved_in_s=cluster.reserved_until - now if now < cluster.reserved_until else None,
+        reserved_in_s=world.reserved_until - now if now < world.reserved_until else None,
         cleared=None if clearing.device is None or clearing.call is None else (clearing.device.id, clearing.call.id),
         pauses_for_s=max(0.0, clearing.pauses_until - now),
         wakes=tuple((key, at - now) for key, at in agenda.wakes.items()),
@@ -164,7 +163,7 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         ordered=tuple(agenda.ordered.items()),
         known=tuple(sorted(agenda.known)),
         releasing=tuple(agenda.releasing.items()),
-        declined=tuple(cluster.hosts.all_declined(now)),
+        declined=tuple(world.hosts.all_declined(now)),
         policy_state=policy.save() if isinstance(policy, Stateful) else None,
         first_call_age_s=None if demand.first_call_at is None else now - demand.first_call_at,
         offered_s=demand.offered_s,
@@ -172,7 +171,7 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         homeless=tuple(world.homeless),
         short=tuple(world.short),
         surplus=tuple(world.surplus),
-        orphaned=tuple(cluster.orphans.functions),
+        orphaned=tuple(world.orphans.functions),
         at_s=now,
     )
 
@@ -288,14 +287,14 @@ def restore_agenda(world: World, doc: EngineDoc, since: Seconds) -> None:
 
 def restore_clearing(world: World, doc: EngineDoc, since: Seconds) -> None:
     """The device that was to be cleared takes no calls, if both it and the call are still there."""
-    clearing = world.cluster.clearing
+    clearing = world.clearing
     clearing.pauses_until = since + doc.pauses_for_s
     if doc.cleared is not None:
         device, call = world.devices.get(doc.cleared[0]), world.calls.by_id.get(doc.cleared[1])
         if device is not None and call is not None and call.state == WAITING:
             clearing.device, clearing.call = device, call
-            world.cluster.clears = world.cluster.rare = True
-            world.cluster.shut(device, True)
+            world.clears = world.rare = True
+            world.shut(device, True)
 
 
 ENGINE_KEY: Final = "engine"

@@ -48,7 +48,6 @@ from gpufaas_scheduler.keeping import keep_s
 from gpufaas_scheduler.policy_contract import SchedulingPolicy
 from gpufaas_scheduler.view import view_of
 from gpufaas_scheduler.world.call_state import RUNNING
-from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.world import World
 
 
@@ -69,13 +68,13 @@ class Engine:
         max_queue: int = 10_000,
         learn: bool = True,
     ) -> None:
-        cluster = Cluster(replacement)
-        self._world = World(cluster, view_of(cluster), policy, epoch=epoch, max_queue=max_queue, learn=learn)
-        self._world.handlers = handlers_of(self._world)
+        self._world = world = World(replacement, policy, epoch=epoch, max_queue=max_queue, learn=learn)
+        world.view = view_of(world)
+        world.handlers = handlers_of(world)
         self.policy = policy
         self.epoch = epoch
-        self.refusals = self._world.refusals
-        self.ignored = self._world.ignored
+        self.refusals = world.refusals
+        self.ignored = world.ignored
 
     def handle(self, event: m.Event, now: Seconds) -> list[m.Command]:
         """
@@ -84,25 +83,24 @@ class Engine:
         A scheduling decision costs O(models on the device + log queue). Exceptions of the policy are passed on.
         """
         world = self._world
-        cluster = world.cluster
-        cluster.now = now
+        world.now = now
         out: list[m.Command] = []
         world.out = out
         world.agenda.event = event
         if world.late and world.late[0][0] <= now:
             return_overdue(world)
         world.handlers[type(event)](world, event)
-        if cluster.freed or (world.watches and world.older.left is None and is_watched(world)):
-            cluster.freed = False
+        if world.freed or (world.watches and world.older.left is None and is_watched(world)):
+            world.freed = False
             settle(world)
         if world.nested and (world.tangled or type(event) in TANGLING):
             world.tangled = False
             untangle(world)
             if world.lenders:
                 out += world.lending.ask(world.nests.crowded())
-        if cluster.rare:
+        if world.rare:
             self._rarely(event)
-        if world.lenders and (world.homeless or cluster.orphans.functions):
+        if world.lenders and (world.homeless or world.orphans.functions):
             out += world.lending.ask(world.homeless.values())
         return out
 
@@ -111,15 +109,15 @@ class Engine:
         Do what follows *event* where functions share devices, where loads from host memory are shorter, or where calls
         went ahead.
         """
-        world, cluster = self._world, self._world.cluster
-        if cluster.mixed or cluster.clears:
+        world = self._world
+        if world.mixed or world.clears:
             make_way(world)
         gain = world.hosts.gain
-        if gain and cluster.orphans.functions and world.hosts.size and world.queue.count:
+        if gain and world.orphans.functions and world.hosts.size and world.queue.count:
             prefetch(world, event)
         if not world.ahead:
-            cluster.rare = gain or cluster.clears or cluster.mixed > 0
-        elif world.idle:
+            world.rare = gain or world.clears or world.mixed > 0
+        elif world.idle_devices:
             take_back(world)
 
     @property
@@ -137,7 +135,7 @@ class Engine:
             retry_at = min(each.backoff.retry_at for each in world.held_back.values() if each.backoff is not None)
             at = retry_at if at is None or retry_at < at else at
         if world.agenda.wakes or world.agenda.planned:
-            look_at = world.agenda.wake_at(world.cluster.now, world.queue.count)
+            look_at = world.agenda.wake_at(world.now, world.queue.count)
             if look_at is not None and (at is None or look_at < at):
                 at = look_at
         return at
@@ -185,7 +183,7 @@ class Engine:
         """
         world = self._world
         here = [world.devices[each] for each in devices if each in world.devices]
-        parked = world.cluster.parked
+        parked = world.parked
         found = {
             each.id: Holding(
                 dict(each.residency.copies), {call.id for call in each.runs()}, {copy.id for copy in parked.on(each)}
@@ -224,7 +222,7 @@ class Engine:
     def take_changed(self) -> list[str]:
         """Return the keys of the docs that may have changed since the last call of this method."""
         world = self._world
-        keys = world.cluster.changes.take()
+        keys = world.changes.take()
         settled, world.settled = world.settled, False
         return [docs.ENGINE_KEY, *keys] if keys or settled else []
 

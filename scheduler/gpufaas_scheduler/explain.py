@@ -61,7 +61,7 @@ def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
 
 
 def _explain_wait(world: World, waiting: Call, now: Seconds) -> Explanation:
-    world.cluster.now = now
+    world.now = now
     why = waiting.why
     if waiting.state == WAITING:
         why = _why_it_waits(world, waiting)
@@ -114,7 +114,7 @@ def _tier(call: Call) -> str:
 
 
 def _why_it_waits(world: World, call: Call) -> contract.Why:
-    clearing, owner = world.cluster.clearing, call.owner
+    clearing, owner = world.clearing, call.owner
     if clearing.call is call and clearing.device is not None:
         return contract.Why(f"smaller calls kept it waiting, so {clearing.device.id} takes no others until it has room")
     if not owner.placed:
@@ -125,7 +125,7 @@ def _why_it_waits(world: World, call: Call) -> contract.Why:
     gathers_until = world.agenda.wakes.get(batch_key(call.function))
     if gathers_until is None:
         return why
-    left_s = max(0.0, gathers_until - world.cluster.now)
+    left_s = max(0.0, gathers_until - world.now)
     return contract.Why(f"an idle device waits up to {left_s:.3f} s for more calls of its batch", why.options)
 
 
@@ -135,7 +135,7 @@ def _service(world: World, call: Call, device: DeviceState | None) -> ServiceEst
         # In a local queue, its estimate is what it adds to that of its batch.
         estimate_s = None if call.state == LOCAL and owner.batch_max > 1 else call.estimate_s
         return owner.service_estimate(device.kind, call.size, estimate_s)
-    return next((owner.service_estimate(kind, call.size) for kind in world.cluster.largest_for(owner)), None)
+    return next((owner.service_estimate(kind, call.size) for kind in world.largest_for(owner)), None)
 
 
 def _explain_start(world: World, index: int) -> Explanation:
@@ -182,7 +182,7 @@ def status(world: World, now: Seconds) -> EngineStatus:
     """O(devices, residents, functions)."""
     return EngineStatus(
         policy=world.policy.name,
-        devices=tuple(_device_status(each, world.cluster.parked, now) for each in world.devices.values()),
+        devices=tuple(_device_status(each, world.parked, now) for each in world.devices.values()),
         queued={each.id: each.waiting for each in world.functions.values() if each.waiting},
         running={each.id: each.running for each in world.functions.values() if each.running},
         desired={each.id: each.target for each in world.functions.values() if each.desired is not None},
@@ -203,7 +203,7 @@ def status(world: World, now: Seconds) -> EngineStatus:
 
 
 def _kept_out(world: World) -> dict[FunctionId, str]:
-    if not world.cluster.keeps:
+    if not world.keeps:
         return {}
     found = {each.id: kept_out(world, each) for each in world.functions.values() if not each.removed}
     return {function: why for function, why in found.items() if why is not None}
@@ -215,7 +215,7 @@ def _no_room(world: World, owner: FunctionState) -> str:
         return "a device holds one copy of a model function, and each has one"
     reasons: list[str] = []
     for device in world.devices.values():
-        found = world.cluster.fits(device, owner, starts=False)
+        found = world.fits(device, owner, starts=False)
         if isinstance(found, Reason):
             reasons.append(found.say(owner.id, device.id, device.kind))
     more = f"; and {len(reasons) - _DEVICES} more" if len(reasons) > _DEVICES else ""

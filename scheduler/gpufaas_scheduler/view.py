@@ -272,7 +272,7 @@ class _Costs(_Residency):
         return None if best is None else (best, best_s)
 
     def unknown(self, function: FunctionState) -> bool:
-        return self._cluster.learns and not any(costs.served for _, costs in function.costs.known())
+        return self._cluster.learn and not any(costs.served for _, costs in function.costs.known())
 
     def soonest_left(self, call: Call) -> tuple[DeviceState, Seconds] | None:
         avoid = call.avoid
@@ -339,7 +339,7 @@ class ClusterView(_Plans):
         return tasks.get(task, ())
 
     def call(self, name: CallId) -> Call | None:
-        found = self._cluster.calls.get(name)
+        found = self._cluster.calls.by_id.get(name)
         return found if found is not None and found.state == WAITING and found.owner.placed else None
 
     def first_hit(self, device: DeviceState) -> Call | None:

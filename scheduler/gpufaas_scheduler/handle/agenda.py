@@ -16,7 +16,7 @@ def try_wake(world: World, action: contract.Wake) -> str | None:
     """Do *action*, or return why not."""
     if action.at == inf:
         world.agenda.wakes.pop(action.key, None)
-    elif action.at > world.cluster.now:
+    elif action.at > world.now:
         world.agenda.wakes[action.key] = action.at
     else:
         return "a wake lies in the future"
@@ -52,11 +52,11 @@ def try_release(world: World, action: contract.Release) -> str | None:
     if all(each.kind not in agenda.offers for each in devices):
         return f"node {node} is of no kind that is offered, so nobody takes it back"
     agenda.releasing[node] = False
-    freed = world.cluster.freed
+    freed = world.freed
     for each in devices:
         if not each.closed:
             device_drained(world, m.DeviceDrained(each.id))
-    world.cluster.freed = freed  # the policy, which runs now, sees what became free
+    world.freed = freed  # the policy, which runs now, sees what became free
     release_empty(world)
     return None
 

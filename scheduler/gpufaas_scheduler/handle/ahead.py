@@ -85,12 +85,12 @@ def _send_call(world: World, device: DeviceState, running: GrantState) -> None:
         call.why = world.follows
     take_from_queue(world, device, call)
     running.alone = False
-    start(world, call, device, running.copy, (), ahead=_late_at(running) - world.cluster.now)
+    start(world, call, device, running.copy, (), ahead=_late_at(running) - world.now)
     grant = call.granted
     assert grant is not None
     grant.early = True
     world.ahead[grant] = running
-    world.settled = world.cluster.rare = True
+    world.settled = world.rare = True
 
 
 def _late_at(running: GrantState) -> Seconds:
@@ -110,11 +110,11 @@ def _may_follow(world: World, running: GrantState, device: DeviceState) -> bool:
         return False
     if running.compute < device.compute or copy.share or copy.split or device.shut or device.preload is not None:
         return False
-    if world.cluster.mixed or world.nested or device.others:
+    if world.mixed or world.nested or device.others:
         return False
     if owner.batches:
         return costs.grant_s(0.0, Condition(owner.batch_size(device.kind))) <= AHEAD_S
-    now = world.cluster.now
+    now = world.now
     if running.free_at - now > AHEAD_S:
         return False
     if running.calls[0].endless or running.calls[0].aborted:
@@ -130,7 +130,7 @@ def _next_batch(world: World, device: DeviceState, copy: Copy) -> list[Call]:
         first = device.local[0]
     elif (
         queue.count < size
-        or world.idle
+        or world.idle_devices
         or queue.returned
         or len(owner.flow.calls) - owner.flow.tombstones < queue.count
     ):
@@ -153,7 +153,7 @@ def _next_call(world: World, device: DeviceState, copy: Copy) -> Call | None:
         first = device.local[0]
         return first if first.copy is copy and first.outer is None else None
     flow, waiting = owner.flow, queue.count
-    if not waiting or len(flow.calls) - flow.tombstones != waiting or world.idle or world.follows is None:
+    if not waiting or len(flow.calls) - flow.tombstones != waiting or world.idle_devices or world.follows is None:
         return None
     if world.watches or world.agenda.wakes or world.surplus or world.homeless:
         return None
@@ -163,13 +163,13 @@ def _next_call(world: World, device: DeviceState, copy: Copy) -> Call | None:
 
 def take_back(world: World) -> None:
     """Have calls that went ahead taken back for which another device with a copy is free now."""
-    now = world.cluster.now
+    now = world.now
     for grant, running in world.ahead.items():
         call = grant.calls[0]
         device = call.device
         if grant.taken_back or call.aborted or device is None:
             continue
-        if running.free_at - now >= SOON_S and idle_holder(world.cluster, call) is not None:
+        if running.free_at - now >= SOON_S and idle_holder(world, call) is not None:
             grant.taken_back = True
             why = "another call runs there, and another device is free"
             world.out.append(m.Abort(call.id, device.id, True, why, grant.number, True))

@@ -24,10 +24,10 @@ def batch_of(world: World, action: contract.Start, call: Call) -> tuple[Call, ..
         return _named(world, owner, action.calls)
     extended = world.batching.extend(world.view, action, call)
     if isinstance(extended, contract.Wake):
-        if extended.at > world.cluster.now and call.outer is None:
+        if extended.at > world.now and call.outer is None:
             wakes[batch_key(owner.id)] = extended.at
             if owner.held is None or owner.held[0] is not call:
-                owner.held = call, world.cluster.now
+                owner.held = call, world.now
             return f"call {call.id} waits for others of its batch"
         extended = action
     wakes.pop(batch_key(owner.id), None)
@@ -59,7 +59,7 @@ def with_held(world: World, call: Call, why: contract.Why | None) -> contract.Wh
     held = call.owner.held
     if why is None or held is None or held[0] is not call:
         return why
-    held_s = world.cluster.now - held[1]
+    held_s = world.now - held[1]
     return contract.Why(f"{why.rule}; its batch was held back {held_s:.3f} s for more calls", why.options)
 
 
@@ -72,7 +72,7 @@ def tell_held(world: World, call: Call) -> None:
     owner.held = None
     said = world.out[-1]
     if held is call and isinstance(said, m.StartCall):
-        world.out[-1] = m.StartCall(replace(said.grant, held_s=world.cluster.now - since))
+        world.out[-1] = m.StartCall(replace(said.grant, held_s=world.now - since))
 
 
 def joining(world: World, device: DeviceState, call: Call, copy: Copy) -> list[Call]:
@@ -100,7 +100,7 @@ def adapt(world: World, grant: GrantState, device: DeviceState, costs: Costs, to
     need, goal_s = owner.declared.need, owner.goal_s or 0.0
     behind = None
     firsts = [*islice(owner.flow.calls, 1), *islice((each for each in device.local if each.owner is owner), 1)]
-    if firsts and world.cluster.now + took_s > min(each.arrived_at for each in firsts) + goal_s:
+    if firsts and world.now + took_s > min(each.arrived_at for each in firsts) + goal_s:
         larger = grant.condition._replace(batch=size + 1)
         behind = Behind(costs.grant_s(0.0, grant.condition._replace(batch=1)), costs.grant_s(0.0, larger))
     costs.batch = next_size(costs.batch, size, took_s, goal_s, need.batch_max, behind)

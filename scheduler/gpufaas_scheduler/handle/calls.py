@@ -33,20 +33,14 @@ APART_S: Final[Seconds] = 0.2
 
 def arrived(world: World, event: m.Arrived) -> None:
     owner = world.functions.get(event.function)
-    cluster, age_s = world.cluster, event.age_s
-    now = cluster.now
+    age_s = event.age_s
+    now = world.now
     if age_s and _came_again(world, event):
         return
     if event.call in world.calls.by_id:
         world.ignored["Arrived"] += 1
         return
-    if (
-        owner is None
-        or not owner.fits
-        or owner.fits_as_of != cluster.fleet
-        or owner.backoff is not None
-        or owner.removed
-    ):
+    if owner is None or not owner.fits or owner.fits_as_of != world.fleet or owner.backoff is not None or owner.removed:
         refused = _why_not(world, owner, event)
         if refused is not None:
             world.out.append(refused)
@@ -72,19 +66,19 @@ def arrived(world: World, event: m.Arrived) -> None:
     else:
         queue.next_number += 1
     world.calls.wait(call)
-    cluster.demand.note(owner, cluster.largest, now)
+    world.demand.note(owner, world.largest, now)
     if age_s:
         _wait_among_others(world, call)
     elif owner.placed:
         if owner.flow.head == NEVER:  # else that is noted already
-            cluster.note_waiting(owner)
+            world.note_waiting(owner)
         queue.append(call)
         if outer is not None:
             start_nested(world)
-        if world.cluster.freed:  # local queues went back: one scheduling run for all
-            world.cluster.freed = False
+        if world.freed:  # local queues went back: one scheduling run for all
+            world.freed = False
             settle(world)
-        elif world.idle or world.agenda.watches & ARRIVAL:
+        elif world.idle_devices or world.agenda.watches & ARRIVAL:
             run_policy(world)
     else:
         place_shared(world, call)
@@ -94,12 +88,12 @@ def arrived(world: World, event: m.Arrived) -> None:
 
 def _has_to_wait(world: World, call: Call, age_s: Seconds) -> None:
     owner = call.owner
-    if owner.placed and (owner.batches or world.cluster.ahead):
+    if owner.placed and (owner.batches or world.takes_ahead):
         send_ahead(world, owner)
         if call.state == RUNNING:
             return
     # A call that waited elsewhere goes on waiting: after a takeover, not all devices have joined yet.
-    if world.cluster.keeps and not age_s and (why := kept_out(world, owner)) is not None:
+    if world.keeps and not age_s and (why := kept_out(world, owner)) is not None:
         give_up(world, call)
         world.out.append(m.RejectCall(call.id, "no_room", why))
     # A full queue refuses only calls that have to wait, which is known only here.
@@ -118,7 +112,7 @@ def _outer_of(world: World, said: m.Outer, deadline: Seconds | None) -> tuple[Ca
 def _wait_among_others(world: World, call: Call) -> None:
     """Let a call that has waited elsewhere wait here; the scheduling run after the event plans for all."""
     join_queue(world, call)
-    world.cluster.freed = True
+    world.freed = True
     if not call.owner.placed:
         serve_fifo(world, call.owner)
 
@@ -130,7 +124,7 @@ def _why_not(world: World, owner: FunctionState | None, event: m.Arrived) -> m.R
         return refuse_failing(world, event.call, owner)  # the first call after the pause tries it
     if owner.removed:
         return m.RejectCall(event.call, "removed", f"function {owner.id} was removed")
-    if not world.cluster.fits_somewhere(owner) and world.devices:
+    if not world.fits_somewhere(owner) and world.devices:
         return _no_device(world, event.call, owner)
     return None
 
@@ -191,7 +185,7 @@ def _no_device(world: World, call: CallId, owner: FunctionState) -> m.RejectCall
         return m.RejectCall(call, "no_device", f"function {owner.id} {why}")
     largest = max(allowed, key=lambda each: each.device.memory)
     needs = []
-    for kind, size in world.cluster.largest_for(owner).items():
+    for kind, size in world.largest_for(owner).items():
         costs = owner.costs[kind]
         need = "cannot run" if costs is None else f"needs {format_bytes(costs.occupation)}"
         needs.append(f"{need} on {kind} (largest: {format_bytes(size)})")
@@ -208,7 +202,7 @@ def _overloaded(world: World, call: Call) -> None:
     full = f"function {owner.id} has {owner.waiting - 1} calls waiting"
     if owner.waiting <= owner.max_queue:
         full = f"{world.calls.waiting - 1} calls wait on the platform"
-    costs = next((owner.costs[kind] for kind in world.cluster.largest_for(owner)), None)
+    costs = next((owner.costs[kind] for kind in world.largest_for(owner)), None)
     if owner.waiting > owner.max_queue:
         calls, places = owner.waiting, max(1, owner.copies) * (1 if owner.placed else owner.slots)
     else:
@@ -233,7 +227,7 @@ def finished(world: World, event: m.Finished) -> None:
     if event.further > 0:
         device.served += event.further
         device.hits += event.further
-        world.cluster.demand.note_further(owner, event.further, world.cluster.now)
+        world.demand.note_further(owner, event.further, world.now)
     if event.ok:
         if owner.backoff is not None:
             _recovers(world, owner, owner.backoff, call.cold)
@@ -261,7 +255,7 @@ def finished(world: World, event: m.Finished) -> None:
             )
         ):
             next_local(world, device)
-            world.cluster.freed = True
+            world.freed = True
         if owner.waiting and (owner.batches or device.ahead):
             send_ahead_to(world, device)
     else:
@@ -280,14 +274,14 @@ def _direct_ends(world: World, call: Call, device: DeviceState) -> None:
         if copy.running < owner.slots:
             following = waiting.calls[0]
             waiting.remove(following)
-            following.started_at = world.cluster.now
+            following.started_at = world.now
             start(world, following, device, copy, ())
     elif copy.running == 0 and (
         # Others may wait for the memory of an idle copy. A next copy of *owner* does not, see `fits`.
         world.surplus or world.homeless or world.queue.count or world.nested
         or (world.short and len(world.short) > (owner.id in world.short))
     ):  # fmt: skip
-        world.cluster.freed = True
+        world.freed = True
     if device.local and not copy.running:
         next_local(world, device)  # the first of its local queue may need the share of this copy
 
@@ -312,7 +306,7 @@ def _learn_beside(
 
 def _recovers(world: World, owner: FunctionState, failing: backoff.Backoff, cold: bool) -> None:
     """A call succeeded of a function whose loads failed recently."""
-    if failing.served(world.cluster.now, cold):
+    if failing.served(world.now, cold):
         owner.backoff = None
         owner.mark()
         balance(world, owner)
@@ -359,7 +353,7 @@ def refused(world: World, event: m.NodeRefused) -> None:
         place_again(world, call, event.reason)
         if not call.owner.placed:
             serve_fifo(world, call.owner)
-        world.cluster.freed = True
+        world.freed = True
         return
     device, copy, owner, grant = call.device, call.copy, call.owner, call.granted
     assert device is not None
@@ -368,7 +362,7 @@ def refused(world: World, event: m.NodeRefused) -> None:
     if grant is not None and grant.early:
         device.hits -= 1
         if not grant.taken_back:
-            owner.ahead_after = world.cluster.now + APART_S
+            owner.ahead_after = world.now + APART_S
     elif preempted:
         pass  # it had begun
     elif not call.cold:
@@ -382,7 +376,7 @@ def refused(world: World, event: m.NodeRefused) -> None:
             maybe_parked = ((owner.id, copy.number),) if device.device.parks else ()
             for function, number in (*call.victims, *maybe_parked):
                 if copy_id(function, number) not in device.residency.copies:
-                    parked = world.cluster.parked.find(device, function)
+                    parked = world.parked.find(device, function)
                     to = "host" if parked is not None and parked.number == number else "none"
                     world.out.append(m.EvictCopy(function, device.id, number, to))
     place_again(world, call, event.reason)
@@ -392,13 +386,13 @@ def refused(world: World, event: m.NodeRefused) -> None:
         next_local(world, device)
     if owner.removed:
         forget_if_done(world, owner)
-    world.cluster.freed = True
+    world.freed = True
 
 
 def woken(world: World, _event: m.Woken) -> None:
-    now = world.cluster.now
+    now = world.now
     if world.agenda.wake(now):
-        world.cluster.freed = True
+        world.freed = True
     if world.held_back:
         # By name, since they may be due at one moment, and a successor does not know which was held back first.
         for _, owner in sorted(world.held_back.items()):

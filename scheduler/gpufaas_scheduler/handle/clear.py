@@ -23,17 +23,17 @@ def make_way(world: World) -> None:
     """An event has been dealt with: clear a device if a call has waited too long, or go on with that."""
     if world.older.left is not None or isinstance(world.agenda.event, m.Serving):
         return
-    cluster, clearing = world.cluster, world.cluster.clearing
-    if clearing.call is None and cluster.now >= clearing.pauses_until and (world.queue.count or world.homeless):
-        found = to_clear(cluster, world.nests, world.homeless.values())
-        clearing.pauses_until, world.settled = cluster.now + PAUSE_S, True
+    clearing = world.clearing
+    if clearing.call is None and world.now >= clearing.pauses_until and (world.queue.count or world.homeless):
+        found = to_clear(world, world.nests, world.homeless.values())
+        clearing.pauses_until, world.settled = world.now + PAUSE_S, True
         if found is not None:
             clearing.device, clearing.call = found
-            cluster.clears = True
+            world.clears = True
     if clearing.call is not None and clearing.device is not None:
         _clear(world, clearing.device, clearing.call)
-    if world.cluster.freed:
-        world.cluster.freed = False
+    if world.freed:
+        world.freed = False
         settle(world)
     if world.tangled and world.nested:
         world.tangled = False
@@ -55,7 +55,7 @@ def _clear(world: World, device: DeviceState, call: Call) -> None:
     ):
         return  # most events change nothing
     if world.nested:
-        if held_by_late(world.nests, device, call, world.cluster.now):
+        if held_by_late(world.nests, device, call, world.now):
             _stop(world, device)
             return
         _start_inner(world, device)
@@ -69,10 +69,9 @@ def _clear(world: World, device: DeviceState, call: Call) -> None:
 
 
 def _shut(world: World, device: DeviceState, leaving: Iterable[Copy]) -> None:
-    cluster = world.cluster
     if not device.shut:
         world.settled = True
-        cluster.shut(device, True)
+        world.shut(device, True)
         return_all(world, device)
     for copy in leaving:
         send_off(world, device, copy)
@@ -94,19 +93,17 @@ def _start(world: World, device: DeviceState, call: Call) -> bool:
 
 def _stop(world: World, device: DeviceState) -> None:
     """*device* takes calls again."""
-    cluster = world.cluster
-    cluster.clearing.device = cluster.clearing.call = None
-    cluster.clears = False
-    cluster.clearing.pauses_until = cluster.now + PAUSE_S
-    cluster.freed = world.settled = True
+    world.clearing.device = world.clearing.call = None
+    world.clears = False
+    world.clearing.pauses_until = world.now + PAUSE_S
+    world.freed = world.settled = True
     if not device.gone:
-        cluster.shut(device, device.closed)
+        world.shut(device, device.closed)
 
 
 def _start_inner(world: World, device: DeviceState) -> None:
     """Start calls that calls wait for, on *device* as well: one of the latter may run there."""
-    cluster = world.cluster
-    cluster.shut(device, False)
+    world.shut(device, False)
     return_all(world, device)  # what it has spare would be for them
     for each in world.nests.waiting():
         if not each.owner.placed:

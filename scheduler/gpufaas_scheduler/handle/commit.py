@@ -33,18 +33,18 @@ def try_start(world: World, action: contract.Start) -> str | None:
     places: tuple[Place, ...] = ()
     name, copy = action.copy, None
     if name is not None:
-        found = world.cluster.copies.get(name)
+        found = world.copies.get(name)
         if found is None or found[1].owner is not owner:
             return _no_copy(name, call)
         device, copy = found
-        if copy.running or copy.share or copy.split or copy.silent or world.cluster.mixed:
+        if copy.running or copy.share or copy.split or copy.silent or world.mixed:
             refused = _why_not_beside(world, owner, device, copy)
             if refused is not None:
                 return refused
         elif not device.has_compute(owner):  # nearly each hit
             return _busy(device, owner)
     elif len(action.parts) > 1:
-        found_places = places_for(world.cluster, owner, action.parts, action.victims)
+        found_places = places_for(world, owner, action.parts, action.victims)
         if isinstance(found_places, str):
             return found_places
         places, device = found_places, found_places[0].device
@@ -60,7 +60,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
             world.queue.remove(each)
             each.why = why
     if action.reserved_s:
-        world.cluster.reserved_until = world.cluster.now + action.reserved_s
+        world.reserved_until = world.now + action.reserved_s
     start(world, call, device, copy, victims, others, places)
     if owner.batches:
         tell_held(world, call)
@@ -82,9 +82,9 @@ def _why_not_beside(world: World, owner: FunctionState, device: DeviceState, cop
         return _busy(device, owner)
     if copy.split and (full := full_part(world, copy)) is not None:
         return _busy(full, owner)
-    if world.cluster.mixed and not obtain(world, device, owner):
+    if world.mixed and not obtain(world, device, owner):
         return _busy(device, owner)
-    for other, _ in world.cluster.parts(copy) if copy.split else ():
+    for other, _ in world.parts(copy) if copy.split else ():
         obtain(world, other, owner)
     return None
 
@@ -103,7 +103,7 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
     call = world.calls.by_id.get(action.call)
     if call is None or call.state != WAITING or not (owner := call.owner).placed:
         return f"call {action.call} does not wait in the global queue"
-    found = world.cluster.copies.get(action.copy)
+    found = world.copies.get(action.copy)
     if found is None or found[1].owner is not owner:
         return _no_copy(action.copy, call)
     device, copy = found
@@ -113,7 +113,7 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
         return f"device {device.id} is idle: nothing would end its local queue's wait"
     if copy not in owner.active:
         return f"copy {action.copy} takes no new calls"
-    if world.cluster.mixed and (device.shut or world.cluster.clearing.call is call):
+    if world.mixed and (device.shut or world.clearing.call is call):
         return f"device {device.id} takes no new calls now, or another one is cleared for call {call.id}"
     if world.nested and world.nests.holds(device):
         return f"device {device.id} is held by a call that waits for a call"
@@ -126,7 +126,7 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
         call.estimate_s = _added_s(owner, device, copy)
     world.calls.enqueue(call, device)
     call.patience_s = action.patience_s
-    world.cluster.push(device, call, copy)
+    world.push(device, call, copy)
     return None
 
 
@@ -153,7 +153,7 @@ def try_load(world: World, action: contract.Load) -> str | None:
     if action.beside:
         return _try_load_beside(world, owner, action)
     if len(action.parts) > 1:
-        places = places_for(world.cluster, owner, action.parts, action.victims)
+        places = places_for(world, owner, action.parts, action.victims)
         if isinstance(places, str):
             return places
         device = places[0].device
@@ -165,8 +165,8 @@ def try_load(world: World, action: contract.Load) -> str | None:
             return one
         device, victims = one
         copy, names = reserve(world, device, owner, victims)
-    for each, entry in ((device, copy), *world.cluster.parts(copy)):
-        world.cluster.preload(each, entry, world.cluster.now, copy.ready_at)
+    for each, entry in ((device, copy), *world.parts(copy)):
+        world.preload(each, entry, world.now, copy.ready_at)
     order_load(world, device, copy, names)
     return None
 
@@ -180,7 +180,7 @@ def _try_load_beside(world: World, owner: FunctionState, action: contract.Load) 
         return f"device {device.id} holds {owner.id} already"
     if any(each.loading for each in device.residency):
         return f"device {device.id} is busy with a load"
-    found = world.cluster.fits(device, owner, (), starts=False)
+    found = world.fits(device, owner, (), starts=False)
     if isinstance(found, Reason):
         return found.say(owner.id, device.id, device.kind)
     copy, names = reserve(world, device, owner, ())
@@ -199,7 +199,7 @@ def _place_for(
         return _busy(device, owner)
     if owner.id in device.copies:
         return f"device {device.id} holds {owner.id} already: as copy {device.copies[owner.id]}"
-    found = world.cluster.fits(device, owner, action.victims)
+    found = world.fits(device, owner, action.victims)
     return found.say(owner.id, device.id, device.kind) if isinstance(found, Reason) else (device, found.victims)
 
 

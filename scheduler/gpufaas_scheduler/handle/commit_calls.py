@@ -29,14 +29,14 @@ def try_choose(world: World, action: contract.Choose) -> str | None:
     after.waiting += 1
     after.mark()
     call.owner, call.function = after, after.id
-    world.cluster.demand.move(before, after, call.arrived_at, world.cluster.now)
+    world.demand.move(before, after, call.arrived_at, world.now)
     if after.desired == 0:
         wake(world, after)
     if came_back or (after.flow.calls and after.flow.calls[-1].number > call.number):
         world.queue.put_back(call)
     else:
         world.queue.append(call)
-    world.cluster.note_waiting(after)
+    world.note_waiting(after)
     if before.removed:
         forget_if_done(world, before)
     return None
@@ -52,7 +52,7 @@ def _why_no_variant(world: World, before: FunctionState, after: FunctionState) -
         return f"the calls of {after.id} start without a policy"
     if is_held_back(world, after):
         return f"the last load of {after.id} failed, and the next one has to wait"
-    if not world.cluster.fits_somewhere(after):
+    if not world.fits_somewhere(after):
         return f"{after.id} fits no device"
     if after.waiting >= after.max_queue:
         return f"{after.id} has {after.waiting} calls waiting already"

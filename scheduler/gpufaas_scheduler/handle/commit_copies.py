@@ -10,7 +10,7 @@ from gpufaas_scheduler.world.world import World
 
 def try_evict(world: World, action: contract.Evict) -> str | None:
     """Do *action*, or return why not."""
-    found = world.cluster.copies.get(action.copy)
+    found = world.copies.get(action.copy)
     if found is None:
         return f"there is no copy {action.copy}"
     if action.to not in (contract.NONE, contract.HOST):
@@ -34,7 +34,7 @@ def try_evict(world: World, action: contract.Evict) -> str | None:
 
 def try_limit(world: World, action: contract.Limit) -> str | None:
     """Do *action*, or return why not."""
-    found = world.cluster.copies.get(action.copy)
+    found = world.copies.get(action.copy)
     if found is None:
         return f"there is no copy {action.copy}"
     device, copy = found
@@ -47,7 +47,7 @@ def try_limit(world: World, action: contract.Limit) -> str | None:
         return f"a grant of {owner.id} has 1 to {need.batch_max} calls, not {action.batch}"
     if copy.split and action.share != copy.share:
         return f"copy {action.copy} has several parts, which keep their shares"
-    if action.share != copy.share and owner.keeps_share_until > world.cluster.now:
+    if action.share != copy.share and owner.keeps_share_until > world.now:
         return f"a worker of {owner.id} with another share did not load a moment ago"
     left = device.spare + copy.share + sum(each.compute for each in device.holding if each.copy is copy)
     if not 0 <= action.share <= left:

@@ -32,7 +32,7 @@ def note_lack(world: World, owner: FunctionState) -> None:
 
 def is_held_back(world: World, owner: FunctionState) -> bool:
     """Whether its loads failed, and the next one has to wait."""
-    return owner.backoff is not None and owner.backoff.retry_at > world.cluster.now
+    return owner.backoff is not None and owner.backoff.retry_at > world.now
 
 
 def wake(world: World, owner: FunctionState) -> None:
@@ -44,7 +44,7 @@ def wake(world: World, owner: FunctionState) -> None:
 def _revive(world: World, owner: FunctionState, most: int) -> None:
     """Let draining copies take calls again, until there are *most* that do."""
     revived = False
-    while owner.copies < most and world.cluster.revive(owner):
+    while owner.copies < most and world.revive(owner):
         revived = True
     if revived and not owner.placed:
         serve_fifo(world, owner)
@@ -55,7 +55,7 @@ def balance(world: World, owner: FunctionState) -> None:
     note_lack(world, owner)
     if owner.surplus or owner.draining:
         world.surplus[owner.id] = owner
-    world.cluster.freed = True
+    world.freed = True
 
 
 def inherit(world: World, owner: FunctionState) -> None:
@@ -69,9 +69,9 @@ def inherit(world: World, owner: FunctionState) -> None:
 def evict(world: World, device: DeviceState, copy: Copy, to: str = "none") -> None:
     """Evict a copy that is no victim of a miss or a load."""
     if copy.split:
-        device, copy = world.cluster.copies[copy.id]
-    preload, further = device.preload, world.cluster.parts(copy)
-    world.cluster.evict(device, copy)
+        device, copy = world.copies[copy.id]
+    preload, further = device.preload, world.parts(copy)
+    world.evict(device, copy)
     world.out.append(m.EvictCopy(copy.owner.id, device.id, copy.number, to))
     if to != "none":
         park(world, device, (copy,))
@@ -85,13 +85,13 @@ def send_off(world: World, device: DeviceState, copy: Copy) -> None:
     """Evict a copy, or let it drain if it is in use."""
     owner = copy.owner
     if copy.split:
-        copy = world.cluster.copies[copy.id][1]
+        copy = world.copies[copy.id][1]
     if copy.silent and not copy.pinned:
         evict(world, device, copy)
     elif copy in owner.draining:
         pass
     elif copy.pinned:
-        world.cluster.drain(copy)
+        world.drain(copy)
         world.tangled = True
     else:
         evict(world, device, copy)
@@ -101,7 +101,7 @@ def send_off(world: World, device: DeviceState, copy: Copy) -> None:
 def shun(world: World, device: DeviceState, copy: Copy) -> None:
     """Its worker is silent: it takes no calls until it is heard, and those that wait for it may run elsewhere."""
     return_all(world, device)
-    world.cluster.silence(device, copy)
+    world.silence(device, copy)
     world.tangled = True
 
 
@@ -109,13 +109,13 @@ def drop(world: World, device: DeviceState, copy: Copy) -> None:
     """Remove a copy whose worker is lost, or a part of it with *device*, and return its local queue."""
     owner, lost = copy.owner, device
     if copy.split:
-        device, copy = world.cluster.copies[copy.id]
+        device, copy = world.copies[copy.id]
     if copy.queued:
         for call in [each for each in device.local if each.owner is owner]:
             return_local(world, device, call)
-    world.cluster.evict(device, copy, lost=True)
+    world.evict(device, copy, lost=True)
     if copy.split:
-        for each in (device, *(other for other, _ in world.cluster.parts(copy))):
+        for each in (device, *(other for other, _ in world.parts(copy))):
             if each is not lost:
                 next_local(world, each)
     if owner.copies < owner.target and owner.id not in world.short:
@@ -130,9 +130,9 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
         evict(world, device, copy)
     for name in sorted(owner.parked):  # a successor does not know which was parked first
         device = world.devices[name]
-        if (gone := world.cluster.parked.take(device, owner)) is not None:
+        if (gone := world.parked.take(device, owner)) is not None:
             world.out += evicted(device, (gone,))
-    world.cluster.forget(owner)
+    world.forget(owner)
     world.surplus.pop(owner.id, None)
 
 
@@ -140,21 +140,21 @@ def serve_fifo(world: World, owner: FunctionState) -> None:
     """Start as many waiting calls of a direct function as it has free slots; load it if it has no copy."""
     queue = owner.flow
     if not owner.active and queue.calls:
-        world.cluster.revive(owner)
+        world.revive(owner)
     if not owner.active and queue.calls:
-        room = room_for(world.cluster, owner)
+        room = room_for(world, owner)
         if room is None:
             return
         device, victims = room
         first = queue.calls[0]
         queue.remove(first)
-        first.started_at = world.cluster.now
+        first.started_at = world.now
         start(world, first, device, None, victims)
     world.homeless.pop(owner.id, None)
     while queue.calls and (free := _free_copy(owner)) is not None:
         following = queue.calls[0]
         queue.remove(following)
-        following.started_at = world.cluster.now
+        following.started_at = world.now
         start(world, following, owner.active[free], free, ())
 
 
@@ -170,7 +170,7 @@ def trim(world: World, owner: FunctionState) -> None:
         for copy in _dispensable(owner)[:surplus]:
             owner.excess -= 1
             if copy.pinned:
-                world.cluster.drain(copy)
+                world.drain(copy)
                 world.tangled = True
             else:
                 evict(world, owner.active[copy], copy)
@@ -188,7 +188,7 @@ def load_copies(world: World, owner: FunctionState) -> None:
         note_lack(world, owner)
         return
     _revive(world, owner, owner.target)
-    world.cluster.note_waiting(owner)
+    world.note_waiting(owner)
     while owner.copies < owner.target:
         at_once = MAX_LOADING if not owner.placed and owner.loading < owner.copies else 1
         if owner.loading >= at_once or not _load_copy(world, owner):
@@ -200,10 +200,10 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
     """Load one copy. Return whether there was room."""
     if owner.placed and owner.copies >= len(world.devices):
         return False
-    room = room_for(world.cluster, owner)
+    room = room_for(world, owner)
     if room is None and owner.before is not None:
         _roll(world, owner, owner.before)
-        room = room_for(world.cluster, owner)
+        room = room_for(world, owner)
     if room is None:
         stage_beside(world, owner)
         return False
@@ -256,7 +256,7 @@ def place_shared(world: World, call: Call) -> None:
         return
     owner.flow.append(call)
     if not owner.active:
-        world.cluster.note_waiting(owner)
+        world.note_waiting(owner)
         serve_fifo(world, owner)
     elif owner.waiting == 1 and owner.id in world.short:
         load_copies(world, owner)  # now it may evict; later calls change nothing about that
@@ -268,7 +268,7 @@ def scaled(world: World, event: m.Scaled) -> None:
         world.ignored["Scaled"] += 1
         return
     owner.ask(event.copies)
-    owner.held_until = world.cluster.now + event.hold_s
+    owner.held_until = world.now + event.hold_s
     balance(world, owner)
 
 

@@ -28,20 +28,20 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
     if device is None or device.closed == event.drain:
         world.ignored["DeviceDrained"] += 1
         return
-    world.cluster.close(device, closed=event.drain)
+    world.close(device, closed=event.drain)
     if not event.drain:
         return
     for call in list(device.local):
         return_local(world, device, call)
     for copy in list(device.residency):
         send_off(world, device, copy)
-    world.out += evicted(device, world.cluster.parked.leave(device))
+    world.out += evicted(device, world.parked.leave(device))
 
 
 def leave(world: World, device: DeviceState) -> list[FunctionState]:
     """Remove *device*, and return the functions that it held: the removed ones may be done now."""
     owners = [copy.owner for copy in device.residency]
-    split = [world.cluster.copies[copy.id] for copy in device.residency if copy.split]
+    split = [world.copies[copy.id] for copy in device.residency if copy.split]
     for call in list(device.local) if split else ():
         return_local(world, device, call)  # otherwise it would start when a part is free
     for call in device.runs():
@@ -50,9 +50,9 @@ def leave(world: World, device: DeviceState) -> list[FunctionState]:
             world.lost[call.id] = call  # it ran on several devices, and the first one is still there
     for copy in list(device.residency):
         drop(world, device, copy)
-    world.cluster.leave(device)
+    world.leave(device)
     for first, copy in split:
-        left = [each for each in (first, *(other for other, _ in world.cluster.parts(copy))) if each is not device]
+        left = [each for each in (first, *(other for other, _ in world.parts(copy))) if each is not device]
         if left:
             world.out.append(m.EvictCopy(copy.owner.id, left[0].id, copy.number))
     return owners
@@ -75,8 +75,8 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
             # need; only the slots of a function without compute may change.
             world.ignored["FunctionDeployed"] += 1
             function = replace(function, need=need)
-    owner = world.cluster.deploy(function)
-    world.cluster.rare = True
+    owner = world.deploy(function)
+    world.rare = True
     if not owner.placed:
         serve_fifo(world, owner)
     before = None if event.succeeds is None else world.functions.get(event.succeeds)
@@ -92,7 +92,7 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
     if owner is None:
         world.ignored["FunctionRemoved"] += 1
         return
-    world.cluster.remove(owner)
+    world.remove(owner)
     note_lack(world, owner)
     if owner.before is not None and owner.before.after is owner:
         owner.before.after = None
@@ -109,4 +109,4 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
             if (call.endless or (call.copy is not None and call.copy.loading)) and not call.aborted:
                 world.out.append(m.Abort(call.id, world.calls.abort(call)))
     forget_if_done(world, owner)
-    world.cluster.freed = True
+    world.freed = True

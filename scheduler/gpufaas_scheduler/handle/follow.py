@@ -19,11 +19,11 @@ def follow(world: World, device: DeviceState, copy: Copy) -> bool:
     owner, queue = copy.owner, world.queue
     flow = owner.flow
     waiting = queue.count
-    if not waiting or len(flow.calls) - flow.tombstones != waiting or world.idle or device.local or device.shut:
+    if not waiting or len(flow.calls) - flow.tombstones != waiting or world.idle_devices or device.local or device.shut:
         return False
     if device.silent:
         return False  # it is not idle for the policy, see `Cluster.set_idle`
-    if world.cluster.mixed or world.nested or world.watches or world.agenda.wakes or world.surplus or world.homeless:
+    if world.mixed or world.nested or world.watches or world.agenda.wakes or world.surplus or world.homeless:
         return False
     if copy not in owner.active:
         return False

@@ -40,9 +40,9 @@ def start(
     :param ahead: they begin once the grant has ended that runs on *copy* now; if that takes longer than this, they come
         back, unless it is 0.0
     """
-    cluster, owner, before = world.cluster, call.owner, call.state
+    owner, before = call.owner, call.state
     local, after = before == LOCAL, START[before]
-    now = cluster.now
+    now = world.now
     names: tuple[CopyId, ...] = ()
     if copy is None:
         if places:
@@ -85,14 +85,14 @@ def _hold(
     local: bool, ahead: bool,
 ) -> None:  # fmt: skip
     """Make the grant of *call*, by which it holds compute of *device* as long as it should take."""
-    cluster, owner, now = world.cluster, call.owner, world.cluster.now
+    owner, now = call.owner, world.now
     costs = owner.costs[device.kind]
     # `Costs.estimate_s` inlined for calls without a size: each call passes here.
     estimate_s = 0.0 if costs is None else costs.estimate_s(call.size) if call.size else costs.service_s
     call.estimate_s = estimate_s
     ready = copy.ready_at if copy.loading and copy.ready_at > now else now
     if device.idle_key is not None:
-        cluster.withdraw(device)
+        world.withdraw(device)
     device.starts += 1
     world.starts.append((now, call, device.id, call.cold, names, local, call.why))
     compute = owner.whole
@@ -114,13 +114,13 @@ def _tell(
     local: bool, ahead_s: Seconds,
 ) -> None:  # fmt: skip
     """Tell node and gateway of the grant of *call*, for which the copies *names* go."""
-    owner, now = call.owner, world.cluster.now
+    owner, now = call.owner, world.now
     said = m.Grant(
         world.epoch, call.grant, (call.id, *[each.id for each in others]) if others else (call.id,), owner.id,
         owner.digest, copy.parts or device.parts_of(copy), call.cold, names, local, copy.number,
         None if call.ends is None else call.ends - now, 0.0, (), ahead_s,
     )  # fmt: skip
-    if names and world.cluster.parked.devices:
+    if names and world.parked.devices:
         said = replace(said, parked=parked_of(world, device, names))
         for each in (call, *others):
             each.parked = said.parked
@@ -141,18 +141,18 @@ def _start_beside(
     ahead: bool,
 ) -> None:
     """Make the grant of a call that may have company: on the device, in the grant, or in the hold of its copy."""
-    owner, estimate_s, now = call.owner, call.estimate_s, world.cluster.now
+    owner, estimate_s, now = call.owner, call.estimate_s, world.now
     compute = 0 if copy.share or ahead or (copy.running > 1 and owner.shared_hold) else owner.reserves
     call.granted = grant = GrantState(world.grant, (call,), copy, compute, estimate_s, ready + estimate_s, ahead=ahead)
     if ahead and not others:
         device.free_at = grant.free_at = device.free_at + estimate_s  # it runs alone, after what runs
     elif device.reserved or others or copy.share:
         _in_company(grant, device, others, costs, ready)
-    world.cluster.begin(device, grant, now)
+    world.begin(device, grant, now)
     if others:
         _take_along(world, grant, device, others, names)
     if device.reserved < device.compute or owner.shared_hold:
-        world.cluster.offer(device)  # now that all starts are counted
+        world.offer(device)  # now that all starts are counted
     if copy.split:
         hold_parts(world, grant, now)
 
@@ -191,7 +191,7 @@ def _take_along(
         call.device, call.copy = device, grant.copy
         call.grant, call.granted = grant.number, grant
         call.cold, call.victims, call.estimate_s = first.cold, first.victims, first.estimate_s
-        world.starts.append((world.cluster.now, call, device.id, call.cold, names, local, call.why))
+        world.starts.append((world.now, call, device.id, call.cold, names, local, call.why))
     device.starts += len(others)
     if first.cold:
         device.misses += len(others)
@@ -204,7 +204,7 @@ def _take_along(
 
 def let_parts_go(world: World, grant: GrantState) -> None:
     """*grant* ends on the further devices of its copy."""
-    for device, entry in world.cluster.parts(grant.copy):
+    for device, entry in world.parts(grant.copy):
         entry.running -= 1
         if not entry.running:
             device.residency.let_go(entry)
@@ -251,7 +251,7 @@ def end(world: World, call: Call) -> bool:
     elif grant.alone:
         device.holding = []
         device.reserved = 0
-        device.busy_s += world.cluster.now - device.busy_since
+        device.busy_s += world.now - device.busy_since
     else:
         _end_beside(world, grant, device)
     return False
@@ -267,7 +267,7 @@ def _end_beside(world: World, grant: GrantState, device: DeviceState) -> None:
         del device.beside[grant]
         world.ahead.pop(grant, None)
         if grant.ahead:
-            world.cluster.judge(device)
+            world.judge(device)
     else:
         device.others.remove(grant)
 
@@ -276,15 +276,15 @@ def _give_back(world: World, grant: GrantState, device: DeviceState, copy: Copy)
     """*grant* ends, which holds compute of *device*, where its copy is *copy*: another grant takes it, or nobody."""
     if copy.running and _hand_on(world, grant, device):
         return
-    world.cluster.let_go(device, grant)
+    world.let_go(device, grant)
     while device.others and device.has_compute(device.others[0].copy.owner):
         following = device.others.pop(0)
         owner = following.copy.owner
         following.compute = owner.reserves
         costs = owner.costs[device.kind]
         if costs is not None:
-            estimate(following, costs, world.cluster.now)
-        world.cluster.begin(device, following, world.cluster.now)
+            estimate(following, costs, world.now)
+        world.begin(device, following, world.now)
 
 
 def change_share(world: World, device: DeviceState, copy: Copy, share: int) -> None:
@@ -293,11 +293,11 @@ def change_share(world: World, device: DeviceState, copy: Copy, share: int) -> N
     device.mark()
     if share:
         for grant in [each for each in device.holding if each.copy is copy]:
-            world.cluster.let_go(device, grant)
+            world.let_go(device, grant)
             grant.compute, grant.alone = 0, False
             device.beside[grant] = None
         next_local(world, device)
-    world.cluster.offer(device)
+    world.offer(device)
 
 
 def _hand_on(world: World, grant: GrantState, device: DeviceState) -> bool:
@@ -312,11 +312,11 @@ def _hand_on(world: World, grant: GrantState, device: DeviceState) -> bool:
     del device.beside[heir]
     heir.compute = grant.compute
     if heir.ahead:
-        heir.ahead, heir.free_at = False, world.cluster.now + heir.estimate_s
+        heir.ahead, heir.free_at = False, world.now + heir.estimate_s
         world.ahead.pop(heir, None)
         heir.alone = heir.size == 1 and heir.copy.owner.whole >= device.compute
     device.holding.append(heir)
-    world.cluster.judge(device)
+    world.judge(device)
     return True
 
 
@@ -335,7 +335,7 @@ def next_local(world: World, device: DeviceState) -> None:
 
     A local queue goes back if copies that stay there hold the compute of its first call: no end of a grant starts it.
     """
-    mixed = world.cluster.mixed
+    mixed = world.mixed
     if (device.reserved >= device.compute and not (mixed and device.open)) or device.preload is not None or device.gone:
         return
     while device.local:
@@ -351,11 +351,11 @@ def next_local(world: World, device: DeviceState) -> None:
                     return_all(world, device)
                 return
         others = _take_joining(world, device, call, copy) if call.owner.batches else ()
-        world.cluster.pull(device, call)
+        world.pull(device, call)
         start(world, call, device, copy, (), others)
         if device.reserved >= device.compute and not (call.owner.shared_hold and device.open):
             return
-    world.cluster.offer(device)
+    world.offer(device)
 
 
 def _take_joining(world: World, device: DeviceState, call: Call, copy: Copy) -> tuple[Call, ...]:
@@ -369,7 +369,7 @@ def _take_joining(world: World, device: DeviceState, call: Call, copy: Copy) -> 
 def take_from_queue(world: World, device: DeviceState, call: Call) -> None:
     """Take *call* out of the local queue of *device*, or out of the global queue."""
     if call.state == LOCAL:
-        world.cluster.pull(device, call)
+        world.pull(device, call)
     else:
         world.queue.remove(call)
 
@@ -379,7 +379,7 @@ def obtain(world: World, device: DeviceState, owner: FunctionState) -> bool:
     Return whether *device* has the compute for a call of *owner* on a copy that is there. Idle copies that hold
     shares are evicted for it.
     """
-    leaving = None if device.shut else world.cluster.leaving(device, owner)
+    leaving = None if device.shut else world.leaving(device, owner)
     if leaving is None:
         return False
     commands = evictions(world, device, leaving)
@@ -389,12 +389,12 @@ def obtain(world: World, device: DeviceState, owner: FunctionState) -> bool:
 
 
 def return_local(world: World, device: DeviceState, call: Call) -> None:
-    world.cluster.pull(device, call)
+    world.pull(device, call)
     world.calls.back(call)
     world.queue.put_back(call)
-    world.cluster.note_waiting(call.owner)
-    world.cluster.offer(device)
-    world.cluster.freed = True
+    world.note_waiting(call.owner)
+    world.offer(device)
+    world.freed = True
 
 
 def return_all(world: World, device: DeviceState) -> None:
@@ -412,6 +412,6 @@ def grant_again(world: World, call: Call, device: DeviceState, copy: Copy) -> No
     victims = tuple(copy_id(*each) for each in call.victims)
     grant = m.Grant(
         world.epoch, number, (call.id,), owner.id, owner.digest, device.parts_of(copy), call.cold, victims,
-        copy=copy.number, within_s=None if call.ends is None else call.ends - world.cluster.now,
+        copy=copy.number, within_s=None if call.ends is None else call.ends - world.now,
     )  # fmt: skip
     world.out.append(m.StartCall(grant))

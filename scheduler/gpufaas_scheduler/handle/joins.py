@@ -40,7 +40,7 @@ def device_joined(world: World, event: m.DeviceJoined) -> None:
             # Its node restarted before its absence was noticed: it holds nothing any more.
             forget_removed(world, leave(world, known))
         tell_staged(world, event)
-        world.cluster.offer(world.cluster.attach(event.device))
+        world.offer(world.attach(event.device))
     node_joined(world, event.device)
 
 
@@ -49,18 +49,18 @@ def tell_staged(world: World, event: m.DeviceJoined) -> None:
     if event.staged is not None:
         hosts = world.hosts
         hosts.tell(hosts.of(event.device), event.staged)
-        world.cluster.rare = True
+        world.rare = True
 
 
 def _device_came_back(world: World, event: m.DeviceJoined, snapshot: DeviceSnapshot, known: DeviceState | None) -> None:
     """A node tells what its device has. *known* is the device's state, if it was not taken for gone yet."""
-    now, device = world.cluster.now, event.device
+    now, device = world.now, event.device
     doc: DeviceDoc | None = None
     calls: dict[CallId, Call] = {}
     local: list[Call] = []
     held: list[FunctionState] = []
     if known is not None:
-        doc = replace(docs.device_doc(known, now), order=world.cluster.joined)
+        doc = replace(docs.device_doc(known, now), order=world.joined)
         local = list(known.local)
         for call in local:
             unqueue(world, call)
@@ -106,17 +106,16 @@ def adopt(
     :param waiting: calls that wait elsewhere; those that run here are removed from it
     :return: whether something differs from *doc*
     """
-    cluster = world.cluster
     taken = {each.order for each in world.devices.values()}
     fresh = doc is None or doc.order in taken or device.id in world.devices
-    state = cluster.attach(device, None if fresh or doc is None else doc.order)
+    state = world.attach(device, None if fresh or doc is None else doc.order)
     if doc is not None:
         state.starts, state.served, state.hits = doc.starts, doc.served, doc.hits
         state.misses, state.evictions, state.busy_s = doc.misses, doc.evictions, doc.busy_s
     changed = _adopt_residents(world, state, snapshot, at, doc, since)
     _adopt_parked(world, state, snapshot)
     if doc is not None and doc.closed:
-        cluster.close(state, closed=True)
+        world.close(state, closed=True)
     running: list[tuple[Call, RunningCall]] = []
     for each in snapshot.running:
         copy = state.residency.copies.get(copy_id(each.function, each.copy))
@@ -182,10 +181,10 @@ def _adopt_grants(
             held = before is not None and before.compute > 0
             _expect(grant, told, at, before if held else None, since)
             began_at = since - doc.busy_for_s if doc is not None and held else at - told.age_s
-            world.cluster.begin(state, grant, began_at)
+            world.begin(state, grant, began_at)
     preload = None if doc is None or doc.preload is None else state.residency.copies.get(doc.preload)
     if doc is not None and preload is not None and preload.loading and state.has_compute(preload.owner):
-        world.cluster.preload(state, preload, since - doc.busy_for_s, since + doc.free_in_s)
+        world.preload(state, preload, since - doc.busy_for_s, since + doc.free_in_s)
 
 
 def _expect(grant: GrantState, told: RunningCall, at: Seconds, before: CallDoc | None, since: Seconds) -> None:
@@ -226,7 +225,7 @@ def _adopt_local(world: World, state: DeviceState, local: list[Call]) -> list[Ca
     for call in waits:
         world.calls.wait(call)
         world.calls.enqueue(call, state)
-        world.cluster.push(state, call, state.residency.copies[state.copies[call.function]])
+        world.push(state, call, state.residency.copies[state.copies[call.function]])
         world.calls.watch(call)
     return waits
 
@@ -257,7 +256,7 @@ def _adopt_residents(
             or owner.wanted > state.compute
             or (each.function in state.copies)
             or each.memory > state.residency.unpromised
-            or (key in world.cluster.copies and key not in world.older.whole)
+            or (key in world.copies and key not in world.older.whole)
             or _is_torn(world, key, before)
         ):
             over -= each.memory
@@ -271,11 +270,11 @@ def _adopt_residents(
                 state.copies[owner.id] = copy.id
                 continue
         closed = doc is not None and doc.closed
-        world.cluster.adopt(state, copy, draining=closed or (before is not None and before.draining))
+        world.adopt(state, copy, draining=closed or (before is not None and before.draining))
         world.lending.note(state, copy)
         if each.silent and not (each.loading or copy.split):
-            world.cluster.silence(state, copy)
-        world.cluster.note_waiting(owner)
+            world.silence(state, copy)
+        world.note_waiting(owner)
         found.append((key, each.memory, each.loading, copy.running))
     return found != [
         (copy_id(each.function, each.copy), each.limit or each.memory, each.loading, each.running)
@@ -346,8 +345,8 @@ def join_parts(world: World) -> None:
             for device, entry in found:
                 world.out.append(m.EvictCopy(entry.owner.id, device.id, entry.number))
                 entry.split = False
-                if key in world.cluster.copies and world.cluster.copies[key][1] is entry:
-                    world.cluster.evict(device, entry)
+                if key in world.copies and world.copies[key][1] is entry:
+                    world.evict(device, entry)
                 else:
                     device.residency.remove(key)
                     del device.copies[entry.owner.id]

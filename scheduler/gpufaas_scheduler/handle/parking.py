@@ -13,7 +13,7 @@ from gpufaas_scheduler.world.world import World
 
 def park(world: World, device: DeviceState, victims: Iterable[Copy]) -> None:
     """*victims*, which were evicted from *device*, are parked as far as their node can do that."""
-    parked = world.cluster.parked
+    parked = world.parked
     for each in victims:
         if parked.can(device, each):
             costs = each.owner.costs[device.kind]
@@ -29,17 +29,17 @@ def reserve_beside_parked(
     world: World, device: DeviceState, owner: FunctionState, memory: Bytes, names: tuple[CopyId, ...]
 ) -> tuple[Copy, tuple[CopyId, ...]]:
     """Charge the reservation: the copy may be one that wakes. Parked copies that are in the way are victims, too."""
-    parked, load_s = world.cluster.parked, owner.load_on(device)
+    parked, load_s = world.parked, owner.load_on(device)
     woken = parked.take(device, owner)
     names += tuple([each.id for each in parked.make_room(device, memory)])
     world.out += world.lending.reclaim(device, memory)
     number = None if woken is None else woken.number
-    return world.cluster.insert(device, owner, memory, load_s, number), names
+    return world.insert(device, owner, memory, load_s, number), names
 
 
 def parked_of(world: World, device: DeviceState, names: Iterable[CopyId]) -> tuple[CopyId, ...]:
     """Return those of *names* that are parked on *device*."""
-    here = {each.id for each in world.cluster.parked.on(device)}
+    here = {each.id for each in world.parked.on(device)}
     return tuple([each for each in names if each in here])
 
 
@@ -65,10 +65,10 @@ def parked(world: World, event: m.Parked) -> None:
         owner.mark()
     if copy_id(event.function, event.copy) in device.residency.copies:
         return  # it is woken already
-    found = world.cluster.parked.find(device, event.function)
+    found = world.parked.find(device, event.function)
     if found is not None and found.number == event.copy:
-        if not world.cluster.parked.hold(device, found, event.memory):
-            world.cluster.parked.take(device, found.owner)
+        if not world.parked.hold(device, found, event.memory):
+            world.parked.take(device, found.owner)
             world.out += evicted(device, (found,))
     elif owner is None or not keep_parked(world, device, owner, event.copy, event.memory):
         world.out.append(m.EvictCopy(event.function, device.id, event.copy))
@@ -77,11 +77,11 @@ def parked(world: World, event: m.Parked) -> None:
 def unparked(world: World, event: m.Unparked | m.WorkerExited) -> None:
     """A copy is not parked: it could not be, or its worker had ended just when it was evicted."""
     device = world.devices.get(event.device)
-    found = None if device is None else world.cluster.parked.find(device, event.function)
+    found = None if device is None else world.parked.find(device, event.function)
     if device is None or found is None or found.number != event.copy:
         world.ignored[type(event).__name__] += 1
         return
-    world.cluster.parked.take(device, found.owner)
+    world.parked.take(device, found.owner)
 
 
 def keep_parked(world: World, device: DeviceState, owner: FunctionState, copy: int, memory: Bytes) -> bool:
@@ -89,5 +89,5 @@ def keep_parked(world: World, device: DeviceState, owner: FunctionState, copy: i
     known = owner.id in device.copies or device.id in owner.parked
     if known or not owner.placed or device.closed or memory > device.residency.unpromised:
         return False
-    world.cluster.parked.park(device, owner, copy, memory)
+    world.parked.park(device, owner, copy, memory)
     return True

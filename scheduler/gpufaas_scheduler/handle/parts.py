@@ -11,7 +11,6 @@ from typing import NamedTuple
 from gpufaas_core.model import CopyId, Part, Seconds
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world.call import GrantState
-from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.world import World
@@ -26,7 +25,7 @@ class Place(NamedTuple):
 
 
 def places_for(
-    cluster: Cluster, owner: FunctionState, parts: tuple[Part, ...], victims: tuple[CopyId, ...] | None
+    world: World, owner: FunctionState, parts: tuple[Part, ...], victims: tuple[CopyId, ...] | None
 ) -> tuple[Place, ...] | str:
     """
     Return where the parts of a new copy go, with the copies to evict there; or why they cannot.
@@ -38,7 +37,7 @@ def places_for(
     places: list[Place] = []
     leaving: dict[CopyId, Copy] = {}
     for part in parts:
-        device = cluster.devices.get(part.device)
+        device = world.devices.get(part.device)
         if device is None:
             return f"there is no device {part.device}"
         if any(each.device is device for each in places):
@@ -49,7 +48,7 @@ def places_for(
         if why is not None:
             return why
         named = None if victims is None else tuple(each for each in victims if each in device.residency.copies)
-        found = cluster.fits(device, owner, named, part=part)
+        found = world.fits(device, owner, named, part=part)
         if isinstance(found, Reason):
             return found.say(owner.id, device.id, device.kind)
         leaving.update((each.id, each) for each in found.victims)
@@ -84,23 +83,23 @@ def _why_not(owner: FunctionState, part: Part, device: DeviceState) -> str | Non
 
 def hold_parts(world: World, grant: GrantState, since: Seconds) -> None:
     """*grant*, which has begun on the first device of its copy, holds what it needs on the others as well."""
-    cluster, owner = world.cluster, grant.copy.owner
-    for device, entry in cluster.parts(grant.copy):
+    owner = grant.copy.owner
+    for device, entry in world.parts(grant.copy):
         entry.running += 1
         if entry.running == 1:
             device.residency.hold(entry)
-        device.residency.touch(entry, cluster.now)
-        cluster.begin(device, grant, since)
-        cluster.withdraw(device)
+        device.residency.touch(entry, world.now)
+        world.begin(device, grant, since)
+        world.withdraw(device)
         device.starts += 1
         if not owner.removed and device.reserved < device.compute:
-            cluster.offer(device)
+            world.offer(device)
 
 
 def full_part(world: World, copy: Copy) -> DeviceState | None:
     """Return a further device of *copy* that has too little compute for a grant; None: there is none."""
-    cluster, owner = world.cluster, copy.owner
-    for device, _ in cluster.parts(copy):
-        if device.shut or device.preload is not None or cluster.leaving(device, owner) is None:
+    owner = copy.owner
+    for device, _ in world.parts(copy):
+        if device.shut or device.preload is not None or world.leaving(device, owner) is None:
             return device
     return None

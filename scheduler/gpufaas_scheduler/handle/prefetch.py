@@ -47,7 +47,7 @@ def _devices(world: World, event: m.Event) -> list[DeviceState]:
             found.append(device)
     elif type(event) is m.Staged and (host := world.hosts.by_node.get(event.node)) is not None:
         of_node = [world.devices[each] for each in host.devices]
-        found += sorted(of_node, key=lambda each: (finish.left_s(each, world.cluster.now), each.order))
+        found += sorted(of_node, key=lambda each: (finish.left_s(each, world.now), each.order))
     return found
 
 
@@ -57,7 +57,7 @@ def _soonest(world: World, call: Call) -> list[DeviceState]:
     first = call.number * _SAMPLE % max(1, len(devices))
     sample = [each for each in islice(devices, first, first + _SAMPLE) if not staged or each.node in staged]
     if len(sample) > 1:
-        return [min(sample, key=lambda each: (finish.left_s(each, world.cluster.now), each.order))]
+        return [min(sample, key=lambda each: (finish.left_s(each, world.now), each.order))]
     return sample
 
 

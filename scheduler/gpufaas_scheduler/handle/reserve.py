@@ -18,13 +18,13 @@ def reserve(
     leave_for_others(world, device, victims)
     costs = owner.costs[device.kind]
     assert costs is not None
-    cluster, names = world.cluster, tuple([each.id for each in victims])
-    if cluster.parked.devices:
+    names = tuple([each.id for each in victims])
+    if world.parked.devices:
         copy, names = reserve_beside_parked(world, device, owner, costs.occupation, names)
     else:
         world.out += world.lending.reclaim(device, costs.occupation)
-        copy = cluster.insert(device, owner, costs.occupation, owner.load_on(device) if owner.near else costs.load_s)
-    if cluster.parks and victims:
+        copy = world.insert(device, owner, costs.occupation, owner.load_on(device) if owner.near else costs.load_s)
+    if world.parks and victims:
         park(world, device, victims)
     if owner.copies >= owner.target:
         world.short.pop(owner.id, None)
@@ -34,18 +34,18 @@ def reserve(
 
 def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...]) -> tuple[Copy, tuple[Copy, ...]]:
     """As `reserve`, for a copy with several parts. Return it, and all victims."""
-    cluster, load_s, whole = world.cluster, 0.0, sum(each.part.memory for each in places)
+    load_s, whole = 0.0, sum(each.part.memory for each in places)
     victims = {victim.id: victim for each in places for victim in each.victims}
     for device, part, leaving in places:
         leave_for_others(world, device, leaving)
-        world.out += evicted(device, world.cluster.parked.make_room(device, part.memory))
+        world.out += evicted(device, world.parked.make_room(device, part.memory))
         world.out += world.lending.reclaim(device, part.memory)
         load_s = max(load_s, owner.load_on(device) * part.memory / whole)
     device, part, _ = places[0]
-    copy = cluster.insert(device, owner, part.memory, load_s)
+    copy = world.insert(device, owner, part.memory, load_s)
     if part.share:
         device.residency.limit_compute(copy, part.share)
-    cluster.insert_rest(copy, [(each.device, each.part.memory, each.part.share) for each in places[1:]])
+    world.insert_rest(copy, [(each.device, each.part.memory, each.part.share) for each in places[1:]])
     if owner.copies >= owner.target:
         world.short.pop(owner.id, None)
         world.held_back.pop(owner.id, None)
@@ -54,7 +54,7 @@ def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...])
 
 def evictions(world: World, device: DeviceState, leaving: Sequence[Copy]) -> list[m.Command]:
     """Return the commands to evict copies of *device*; they name the first device of each."""
-    found = world.cluster.copies
+    found = world.copies
     return [
         m.EvictCopy(each.owner.id, found[each.id][0].id if each.split else device.id, each.number) for each in leaving
     ]
@@ -62,9 +62,9 @@ def evictions(world: World, device: DeviceState, leaving: Sequence[Copy]) -> lis
 
 def leave_for_others(world: World, device: DeviceState, victims: Iterable[Copy]) -> None:
     for victim in victims:
-        if victim.split and victim.id not in world.cluster.copies:
+        if victim.split and victim.id not in world.copies:
             continue  # it has left another one of the devices
-        world.cluster.evict(device, victim)
+        world.evict(device, victim)
         owner = victim.owner
         if owner.copies < owner.target:
             owner.eager = False

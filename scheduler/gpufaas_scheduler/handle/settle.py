@@ -57,7 +57,7 @@ def settle(world: World) -> None:
             serve_fifo(world, owner)
     if world.nested:
         start_nested(world)
-    if (world.queue.count and world.idle) or (world.watches and world.watches & world.agenda.causes):
+    if (world.queue.count and world.idle_devices) or (world.watches and world.watches & world.agenda.causes):
         run_policy(world)
     if world.short or world.agenda.releasing:
         after_run(world)
@@ -91,7 +91,7 @@ def run_policy(world: World) -> None:
                 refuse(world, plan, action, reason)
         if world.queue.aside:
             world.queue.rewind()
-        if not (world.cluster.mixed and world.grant > starts and world.queue.count and world.idle):
+        if not (world.mixed and world.grant > starts and world.queue.count and world.idle_devices):
             return
 
 
@@ -138,10 +138,10 @@ def start_nested(world: World) -> None:
         if not owner.placed:
             if owner.active and call.state != RUNNING and world.nests.full_of_outers(owner):
                 _start_at_another_copy(world, call)
-        elif call.state == WAITING and (world.idle or owner.shared_hold):
-            device = idle_holder(world.cluster, call) or _open_holder(owner)
+        elif call.state == WAITING and (world.idle_devices or owner.shared_hold):
+            device = idle_holder(world, call) or _open_holder(owner)
             if device is None and not world.nests.may_wait(owner):
-                room = room_for(world.cluster, owner, [key[2] for key in world.idle], starts=True)
+                room = room_for(world, owner, [key[2] for key in world.idle_devices], starts=True)
                 device = None if room is None else room[0]
             if device is not None:
                 try_start(world, contract.start_on(device, call, _NESTED))
@@ -160,7 +160,7 @@ def _start_at_another_copy(world: World, call: Call) -> None:
         owner.flow.remove(call)
         start(world, call, owner.draining[copy], copy, ())
         return
-    room = room_for(world.cluster, owner) if world.nests.may_have_more(owner) else None
+    room = room_for(world, owner) if world.nests.may_have_more(owner) else None
     if room is not None:
         device, victims = room
         owner.flow.remove(call)
@@ -183,12 +183,12 @@ def untangle(world: World) -> None:
             why = world.nests.why_stuck(refused)
             give_up(world, refused)
             world.out.append(m.RejectCall(refused.id, "nested", why))
-        if world.cluster.freed:
-            world.cluster.freed = False
+        if world.freed:
+            world.freed = False
             settle(world)
 
 
 def return_overdue(world: World) -> None:
     """Return the local queues of devices that are too late. The run after the event plans for their calls."""
-    for device in world.overdue.take(world.cluster.now):
+    for device in world.overdue.take(world.now):
         return_all(world, device)

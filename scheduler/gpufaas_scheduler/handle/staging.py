@@ -12,8 +12,8 @@ def staged(world: World, event: m.Staged) -> None:
         world.ignored["Staged"] += 1
         return
     world.hosts.stage(host, event.function, event.size)
-    world.cluster.rare = True
-    world.cluster.freed = True  # a load is shorter now than a wait may be
+    world.rare = True
+    world.freed = True  # a load is shorter now than a wait may be
 
 
 def unstaged(world: World, event: m.Unstaged) -> None:
@@ -22,7 +22,7 @@ def unstaged(world: World, event: m.Unstaged) -> None:
         world.ignored["Unstaged"] += 1
         return
     if event.function in host.staging:
-        host.declined[event.function] = world.cluster.now
+        host.declined[event.function] = world.now
         world.settled = True
     world.hosts.unstage(host, event.function)
 
@@ -30,7 +30,7 @@ def unstaged(world: World, event: m.Unstaged) -> None:
 def stage_beside(world: World, owner: FunctionState) -> None:
     """*owner* does not fit beside the revision that it succeeds: bring its weights to where the copies of that are."""
     for device in () if owner.before is None else owner.before.active.values():
-        if device.host.refusal(owner.id, world.cluster.now) is None:
+        if device.host.refusal(owner.id, world.now) is None:
             world.hosts.bring(device.host, owner.id)
             world.out.append(m.Stage(owner.id, device.node))
 
@@ -41,7 +41,7 @@ def try_stage(world: World, owner: FunctionState, action: contract.Load) -> str 
     if device is None:
         return f"there is no device {action.parts[0].device}" if action.parts else "a load says a device of its node"
     host = device.host
-    refusal = host.refusal(owner.id, world.cluster.now)
+    refusal = host.refusal(owner.id, world.now)
     if refusal is None:
         world.hosts.bring(host, owner.id)
         world.out.append(m.Stage(owner.id, host.node))

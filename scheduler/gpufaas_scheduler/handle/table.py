@@ -63,7 +63,7 @@ def handlers_of(world: World) -> Mapping[type[m.Event], Handler]:
 
     def after(handler: Handler) -> Handler:
         def handle(world: World, event: m.Event) -> None:
-            observe(event, world.cluster.now)
+            observe(event, world.now)
             handler(world, event)
 
         return handle

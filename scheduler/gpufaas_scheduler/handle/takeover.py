@@ -29,12 +29,12 @@ def restored(world: World, event: m.Restored) -> None:
     if world.older.left is not None or world.devices or world.calls.by_id:
         world.ignored["Restored"] += 1
         return
-    world.older.left = Left(event, world.cluster.now)
+    world.older.left = Left(event, world.now)
 
 
 def defer(world: World, event: m.Event) -> None:
     assert world.older.left is not None
-    world.older.left.events.append((world.cluster.now, event))
+    world.older.left.events.append((world.now, event))
 
 
 def serving(world: World, replay: Callable[[m.Event], None]) -> None:
@@ -44,7 +44,7 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
         world.ignored["Serving"] += 1
         return
     world.older.left = None
-    now = world.cluster.now
+    now = world.now
     another = left.event.engine is not None and left.event.engine.policy != world.policy.name
     if another:
         left.event = _without_policy(left.event)
@@ -91,7 +91,7 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
         if owner.removed:
             forget_if_done(world, owner)
     # If nothing changed, its predecessor would do nothing now either.
-    world.cluster.freed = changed
+    world.freed = changed
 
 
 def _without_policy(event: m.Restored) -> m.Restored:
@@ -110,12 +110,12 @@ def _without_policy(event: m.Restored) -> m.Restored:
 def _restore_engine(world: World, doc: EngineDoc, since: Seconds) -> None:
     world.grant = doc.grant
     world.queue.next_number = doc.next_number
-    world.cluster.joined = doc.joined
+    world.joined = doc.joined
     docs.restore_agenda(world, doc, since)
     if doc.reserved_in_s is not None:
-        world.cluster.reserved_until = since + doc.reserved_in_s
+        world.reserved_until = since + doc.reserved_in_s
     first = doc.first_call_age_s
-    world.cluster.demand = Demand(None if first is None else since - first, doc.offered_s, since - doc.offered_age_s)
+    world.demand = Demand(None if first is None else since - first, doc.offered_s, since - doc.offered_age_s)
 
 
 def _restore_functions(world: World, left: Left) -> list[tuple[FunctionDoc, FunctionState]]:
@@ -126,7 +126,7 @@ def _restore_functions(world: World, left: Left) -> list[tuple[FunctionDoc, Func
             # Removed meanwhile, or before: it finishes its calls, and goes.
             function_deployed(world, m.FunctionDeployed(doc.function))
             owner = world.functions[doc.function.id]
-            world.cluster.remove(owner)
+            world.remove(owner)
         docs.restore_function(owner, doc, left.since(doc))
         if owner.removed:
             owner.scale(None)
@@ -189,7 +189,7 @@ def _restore_devices(world: World, left: Left, waiting: dict[CallId, Call]) -> b
         changed |= adopt(world, event.device, snapshot, at, doc, since, calls, local, waiting)
     join_parts(world)
     for name, doc in known.items():
-        world.cluster.changes.gone(device_key(name))
+        world.changes.gone(device_key(name))
         for each in doc.running:
             world.older.remembered[each.call] = (each, left.since(doc))
         changed = True
@@ -201,11 +201,11 @@ def _restore_wishes(world: World, left: Left, functions: list[tuple[FunctionDoc,
     engine = left.event.engine
     known = {doc.function.id: doc for doc, _ in functions}
     changed = False
-    for begun in (world.cluster.orphans.functions, world.short, world.surplus, world.homeless):
+    for begun in (world.orphans.functions, world.short, world.surplus, world.homeless):
         begun.clear()  # they are in the order of the restoration; the old order follows
     for name in () if engine is None else engine.orphaned:
         if (owner := world.functions.get(name)) is not None:
-            world.cluster.orphans.functions[name] = owner
+            world.orphans.functions[name] = owner
     for names, wishes, holds in (
         (() if engine is None else engine.short, world.short, lambda owner: _lacks(world, owner)),
         (() if engine is None else engine.surplus, world.surplus, lambda owner: bool(owner.surplus or owner.draining)),
@@ -222,7 +222,7 @@ def _restore_wishes(world: World, left: Left, functions: list[tuple[FunctionDoc,
                     wishes[name] = owner
                     changed = True
     for owner in world.functions.values():
-        world.cluster.note_waiting(owner)
+        world.note_waiting(owner)
         if is_held_back(world, owner):
             note_lack(world, owner)
     return changed

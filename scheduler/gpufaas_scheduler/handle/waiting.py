@@ -25,7 +25,7 @@ def join_queue(world: World, call: Call) -> None:
         world.queue.put_back(call)
     else:
         world.queue.append(call)
-    world.cluster.note_waiting(owner)
+    world.note_waiting(owner)
 
 
 def wait_again(world: World, call: Call) -> None:
@@ -39,8 +39,8 @@ def unqueue(world: World, call: Call) -> None:
     owner = call.owner
     if call.state == LOCAL:
         assert call.device is not None
-        world.cluster.pull(call.device, call)
-        world.cluster.offer(call.device)
+        world.pull(call.device, call)
+        world.offer(call.device)
     elif owner.placed:
         world.queue.remove(call)
     else:
@@ -55,7 +55,7 @@ def give_up(world: World, call: Call) -> None:
     owner, device = call.owner, call.device if call.state == LOCAL else None
     unqueue(world, call)
     if device is not None:
-        world.cluster.freed = True  # perhaps it pinned the model
+        world.freed = True  # perhaps it pinned the model
         next_local(world, device)  # the one behind it may need less compute
     if owner.removed:
         forget_if_done(world, owner)
@@ -88,7 +88,7 @@ def place_again(world: World, call: Call, why: str) -> None:
 def refuse_failing(world: World, call: CallId, owner: FunctionState) -> m.RejectCall:
     failing = owner.backoff
     assert failing is not None
-    left_s = failing.left_s(world.cluster.now)
+    left_s = failing.left_s(world.now)
     again = f"is tried again in {max(1, round(left_s))} s" if left_s else "is being tried again now"
     message = (
         f"function {owner.id} failed to load {failing.failures} times in a row: it {again}, or at once when it is "

@@ -34,7 +34,7 @@ def _resident(
     state = world.devices.get(event.device)
     copy = None if state is None else state.residency.copies.get(copy_id(event.function, event.copy))
     if copy is not None and copy.split and not isinstance(event, m.Measured | m.Resized):
-        return world.cluster.copies.get(copy.id)  # its worker is one
+        return world.copies.get(copy.id)  # its worker is one
     return None if state is None or copy is None else (state, copy)
 
 
@@ -44,8 +44,8 @@ def loaded(world: World, event: m.Loaded) -> None:
         world.ignored["Loaded"] += 1
         return
     device, copy = found
-    owner, cluster = copy.owner, world.cluster
-    cluster.loaded(device, copy)
+    owner = copy.owner
+    world.loaded(device, copy)
     copy.tier = event.tier
     if owner.backoff is not None:
         note_lack(world, owner)
@@ -53,33 +53,33 @@ def loaded(world: World, event: m.Loaded) -> None:
     if world.learn and owner.declared.elastic:
         # Its node waits for an answer, even if nothing is lent.
         world.out += world.lending.lend(device, copy) or [memory.resize_of(device, copy)]
-    if cluster.end_preload(device, copy):
+    if world.end_preload(device, copy):
         next_local(world, device)
-        cluster.freed = True
+        world.freed = True
     costs = owner.costs[device.kind]
     if costs is not None and world.learn and is_time(event.load_s) and not copy.split:
         if event.read_s or event.tier != DISK or costs.loads:
             read_s = event.read_s if is_time(event.read_s) else 0.0
             costs.learn_load(event.load_s, LEARNING_RATE, event.tier, read_s)
             if costs.host_s < costs.disk_s:
-                world.hosts.gain = cluster.rare = True
+                world.hosts.gain = world.rare = True
         else:
             costs.learn_load(event.load_s, LEARNING_RATE)
         world.learnt[(owner.id, device.kind)] = None
     if costs is not None:
         for grant in device.holding:
             if grant.copy is copy:
-                estimate(grant, costs, cluster.now)  # the load is over, so the end is known better
-                cluster.judge(device)
-    for other, entry in cluster.parts(copy):
-        if cluster.end_preload(other, entry):
+                estimate(grant, costs, world.now)  # the load is over, so the end is known better
+                world.judge(device)
+    for other, entry in world.parts(copy):
+        if world.end_preload(other, entry):
             next_local(world, other)
         else:
-            cluster.judge(other)
+            world.judge(other)
     if not owner.placed:
         serve_fifo(world, owner)
     if not copy.pinned or owner.copies < owner.target or owner.surplus:
-        cluster.freed = True
+        world.freed = True
 
 
 def load_failed(world: World, event: m.CopyFailed) -> None:
@@ -98,7 +98,7 @@ def load_failed(world: World, event: m.CopyFailed) -> None:
         return
     costs = owner.costs[device.kind]
     if event.out_of_memory and world.learn and costs is not None and not copy.split:
-        largest = world.cluster.largest_for(owner).get(device.kind, device.device.memory)
+        largest = world.largest_for(owner).get(device.kind, device.device.memory)
         if memory.widen(costs, copy.limit, largest):
             _profile_changed(world, owner, device.kind)
             for call in ended:
@@ -121,7 +121,7 @@ def worker_exited(world: World, event: m.WorkerExited) -> None:
         return
     device, copy = found
     owner = copy.owner
-    young = copy.loading or world.cluster.now - copy.ready_at < backoff.STEADY_S
+    young = copy.loading or world.now - copy.ready_at < backoff.STEADY_S
     # If calls ran on it, they may have ended it.
     if not _lose(world, device, copy) and young and owner.copies < owner.target:
         why = f"the last worker, on {device.id}, ended right after it had started: {event.reason}"
@@ -137,7 +137,7 @@ def silent(world: World, event: m.CopySilent) -> None:
     device, copy = found
     owner = copy.owner
     if not event.silent:
-        world.cluster.hear(device, copy)
+        world.hear(device, copy)
         balance(world, owner)
         trim(world, owner)  # one that is too many takes no call
         if not owner.placed:
@@ -160,7 +160,7 @@ def _start_failed(world: World, owner: FunctionState, awaited: bool, why: str) -
 
 def _hold_back(world: World, owner: FunctionState) -> bool:
     """Count a failed load. Return whether the next one has to wait."""
-    held_back = owner.load_failed(world.cluster.now)
+    held_back = owner.load_failed(world.now)
     note_lack(world, owner)
     return held_back
 
@@ -207,7 +207,7 @@ def measured(world: World, event: m.Measured) -> None:
         if costs is not None and world.learn and not copy.split:  # a part says nothing of the whole
             if costs.learn_size(wanted):
                 _profile_changed(world, copy.owner, device.kind)
-                world.cluster.freed = True
+                world.freed = True
             wanted = min(costs.occupation, device.device.memory)
         world.out += world.lending.resize(device, copy, max(wanted, copy.owner.declared.floor))
     elastic = copy.owner.declared.elastic
@@ -219,7 +219,7 @@ def measured(world: World, event: m.Measured) -> None:
     if world.learn and (event.out_of_memory or (copy.limit > limit and elastic)):
         world.out += world.lending.lend(device, copy)
     if (copy.memory, copy.limit) != (charged, limit):
-        world.cluster.freed = True
+        world.freed = True
 
 
 def _measured_late(world: World, event: m.Measured) -> None:
@@ -231,7 +231,7 @@ def _measured_late(world: World, event: m.Measured) -> None:
         world.ignored["Measured"] += 1
     elif costs.learn_size(min(reservation(event.occupation), state.device.memory)):
         _profile_changed(world, owner, state.kind)
-        world.cluster.freed = True
+        world.freed = True
 
 
 def resized(world: World, event: m.Resized) -> None:
@@ -243,7 +243,7 @@ def resized(world: World, event: m.Resized) -> None:
     limit = copy.limit
     world.out += world.lending.answered(device, copy, event)
     if copy.limit < limit:
-        world.cluster.freed = True
+        world.freed = True
 
 
 def share_kept(world: World, event: m.ShareKept) -> None:
@@ -252,9 +252,9 @@ def share_kept(world: World, event: m.ShareKept) -> None:
         world.ignored["ShareKept"] += 1
         return
     device, copy = found
-    copy.owner.keeps_share_until = world.cluster.now + KEPT_S
+    copy.owner.keeps_share_until = world.now + KEPT_S
     change_share(world, device, copy, event.share)  # it may be more than is spare: then calls wait for the rest
-    world.cluster.freed = True
+    world.freed = True
 
 
 def _profile_changed(world: World, owner: FunctionState, kind: str) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 
 from gpufaas_cache_manager import eviction
 from gpufaas_cache_manager.replacement import Replacement
-from gpufaas_core.model import CallId, CopyId, Part, Seconds
+from gpufaas_core.model import CopyId, Part, Seconds
 from gpufaas_scheduler.fit import SHUT, Fit, Reason, fits
 from gpufaas_scheduler.world.agenda import Agenda
 from gpufaas_scheduler.world.call import Call
+from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.demand import Demand
 from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import Copy, FunctionState
@@ -33,15 +33,14 @@ class Cluster(FunctionIndex):
     """Functions and devices (compiled classes have one base, so their indexes are a chain), and what fits where."""
 
     __slots__ = (
-        "agenda", "calls", "clearing", "clears", "demand", "learns", "parks", "rare", "replacement", "reserved_until",
+        "agenda", "calls", "clearing", "clears", "demand", "learn", "parks", "rare", "replacement", "reserved_until",
     )  # fmt: skip
 
-    def __init__(self, replacement: Replacement) -> None:
+    def __init__(self, replacement: Replacement, *, learn: bool) -> None:
         super().__init__()
-        self.learns = False
+        self.learn = learn
         """See `Engine`."""
-        self.calls: Mapping[CallId, Call] = {}
-        """All calls that wait or run, once there is a book of them."""
+        self.calls = CallBook()
         self.replacement = replacement
         self.parks: bool = getattr(replacement, "park", False)
         """Victims are parked where their nodes can do that."""

@@ -27,8 +27,8 @@ class DeviceIndex:
     """
 
     __slots__ = (
-        "ahead", "changes", "constrained", "devices", "fleet", "freed", "hits", "hosts", "idle_devices", "joined",
-        "largest", "least_compute", "mixed", "moves", "now", "overdue", "parked", "tail", "tail_from",
+        "changes", "constrained", "devices", "fleet", "freed", "hits", "hosts", "idle_devices", "joined",
+        "largest", "least_compute", "mixed", "moves", "now", "overdue", "parked", "tail", "tail_from", "takes_ahead",
     )  # fmt: skip
 
     def __init__(self, hosts: Hosts) -> None:
@@ -49,7 +49,7 @@ class DeviceIndex:
         """Counts the copies that came or went, the devices likewise, and deployments."""
         self.joined = 0
         """Devices that have joined so far."""
-        self.ahead = False
+        self.takes_ahead = False
         """Some node takes calls ahead."""
         self.constrained = 0
         """The number of functions with constraints, plus `mixed`, plus the number of drained devices."""
@@ -76,7 +76,7 @@ class DeviceIndex:
         self.devices[device.id] = state = DeviceState(device, order, self.changes, self.hosts.of(device))
         state.mark()
         self._measure(state)
-        self.ahead |= device.ahead
+        self.takes_ahead |= device.ahead
         self.fleet += 1
         self.moves += 1
         self.freed = True

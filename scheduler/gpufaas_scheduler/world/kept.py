@@ -18,7 +18,7 @@ def kept_out(world: World, owner: FunctionState) -> str | None:
     Return why a call of *owner* would wait for ever: copies that are never evicted hold its memory or compute
     everywhere. None: it would not.
     """
-    if owner.active and not (owner.placed and world.cluster.mixed):  # shares that are kept keep out copies, too
+    if owner.active and not (owner.placed and world.mixed):  # shares that are kept keep out copies, too
         return None
     full: list[str] = []
     names: dict[FunctionId, None] = {}

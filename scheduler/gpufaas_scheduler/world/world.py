@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
+from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds
 from gpufaas_scheduler.contract import Refusal, Why
@@ -16,7 +17,6 @@ from gpufaas_scheduler.policy_contract import Noting, Observing, SchedulingPolic
 from gpufaas_scheduler.roles import Batching, Prefetch
 from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world.call import Call, GrantState
-from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.memory import Lending
@@ -31,43 +31,33 @@ EXPLAINED: Final = 2_000
 """This many starts by the policy are remembered for explanations, and as many without it."""
 
 
-class World:
-    """One per engine. *learn*: see `Engine`."""
+class World(Cluster):
+    """One per engine. Policies see the `Cluster` in it."""
 
     __slots__ = (
-        "agenda", "ahead", "batching", "calls", "cluster", "devices", "direct", "epoch", "follows", "functions",
-        "grant", "handlers", "held_back", "homeless", "hosts", "idle", "ignored", "late", "learn", "learnt",
-        "lenders", "lending", "lost", "max_queue", "nested", "nests", "observe", "older", "out", "overdue", "policy",
-        "prefetch", "queue", "rate", "refusals", "settled", "short", "starts", "surplus", "tangled", "view",
-        "watches",
+        "ahead", "batching", "direct", "epoch", "follows", "grant", "handlers", "held_back", "ignored", "late",
+        "learnt", "lenders", "lending", "lost", "max_queue", "nested", "nests", "observe", "older", "out", "policy",
+        "prefetch", "rate", "refusals", "settled", "short", "starts", "surplus", "tangled", "view", "watches",
     )  # fmt: skip
 
+    view: View
+    """The policy's view."""
+
     def __init__(
-        self, cluster: Cluster, view: View, policy: SchedulingPolicy, *, epoch: int, max_queue: int, learn: bool
+        self, replacement: Replacement, policy: SchedulingPolicy, *, epoch: int, max_queue: int, learn: bool
     ) -> None:
+        super().__init__(replacement, learn=learn)
         self.epoch = epoch
         self.max_queue = max_queue
         self.refusals: deque[Refusal] = deque(maxlen=100)
         """The last actions of the policy that were refused, and why."""
         self.ignored: Counter[str] = Counter()
         """Events that did not fit the state (late, twice, unknown), by tag. A few are routine."""
-        self.learn = cluster.learns = learn
         self.rate = LEARNING_RATE if learn else 0.0
-        self.cluster = cluster
-        self.agenda = cluster.agenda
-        self.hosts = cluster.hosts
         self._use(policy)
-        self.view = view
-        """The policy's view of `cluster`."""
-        self.lending = Lending(self.cluster)
+        self.lending = Lending(self)
         self.lenders = self.lending.lenders
-        self.queue = self.cluster.queue
-        self.functions = self.cluster.functions
-        self.devices = self.cluster.devices
-        self.idle = self.cluster.idle_devices
-        self.calls = CallBook()
-        cluster.calls = self.calls.by_id
-        self.nests = Nests(self.cluster)
+        self.nests = Nests(self)
         self.nested = self.nests.inner
         self.tangled = False
         """A nested call has come, or a copy has begun to drain, which may be the only place of one."""
@@ -75,14 +65,12 @@ class World:
         self.starts: deque[Started] = deque(maxlen=EXPLAINED)
         self.direct: deque[Call] = deque(maxlen=EXPLAINED)
         """The last calls of direct functions that were started."""
-        self.overdue = cluster.overdue
         self.late = self.overdue.entries
         self.ahead: dict[GrantState, GrantState] = {}
         """Grants that went ahead and can be taken back, with those that run before them."""
         self.lost: dict[CallId, Call] = {}
         """Calls that ended with their worker. Their node has answered most of them; it refuses those whose grant had
         not reached it, and they are placed again."""
-        self.homeless = cluster.homeless
         self.short: dict[FunctionId, FunctionState] = {}
         """Functions with fewer copies than their target."""
         self.held_back: dict[FunctionId, FunctionState] = {}
@@ -105,7 +93,7 @@ class World:
         """See `policy_contract.Following`."""
         self.batching: Batching | None = getattr(policy, "batching", None)
         self.prefetch: Prefetch | None = getattr(policy, "prefetch", None)
-        self.cluster.queue.leaving = policy.leaving if isinstance(policy, Noting) else None
+        self.queue.leaving = policy.leaving if isinstance(policy, Noting) else None
         self.agenda.watches = self.watches = policy.watches if isinstance(policy, Watching) else 0
 
     def running(self) -> Iterator[Call]:

@@ -10,7 +10,6 @@ from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.call_state import LOCAL, RUNNING, WAITING
-from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.device import JOINED, DeviceState
 from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.world import World
@@ -22,26 +21,26 @@ def check_indexes(engine: Engine) -> None:
     if world.older.left is not None:
         return  # nothing joins before `Serving`
     for device in world.devices.values():
-        _check_device(world.cluster, device)
+        _check_device(world, device)
     for owner in world.functions.values():
         _check_function(world, owner)
-    _check_cluster(world.cluster)
+    _check_cluster(world)
     _check_calls(world)
 
 
-def _check_device(cluster: Cluster, device: DeviceState) -> None:
+def _check_device(world: World, device: DeviceState) -> None:
     copies, residency = list(device.residency), device.residency
     here = {each.owner.id: each.id for each in copies if each.owner.placed}
     assert device.copies == here
     first = {
-        each.owner.id: each.owner.flow for each in copies if each.owner.placed and cluster.copies[each.id][1] is each
+        each.owner.id: each.owner.flow for each in copies if each.owner.placed and world.copies[each.id][1] is each
     }
     assert device.flows == first
     assert device.silent == sum(each.silent for each in copies if each.owner.placed)
     lent = {each: each.limit - each.memory for each in copies}
     assert residency.held == sum(lent[each] for each in copies if each.running)
     assert residency.free == residency.memory - sum(each.memory for each in copies) - residency.held
-    parked = sum(each.memory for each in cluster.parked.on(device))
+    parked = sum(each.memory for each in world.parked.on(device))
     assert residency.unpromised == residency.memory - sum(each.limit for each in copies) - parked
     assert residency.shares == sum(each.share for each in copies)
 
@@ -56,15 +55,14 @@ def _check_device(cluster: Cluster, device: DeviceState) -> None:
     assert device.local_s == pytest.approx(sum(each.estimate_s for each in device.local))
     if device.local and device.busy:
         assert device.noted_at <= finish.overdue_at(device) + 1e-9
-    usable = not (device.shut or device.local or device.preload or (device.silent and not cluster.mixed))
+    usable = not (device.shut or device.local or device.preload or (device.silent and not world.mixed))
     usable = usable and (device.reserved < device.compute or device.open)
     order = JOINED if device.reserved >= device.compute else -device.starts
     assert device.idle_key == ((order, device.order, device) if usable else None), f"{device.id} is idle, or is not"
 
 
 def _check_function(world: World, owner: FunctionState) -> None:
-    cluster = world.cluster
-    there = {copy: device for device, copy in cluster.copies.values() if copy.owner is owner}
+    there = {copy: device for device, copy in world.copies.values() if copy.owner is owner}
     assert owner.active | owner.draining == there
     assert not owner.active.keys() & owner.draining.keys()
     assert owner.copies == len(owner.active)
@@ -73,7 +71,7 @@ def _check_function(world: World, owner: FunctionState) -> None:
         assert owner.holders == {device.id: device for device in owner.active.values()}
     elif owner.ready is not None:
         assert set(owner.ready) == {each for each in owner.active if not each.loading}
-    if cluster.hits.asked:
+    if world.hits.asked:
         assert owner.idle_holders == {device.id: device for device in owner.holders.values() if device.listed}
     calls = [each for each in world.calls if each.owner is owner]
     assert owner.waiting == sum(each.state in (WAITING, LOCAL) for each in calls)
@@ -85,33 +83,33 @@ def _check_function(world: World, owner: FunctionState) -> None:
     waits = owner.waiting > 0 and not owner.active
     assert (owner.id in world.homeless) == (waits and not owner.placed)
     if waits and owner.placed:
-        assert owner.id in cluster.orphans.functions
+        assert owner.id in world.orphans.functions
 
 
-def _check_cluster(cluster: Cluster) -> None:
-    devices, functions = list(cluster.devices.values()), list(cluster.functions.values())
+def _check_cluster(world: World) -> None:
+    devices, functions = list(world.devices.values()), list(world.functions.values())
     idle = [each for each in devices if each.idle_key is not None]
-    assert cluster.idle_devices == sorted(each.idle_key for each in idle if each.idle_key is not None)
-    if cluster.tail is not None:
-        assert cluster.tail == [key[2] for key in reversed(cluster.idle_devices)][: len(cluster.tail)]
+    assert world.idle_devices == sorted(each.idle_key for each in idle if each.idle_key is not None)
+    if world.tail is not None:
+        assert world.tail == [key[2] for key in reversed(world.idle_devices)][: len(world.tail)]
     listed = {each.id for each in devices if each.listed}
-    if cluster.hits.asked:
-        last = set() if cluster.hits.last is None else {cluster.hits.last.id}
+    if world.hits.asked:
+        last = set() if world.hits.last is None else {world.hits.last.id}
         assert listed | last == {each.id for each in idle}
-        candidates = {each.id for each in cluster.hits.candidates()}
+        candidates = {each.id for each in world.hits.candidates()}
         assert candidates == {each.id for each in functions if each.idle_holders and each.flow.head != NEVER}
-    assert cluster.mixed == sum(each.mixed for each in functions)
+    assert world.mixed == sum(each.mixed for each in functions)
     drained = sum(each.closed for each in devices)
-    assert cluster.constrained == sum(bool(each.constraints) for each in functions) + cluster.mixed + drained
-    assert cluster.least_compute == min([ALL_COMPUTE, *(each.compute for each in devices)])
-    assert cluster.largest == {
+    assert world.constrained == sum(bool(each.constraints) for each in functions) + world.mixed + drained
+    assert world.least_compute == min([ALL_COMPUTE, *(each.compute for each in devices)])
+    assert world.largest == {
         kind: max(each.device.memory for each in devices if each.kind == kind)
         for kind in {each.kind for each in devices}
     }
-    if cluster.tasks is not None:
+    if world.tasks is not None:
         tasks = {each.declared.task for each in functions if each.declared.task and not each.removed}
-        assert cluster.tasks.keys() == tasks
-    assert set(cluster.changes.marked) == {each for each in (*devices, *functions) if each.marked}
+        assert world.tasks.keys() == tasks
+    assert set(world.changes.marked) == {each for each in (*devices, *functions) if each.marked}
 
 
 def _check_calls(world: World) -> None:

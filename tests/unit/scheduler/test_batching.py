@@ -71,7 +71,7 @@ def test_all_calls_of_a_batch_count_for_the_place_of_their_device_among_those_wi
     world.calls(3, "f")
     assert world.running.keys() == {"c0", "c1", "c2"}
 
-    (key,) = state_of(world.engine).cluster.idle_devices
+    (key,) = state_of(world.engine).idle_devices
     assert (key[0], key[2].starts) == (-4, 4)
 
 

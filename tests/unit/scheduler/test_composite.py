@@ -184,7 +184,7 @@ def test_what_nobody_waits_for_may_go() -> None:
     world.set_up("f g", "a b")
     world.call("c", "f")
     world.finish("c")
-    world_copies.append(next(iter(world.engine._world.cluster.copies)))
+    world_copies.append(next(iter(world.engine._world.copies)))
 
     world.call("d", "g")
 
@@ -198,7 +198,7 @@ def test_what_is_in_use_and_what_was_declared_stay_whatever_a_role_proposes() ->
     world = made(scaling=scaling)
     world.set_up("f", "a", min_copies=1)
     world.loaded("f", "a")
-    copies.append(next(iter(world.engine._world.cluster.copies)))
+    copies.append(next(iter(world.engine._world.copies)))
 
     world.call("c", "f")
     world.finish("c")
@@ -221,7 +221,7 @@ def test_a_cap_leaves_a_function_with_a_latency_goal_the_share_that_it_asks_for(
         world.device(name)
     world.call("c1", "f")
     world.call("c2", "g")
-    copies += world.engine._world.cluster.copies
+    copies += world.engine._world.copies
 
     world.call("c3", "g")
 

@@ -931,7 +931,7 @@ def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: i
     for number in range(8):
         site.deploy(FunctionId(f"f{number}"), None)
     site.steps(steps)
-    cluster = state_of(site.engine).cluster
+    cluster = state_of(site.engine)
     without = {FunctionId(f"f{number}") for number in range(8) if rng.random() < 0.3}
     for device_state in list(cluster.devices.values()):  # as if all were idle: else nothing waits that could be a hit
         if device_state.idle_key is None and not device_state.closed and rng.random() < 0.7:
