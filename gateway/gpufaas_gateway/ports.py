@@ -180,7 +180,7 @@ class Scheduler(Protocol):
     def status(self) -> EngineStatus: ...
 
     async def explain(self, call: CallId) -> Explanation | None:
-        """Return why a call of a model function was started where it was, or waits; None if the call is not known."""
+        """Return why a call was started where it was, or waits; None if the call is not known."""
 
 
 class LogReader(Protocol):

@@ -146,7 +146,7 @@ class Reject(Struct, frozen=True):
 
 
 class Preempt(Struct, frozen=True):
-    """Stop the calls of a running grant: they wait again (`requeue`), or end with an error for their callers."""
+    """Stop the calls of a running grant: they are taken back (`requeue`), or end with an error for their callers."""
 
     grant: int
     """`RunningCall.grant`."""

@@ -11,7 +11,7 @@ from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.handle.ahead import send_ahead, send_ahead_to
 from gpufaas_scheduler.handle.batches import adapt
-from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
+from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_direct, serve_fifo, wake
 from gpufaas_scheduler.handle.follow import follow
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
 from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
@@ -81,7 +81,7 @@ def arrived(world: World, event: m.Arrived) -> None:
         elif world.idle_devices or world.agenda.watches & ARRIVAL:
             run_policy(world)
     else:
-        place_shared(world, call)
+        place_direct(world, call)
     if call.state != RUNNING:
         _has_to_wait(world, call, age_s)
 

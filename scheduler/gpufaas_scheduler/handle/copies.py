@@ -248,7 +248,7 @@ def _free_copy(owner: FunctionState) -> Copy | None:
     return best
 
 
-def place_shared(world: World, call: Call) -> None:
+def place_direct(world: World, call: Call) -> None:
     """Start a call of a direct function, or let it wait in the FIFO of its function."""
     owner = call.owner
     if not owner.flow.calls and (free := _free_copy(owner)) is not None:
