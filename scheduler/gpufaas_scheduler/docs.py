@@ -171,7 +171,7 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         homeless=tuple(world.homeless),
         short=tuple(world.short),
         surplus=tuple(world.surplus),
-        orphaned=tuple(world.orphans.functions),
+        orphaned=tuple(world.orphans),
         at_s=now,
     )
 

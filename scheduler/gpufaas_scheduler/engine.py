@@ -100,7 +100,7 @@ class Engine:
                 out += world.lending.ask(world.nests.crowded())
         if world.rare:
             self._rarely(event)
-        if world.lenders and (world.homeless or world.orphans.functions):
+        if world.lenders and (world.homeless or world.orphans):
             out += world.lending.ask(world.homeless.values())
         return out
 
@@ -113,7 +113,7 @@ class Engine:
         if world.mixed or world.clears:
             make_way(world)
         gain = world.hosts.gain
-        if gain and world.orphans.functions and world.hosts.size and world.queue.count:
+        if gain and world.orphans and world.hosts.size and world.queue.count:
             prefetch(world, event)
         if not world.ahead:
             world.rare = gain or world.clears or world.mixed > 0

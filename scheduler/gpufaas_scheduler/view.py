@@ -403,7 +403,7 @@ class ClusterView(_Plans):
         return any(can_start(self._cluster, each, owner) for each in owner.idle_holders.values())
 
     def orphans(self, limit: int) -> list[Call]:
-        return self._cluster.orphans.first(limit)
+        return self._cluster.first_of_orphans(limit)
 
 
 def view_of(cluster: Cluster) -> View:

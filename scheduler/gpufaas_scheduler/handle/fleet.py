@@ -104,7 +104,7 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
         for call in world.waits_of(owner):
             give_up(world, call)
             world.out.append(m.RejectCall(call.id, "removed", f"function {owner.id} was removed"))
-        for call in world.runs_of(owner):
+        for call in [each for each in world.running() if each.owner is owner]:
             # A WebSocket has no end of its own, and the others have not begun.
             if (call.endless or (call.copy is not None and call.copy.loading)) and not call.aborted:
                 world.out.append(m.Abort(call.id, world.calls.abort(call)))

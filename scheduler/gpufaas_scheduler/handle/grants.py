@@ -76,7 +76,7 @@ def start(
         device.direct[call.id] = call
         world.direct.append(call)
         if owner.ready is not None:
-            owner.ready.started(copy)
+            owner.ready.moved(copy, copy.running - 1)
     _tell(world, call, device, copy, names, others, local, ahead or 0.0)
 
 
@@ -247,7 +247,7 @@ def end(world: World, call: Call) -> bool:
     if grant is None:
         del device.direct[call.id]
         if owner.ready is not None:
-            owner.ready.ended(copy)
+            owner.ready.moved(copy, runs + 1)
     elif grant.alone:
         device.holding = []
         device.reserved = 0

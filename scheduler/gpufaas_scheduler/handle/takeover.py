@@ -201,11 +201,11 @@ def _restore_wishes(world: World, left: Left, functions: list[tuple[FunctionDoc,
     engine = left.event.engine
     known = {doc.function.id: doc for doc, _ in functions}
     changed = False
-    for begun in (world.orphans.functions, world.short, world.surplus, world.homeless):
+    for begun in (world.orphans, world.short, world.surplus, world.homeless):
         begun.clear()  # they are in the order of the restoration; the old order follows
     for name in () if engine is None else engine.orphaned:
         if (owner := world.functions.get(name)) is not None:
-            world.orphans.functions[name] = owner
+            world.orphans[name] = owner
     for names, wishes, holds in (
         (() if engine is None else engine.short, world.short, lambda owner: _lacks(world, owner)),
         (() if engine is None else engine.surplus, world.surplus, lambda owner: bool(owner.surplus or owner.draining)),

@@ -31,7 +31,7 @@ class Backoff:
         self.since: Seconds = 0.0
         """The time of the first of `failures`."""
         self.retry_at: Seconds = 0.0
-        """It is not loaded before."""
+        """The function is not loaded before this time."""
         self.loaded_at: Seconds | None = None
         """When a load succeeded; None: one has failed since."""
 

@@ -44,7 +44,7 @@ class Call:
     endless: bool = False
     """Its deadline is for its start only."""
     own_goal_s: Seconds | None = None
-    """As `Arrived.goal_s`."""
+    """The goal that its caller gave it: see `Arrived.goal_s`."""
     left: bool
     """See `view_contract.WaitingCall.left`; so is `note`."""
     note: int
@@ -71,7 +71,7 @@ class Call:
     preempted: bool = False
     """The policy has stopped it, and it waits again once its node has ended it."""
     started_at: Seconds | None = None
-    """Of a call of a direct function that has waited."""
+    """When it started, if it is one of a direct function and has waited."""
     parked: tuple[CopyId, ...] = ()
     """Those of `victims` that were parked."""
     outer: Call | None = None
@@ -160,7 +160,7 @@ class GrantState(Light):
     ended: int = 0
     """The number of its calls that had ended before it was adopted."""
     ahead: bool = False
-    """It begins when the grant ends that runs on its copy, and holds the compute then."""
+    """Its calls begin when the grant that runs on its copy ends, and it holds the compute then."""
     early: bool = False
     """It went ahead, and its node could take it back."""
     taken_back: bool = False

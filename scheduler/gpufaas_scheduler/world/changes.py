@@ -51,7 +51,7 @@ class Marked:
             self._changes.marked.append(self)
 
     def forget(self) -> None:
-        """It is gone, and its doc is obsolete."""
+        """The state is gone, and its doc is obsolete."""
         if self.marked:
             self._changes.marked.remove(self)
             self.marked = False

@@ -33,7 +33,7 @@ PAUSE_S: Final[Seconds] = 2.0
 the calls that the policy has chosen, which need no loads."""
 
 EXAMINED: Final = 16
-"""So many calls that have waited too long are examined, the oldest first."""
+"""The most calls that have waited too long and are examined at a time, the oldest first."""
 
 
 def to_clear(cluster: Cluster, nests: Nests, homeless: Collection[FunctionState]) -> tuple[DeviceState, Call] | None:

@@ -34,7 +34,7 @@ class Demand:
         """The time of `observed`: decisions need it many times at one instant."""
 
     def note_further(self, owner: FunctionState, calls: int, now: Seconds) -> None:
-        """So many calls of a direct function came in the last moment."""
+        """In the last moment, this number of *calls* of a direct function came."""
         owner.called = owner.called * exp((owner.called_at - now) / DEMAND_S) + calls
         owner.called_at = now
 

@@ -75,15 +75,15 @@ class DeviceState(Marked):
         """The number of calls of placed functions started here: the paper's frequency of use."""
         self.idle_key: IdleKey | None = None
         self.listed = False
-        """It is idle, and among the `idle_holders` of its functions."""
+        """Whether it is idle, and among the `idle_holders` of its functions."""
         self.closed = False
-        """It is drained: it takes no new calls, and does not count as idle."""
+        """Whether it is drained: it takes no new calls, and does not count as idle."""
         self.shut = False
         """It takes no new calls: it is drained, or cleared for one call (`clearing`)."""
         self.silent = 0
         """The number of silent copies of placed functions in its memory."""
         self.gone = False
-        """It has left."""
+        """Whether it has left."""
         self.served = self.hits = self.misses = self.evictions = 0
 
     @property

@@ -11,7 +11,6 @@ from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.device_index import DeviceIndex
 from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.hosts import Hosts
-from gpufaas_scheduler.world.orphans import Orphans
 from gpufaas_scheduler.world.queue import GlobalQueue
 
 if TYPE_CHECKING:
@@ -25,16 +24,16 @@ class FunctionIndex(DeviceIndex):
     methods.
     """
 
-    __slots__ = (
-        "copies", "functions", "homeless", "keeps", "orphans", "queue", "tasks",
-    )  # fmt: skip
+    __slots__ = ("copies", "functions", "homeless", "keeps", "orphans", "queue", "tasks")
 
     def __init__(self) -> None:
         self.functions: dict[FunctionId, FunctionState] = {}
         super().__init__(Hosts(self.functions))
         self.queue: GlobalQueue[Call] = GlobalQueue()
         self.copies: dict[CopyId, tuple[DeviceState, Copy]] = {}
-        self.orphans = Orphans(self.queue)
+        self.orphans: dict[FunctionId, FunctionState] = {}
+        """Placed functions with waiting calls and without a holder, in the order in which they lost the last one or got
+        their first call; and some that were such before, which drop out when calls are asked for."""
         self.homeless: dict[FunctionId, FunctionState] = {}
         """Direct functions with waiting calls and without a copy."""
         self.tasks: dict[str, list[FunctionState]] | None = None
@@ -83,9 +82,31 @@ class FunctionIndex(DeviceIndex):
             if owner.flow.calls and not owner.active:
                 self.homeless[owner.id] = owner
         elif not owner.holders:
-            self.orphans.functions[owner.id] = owner
+            self.orphans[owner.id] = owner
         elif self.hits.asked:
             self.hits.note(owner)
+
+    def first_of_orphans(self, limit: int) -> list[Call]:
+        """Return the first waiting call of each, of up to *limit* functions."""
+        found: list[Call] = []
+        stale = []
+        returned = self.queue.returned
+        for owner in self.orphans.values():
+            calls = owner.flow.calls
+            call = None if owner.holders or not calls else calls[0]
+            if returned and not owner.holders:
+                back = next((each for each in returned if each.owner is owner), None)
+                if back is not None and (not calls or back.number < calls[0].number):
+                    call = back
+            if call is None:
+                stale.append(owner.id)
+            elif len(found) < limit:
+                found.append(call)
+            else:
+                break
+        for function in stale:
+            del self.orphans[function]
+        return found
 
     # --- copies come ---
 

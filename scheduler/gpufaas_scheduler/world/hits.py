@@ -20,7 +20,7 @@ from gpufaas_scheduler.world.queue import GlobalQueue
 
 
 class Hits:
-    """It is kept from the first question on, since not every policy asks."""
+    """The index is kept from the first question on, since not every policy asks."""
 
     __slots__ = ("_candidates", "asked", "last")
 

@@ -128,7 +128,7 @@ class Hosts:
                 owner.staging[host.node] = None
 
     def forgotten(self, function: FunctionId) -> None:
-        """It was removed."""
+        """The function was removed."""
         for host in self.by_node.values():
             host.staged.pop(function, None)
             host.staging.pop(function, None)

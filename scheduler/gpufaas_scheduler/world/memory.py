@@ -162,7 +162,7 @@ class Lending:
             self.lenders[device.id] = device
 
     def _seekers(self, homeless: Iterable[FunctionState]) -> list[FunctionState]:
-        orphans = {call.function: None for call in self._cluster.orphans.first(_SEEKERS)}
+        orphans = {call.function: None for call in self._cluster.first_of_orphans(_SEEKERS)}
         return [*homeless, *(self._cluster.functions[function] for function in orphans)]
 
     def _lacks(self, device: DeviceState, owner: FunctionState) -> bool:

@@ -10,14 +10,11 @@ limits. But decisions count it as free: a copy that needs it evicts the parked o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from gpufaas_core.model import Bytes, CopyId, DeviceId, FunctionId, copy_id
 from gpufaas_scheduler.world.costs import PARKED
-
-if TYPE_CHECKING:
-    from gpufaas_scheduler.world.device import DeviceState
-    from gpufaas_scheduler.world.function import Copy, FunctionState
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy, FunctionState
 
 
 class ParkedCopy:

@@ -63,7 +63,7 @@ class Flow(Generic[CallT]):
         self.head = NEVER
         """Arrival number of the first call; `NEVER`: none waits."""
         self.listed = False
-        """It has an entry in the heap of `GlobalQueue`."""
+        """Whether it has an entry in the heap of `GlobalQueue`."""
         self.tombstones = 0
 
     def __lt__(self, other: Flow[CallT]) -> bool:

@@ -42,18 +42,10 @@ class ReadyCopies:
         if copy.running < len(self._running):
             self._running[copy.running].pop(copy, None)
 
-    def started(self, copy: _Copy) -> None:
-        """*model* runs one call more. No effect if it is not listed."""
-        running = copy.running
-        if running <= len(self._running) and copy in (before := self._running[running - 1]):
-            del before[copy]
-            self.add(copy)
-
-    def ended(self, copy: _Copy) -> None:
-        """*model* runs one call less. No effect if it is not listed."""
-        running = copy.running
-        if running + 1 < len(self._running) and copy in (before := self._running[running + 1]):
-            del before[copy]
+    def moved(self, copy: _Copy, before: int) -> None:
+        """*copy* ran *before* calls until now. No effect if it is not listed."""
+        if before < len(self._running) and copy in (row := self._running[before]):
+            del row[copy]
             self.add(copy)
 
     def first(self, slots: int) -> _Copy | None:

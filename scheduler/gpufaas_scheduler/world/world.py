@@ -101,10 +101,6 @@ class World(Cluster):
         for device in self.devices.values():
             yield from (each for each in device.runs() if each.device is device)
 
-    def runs_of(self, owner: FunctionState) -> list[Call]:
-        """Return the calls of *owner* that run. O(devices + running calls)."""
-        return [each for each in self.running() if each.owner is owner]
-
     def waits_of(self, owner: FunctionState) -> list[Call]:
         """Return all waiting calls of *owner*, by number. O(these, and the local queues of its devices)."""
         found = list(owner.flow)

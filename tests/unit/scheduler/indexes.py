@@ -83,7 +83,7 @@ def _check_function(world: World, owner: FunctionState) -> None:
     waits = owner.waiting > 0 and not owner.active
     assert (owner.id in world.homeless) == (waits and not owner.placed)
     if waits and owner.placed:
-        assert owner.id in world.orphans.functions
+        assert owner.id in world.orphans
 
 
 def _check_cluster(world: World) -> None:
