@@ -41,6 +41,19 @@ def test_a_load_for_which_the_largest_device_is_too_small_says_so_with_numbers()
     assert "it had 100 MiB, which is all that the largest gpu device for it has" in world.message
 
 
+def test_a_call_that_its_node_refuses_is_placed_again_once_a_load_has_had_enough_memory() -> None:
+    world = world_of("f", learn=True, memory=100 * MiB, size=100 * MiB)
+    world.call("c1", "f")
+    out_of_memory(world, "c1")
+    world.call("c2", "f")
+    world.loaded("f", "a")
+
+    world.refuse("c2")
+
+    assert world.rejected == []
+    assert world.started == [("c2", "a")]
+
+
 def test_a_minimum_of_copies_is_widened_without_a_call_too() -> None:
     world = world_of("f", learn=True, memory=100 * MiB, size=30 * MiB, min_copies=1)
 
