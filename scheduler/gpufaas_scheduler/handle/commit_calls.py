@@ -24,11 +24,7 @@ def try_choose(world: World, action: contract.Choose) -> str | None:
         return reason
     came_back = call.left
     world.queue.remove(call)
-    before.waiting -= 1
-    before.mark()
-    after.waiting += 1
-    after.mark()
-    call.owner, call.function = after, after.id
+    world.calls.become(call, after)
     world.demand.move(before, after, call.arrived_at, world.now)
     if after.desired == 0:
         wake(world, after)

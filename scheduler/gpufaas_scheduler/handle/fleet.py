@@ -109,4 +109,3 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
             if (call.endless or (call.copy is not None and call.copy.loading)) and not call.aborted:
                 world.out.append(m.Abort(call.id, world.calls.abort(call)))
     forget_if_done(world, owner)
-    world.freed = True

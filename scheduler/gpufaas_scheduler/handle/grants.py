@@ -208,11 +208,10 @@ def let_parts_go(world: World, grant: GrantState) -> None:
         entry.running -= 1
         if not entry.running:
             device.residency.let_go(entry)
-        device.mark()
         if grant.compute:
             _give_back(world, grant, device, entry)
         else:
-            device.beside.pop(grant, None)
+            world.let_go(device, grant)
         next_local(world, device)
 
 

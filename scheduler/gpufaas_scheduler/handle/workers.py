@@ -55,7 +55,6 @@ def loaded(world: World, event: m.Loaded) -> None:
         world.out += world.lending.lend(device, copy) or [memory.resize_of(device, copy)]
     if world.end_preload(device, copy):
         next_local(world, device)
-        world.freed = True
     costs = owner.costs[device.kind]
     if costs is not None and world.learn and is_time(event.load_s) and not copy.split:
         if event.read_s or event.tier != DISK or costs.loads:
@@ -207,7 +206,6 @@ def measured(world: World, event: m.Measured) -> None:
         if costs is not None and world.learn and not copy.split:  # a part says nothing of the whole
             if costs.learn_size(wanted):
                 _profile_changed(world, copy.owner, device.kind)
-                world.freed = True
             wanted = min(costs.occupation, device.device.memory)
         world.out += world.lending.resize(device, copy, max(wanted, copy.owner.declared.floor))
     elastic = copy.owner.declared.elastic
@@ -231,7 +229,6 @@ def _measured_late(world: World, event: m.Measured) -> None:
         world.ignored["Measured"] += 1
     elif costs.learn_size(min(reservation(event.occupation), state.device.memory)):
         _profile_changed(world, owner, state.kind)
-        world.freed = True
 
 
 def resized(world: World, event: m.Resized) -> None:
@@ -258,6 +255,5 @@ def share_kept(world: World, event: m.ShareKept) -> None:
 
 
 def _profile_changed(world: World, owner: FunctionState, kind: str) -> None:
-    owner.fits_as_of = -1
-    owner.mark()
+    world.resize(owner)
     world.learnt[(owner.id, kind)] = None

@@ -14,7 +14,7 @@ from gpufaas_core.model import CallId, DeviceId, Seconds
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import ADOPT, ENQUEUE, LEAVE, LOCAL, RETURN, WAIT
 from gpufaas_scheduler.world.device import DeviceState
-from gpufaas_scheduler.world.function import Copy
+from gpufaas_scheduler.world.function import Copy, FunctionState
 
 
 class CallBook:
@@ -80,6 +80,14 @@ class CallBook:
         call.aborted = True
         call.device.mark()
         return call.device.id
+
+    def become(self, call: Call, owner: FunctionState) -> None:
+        """The waiting *call* is one of *owner* from now on. The caller of this method moves it from queue to queue."""
+        call.owner.waiting -= 1
+        call.owner.mark()
+        call.owner, call.function = owner, owner.id
+        owner.waiting += 1
+        owner.mark()
 
     def leave(self, call: Call) -> None:
         """*call* waits no more. The caller of this method has taken it out of its queue."""

@@ -183,10 +183,14 @@ class DeviceIndex:
             device.beside[grant] = None
 
     def let_go(self, device: DeviceState, grant: GrantState) -> None:
-        """*grant* gives back the compute that it holds of *device*."""
-        device.holding.remove(grant)
-        device.let_go(grant.compute, self.now)
-        self.overdue.note(device)
+        """*grant* ends on *device*, or gives back the compute that it holds there."""
+        device.mark()
+        if grant.compute:
+            device.holding.remove(grant)
+            device.let_go(grant.compute, self.now)
+            self.overdue.note(device)
+        else:
+            device.beside.pop(grant, None)
 
     def preload(self, device: DeviceState, copy: Copy, since: Seconds, free_at: Seconds) -> None:
         """A policy loads *copy* without a call since then, and should have done so at *free_at*. It holds compute."""
@@ -200,10 +204,12 @@ class DeviceIndex:
             return False
         device.preload = None
         device.let_go(copy.owner.reserves, self.now)
+        self.freed = True
         return True
 
     def judge(self, device: DeviceState) -> None:
-        """The estimated end of a grant on *device* has changed."""
+        """Another grant of *device* holds its compute, or the estimated end of one has changed."""
+        device.mark()
         device.judge()
         self.overdue.note(device)
 

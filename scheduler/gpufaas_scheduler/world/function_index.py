@@ -63,6 +63,7 @@ class FunctionIndex(DeviceIndex):
         """*owner* takes no new calls, and is forgotten once its calls have ended."""
         owner.remove()
         self.tasks = None
+        self.freed = True
 
     def forget(self, owner: FunctionState) -> None:
         """*owner*, which was removed, has no calls and no copies any more."""
@@ -249,6 +250,12 @@ class FunctionIndex(DeviceIndex):
         self.note_waiting(owner)
 
     # --- memory ---
+
+    def resize(self, owner: FunctionState) -> None:
+        """The memory that copies of *owner* need has changed."""
+        owner.fits_as_of = -1
+        owner.mark()
+        self.freed = True
 
     def fits_somewhere(self, owner: FunctionState) -> bool:
         """Whether some device that it may be on would be large enough if it were empty."""
