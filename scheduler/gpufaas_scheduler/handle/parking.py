@@ -25,18 +25,6 @@ def evicted(device: DeviceState, gone: Iterable[ParkedCopy]) -> list[m.Command]:
     return [m.EvictCopy(each.owner.id, device.id, each.number) for each in gone]
 
 
-def reserve_beside_parked(
-    world: World, device: DeviceState, owner: FunctionState, memory: Bytes, names: tuple[CopyId, ...]
-) -> tuple[Copy, tuple[CopyId, ...]]:
-    """Charge the reservation: the copy may be one that wakes. Parked copies that are in the way are victims, too."""
-    parked, load_s = world.parked, owner.load_on(device)
-    woken = parked.take(device, owner)
-    names += tuple([each.id for each in parked.make_room(device, memory)])
-    world.out += world.lending.reclaim(device, memory)
-    number = None if woken is None else woken.number
-    return world.insert(device, owner, memory, load_s, number), names
-
-
 def parked_of(world: World, device: DeviceState, names: Iterable[CopyId]) -> tuple[CopyId, ...]:
     """Return those of *names* that are parked on *device*."""
     here = {each.id for each in world.parked.on(device)}

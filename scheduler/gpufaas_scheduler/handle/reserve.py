@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId
-from gpufaas_scheduler.handle.parking import evicted, park, reserve_beside_parked
+from gpufaas_scheduler.handle.parking import evicted, park
 from gpufaas_scheduler.handle.parts import Place
 from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import Copy, FunctionState
@@ -16,19 +16,17 @@ def reserve(
 ) -> tuple[Copy, tuple[CopyId, ...]]:
     """Evict *victims* and charge the reservation of *owner*, whose load begins now."""
     leave_for_others(world, device, victims)
-    costs = owner.costs[device.kind]
+    costs, load_s, woken = owner.costs[device.kind], owner.load_on(device), None
     assert costs is not None
     names = tuple([each.id for each in victims])
-    if world.parked.devices:
-        copy, names = reserve_beside_parked(world, device, owner, costs.occupation, names)
-    else:
-        world.out += world.lending.reclaim(device, costs.occupation)
-        copy = world.insert(device, owner, costs.occupation, owner.load_on(device) if owner.near else costs.load_s)
+    if world.parked.devices:  # the copy may be one that wakes; parked ones that are in the way are victims, too
+        woken = world.parked.take(device, owner)
+        names += tuple([each.id for each in world.parked.make_room(device, costs.occupation)])
+    world.out += world.lending.reclaim(device, costs.occupation)
+    copy = world.insert(device, owner, costs.occupation, load_s, None if woken is None else woken.number)
     if world.parks and victims:
         park(world, device, victims)
-    if owner.copies >= owner.target:
-        world.short.pop(owner.id, None)
-        world.held_back.pop(owner.id, None)
+    _note_enough(world, owner)
     return copy, names
 
 
@@ -46,10 +44,14 @@ def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...])
     if part.share:
         device.residency.limit_compute(copy, part.share)
     world.insert_rest(copy, [(each.device, each.part.memory, each.part.share) for each in places[1:]])
+    _note_enough(world, owner)
+    return copy, tuple(victims.values())
+
+
+def _note_enough(world: World, owner: FunctionState) -> None:
     if owner.copies >= owner.target:
         world.short.pop(owner.id, None)
         world.held_back.pop(owner.id, None)
-    return copy, tuple(victims.values())
 
 
 def evictions(world: World, device: DeviceState, leaving: Sequence[Copy]) -> list[m.Command]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from math import ceil, exp, inf, log1p, sqrt
 from typing import Final
 
-from gpufaas_core.model import Bytes, Function, NodeId, Profile, Seconds, ServiceEstimate, TimesDoc
+from gpufaas_core.model import Bytes, DeviceId, Function, NodeId, Profile, Seconds, ServiceEstimate, TimesDoc
+from gpufaas_scheduler.view_contract import DeviceView
 from gpufaas_scheduler.world.batch_size import Room
 from gpufaas_scheduler.world.changes import Marked
 from gpufaas_scheduler.world.conditions import Condition, Conditions
@@ -220,19 +221,13 @@ class CostsByKind(dict[str, Costs | None]):
         self[kind] = costs
         return costs
 
-    def stage(self, staged: bool) -> None:
-        """The first host tier has the weights, or none does any more."""
-        self.staged = staged
-        for _, costs in self.known():
-            costs.staged = staged
-            costs.expect()
-
-    def park(self, parked: bool) -> None:
-        """The first device has a parked copy, or none has any more."""
-        self.parked = parked
-        for _, costs in self.known():
-            costs.parked = parked
-            costs.expect()
+    def near(self, *, staged: bool, parked: bool) -> None:
+        """Whether the host tier of some node has the weights, and some device a parked copy."""
+        if (staged, parked) != (self.staged, self.parked):
+            self.staged, self.parked = staged, parked
+            for _, costs in self.known():
+                costs.staged, costs.parked = staged, parked
+                costs.expect()
 
     def known(self) -> Iterator[tuple[str, Costs]]:
         """Yield the costs that exist so far."""
@@ -252,6 +247,8 @@ class Costed(Marked):
     """The nodes that have its weights in their host tiers."""
     staging: dict[NodeId, None]
     """The nodes that bring them there because of a `Stage`."""
+    parked: dict[DeviceId, DeviceView]
+    """The devices that have a parked copy."""
     near: bool
     """A host tier has its weights, or a device has a parked copy: loads do not take the same time everywhere."""
 
@@ -259,16 +256,17 @@ class Costed(Marked):
         """The host tier of *node* has its weights."""
         self.staging.pop(node, None)
         self.staged[node] = None
-        self.near = True
-        if not self.costs.staged:
-            self.costs.stage(True)
+        self.see_near()
 
     def unstage(self, node: NodeId) -> None:
         self.staging.pop(node, None)
         self.staged.pop(node, None)
-        self.near = bool(self.staged or self.costs.parked)
-        if self.costs.staged and not self.staged:
-            self.costs.stage(False)
+        self.see_near()
+
+    def see_near(self) -> None:
+        """Its weights came to or left a host tier, or a parked copy a device."""
+        self.near = bool(self.staged or self.parked)
+        self.costs.near(staged=bool(self.staged), parked=bool(self.parked))
 
     def load_s(self, kind: str) -> Seconds:
         costs = self.costs[kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpufaas_core.model import ALL_COMPUTE, DeviceId, Function, Seconds
+from gpufaas_core.model import ALL_COMPUTE, Function, Seconds
 from gpufaas_scheduler.view_contract import DeviceView
 from gpufaas_scheduler.world.backoff import Backoff
 from gpufaas_scheduler.world.changes import Changes, function_key
@@ -31,8 +31,7 @@ class Revision(Costed):
         """Until then, the autoscaler takes none of `desired` away."""
         self.staged = {}
         self.staging = {}
-        self.parked: dict[DeviceId, DeviceView] = {}
-        """The devices that have a parked copy."""
+        self.parked = {}
         self.near = False
         self.deploy(function)
 
@@ -75,15 +74,11 @@ class Revision(Costed):
     def park(self, device: DeviceView) -> None:
         """*device* has a parked copy."""
         self.parked[device.id] = device
-        self.near = True
-        if not self.costs.parked:
-            self.costs.park(True)
+        self.see_near()
 
     def unpark(self, device: DeviceView) -> None:
         self.parked.pop(device.id, None)
-        self.near = bool(self.staged or self.parked)
-        if not self.parked:
-            self.costs.park(False)
+        self.see_near()
 
     def remove(self) -> None:
         """It takes no new calls, and is forgotten once its calls have ended."""
