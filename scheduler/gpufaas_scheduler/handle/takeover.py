@@ -212,7 +212,8 @@ def _restore_wishes(world: World, left: Left, functions: list[tuple[FunctionDoc,
         (() if engine is None else engine.homeless, world.homeless, _is_homeless),
     ):
         for name in names:
-            if (owner := world.functions.get(name)) is not None:
+            owner = world.functions.get(name)
+            if owner is not None and (wishes is not world.homeless or holds(owner)):  # its calls may have ended since
                 wishes[name] = owner
         for name, owner in world.functions.items():
             if name not in wishes and holds(owner):

@@ -532,6 +532,7 @@ def succeed(
 
 @examples(150)
 @given(POLICY, st.booleans(), SEED, STEPS)
+@example("lalb", False, 244437, 143)  # a direct function without a copy, whose last call ended after the docs
 def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
     policy: str, gone: bool, seed: int, before: int
 ) -> None:
