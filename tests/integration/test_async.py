@@ -48,7 +48,8 @@ RECORDING_GATED = """
     def handle(event, context):
         with open(os.environ["record"], "ab", buffering=0) as file:
             file.write(b"x")
-        open(event.text + ".began", "w").close()
+        if not os.path.exists(event.text + ".began"):  # after a restart the function may have another uid
+            open(event.text + ".began", "w").close()
         until = time.monotonic() + 60
         while not os.path.exists(event.text) and time.monotonic() < until:
             time.sleep(0.005)
