@@ -15,6 +15,7 @@ from gpufaas_core.errors import GrantRefused, WorkerCrashed
 from gpufaas_core.messages import Abort, CopyFailed, Finished, Grant, NodeRefused, SetLimit, ShareKept, WorkerExited
 from gpufaas_core.model import FunctionId, Need
 from gpufaas_core.units import MiB
+from gpufaas_gpu_manager.worker import Worker
 
 CORES = """
     import os, pathlib, time
@@ -49,6 +50,18 @@ async def begun(rig: Rig, grant: Grant, gate: Path) -> "asyncio.Future[tuple[int
     running = asyncio.ensure_future(rig.call(grant, str(gate).encode()))
     await eventually(gate.with_suffix(".began").exists)
     return running
+
+
+async def replaced_during_a_call(rig: Rig, tmp_path: Path) -> "tuple[Worker, Grant, asyncio.Future[tuple[int, bytes]]]":
+    """Return a worker that another one with another share has replaced, and its call, which does not end by itself."""
+    function = await with_half(rig)
+    old = rig.node.workers()[0]
+    grant = rig.grant(function)
+    running = await begun(rig, grant, tmp_path / "never")
+    rig.node.execute(SetLimit(function, DEVICE, share=100))
+    await eventually(lambda: rig.node.workers()[-1].takes_calls)
+    await eventually(lambda: old.replaced)
+    return old, grant, running
 
 
 def workers(rig: Rig) -> int:
@@ -121,13 +134,7 @@ async def test_when_the_old_worker_dies_its_call_is_over_and_the_copy_lives(
     rig_of: Callable[[str], Rig], tmp_path: Path
 ) -> None:
     rig = rig_of("400MiB")
-    function = await with_half(rig)
-    old = rig.node.workers()[0]
-    grant = rig.grant(function)
-    running = await begun(rig, grant, tmp_path / "never")
-    rig.node.execute(SetLimit(function, DEVICE, share=100))
-    await eventually(lambda: rig.node.workers()[-1].takes_calls)
-    await eventually(lambda: old.replaced)
+    old, grant, running = await replaced_during_a_call(rig, tmp_path)
 
     old.kill("for this test")
 
@@ -135,18 +142,13 @@ async def test_when_the_old_worker_dies_its_call_is_over_and_the_copy_lives(
         await running
     assert [each.ok for each in rig.facts_of(Finished) if each.call == grant.call] == [False]  # type: ignore[attr-defined]
     assert not rig.facts_of(WorkerExited)
-    assert await rig.call(rig.grant(function)) == (200, b"2")
+    assert await rig.call(rig.grant(grant.function)) == (200, b"2")
     await rig.node.close()
 
 
 async def test_when_the_old_worker_crashes_its_call_fails(rig_of: Callable[[str], Rig], tmp_path: Path) -> None:
     rig = rig_of("400MiB")
-    function = await with_half(rig)
-    old = rig.node.workers()[0]
-    grant = rig.grant(function)
-    running = await begun(rig, grant, tmp_path / "never")
-    rig.node.execute(SetLimit(function, DEVICE, share=100))
-    await eventually(lambda: old.replaced)
+    old, grant, running = await replaced_during_a_call(rig, tmp_path)
 
     os.kill(old.pid or 0, signal.SIGKILL)
 
@@ -154,7 +156,7 @@ async def test_when_the_old_worker_crashes_its_call_fails(rig_of: Callable[[str]
         with pytest.raises(WorkerCrashed, match="SIGKILL"):
             await running
     assert [each.ok for each in rig.facts_of(Finished) if each.call == grant.call] == [False]  # type: ignore[attr-defined]
-    assert await rig.call(rig.grant(function)) == (200, b"2")
+    assert await rig.call(rig.grant(grant.function)) == (200, b"2")
     await rig.node.close()
 
 
@@ -162,12 +164,7 @@ async def test_when_the_old_worker_dies_a_call_that_the_policy_has_stopped_is_pl
     rig_of: Callable[[str], Rig], tmp_path: Path
 ) -> None:
     rig = rig_of("400MiB")
-    function = await with_half(rig)
-    old = rig.node.workers()[0]
-    grant = rig.grant(function)
-    running = await begun(rig, grant, tmp_path / "never")
-    rig.node.execute(SetLimit(function, DEVICE, share=100))
-    await eventually(lambda: old.replaced)
+    old, grant, running = await replaced_during_a_call(rig, tmp_path)
     rig.node.execute(Abort(grant.call, DEVICE, True, "the policy stopped the call", grant.number))
 
     old.kill("for this test")
