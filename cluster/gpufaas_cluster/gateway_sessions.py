@@ -19,7 +19,7 @@ from gpufaas_cluster.error_codes import told
 from gpufaas_cluster.node_sessions import NodeSessions
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.messages import Arrived, Finished, Grant, NodeRefused, Serving
-from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds, gateway_of
+from gpufaas_core.model import Asked, CallId, DeviceId, NodeId, Seconds, gateway_of
 from gpufaas_scheduler.service import SchedulerService
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class GatewaySessions:
             deadline = service.driver.now() + message.timeout_s
             arrived = Arrived(
                 message.call, message.function, deadline, message.age_s, message.size, message.outer, message.endless,
-                message.goal_s,
+                None if message.goal_s is None else Asked(message.goal_s),
             )  # fmt: skip
             self._deployed.when_known(message.function, lambda: self._place(gateway, arrived))
         elif isinstance(message, control.CancelCall):

@@ -9,12 +9,15 @@ Function and `copy` name a copy in the whole cluster: `copy` is its number among
 were. Its device tells the node.
 """
 
+from typing import Any
+
 from msgspec import Struct, field
 
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.grant import Grant as Grant
 from gpufaas_core.grant import Outer as Outer
 from gpufaas_core.model import (
+    Asked,
     CallId,
     CopyId,
     Device,
@@ -104,8 +107,10 @@ class Arrived(Struct, frozen=True, tag=True):
     """Set if a function made the call."""
     endless: bool = False
     """The deadline is for its start only: once it runs, it may go on (a WebSocket)."""
+    asked: Asked | None = None
+    """What its caller asks for beside the function; None: nothing."""
     goal_s: Seconds | None = None
-    """It should be answered within this time of its arrival. None: within its function's `Need.latency_goal_s`."""
+    """`Asked.goal_s`, in journals that are older than `asked`."""
 
 
 class CallerLeft(Struct, frozen=True, tag="Cancelled"):
@@ -339,6 +344,10 @@ class RejectCall(Struct, frozen=True, tag="Reject"):
     ``load_failed``, ``out_of_memory``, ``nested``, ``policy``."""
     message: str
     retry_after_s: Seconds = 0.0
+    status: int = 0
+    """The HTTP status of a call that a policy refuses (`contract.Reject`); 0: as the code says."""
+    details: dict[str, Any] | None = None
+    """What the caller is told in JSON beside the message."""
 
 
 class Abort(Struct, frozen=True, tag=True):

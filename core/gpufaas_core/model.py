@@ -7,6 +7,7 @@ from msgspec import Struct, field
 from gpufaas_core._types import Bytes as Bytes
 from gpufaas_core._types import Seconds as Seconds
 from gpufaas_core.constraints import Constraint
+from gpufaas_core.owners import CALLS
 
 CallId = NewType("CallId", str)
 """In a cluster an id ends in ``@GATEWAY``: it is unique without asking anybody, and says whom to answer."""
@@ -28,6 +29,11 @@ def copy_of(id_: CopyId) -> tuple[FunctionId, int]:
     """Return function and number of the copy *id_*: the inverse of `copy_id`."""
     function, _, copy = id_.rpartition("#")
     return FunctionId(function), int(copy)
+
+
+def name_of(function: FunctionId) -> str:
+    """Return the ``NAME.NAMESPACE`` of a revision: what plans call it."""
+    return function.partition("@")[0]
 
 
 def node_of(device: DeviceId) -> NodeId:
@@ -212,25 +218,74 @@ class Part(Struct, frozen=True):
     """The compute that it holds there for good, in per cent; 0: each grant reserves what it needs."""
 
 
-class Replica(Struct, frozen=True):
+class Replica(Struct, frozen=True, omit_defaults=True):
     """A copy that a plan asks for."""
 
-    function: FunctionId
+    function: str
+    """``NAME.NAMESPACE``: whatever revision of it there is (`name_of`)."""
     device: DeviceId
     share: int = 0
-    """In per cent of the device's compute; 0: no cap."""
-    slots: int = 1
-    batch: int = 1
+    """The compute of the device that the copy holds, and is capped at, in per cent; 0: no cap."""
+    reserve: int = 0
+    """Without a share: what a grant counts for while it runs, in per cent; 0: as the function says."""
+    slots: int = 0
+    """The most grants that it runs at once; 0: as the function says. `batch` likewise: the most calls of a grant."""
+    batch: int = 0
+    wait_s: Seconds | None = None
+    """The longest that a call waits for others of its batch; None: as the function says. It is the same for all
+    replicas of a function."""
+    pinned: bool = False
+    """A person has set it: solvers leave it as it is."""
 
 
 class PlacementPlan(Struct, frozen=True):
-    """Which copies there should be. The engine keeps it for its policy, and does nothing about it."""
+    """
+    Which copies there should be, of the functions that it names. It owns their copies (`gpufaas_core.owners`): they
+    are on the devices that it says, as long as one of these is there.
+    """
 
-    epoch: int
+    version: int
     """Grows with each plan."""
     replicas: tuple[Replica, ...] = ()
     notes: tuple[str, ...] = ()
     """What people should know of it."""
+
+
+class PlannedCopy(Struct, frozen=True):
+    """What became of a replica of the plan in force."""
+
+    replica: Replica
+    state: str
+    """``resident``, ``loading``, ``absent`` (it should be there and is not) or ``away`` (its device is)."""
+    reason: str = ""
+    """Of an absent one: why it is not there yet."""
+
+
+class PlanStatus(Struct, frozen=True):
+    """The plan in force, and what became of it."""
+
+    version: int
+    copies: tuple[PlannedCopy, ...] = ()
+
+
+class Asked(Struct, frozen=True, omit_defaults=True):
+    """What a request asks for beside its function. Headers say it for one call; annotations are the defaults."""
+
+    goal_s: Seconds | None = None
+    """It should be answered within this time of its arrival. None: within its function's `Need.latency_goal_s`."""
+    min_accuracy: float | None = None
+    """The least accuracy of the variant that answers, in the measure of its task."""
+    max_cost: float | None = None
+    """The most that a device may cost per hour on which it runs, as `Offer.price_per_h`."""
+    prefer: str = ""
+    """One of `PREFERENCES`; empty: as the platform sees fit."""
+    model: str = ""
+    """Only variants of this model."""
+    variant: str = ""
+    """This variant only."""
+
+
+PREFERENCES: Final = ("cheapest", "fastest", "accurate")
 
 
 class Offer(Struct, frozen=True):
@@ -282,6 +337,12 @@ class Function(Struct, frozen=True):
     """Functions of one task are variants of each other: a policy may choose between them. Empty: none."""
     accuracy: float = 0.0
     """The accuracy of this variant, in the measure of its task."""
+    model: str = ""
+    """The model that it is a variant of; empty: not said."""
+    owner: str = CALLS
+    """Who decides about its copies while no plan names it: one of `owners.OWNERS`."""
+    sheds: bool = False
+    """A call that cannot be answered in time is refused when it comes."""
 
     def profile(self, kind: str) -> Profile:
         """:raises KeyError: neither this kind nor ``"*"`` has a profile"""
@@ -443,6 +504,8 @@ class EngineStatus(Struct, frozen=True):
     """Those of `desired` whose number was set so lately that the autoscaler takes no copies away."""
     age_s: Seconds = 0.0
     """How long ago a gateway lost the scheduler that said this; 0: it is of now."""
+    plan: PlanStatus | None = None
+    """None: no plan is in force."""
 
 
 class NodeView(Struct, frozen=True, array_like=True):

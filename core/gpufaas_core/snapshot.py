@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.model import (
+    Asked,
     CallId,
     CopyId,
     Device,
@@ -157,6 +158,8 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     neighbours: int = 0
     """The most grants that ran beside it."""
     goal_s: Seconds | None = None
+    """`asked.goal_s`, in docs that are older than `asked`."""
+    asked: Asked | None = None
     ahead: bool = False
     """The call begins when the grant ends that runs on its copy."""
 
@@ -195,7 +198,8 @@ class ResidentDoc(Struct, frozen=True, omit_defaults=True):
     asked: bool = False
     """It runs a call, and was asked to give back what it was lent."""
     share: int = 0
-    """The policy's limit, as `slots` and `batch` are; 0: the policy has set none."""
+    """The policy's limit, as `reserve`, `slots` and `batch` are; 0: the policy has set none."""
+    reserve: int = 0
     slots: int = 0
     batch: int = 0
     parts: tuple[Part, ...] = ()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from math import inf
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
@@ -118,6 +118,8 @@ class Evict(Struct, frozen=True):
 
     copy: CopyId
     to: str = NONE
+    drain: bool = False
+    """The copy may be in use: it takes no new calls, and is evicted once its calls have ended."""
 
 
 class Limit(Struct, frozen=True):
@@ -129,6 +131,8 @@ class Limit(Struct, frozen=True):
     together."""
     slots: int = 1
     batch: int = 1
+    reserve: int = 0
+    """Without a share: what a grant counts for while it runs, in per cent of the compute; 0: as its function says."""
 
 
 class Choose(Struct, frozen=True):
@@ -143,6 +147,12 @@ class Reject(Struct, frozen=True):
 
     call: CallId
     why: str
+    status: int = 429
+    """The HTTP status: 422, it asks for what there is not; 429, it is over a quota; 503, it would be too late."""
+    details: dict[str, Any] | None = None
+    """What its caller is told beside that, in JSON."""
+    retry_after_s: Seconds = 0.0
+    """When the caller may try again; 0.0: it is not said."""
 
 
 class Preempt(Struct, frozen=True):

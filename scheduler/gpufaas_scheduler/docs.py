@@ -12,7 +12,7 @@ from math import inf
 from typing import Final
 
 from gpufaas_cache_manager.residency import NOT_ASKED
-from gpufaas_core.model import Seconds
+from gpufaas_core.model import Asked, Seconds
 from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
 from gpufaas_scheduler.policy_contract import Stateful
 from gpufaas_scheduler.world import finish
@@ -61,7 +61,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         compute=0 if call.granted is None else call.granted.compute,
         free_in_s=0.0 if call.granted is None else call.granted.free_at - now,
         neighbours=0 if call.granted is None else call.granted.neighbours,
-        goal_s=call.own_goal_s,
+        asked=call.asked,
         ahead=call.granted is not None and call.granted.ahead,
     )
 
@@ -194,7 +194,8 @@ def _first_waiting(world: World) -> list[Call]:
 def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
     """Return the call of *doc*. The caller puts it into its queue or on its device."""
     deadline = None if doc.deadline_in_s is None else since + doc.deadline_in_s
-    call = Call(doc.call, owner.id, owner, doc.number, since - doc.age_s, deadline, doc.size, own_goal_s=doc.goal_s)
+    asked = doc.asked or (None if doc.goal_s is None else Asked(doc.goal_s))
+    call = Call(doc.call, owner.id, owner, doc.number, since - doc.age_s, deadline, doc.size, asked=asked)
     call.left, call.note = doc.left, doc.note
     call.refusals = doc.refusals
     call.aborted, call.preempted = doc.aborted, doc.preempted

@@ -13,6 +13,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, GrantRefused
 from gpufaas_core.model import (
+    Asked,
     CallId,
     Device,
     DeviceId,
@@ -106,7 +107,7 @@ class SchedulerService:
         """
         self._placing, self._placed = call, None
         now = self._now()
-        self.handle(m.Arrived(call, function, now + timeout_s, 0.0, size, outer, endless, goal_s), now)
+        self.handle(m.Arrived(call, function, now + timeout_s, 0.0, size, outer, endless, None if goal_s is None else Asked(goal_s)), now)
         self._placing, placed = None, self._placed
         if placed is None:
             future: asyncio.Future[m.Grant] = self._loop.create_future()

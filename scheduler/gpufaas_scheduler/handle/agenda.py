@@ -76,13 +76,13 @@ def release_empty(world: World) -> None:
 def try_set_plan(world: World, action: contract.SetPlan) -> str | None:
     """Do *action*, or return why not."""
     plan, agenda = action.plan, world.agenda
-    if agenda.plan is not None and plan.epoch <= agenda.plan.epoch:
-        return f"plan {plan.epoch} is not newer than plan {agenda.plan.epoch}, which is in force"
+    if agenda.plan is not None and plan.version <= agenda.plan.version:
+        return f"plan {plan.version} is not newer than plan {agenda.plan.version}, which is in force"
     for each in plan.replicas:
         if each.function not in world.functions:
-            return f"plan {plan.epoch} names {each.function}, which is not deployed"
+            return f"plan {plan.version} names {each.function}, which is not deployed"
         if each.device not in world.devices:
-            return f"plan {plan.epoch} names device {each.device}, which is not there"
+            return f"plan {plan.version} names device {each.device}, which is not there"
     agenda.plan = plan
     agenda.planned = bool(agenda.watches & PLAN)
     return None
@@ -90,7 +90,7 @@ def try_set_plan(world: World, action: contract.SetPlan) -> str | None:
 
 def planned(world: World, event: m.Planned) -> None:
     agenda = world.agenda
-    if agenda.plan is not None and event.plan.epoch <= agenda.plan.epoch:
+    if agenda.plan is not None and event.plan.version <= agenda.plan.version:
         world.ignored["Planned"] += 1
     else:
         agenda.plan = event.plan

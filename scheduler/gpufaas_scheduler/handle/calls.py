@@ -5,7 +5,7 @@ Events of calls: a call arrives or finishes, its caller leaves, its node refuses
 from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Seconds, copy_id
+from gpufaas_core.model import Asked, CallId, Seconds, copy_id
 from gpufaas_core.plausible import MAX_S
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.contract import NEVER
@@ -57,7 +57,8 @@ def arrived(world: World, event: m.Arrived) -> None:
     if owner.desired is not None and owner.desired == 0:  # nearly always None: then it is not compared
         wake(world, owner)
     queue = world.queue
-    call = Call(event.call, owner.id, owner, queue.next_number, now, deadline, event.size, event.endless, event.goal_s)
+    asked = event.asked or (None if event.goal_s is None else Asked(event.goal_s))
+    call = Call(event.call, owner.id, owner, queue.next_number, now, deadline, event.size, event.endless, asked)
     if outer is not None:
         world.nests.add(call, outer, ends)
         outer.owner.nests = world.tangled = True

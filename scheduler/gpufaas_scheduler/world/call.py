@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import Asked, CallId, CopyId, DeviceId, FunctionId, Seconds
 from gpufaas_scheduler.contract import Why
 from gpufaas_scheduler.world.call_state import NEW
 from gpufaas_scheduler.world.conditions import Condition
@@ -43,8 +43,8 @@ class Call:
     """The size of its request; 0.0: not known."""
     endless: bool = False
     """Its deadline is for its start only."""
-    own_goal_s: Seconds | None = None
-    """The goal that its caller gave it: see `Arrived.goal_s`."""
+    asked: Asked | None = None
+    """What its caller asks for beside the function; None: nothing."""
     left: bool
     """See `view_contract.WaitingCall.left`; so is `note`."""
     note: int
@@ -93,7 +93,7 @@ class Call:
         deadline: Seconds | None,
         size: float = 0.0,
         endless: bool = False,
-        own_goal_s: Seconds | None = None,
+        asked: Asked | None = None,
     ) -> None:
         self.id = name
         self.function = function
@@ -104,8 +104,8 @@ class Call:
         self.size = size
         if endless:
             self.endless = True
-        if own_goal_s is not None:
-            self.own_goal_s = own_goal_s
+        if asked is not None:
+            self.asked = asked
         self.left = False
         self.note = 0
         self.state = NEW
@@ -131,7 +131,8 @@ class Call:
     @property
     def goal_s(self) -> Seconds | None:
         """It should be answered within this time of its arrival; None: no goal."""
-        return self.own_goal_s if self.own_goal_s is not None else self.owner.declared.need.latency_goal_s
+        asked = self.asked
+        return self.owner.declared.need.latency_goal_s if asked is None or asked.goal_s is None else asked.goal_s
 
 
 class GrantState(Light):

@@ -401,7 +401,9 @@ def test_a_device_of_a_released_node_that_comes_back_takes_no_calls() -> None:
 
 def test_a_plan_is_kept_and_the_policy_runs_for_it() -> None:
     site = Site()
-    plan = PlacementPlan(2, (Replica(FunctionId("big"), DeviceId("n1/a"), 30, 2, 8),), ("two of three fit",))
+    plan = PlacementPlan(
+        2, (Replica(FunctionId("big"), DeviceId("n1/a"), 30, slots=2, batch=8),), ("two of three fit",)
+    )
 
     assert site.do(c.SetPlan(plan)) == []
     assert site.policy.view.placement == plan
