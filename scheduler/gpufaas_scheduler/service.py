@@ -107,7 +107,8 @@ class SchedulerService:
         """
         self._placing, self._placed = call, None
         now = self._now()
-        self.handle(m.Arrived(call, function, now + timeout_s, 0.0, size, outer, endless, None if goal_s is None else Asked(goal_s)), now)
+        asked = None if goal_s is None else Asked(goal_s)
+        self.handle(m.Arrived(call, function, now + timeout_s, 0.0, size, outer, endless, asked), now)
         self._placing, placed = None, self._placed
         if placed is None:
             future: asyncio.Future[m.Grant] = self._loop.create_future()

@@ -230,7 +230,7 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
         assert isinstance(waiting, asyncio.Future)
         engine = rig.leader.service.engine
         await eventually(lambda: engine.knows(second))
-        assert [(each.size, each.goal_s) for each in arrived] == [(0.0, None), (512.0, 0.5)]
+        assert [(each.size, each.asked and each.asked.goal_s) for each in arrived] == [(0.0, None), (512.0, 0.5)]
 
         gateway._link.abort("lost")  # type: ignore[union-attr]
         grant = await waiting
