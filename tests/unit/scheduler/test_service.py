@@ -34,7 +34,7 @@ class Batching:
         assert now >= 0
         if not isinstance(event, Arrived):
             return []
-        self.goals.append(event.goal_s)
+        self.goals.append(event.asked and event.asked.goal_s)
         if self._waits is None:
             self._waits = event.call
             return []
