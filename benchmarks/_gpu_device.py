@@ -149,7 +149,7 @@ def _timed(run: Callable[[], object], device: str, times: int = 5) -> float:
 
 
 def profiles(on: Machine) -> dict[str, Any]:
-    """Return latency and memory by model and batch size, as `gpufaas plan compute` has them; none that do not fit."""
+    """Return latency and memory by model and batch size, as `gpufaas solve compute` has them; none that do not fit."""
     import architectures
 
     found: dict[str, Any] = {}

@@ -66,7 +66,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "simulate": "Run a workload through the scheduler in simulated time.",
     "replay": "Send a workload to a running platform, and report what simulate reports.",
     "what-if": "Ask a recorded journal what other devices or policies would have made of it.",
-    "plan": "Ask what published systems would decide: hardware, variants, partitions, placement.",
+    "solve": "Solve a problem in a file: hardware, variants, partitions, placement.",
     "completion": "Write a completion script for your shell.",
     "version": "Show the version of this CLI and of the gateway.",
 }

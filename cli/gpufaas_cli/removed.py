@@ -6,8 +6,10 @@ from typing import Final
 
 import click
 
+_PROBLEMS: Final = ("compute", "hardware", "partition", "select", "variants")
 COMMANDS: Final[Mapping[str, str]] = {
     "generate": "faas-cli generate -f STACK_FILE",
+    **{f"plan {each}": f"gpufaas solve {each} FILE" for each in _PROBLEMS},
     "secret generate": "faas-cli secret generate",
     "secret keygen": "faas-cli secret keygen",
     "secret seal": "faas-cli secret seal PUBLIC_KEY",

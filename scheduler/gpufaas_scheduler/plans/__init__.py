@@ -1,7 +1,7 @@
 """
 The decisions of published systems as pure functions: a problem in, an answer out. No clock, no IO, no engine, no state.
 
-Each module has a `Problem` (what `gpufaas plan` reads), `solve`, which returns the answer, `rows`, which returns that
+Each module has a `Problem` (what `gpufaas solve` reads), `solve`, which returns the answer, `rows`, which returns that
 as a table, and `explain`, which returns the working in words, a line each. The same problem gives the same answer.
 `problem` reads problems strictly.
 """
@@ -17,4 +17,4 @@ PLANS: Final[Mapping[str, str]] = {
     "compute": "placement.compute",
     "size": "placement.size",
 }
-"""By the name that `gpufaas plan` knows: the module, below this package."""
+"""By the name that `gpufaas solve` knows: the module, below this package."""

@@ -1,4 +1,4 @@
-"""``gpufaas plan`` as it is used: exit codes, output, the examples of the documentation; and in another process."""
+"""``gpufaas solve`` as it is used: exit codes, output, the examples of the documentation; and in another process."""
 
 import asyncio
 import importlib
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gpufaas_cli.commands import plan as plan_command
+from gpufaas_cli.commands import solve as solve_command
 from gpufaas_cli.main import cli
 from gpufaas_core.errors import DeadlineExceeded
 from gpufaas_scheduler import solving
@@ -24,17 +24,17 @@ DOCS = Path(__file__).parents[3] / "docs" / "planning.md"
 
 def examples() -> dict[str, str]:
     """Return the first problem of each section of the page."""
-    found = re.findall(r"^## `plan (\w+)`.*?```json\n(.*?)```", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^## `solve (\w+)`.*?```json\n(.*?)```", DOCS.read_text(), re.MULTILINE | re.DOTALL)
     return dict(found)
 
 
 def run(*args: str, stdin: str = "") -> Result:
-    return CliRunner().invoke(cli, ["plan", *args], input=stdin)
+    return CliRunner().invoke(cli, ["solve", *args], input=stdin)
 
 
 def test_the_command_names_every_policy() -> None:
     """It names them itself, so that help does not import the solvers."""
-    assert tuple(compute.POLICIES) == plan_command._POLICIES
+    assert tuple(compute.POLICIES) == solve_command._POLICIES
 
 
 def test_every_plan_is_documented_with_a_problem() -> None:
@@ -113,7 +113,7 @@ HARDWARE = '{"n": 1, "slo_ms": 200, "types": [{"name": "a", "price": 1, "kind": 
     ],
 )
 def test_bytes_and_numbers_that_no_problem_has_are_refused(problem: bytes, said: str) -> None:
-    result = CliRunner().invoke(cli, ["plan", "hardware", "-"], input=problem)
+    result = CliRunner().invoke(cli, ["solve", "hardware", "-"], input=problem)
 
     assert (result.exit_code, len(result.output.strip().splitlines())) == (2, 1)
     assert said in result.output

@@ -1,4 +1,4 @@
-"""`gpufaas plan compute`: one problem, the policy that is asked for."""
+"""`gpufaas solve compute`: one problem, the policy that is asked for."""
 
 from collections.abc import Callable, Mapping
 from typing import Final

@@ -67,7 +67,7 @@ class Batch(problem.Problem, frozen=True):
 class Kind(problem.Problem, frozen=True):
     igniter: DeviceCoefficients | None = None
     price: NotNegative = 1.0
-    """Of a device, for `plan size`."""
+    """Of a device, for `solve size`."""
 
 
 class Device(problem.Problem, frozen=True):

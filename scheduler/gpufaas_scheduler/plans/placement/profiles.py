@@ -56,7 +56,7 @@ def models() -> tuple[str, ...]:
 
 def profile(model: str) -> dict[str, dict[str, float | None]]:
     """
-    Return the batches of *model*, by size, as `plan compute` reads them.
+    Return the batches of *model*, by size, as `solve compute` reads them.
 
     :raises KeyError: it was not measured
     """

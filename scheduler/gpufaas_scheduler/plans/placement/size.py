@@ -1,5 +1,5 @@
 """
-`gpufaas plan size`: the fewest devices, or the cheapest, that serve everything.
+`gpufaas solve size`: the fewest devices, or the cheapest, that serve everything.
 
 Kinds without a price cost 1 each, so that the cheapest cluster is the smallest. Clusters are tried by rising price,
 from one that could serve everything if nothing were lost by sharing.

@@ -1,4 +1,4 @@
-"""``gpufaas plan``: what published systems would decide, for a problem in JSON; no gateway and no history is asked."""
+"""``gpufaas solve``: what published systems would decide, for a problem in JSON; no gateway and no history is asked."""
 
 import importlib
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import msgspec
 from gpufaas_cli import declare, output
 
 
-class _Plan(NamedTuple):
+class _Solver(NamedTuple):
     help: str
     options: tuple[click.Option, ...] = ()
     """The options that `solve` gets by name."""
@@ -29,19 +29,19 @@ def _limit(default: str) -> click.Option:
 _POLICY: Final = click.Option(
     ["--policy"], type=click.Choice(_POLICIES), default="qa-milp", show_default=True, help="How models are placed."
 )
-_PLANS: Final[Mapping[str, _Plan]] = {
-    "hardware": _Plan("Choose the cheapest node type that serves a burst in time (PALDIA)."),
-    "variants": _Plan(
+_SOLVERS: Final[Mapping[str, _Solver]] = {
+    "hardware": _Solver("Choose the cheapest node type that serves a burst in time (PALDIA)."),
+    "variants": _Solver(
         "Load and unload variants so that a load is served cheapest (INFaaS).",
         (_limit("until it is proven"),),
     ),
-    "select": _Plan("Choose the variant and the worker that answer a query (INFaaS)."),
-    "partition": _Plan("Cut a model into parts that load at once and serve as a pipeline (Flashpoint)."),
-    "compute": _Plan(
+    "select": _Solver("Choose the variant and the worker that answer a query (INFaaS)."),
+    "partition": _Solver("Cut a model into parts that load at once and serve as a pipeline (Flashpoint)."),
+    "compute": _Solver(
         "Place models on devices, with batches and shares (iGniter, Usher, programmes).",
         (_POLICY, _limit("60, of integer programmes")),
     ),
-    "size": _Plan(
+    "size": _Solver(
         "Find the fewest or cheapest devices on which a policy serves everything.",
         (_POLICY, _limit("60, of each placement that is tried")),
     ),
@@ -51,9 +51,9 @@ _READS: Final = "The problem is JSON, from FILE or from stdin (-)."
 _EXAMPLES: Final = """
 \b
 Examples:
-  gpufaas plan {0} problem.json               a table
-  gpufaas plan {0} problem.json --explain     and the working in words
-  gpufaas plan {0} - --json < problem.json    for machines
+  gpufaas solve {0} problem.json               a table
+  gpufaas solve {0} problem.json --explain     and the working in words
+  gpufaas solve {0} - --json < problem.json    for machines
 
 \b
 The same problem gives the same answer. A problem without a solution is answered, too, and ends with 0; one that
@@ -62,7 +62,7 @@ cannot be read ends with 2. docs/planning.md has each problem's keys.
 
 
 @click.group(
-    "plan",
+    "solve",
     no_args_is_help=True,
     short_help="Ask what published systems would decide.",
     epilog=_EXAMPLES.format("hardware"),
@@ -71,7 +71,7 @@ def command() -> None:
     """Ask what published systems would decide; no gateway is asked."""
 
 
-def _make(name: str, plan: _Plan) -> click.Command:
+def _make(name: str, solver: _Solver) -> click.Command:
     @declare.as_json
     def run(file: BinaryIO, as_json: bool, explain: bool, **options: Any) -> None:
         from gpufaas_scheduler.plans import PLANS, problem
@@ -92,11 +92,13 @@ def _make(name: str, plan: _Plan) -> click.Command:
         for line in ("", *told) if told else ():
             output.show(line)
 
-    made = declare.command(name, short_help=plan.help, help=f"{plan.help} {_READS}", epilog=_EXAMPLES.format(name))(run)
+    made = declare.command(name, short_help=solver.help, help=f"{solver.help} {_READS}", epilog=_EXAMPLES.format(name))(
+        run
+    )
     explain = click.Option(["--explain"], is_flag=True, help="Add the working in words.")
-    made.params += [click.Argument(["file"], type=click.File("rb")), explain, *plan.options]
+    made.params += [click.Argument(["file"], type=click.File("rb")), explain, *solver.options]
     return made
 
 
-for _name, _plan in _PLANS.items():
-    command.add_command(_make(_name, _plan))
+for _name, _solver in _SOLVERS.items():
+    command.add_command(_make(_name, _solver))
