@@ -36,6 +36,18 @@ class NameTaken(GpufaasError):
     """A namespace or secret of this name exists: update it, or remove it first."""
 
 
+class BadPlan(InvalidSpec):
+    """The plan cannot be: the message names its first mistake."""
+
+
+class UnknownPlan(GpufaasError):
+    """There is no plan of this version, or it is not kept any more."""
+
+
+class PlanConflict(GpufaasError):
+    """Another plan was applied in between: look at it, then apply again."""
+
+
 class BodyTooLarge(GpufaasError):
     """The body is over its limit."""
 

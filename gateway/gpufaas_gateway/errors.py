@@ -72,15 +72,18 @@ class NoWebSocket(GpufaasError):
 STATUS: Final[Mapping[type[GpufaasError], int]] = {
     core.InvalidSpec: 400,
     core.NoDeviceFits: 400,
+    core.BadPlan: 400,
     core.UnknownArtifact: 400,  # a deployment names it
     QuotaExceeded: 403,  # as Kubernetes answers it
     core.UnknownFunction: 404,
     UnknownCall: 404,
     core.UnknownName: 404,
+    core.UnknownPlan: 404,
     MethodNotAllowed: 405,
     BodyTooSlow: 408,
     core.FunctionExists: 409,
     core.NameTaken: 409,
+    core.PlanConflict: 409,
     NotEmpty: 409,
     CallEnded: 409,
     CannotRollBack: 409,
