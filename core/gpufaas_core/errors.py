@@ -5,6 +5,8 @@ They know no HTTP: `gpufaas_gateway.errors` has the one table from errors to sta
 first paragraph of their docstrings to users.
 """
 
+from typing import Any
+
 from gpufaas_core._types import Seconds
 
 
@@ -103,6 +105,19 @@ class NoRoom(GpufaasError):
 
 class NotAdmitted(GpufaasError):
     """The scheduling policy refused the call: the message says why."""
+
+    def __init__(
+        self, message: str, retry_after_s: Seconds = 0.0, status: int = 0, details: dict[str, Any] | None = None
+    ) -> None:
+        """
+        :param retry_after_s: when the call may be made again; 0.0: it is not said
+        :param status: the HTTP status that the policy asks for: 422, 429 or 503; 0: as `gpufaas_gateway.errors` says
+        :param details: what its caller is told beside the message, in JSON
+        """
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.status = status
+        self.details = details
 
 
 class Preempted(GpufaasError):

@@ -142,8 +142,12 @@ class Choose(Struct, frozen=True):
     function: FunctionId
 
 
+REJECTIONS: Final = (422, 429, 503)
+"""The statuses of `Reject`."""
+
+
 class Reject(Struct, frozen=True):
-    """Refuse a waiting call. Its caller reads `why`."""
+    """Refuse a waiting call, also one of a direct function. Its caller reads `why`."""
 
     call: CallId
     why: str

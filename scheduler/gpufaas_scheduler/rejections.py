@@ -36,4 +36,6 @@ _ERRORS: Final[Mapping[str, type[GpufaasError]]] = {
 def rejection(command: m.RejectCall) -> GpufaasError:
     """Return the error that *command* is for its caller."""
     kind = _ERRORS.get(command.code, GpufaasError)
+    if kind is NotAdmitted:
+        return NotAdmitted(command.message, command.retry_after_s, command.status, command.details)
     return kind(command.message, command.retry_after_s) if kind in (Overloaded, LoadFailed) else kind(command.message)

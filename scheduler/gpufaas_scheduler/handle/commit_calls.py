@@ -57,12 +57,26 @@ def _why_no_variant(world: World, before: FunctionState, after: FunctionState) -
 
 def try_reject(world: World, action: contract.Reject) -> str | None:
     """Do *action*, or return why not."""
-    call = waiting(world, action.call)
-    if isinstance(call, str):
-        return call
-    give_up(world, call)
-    world.out.append(m.RejectCall(call.id, "policy", action.why))
+    call = world.calls.by_id.get(action.call)
+    if call is None or call.state != WAITING:
+        return f"call {action.call} does not wait in the queue of its function"
+    reason = why_no_status(action)
+    if reason is None:
+        give_up(world, call)
+        world.out.append(rejected(action))
+    return reason
+
+
+def why_no_status(action: contract.Reject) -> str | None:
+    """Return why a call cannot be refused as *action* says; None: it can."""
+    if action.status not in contract.REJECTIONS:
+        return f"a call is refused with status {', '.join(map(str, contract.REJECTIONS))}, not {action.status}"
     return None
+
+
+def rejected(action: contract.Reject) -> m.RejectCall:
+    """Return the command by which a call is refused as *action* says."""
+    return m.RejectCall(action.call, "policy", action.why, action.retry_after_s, action.status, action.details)
 
 
 def try_preempt(world: World, action: contract.Preempt) -> str | None:

@@ -4,9 +4,11 @@ from math import inf
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
+from gpufaas_core.errors import NotAdmitted
 from gpufaas_core.model import (
     CallId,
     Device,
@@ -24,6 +26,7 @@ from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler import policies as c
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.handle.workers import KEPT_S
+from gpufaas_scheduler.rejections import rejection
 
 ALL = c.ARRIVAL | c.FINISH | c.LOADED | c.FLEET | c.WAKE | c.PLAN
 
@@ -235,8 +238,13 @@ def test_a_call_is_rejected_in_the_policy_s_words() -> None:
     site = Site()
     site.call("x", "big")
 
-    assert site.do(c.Reject(CallId("x"), "not today")) == [m.RejectCall(CallId("x"), "policy", "not today")]
-    assert site.why_not(c.Reject(CallId("x"), "not today")) == "call x does not wait in the global queue"
+    too_late = c.Reject(CallId("x"), "not today", 503, {"goal_s": 1.0}, 2.0)
+    assert site.why_not(replace(too_late, status=500)) == "a call is refused with status 422, 429, 503, not 500"
+    assert site.do(too_late) == [m.RejectCall(CallId("x"), "policy", "not today", 2.0, 503, {"goal_s": 1.0})]
+    assert site.why_not(too_late) == "call x does not wait in the queue of its function"
+    refused = rejection(m.RejectCall(CallId("x"), "policy", "not today", 2.0, 503, {"goal_s": 1.0}))
+    assert isinstance(refused, NotAdmitted)
+    assert (refused.status, refused.details, refused.retry_after_s) == (503, {"goal_s": 1.0}, 2.0)
     assert not site.engine.knows(CallId("x"))
 
 
