@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Iterator
-from typing import Annotated, Final, Literal, Union
+from typing import Annotated, Any, Final, Literal, Union
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -192,6 +192,8 @@ class CallRejected(Message, frozen=True, array_like=True, tag=49):
     code: str
     message: str
     retry_after_s: Seconds = 0.0
+    details: dict[str, Any] | None = None
+    """What its caller is told in JSON beside the message."""
 
 
 class CallUnknown(Message, frozen=True, array_like=True, tag=50):

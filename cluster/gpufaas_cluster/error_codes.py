@@ -1,10 +1,10 @@
 """How an error travels between services."""
 
-from typing import Final
+from typing import Any, Final
 
 from gpufaas_core import errors
 from gpufaas_core._types import Seconds
-from gpufaas_core.errors import GpufaasError, LoadFailed, Overloaded
+from gpufaas_core.errors import GpufaasError, LoadFailed, NotAdmitted, Overloaded
 
 _ERRORS: Final[dict[str, type[GpufaasError]]] = {
     name: each for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, GpufaasError)
@@ -17,9 +17,11 @@ def told(error: GpufaasError) -> tuple[str, str, Seconds]:
     return name, str(error), getattr(error, "retry_after_s", 1.0)
 
 
-def make_error(name: str, message: str, retry_after_s: Seconds) -> GpufaasError:
-    """Return the error that was `told`."""
+def make_error(name: str, message: str, retry_after_s: Seconds, details: dict[str, Any] | None = None) -> GpufaasError:
+    """Return the error that was `told`; *details* are those of a `NotAdmitted`."""
     cls = _ERRORS.get(name, GpufaasError)
+    if issubclass(cls, NotAdmitted):
+        return cls(message, retry_after_s, details)
     if cls is Overloaded or cls is LoadFailed:
         return cls(message, retry_after_s)
     return cls(message)

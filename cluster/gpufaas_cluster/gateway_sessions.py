@@ -60,7 +60,7 @@ class GatewaySession:
         if isinstance(answer, Grant):
             self.link.send(control.Granted(answer, self._keep_s(answer)))
             return
-        self.link.send(control.CallRejected(call, *told(answer)))
+        self.link.send(control.CallRejected(call, *told(answer), getattr(answer, "details", None)))
 
 
 class GatewaySessions:

@@ -241,7 +241,8 @@ class RemotePlacement:
             return
         del self._calls[rejected.call]
         if not placed.future.done():
-            placed.future.set_exception(make_error(rejected.code, rejected.message, rejected.retry_after_s))
+            error = make_error(rejected.code, rejected.message, rejected.retry_after_s, rejected.details)
+            placed.future.set_exception(error)
 
     def _unknown(self, call: CallId) -> None:
         """The scheduler does not know *call* (any more)."""

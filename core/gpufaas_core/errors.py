@@ -106,18 +106,22 @@ class NoRoom(GpufaasError):
 class NotAdmitted(GpufaasError):
     """The scheduling policy refused the call: the message says why."""
 
-    def __init__(
-        self, message: str, retry_after_s: Seconds = 0.0, status: int = 0, details: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, message: str, retry_after_s: Seconds = 0.0, details: dict[str, Any] | None = None) -> None:
         """
-        :param retry_after_s: when the call may be made again; 0.0: it is not said
-        :param status: the HTTP status that the policy asks for: 422, 429 or 503; 0: as `gpufaas_gateway.errors` says
-        :param details: what its caller is told beside the message, in JSON
+        :param retry_after_s: until the caller may try again; 0.0: it is not said
+        :param details: what the caller is told in JSON beside the message
         """
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        self.status = status
         self.details = details
+
+
+class Unsatisfiable(NotAdmitted):
+    """Nothing that is there is what the call asks for: ask for less."""
+
+
+class TooLate(NotAdmitted):
+    """The call could not be answered in time: call again later."""
 
 
 class Preempted(GpufaasError):

@@ -27,7 +27,7 @@ from gpufaas_gateway.call_headers import (
     placement_headers,
     timing,
 )
-from gpufaas_gateway.errors import NoWebSocket, headers_of, status_of
+from gpufaas_gateway.errors import NoWebSocket, body_of, headers_of, status_of
 from gpufaas_gateway.ports import CallExchange
 from gpufaas_gateway.request import Request
 
@@ -47,12 +47,12 @@ class Answer(Struct):
     lines: bytes = b""
     """The headers, Content-Length included, as they are sent."""
     error: GpufaasError | None = None
-    """Why the function has not answered; `body` is its text."""
+    """Why the function has not answered; `body` is `errors.body_of` it."""
 
 
 def refusal(error: GpufaasError, more: list[Header]) -> Answer:
     """Return the platform's answer to a call that ends with *error*; *more* are headers beside those of the error."""
-    text = str(error).encode()
+    text = body_of(error)
     headers = [(name.lower().encode(), value.encode()) for name, value in headers_of(error).items()]
     return Answer(status_of(error), [*headers, (b"content-length", b"%d" % len(text)), *more], text, error=error)
 

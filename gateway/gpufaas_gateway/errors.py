@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from gpufaas_core import errors as core
 from gpufaas_core.errors import GpufaasError
 
@@ -90,6 +92,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     Overtaken: 409,
     core.BodyTooLarge: 413,
     BadQuery: 422,  # as OpenFaaS answers it
+    core.Unsatisfiable: 422,
     core.NotAdmitted: 429,
     core.Overloaded: 429,
     core.CallCancelled: 499,  # nginx's number for a client that hung up; only logs and metrics show it
@@ -101,6 +104,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     core.CheckBroken: 503,
     core.FetchFailed: 503,
     core.GrantRefused: 503,
+    core.TooLate: 503,
     core.NoRoom: 503,
     NotReady: 503,
     core.Preempted: 503,
@@ -117,7 +121,7 @@ INTERNAL_HEADER: Final = "X-OpenFaaS-Internal"
 ERROR_HEADER: Final = "X-Gpufaas-Error"
 """The reason for programs, finer than the status: `code_of`."""
 _PASSING: Final = (
-    core.CheckBroken, core.FetchFailed, core.GrantRefused, core.NotAdmitted, NotReady, core.Preempted, Starting,
+    core.CheckBroken, core.FetchFailed, core.GrantRefused, NotReady, core.Preempted, Starting,
 )  # fmt: skip
 """They pass by themselves. What people have to change does not."""
 RETRY_AFTER_REFUSED_S: Final = 1.0  # a node that restarts is back, or replaced, within seconds
@@ -148,7 +152,12 @@ def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
     }
     if error is not None:
         headers[ERROR_HEADER] = code_of(error)
-    if isinstance(error, core.Overloaded) or (isinstance(error, core.LoadFailed) and error.retry_after_s):
+    if isinstance(error, core.NotAdmitted):
+        if error.details is not None:
+            headers["Content-Type"] = "application/json"
+        if error.retry_after_s or not isinstance(error, core.Unsatisfiable):
+            headers["Retry-After"] = _whole_seconds(error.retry_after_s or RETRY_AFTER_REFUSED_S)
+    elif isinstance(error, core.Overloaded) or (isinstance(error, core.LoadFailed) and error.retry_after_s):
         headers["Retry-After"] = _whole_seconds(error.retry_after_s)
     elif isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(METHODS)
@@ -157,6 +166,12 @@ def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
     elif isinstance(error, core.StorageAway):
         headers["Retry-After"] = _whole_seconds(_RETRY_AFTER_AWAY_S)
     return headers
+
+
+def body_of(error: GpufaasError) -> bytes:
+    """Return the body of the answer to *error*: its text, or JSON if it has details."""
+    details = getattr(error, "details", None)
+    return str(error).encode() if details is None else msgspec.json.encode({"error": str(error), **details})
 
 
 def _whole_seconds(seconds: float) -> str:

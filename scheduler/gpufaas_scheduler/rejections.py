@@ -15,7 +15,9 @@ from gpufaas_core.errors import (
     NotAdmitted,
     OutOfMemory,
     Overloaded,
+    TooLate,
     UnknownFunction,
+    Unsatisfiable,
 )
 
 _ERRORS: Final[Mapping[str, type[GpufaasError]]] = {
@@ -31,11 +33,14 @@ _ERRORS: Final[Mapping[str, type[GpufaasError]]] = {
     "overloaded": Overloaded,
     "load_failed": LoadFailed,
 }
+_BY_STATUS: Final[Mapping[int, type[NotAdmitted]]] = {422: Unsatisfiable, 503: TooLate}
+"""Of calls that a policy refuses; `NotAdmitted` for any other status."""
 
 
 def rejection(command: m.RejectCall) -> GpufaasError:
     """Return the error that *command* is for its caller."""
     kind = _ERRORS.get(command.code, GpufaasError)
     if kind is NotAdmitted:
-        return NotAdmitted(command.message, command.retry_after_s, command.status, command.details)
+        kind = _BY_STATUS.get(command.status, NotAdmitted)
+        return kind(command.message, command.retry_after_s, command.details)
     return kind(command.message, command.retry_after_s) if kind in (Overloaded, LoadFailed) else kind(command.message)

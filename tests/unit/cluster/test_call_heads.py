@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpufaas_cluster.call_heads import ErrorHead, NodeAnswerHead, NodeCallHead, QueryHead
 from gpufaas_cluster.error_codes import make_error, told
-from gpufaas_core.errors import GrantRefused, Overloaded
+from gpufaas_core.errors import GpufaasError, GrantRefused, NotAdmitted, Overloaded, TooLate
 from gpufaas_core.logs import LogQuery
 from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Part
@@ -53,10 +53,13 @@ def test_frames_arrive_as_they_were_said_however_the_network_cuts_them(sizes: li
     assert [body for _, _, body in found] == [body for _, _, body in SAID]
 
 
-@pytest.mark.parametrize("error", [GrantRefused("no"), Overloaded("full", 2.5)])
-def test_an_error_arrives_as_it_was_raised(error: GrantRefused | Overloaded) -> None:
-    failure = ErrorHead(*told(error))
-    arrived = make_error(failure.name, failure.message, failure.retry_after_s)
+@pytest.mark.parametrize(
+    "error", [GrantRefused("no"), Overloaded("full", 2.5), TooLate("late", 3.0, {"soonest_s": 2.0}), NotAdmitted("no")]
+)
+def test_an_error_arrives_as_it_was_raised(error: GpufaasError) -> None:
+    failure, details = ErrorHead(*told(error)), getattr(error, "details", None)
+    arrived = make_error(failure.name, failure.message, failure.retry_after_s, details)
 
     assert (type(arrived), str(arrived)) == (type(error), str(error))
     assert getattr(arrived, "retry_after_s", 0) == getattr(error, "retry_after_s", 0)
+    assert getattr(arrived, "details", None) == details
