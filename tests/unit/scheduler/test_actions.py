@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
-from gpufaas_core.errors import NotAdmitted
+from gpufaas_core.errors import TooLate
 from gpufaas_core.model import (
     CallId,
     Device,
@@ -243,8 +243,8 @@ def test_a_call_is_rejected_in_the_policy_s_words() -> None:
     assert site.do(too_late) == [m.RejectCall(CallId("x"), "policy", "not today", 2.0, 503, {"goal_s": 1.0})]
     assert site.why_not(too_late) == "call x does not wait in the queue of its function"
     refused = rejection(m.RejectCall(CallId("x"), "policy", "not today", 2.0, 503, {"goal_s": 1.0}))
-    assert isinstance(refused, NotAdmitted)
-    assert (refused.status, refused.details, refused.retry_after_s) == (503, {"goal_s": 1.0}, 2.0)
+    assert isinstance(refused, TooLate)
+    assert (refused.details, refused.retry_after_s) == ({"goal_s": 1.0}, 2.0)
     assert not site.engine.knows(CallId("x"))
 
 
