@@ -1,9 +1,51 @@
-"""The versions of plans, as they are kept and shown."""
+"""What plans are made from, and their versions, as they are kept and shown."""
 
 from msgspec import Struct, field
 
 from gpufaas_core._types import Seconds
-from gpufaas_core.model import PlacementPlan, Replica
+from gpufaas_core.model import Device, Function, PlacementPlan, Replica
+
+
+class Snapshot(Struct, frozen=True, omit_defaults=True):
+    """What a solver makes a plan from."""
+
+    functions: tuple[Function, ...] = ()
+    """Of each name the revision that copies are for, with its profiles as they are now."""
+    devices: tuple[Device, ...] = ()
+    """Those that take new copies."""
+    rates: dict[str, float] = field(default_factory=dict)
+    """The calls per second of each ``NAME.NAMESPACE``, as a mean that weighs the last two minutes most."""
+    plan: PlacementPlan | None = None
+    """The plan in force. A solver leaves its pinned replicas as they are."""
+
+
+class Answer(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The plan that a solver made."""
+
+    replicas: tuple[Replica, ...]
+    """All of them, the pinned ones of the plan in force among them."""
+    expected: dict[str, float] = field(default_factory=dict)
+    """See `PlanVersion.expected`."""
+
+
+class PlannerStatus(Struct, frozen=True):
+    """The planner, for people."""
+
+    solver: str
+    solves_for_s: Seconds | None = None
+    """For so long it has been making a plan; None: it waits for a reason to."""
+    why: str = ""
+    """Why it makes a plan, or made the last one."""
+    version: int = 0
+    """The last version that it applied; 0: none yet."""
+    last_error: str = ""
+    """Why there is no new plan, so that the plan in force stays; empty: the last attempt succeeded."""
+    failures: int = 0
+    """Attempts that failed in a row."""
+    failing_for_s: Seconds = 0.0
+    """The seconds since the first of them."""
+    retry_in_s: Seconds = 0.0
+    """Until it tries again, if nothing gives reason to before."""
 
 
 class PlanVersion(Struct, frozen=True, omit_defaults=True):

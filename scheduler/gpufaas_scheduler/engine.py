@@ -34,10 +34,11 @@ from math import inf
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, EngineStatus, Explanation, FunctionId, Learnt, Seconds
+from gpufaas_core.plans import Snapshot
 from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_scheduler import docs
 from gpufaas_scheduler.check import Holding
-from gpufaas_scheduler.explain import explain, status
+from gpufaas_scheduler.explain import explain, snapshot, status
 from gpufaas_scheduler.handle import calls
 from gpufaas_scheduler.handle.ahead import take_back
 from gpufaas_scheduler.handle.clear import make_way
@@ -198,6 +199,10 @@ class Engine:
     def status(self, now: Seconds) -> EngineStatus:
         """Return what `gpufaas top` shows. O(devices, residents, functions)."""
         return status(self._world, now)
+
+    def snapshot(self, now: Seconds, *, profiled: bool = True) -> Snapshot:
+        """See `explain.snapshot`."""
+        return snapshot(self._world, now, profiled=profiled)
 
     def remember(self, starts: int) -> None:
         """Keep explanations of this many starts, instead of `EXPLAINED`."""

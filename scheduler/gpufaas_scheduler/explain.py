@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from gpufaas_core.model import (
     CallId,
     Considered,
@@ -9,13 +11,16 @@ from gpufaas_core.model import (
     EngineStatus,
     Explanation,
     Failing,
+    Function,
     FunctionId,
     ParkedStatus,
     ResidentStatus,
     Seconds,
     ServiceEstimate,
     copy_id,
+    name_of,
 )
+from gpufaas_core.plans import Snapshot
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.policy_contract import Explaining
@@ -200,6 +205,29 @@ def status(world: World, now: Seconds) -> EngineStatus:
         rolling=tuple(each.after.id for each in world.functions.values() if each.after is not None and each.draining),
         held=tuple(each.id for each in world.functions.values() if each.desired is not None and each.held_until > now),
     )
+
+
+def snapshot(world: World, now: Seconds, *, profiled: bool) -> Snapshot:
+    """
+    Return what plans are made from, without the plan in force. O(functions x kinds of devices).
+
+    :param profiled: False: functions have the profiles that were deployed, which is O(functions)
+    """
+    world.now = now
+    devices = tuple(each.device for each in world.devices.values() if not each.closed)
+    kinds = dict.fromkeys(each.kind for each in devices) if profiled else {}
+    succeeded = {each.before for each in world.functions.values() if each.before is not None}
+    functions: list[Function] = []
+    rates: dict[str, float] = {}
+    for owner in world.functions.values():
+        name = name_of(owner.id)
+        rates[name] = rates.get(name, 0.0) + world.view.rate(owner)
+        if owner.removed or owner in succeeded:
+            continue
+        learnt = {kind: costs.profile() for kind in kinds if (costs := owner.costs[kind]) is not None}
+        declared = owner.declared
+        functions.append(replace(declared, profiles={**declared.profiles, **learnt}) if learnt else declared)
+    return Snapshot(tuple(functions), devices, rates)
 
 
 def _kept_out(world: World) -> dict[FunctionId, str]:

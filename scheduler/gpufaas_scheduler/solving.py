@@ -19,23 +19,27 @@ from gpufaas_core._types import Seconds
 from gpufaas_core.errors import DeadlineExceeded, GpufaasError
 from gpufaas_scheduler.plans import PLANS, problem
 
-_BAD_PROBLEM: Final = 2
+BAD_PROBLEM: Final = 2
+"""The exit code of a process whose solver was given a bad problem; stderr says why in one line."""
 
 
 class SolverFailed(GpufaasError):
-    """The process of a plan ended without an answer; carries the end of what it wrote to stderr."""
+    """The process of a plan ended without an answer; carries the last line that it wrote to stderr."""
 
 
-async def solve(name: str, asked: bytes, limit: Seconds, options: Mapping[str, object] | None = None) -> bytes:
+async def solve(
+    name: str, asked: bytes, limit: Seconds, options: Mapping[str, object] | None = None, program: str = __name__
+) -> bytes:
     """
     Return the answer of the plan *name* for the problem *asked*, both in JSON.
 
+    :param program: the module that is run instead of this one, which takes the same arguments
     :raises DeadlineExceeded: there was no answer after *limit*; the process is killed
     :raises BadProblem: the problem cannot be read
     :raises SolverFailed: the process ended otherwise
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", __name__, name, json.dumps(dict(options or {})),
+        sys.executable, "-P", "-m", program, name, json.dumps(dict(options or {})),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -48,10 +52,10 @@ async def solve(name: str, asked: bytes, limit: Seconds, options: Mapping[str, o
             process.kill()
             await process.wait()
     said = err.decode(errors="replace").strip()
-    if process.returncode == _BAD_PROBLEM:
+    if process.returncode == BAD_PROBLEM:
         raise problem.BadProblem(said)
     if process.returncode:
-        raise SolverFailed(f"plan {name} ended with {process.returncode}: {said[-500:]}")
+        raise SolverFailed(f"plan {name} ended with {process.returncode}: {said.rpartition(chr(10))[2][-500:]}")
     return out
 
 
@@ -61,7 +65,7 @@ def main(name: str, options: str) -> int:
         answer = module.solve(problem.read(sys.stdin.buffer.read(), module.Problem), **json.loads(options))
     except problem.BadProblem as exc:
         print(exc, file=sys.stderr)
-        return _BAD_PROBLEM
+        return BAD_PROBLEM
     sys.stdout.buffer.write(msgspec.json.encode(answer))
     return 0
 
