@@ -1,5 +1,7 @@
 """What plans are made from, and their versions, as they are kept and shown."""
 
+from typing import Final
+
 from msgspec import Struct, field
 
 from gpufaas_core._types import Seconds
@@ -46,6 +48,9 @@ class PlannerStatus(Struct, frozen=True):
     """The seconds since the first of them."""
     retry_in_s: Seconds = 0.0
     """Until it tries again, if nothing gives reason to before."""
+
+KEPT: Final = 50
+"""The versions that stores keep."""
 
 
 class PlanVersion(Struct, frozen=True, omit_defaults=True):

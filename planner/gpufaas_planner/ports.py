@@ -1,16 +1,13 @@
 """The planner's port to where plans are kept. `adapters/` implements it."""
 
-from typing import Final, Protocol
+from typing import Protocol
 
 from gpufaas_core.plans import PlanVersion
-
-KEPT: Final = 50
-"""The versions that a store keeps."""
 
 
 class PlanStore(Protocol):
     """
-    Keeps the last `KEPT` versions of plans. Calls block, and may come from several threads.
+    Keeps the last versions of plans (`gpufaas_core.plans.KEPT`). Calls block, and may come from several threads.
 
     Each method raises `StorageFailed` if it cannot read or write; then nothing has changed.
     """

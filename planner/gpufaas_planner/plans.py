@@ -1,0 +1,125 @@
+"""`Plans`: plans are checked, kept as versions, and the latest is told to the engine."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from gpufaas_core.errors import BadPlan, PlanConflict, UnknownPlan
+from gpufaas_core.model import Device, DeviceId, Function, PlacementPlan, Replica, Seconds
+from gpufaas_core.plans import PlanVersion
+from gpufaas_planner.check import check
+from gpufaas_planner.ports import PlanStore
+
+
+class Plans:
+    """
+    Implements `gpufaas_gateway.ports.PlansPort`. One event loop owns it; several, of other processes too, may share
+    *store*, which decides who was first.
+
+    :param functions: returns those that take calls, by ``NAME.NAMESPACE``
+    :param tell: gets each plan that comes in force
+    """
+
+    def __init__(
+        self,
+        store: PlanStore,
+        functions: Callable[[], Mapping[str, Function]],
+        devices: Callable[[], Iterable[Device]],
+        tell: Callable[[PlacementPlan], None] = lambda _: None,
+        now: Callable[[], Seconds] = time.time,
+    ) -> None:
+        self._store = store
+        self._functions = functions
+        self._devices = devices
+        self._tell = tell
+        self._now = now
+        self._in_force: PlanVersion | None = None
+
+    def learn(self, plan: PlanVersion | None) -> None:
+        """*plan* is in the store, and in force unless a later one is."""
+        if plan is not None and (self._in_force is None or plan.version > self._in_force.version):
+            self._in_force = plan
+            self._tell(plan.plan())
+
+    def in_force(self) -> PlanVersion | None:
+        return self._in_force
+
+    async def apply(
+        self,
+        replicas: Sequence[Replica],
+        *,
+        by: str,
+        why: str = "",
+        expected: Mapping[str, float] | None = None,
+        base: int | None = None,
+    ) -> PlanVersion:
+        return await self._add(await self._latest(), replicas, by, why, expected, base)
+
+    async def history(self) -> list[PlanVersion]:
+        return await asyncio.to_thread(self._store.history)
+
+    async def version(self, version: int) -> PlanVersion:
+        found = await asyncio.to_thread(self._store.get, version)
+        if found is None:
+            kept = [each.version for each in await self.history()]
+            has = f"{kept[-1]} to {kept[0]} are" if kept else "no plan was ever applied"
+            raise UnknownPlan(f"version {version} of the plan is not kept: {has}")
+        return found
+
+    async def rollback(self, version: int, *, by: str, base: int | None = None) -> PlanVersion:
+        old = await self.version(version)
+        return await self._add(await self._latest(), old.replicas, by, f"rollback to {version}", old.expected, base)
+
+    async def pin(self, replica: Replica, *, by: str) -> PlanVersion:
+        latest = await self._latest()
+        others = [
+            each
+            for each in latest.replicas
+            if each.function != replica.function or (each.pinned and each.device != replica.device)
+        ]
+        why = f"pin {replica.function} on {replica.device}"
+        return await self._add(latest, (*others, replace(replica, pinned=True)), by, why)
+
+    async def unpin(self, function: str, device: DeviceId | None, *, by: str) -> PlanVersion:
+        latest = await self._latest()
+        pinned = [each for each in latest.replicas if each.function == function and each.pinned]
+        gone = [each for each in pinned if device in (None, each.device)]
+        if not gone:
+            where = f"on {', '.join(each.device for each in pinned)} only" if pinned else "nowhere"
+            raise BadPlan(f"{function} is pinned {where}: there is nothing to unpin (gpufaas plan show)")
+        rest = [each for each in latest.replicas if each not in gone]
+        return await self._add(latest, rest, by, f"unpin {function}")
+
+    async def _latest(self) -> PlanVersion:
+        """Return the plan in force by the store; version 0: none was ever applied."""
+        return await asyncio.to_thread(self._store.latest) or PlanVersion(0)
+
+    async def _add(
+        self,
+        latest: PlanVersion,
+        replicas: Sequence[Replica],
+        by: str,
+        why: str,
+        expected: Mapping[str, float] | None = None,
+        base: int | None = None,
+    ) -> PlanVersion:
+        """Put *replicas* in force after *latest*."""
+        if base is not None and base != latest.version:
+            raise _conflict(latest)
+        check(replicas, self._functions(), self._devices())
+        new = PlanVersion(latest.version + 1, tuple(replicas), by, self._now(), why, dict(expected or {}))
+        if not await asyncio.to_thread(self._store.add, new):
+            raise _conflict(await self._latest())
+        self.learn(new)
+        return new
+
+
+def _conflict(latest: PlanVersion) -> PlanConflict:
+    if not latest.version:
+        return PlanConflict("no plan is in force, and this one was written against another: leave out its version")
+    why = f" ({latest.why})" if latest.why else ""
+    return PlanConflict(
+        f"plan {latest.version} by {latest.by} came in between{why}: look at it (gpufaas plan show), then apply again"
+    )
