@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from gpufaas_adapters.etcd.client import Etcd, Listed, Put
@@ -9,15 +10,25 @@ from gpufaas_adapters.etcd.deployed import DeployedFunctions, EntryChanged, Entr
 from gpufaas_adapters.etcd.functions import COUNTS, NAMESPACES
 from gpufaas_apps.process import first_of
 from gpufaas_core.errors import StorageFailed
+from gpufaas_core.plans import PlanVersion
 from gpufaas_gateway.deploy import Deployer
 
 log = logging.getLogger("gateway")
 
 
 class EtcdFeed:
-    """Keeps a gateway's functions, namespaces and quotas as they are in etcd, while `run` runs."""
+    """Keeps a gateway's functions, namespaces, quotas and plan as they are in etcd, while `run` runs."""
 
-    def __init__(self, etcd: Etcd, deployer: Deployer) -> None:
+    def __init__(
+        self,
+        etcd: Etcd,
+        deployer: Deployer,
+        plans: Callable[[], AsyncGenerator[PlanVersion | Listed]],
+        learn: Callable[[PlanVersion], None],
+    ) -> None:
+        """:param plans: yields them as `EtcdPlans.watch`"""
+        self._plans = plans
+        self._learn = learn
         self._etcd = etcd
         self._deployed = DeployedFunctions(etcd)
         self._deployer = deployer
@@ -25,12 +36,15 @@ class EtcdFeed:
         """All functions of etcd are known."""
         self._limited = asyncio.Event()
         """All quotas of etcd are known."""
+        self._planned = asyncio.Event()
+        """The plan in force is known."""
 
     async def run(self) -> None:
         """Follow etcd, without end; raise what one of the watches raises."""
         await first_of(
-            self._follow_functions(), self._follow_namespaces(), self._follow_quotas(), self._follow_counts()
-        )
+            self._follow_functions(), self._follow_namespaces(), self._follow_quotas(), self._follow_counts(),
+            self._follow_plans(),
+        )  # fmt: skip
 
     async def _follow_functions(self) -> None:
         seen: set[str] = set()
@@ -50,6 +64,7 @@ class EtcdFeed:
                             if each.full_name not in seen:
                                 self._deployer.dropped(each.full_name)
                         await self._limited.wait()  # or early calls would pass quotas
+                        await self._planned.wait()
                         catalogue.loaded = True
                         self.listed.set()
 
@@ -73,6 +88,14 @@ class EtcdFeed:
                     case Listed():
                         quotas.keep_only(seen)
                         self._limited.set()
+
+    async def _follow_plans(self) -> None:
+        async with aclosing(self._plans()) as changes:
+            async for change in changes:
+                if isinstance(change, Listed):
+                    self._planned.set()
+                else:
+                    self._learn(change)
 
     async def _follow_counts(self) -> None:
         """Take over what other gateways counted."""

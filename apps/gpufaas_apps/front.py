@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from gpufaas_apps.container_listener import ContainerListener
@@ -25,6 +26,7 @@ from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.ports import AsyncQueue
 from gpufaas_async_calls.retry import WHILE_MISSING, RetryPolicy, read_policy
 from gpufaas_async_calls.settings import AsyncSettings, QueueSettings
+from gpufaas_core.model import Function, PlacementPlan
 from gpufaas_core.origin import Origins
 from gpufaas_core.revision import git_revision
 from gpufaas_gateway.api import management_app
@@ -40,9 +42,12 @@ from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.node_api import ClusterNodes, node_routes
 from gpufaas_gateway.placement import read_profiles
+from gpufaas_gateway.plan_api import plan_routes
 from gpufaas_gateway.platform_api import prune_routes
 from gpufaas_gateway.ports import Artifacts, LogReader, NodePort, PlacementPort, Scheduler, SecretStore, Store, Workers
 from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
+from gpufaas_planner.plans import Plans
+from gpufaas_planner.ports import PlanStore
 
 
 class PlacingScheduler(Scheduler, PlacementPort, Protocol):
@@ -82,6 +87,9 @@ class Parts:
     """Returns why no model can be loaded: what is wrong with the node of this process, or that no scheduler leads."""
     standbys: Callable[[], dict[str, int]] | None = None
     """Returns the processes of that node which wait to become workers, for people."""
+    plan_store: PlanStore
+    tell_plan: Callable[[PlacementPlan], None] = lambda _: None
+    """Tells the engine of this process the plan in force."""
     prune: Callable[[bool], Awaitable[tuple[int, int]]] | None = None
     """Removes artifacts that nothing names, unless told to run dry; returns how many, and their bytes."""
 
@@ -111,6 +119,7 @@ class Front:
         )
         self.catalogue = self.deployer.catalogue
         self.keeper = Keeper(parts.store, self.catalogue)
+        self.plans = Plans(parts.plan_store, self._placeable, parts.workers.devices, parts.tell_plan)
         calls = Calls(
             self.catalogue, parts.scheduler, parts.node, parts.spool, served_by=product, call_suffix=parts.call_suffix,
             here=parts.here,
@@ -159,9 +168,18 @@ class Front:
             async_routes(self.async_calls, async_invocations, lambda name: self.catalogue.find(name) is not None)
         )
         app.include_router(node_routes(parts.nodes))
+        app.include_router(plan_routes(self.catalogue, self.plans, parts.scheduler.status))
         if parts.prune is not None:
             app.include_router(prune_routes(self.catalogue, parts.prune))
         return CleanPaths(app if parts.credentials is None else Guard(app, parts.credentials))
+
+    def _placeable(self) -> dict[str, Function]:
+        """Return what plans may name, with what has been learnt of it, by full name."""
+        return {
+            each.full_name: replace(each.function, profiles={**each.function.profiles, **each.profiles})
+            for each in self.catalogue.everywhere()
+            if each.unavailable is None
+        }
 
     def _orchestration(self) -> str:
         """Return what functions run as, now: processes, and what nodes make of images."""

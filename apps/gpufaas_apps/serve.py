@@ -13,9 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -23,17 +21,19 @@ from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.data_directory import credentials_of, login_offered, owned
 from gpufaas_apps.front import Front, Parts
 from gpufaas_apps.machine import Machine, connect, container_engine, lines_of
+from gpufaas_apps.one_node import OneNode
 from gpufaas_apps.options import ServeOptions
+from gpufaas_apps.policy_state import PolicyState
 from gpufaas_apps.process import age_s, first_of, listen, prepare_process, run_loop
 from gpufaas_apps.server import GRACE_S
 from gpufaas_apps.stores import Stores
 from gpufaas_apps.watchdog import notify
 from gpufaas_core import compiled
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
-from gpufaas_core.model import EngineStatus, NodeId, NodeView, Seconds
+from gpufaas_core.messages import Planned
+from gpufaas_core.model import NodeId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
-from gpufaas_gateway.ports import Workers
 from gpufaas_gpu_manager.metrics import NodeFamilies
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.supervisor import ContainerEngine
@@ -93,6 +93,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
         scheduler=scheduler, node=node.grants, here=True, workers=node.functions, usage_of=node.host.usage_of,
         origins=origins,
         nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),
+        plan_store=stores.plans, tell_plan=lambda plan: scheduler.handle(Planned(plan)),
         async_queue=stores.async_queue, gone=gone, fault=lambda: node.fault,
         standbys=node.host.blank, prune=lambda dry: stores.collect(front.catalogue, _KEEP_PRUNED_S, dry),
     )  # fmt: skip
@@ -129,7 +130,10 @@ class ServeApp:
         front = self._front
         scaler = Scaler(self._watched, self._scheduler.status, self._scheduler.scale)
         await connect(self._containers, self._options.functions)
+        policy_state = PolicyState(self._scheduler, self._stores.plans)
+        policy_state.restore()
         self._scheduler.join(self._node, self._node.devices())
+        front.plans.learn(self._stores.plans.latest())
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(login)
             if self._journal is not None:
@@ -140,6 +144,7 @@ class ServeApp:
             background = (
                 self._load(),
                 front.keeper.keep(front.stopped, self._learn),
+                policy_state.keep(front.stopped),
                 scaler.run(front.stopped),
                 first_of(self._node.watch_devices(self._lose), front.stopped.wait()),
                 self._start_workers(),
@@ -201,29 +206,6 @@ class ServeApp:
         await self._node.start()
         greet(self._options, self._node)
         notify("READY=1")
-
-
-@dataclass(slots=True, eq=False)
-class OneNode:
-    """The node of `gpufaas serve`, as gateways describe the nodes of a cluster (`node_api.ClusterNodes`)."""
-
-    status: Callable[[], EngineStatus]
-    _workers: Workers
-    _gone: Sequence[str]
-    """A line for each device that was given up."""
-    _makes: Callable[[], str]
-    """Returns what functions of images run as; see `NodeView`."""
-
-    def nodes(self) -> list[NodeView]:
-        note = "; ".join(self._gone)
-        devices, makes = list(self._workers.devices()), self._makes()
-        return [NodeView(NodeId("local"), "", devices, False, note, version("gpufaas"), makes=makes)]
-
-    async def drain(self, node: str, drain: bool) -> None:  # noqa: ARG002 - the port's
-        raise InvalidSpec(
-            "this platform is one process, whose only node is its own: stop it instead; nodes of a cluster can be "
-            "drained (gpufaas node)"
-        )
 
 
 def _open_journal(path: Path, header: Header) -> Journal:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 from gpufaas_adapters.sqlite.functions import SqliteStore
+from gpufaas_adapters.sqlite.plans import SqlitePlans
 from gpufaas_apps.machine import NodeStores
 from gpufaas_cache_manager.collect import Collected, collect, kept
 from gpufaas_core.model import Bytes, Seconds
@@ -24,8 +25,10 @@ class Stores(NodeStores):
         self._history_size = history_size
         self.functions = SqliteStore(data / "gpufaas.db")
         self.async_queue = SqliteAsyncQueue(data / "async")
+        self.plans = SqlitePlans(data / "plans.db")
 
     def close(self) -> None:
+        self.plans.close()
         self.async_queue.close()
         self.logs.close()
         self.functions.close()

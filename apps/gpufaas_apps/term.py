@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpufaas_adapters.etcd.client import Etcd, Listed
 from gpufaas_adapters.etcd.deployed import DeployedFunctions, EntryChanged, EntryRemoved, FunctionEntry
 from gpufaas_adapters.etcd.election import TTL_S, Leadership
+from gpufaas_adapters.etcd.plans import EtcdPlans
 from gpufaas_adapters.etcd.state import EtcdState, read_state
 from gpufaas_apps.options import PolicyOptions
 from gpufaas_apps.process import first_of
@@ -22,6 +23,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.model import Function, FunctionId, NodeId, Seconds
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
+from gpufaas_planner.plans import Plans
 from gpufaas_scheduler.journal import Header, Journal
 from gpufaas_scheduler.scaler import Scaler, Watched
 from gpufaas_scheduler.service import SchedulerService
@@ -45,6 +47,9 @@ class Term:
         self._deployed = DeployedFunctions(etcd)
         self._entries: dict[str, FunctionEntry] = {}
         """The functions that the engine knows, by full name."""
+        self._plan_store = EtcdPlans(etcd)
+        self._planned = asyncio.Event()
+        """The plan in force is known."""
         self._listed = asyncio.Event()
         """All functions of etcd are in `_entries`."""
         self._drains: asyncio.Queue[tuple[NodeId, bool]] = asyncio.Queue()
@@ -80,22 +85,38 @@ class Term:
             drained={NodeId(key.removeprefix(_DRAINED)) for key in await self._etcd.keys(_DRAINED)},
             on_drain=lambda node, drain: self._drains.put_nowait((node, drain)),
         )
+        self._plans = Plans(
+            self._plan_store,
+            lambda: {name: each.function for name, each in self._entries.items() if each.function is not None},
+            lambda: [each.device for each in service.status().devices],
+            tell=leader.plan,
+        )
         scaler = Scaler(self._watched, service.status, service.scale)
         try:
             await first_of(
                 leadership.lost.wait(), self._failed, self._follow_functions(), self._save_profiles(service),
                 self._save_drains(), self._decide(awaited, behind), scaler.run(asyncio.Event()),
+                self._follow_plans(),
             )  # fmt: skip
         finally:
             if leader.serving and not leadership.lost.is_set():
                 await behind.flush()  # for the next leader
 
     async def _decide(self, awaited: set[NodeId], behind: WriteBehind) -> None:
-        """Begin to decide when all functions are known; from then on write the engine's state behind."""
+        """Begin to decide when all functions and the plan are known; from then on write the engine's state behind."""
         await self._listed.wait()
+        await self._planned.wait()
         self._leader.lead(awaited, await read_state(self._etcd, TTL_S))
         await behind.run()
         await asyncio.Event().wait()  # the lead is lost: `leadership.lost` is set soon
+
+    async def _follow_plans(self) -> None:
+        async with aclosing(self._plan_store.watch()) as changes:
+            async for change in changes:
+                if isinstance(change, Listed):
+                    self._planned.set()
+                else:
+                    self._plans.learn(change)
 
     async def _save_drains(self) -> None:
         while True:

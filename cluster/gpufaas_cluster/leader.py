@@ -15,8 +15,8 @@ from gpufaas_cluster.connection import Link
 from gpufaas_cluster.deployed import KnownRevisions
 from gpufaas_cluster.gateway_sessions import GRACE_S, GatewaySessions
 from gpufaas_cluster.node_sessions import NodeSessions
-from gpufaas_core.messages import Restored
-from gpufaas_core.model import NodeId, Seconds
+from gpufaas_core.messages import Planned, Restored
+from gpufaas_core.model import NodeId, PlacementPlan, Seconds
 from gpufaas_scheduler.service import SchedulerService
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class Leader:
         self._awaited: set[NodeId] = set()
         """Nodes that should join before calls are placed."""
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        self._plan: PlacementPlan | None = None
         self._view_due = True
         self._events_shown = -1
 
@@ -70,6 +71,8 @@ class Leader:
         """Decide from what an older scheduler *left*, once the nodes *awaited* are here, which were there under it."""
         self.service.handle(left)
         self.open = True
+        if self._plan is not None:
+            self.plan(self._plan)
         self._awaited = set(awaited)
         if awaited:
             self._after(HOLD_S, self._time_is_up)
@@ -77,6 +80,12 @@ class Leader:
             self._serve("no nodes are waited for")
         self._after(VIEW_EVERY_S, self._push_view)
         self._after(CHECK_EVERY_S, self._check)
+
+    def plan(self, plan: PlacementPlan) -> None:
+        """*plan* is in force. Before `lead`: it will be then, whatever an older scheduler left."""
+        self._plan = plan
+        if self.open:
+            self.service.handle(Planned(plan))
 
     def end(self) -> None:
         """Another one leads, or will: have gateways and nodes go there."""

@@ -34,8 +34,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             _complete(operation, path, is_public(method.upper(), path))
-            for answer in operation["responses"].values():
-                schemas |= answer.pop(SCHEMAS, {})
+            for described in (operation.get("requestBody", {}), *operation["responses"].values()):
+                schemas |= described.pop(SCHEMAS, {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     return document

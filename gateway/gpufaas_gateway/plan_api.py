@@ -1,0 +1,145 @@
+"""The management routes of plans: which copies there should be, by version. OpenFaaS has no such routes."""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Struct, field
+from msgspec.structs import asdict
+
+from gpufaas_core.errors import BadPlan, InvalidSpec, PlanConflict, StorageFailed, UnknownPlan
+from gpufaas_core.json_errors import UNREADABLE, mistake
+from gpufaas_core.model import DeviceId, EngineStatus, Replica
+from gpufaas_core.plans import PlanVersion
+from gpufaas_gateway.catalogue import Catalogue
+from gpufaas_gateway.ports import PlansPort
+from gpufaas_gateway.spec import DEFAULT_NAMESPACE
+from gpufaas_gateway.typed_routes import json_of, read_body, refuses, router
+from gpufaas_gateway.wire import By
+
+_T = TypeVar("_T", bound=Struct)
+_CHANGES: Final = refuses(BadPlan, PlanConflict, StorageFailed)
+
+
+class ReplicaShown(Replica, frozen=True):
+    state: str = "unknown"
+    """Of the plan in force, see `PlannedCopy`; ``unknown``: the scheduler has not said yet."""
+    reason: str = ""
+
+
+class PlanShown(PlanVersion, frozen=True, omit_defaults=False):
+    """The plan in force; version 0: none was ever applied."""
+
+    replicas: tuple[ReplicaShown, ...] = ()
+    planner: dict[str, Any] = field(default_factory=dict)
+    """What the planner says of itself; empty: there is none."""
+
+
+class ReplicaAsked(Replica, frozen=True, forbid_unknown_fields=True):
+    namespace: str = ""
+    """Of a function without one in its name."""
+
+    def plain(self) -> Replica:
+        named = {**asdict(self), "function": _full(self.function, self.namespace)}
+        return msgspec.convert(named, Replica)
+
+
+class PlanAsked(Struct, forbid_unknown_fields=True):
+    replicas: list[ReplicaAsked]
+    """All that there should be: calls decide again about functions that are not here."""
+    why: str = ""
+    expected: dict[str, float] = field(default_factory=dict)
+    base: int | None = None
+    """The version that it was written against, 0: there was none. Absent: it replaces whatever is in force."""
+
+
+class RollbackAsked(Struct, forbid_unknown_fields=True):
+    version: int
+    base: int | None = None
+
+
+class UnpinAsked(Struct, forbid_unknown_fields=True):
+    function: str
+    namespace: str = ""
+    device: DeviceId | None = None
+
+
+def plan_routes(
+    catalogue: Catalogue, plans: PlansPort, status: Callable[[], EngineStatus],
+    planner: Callable[[], dict[str, Any]] = dict,
+) -> APIRouter:  # fmt: skip
+    """:param planner: returns what the planner says of itself"""
+    routes = router(catalogue)
+
+    def change(method: str, path: str, kind: type[Struct]) -> Callable[[Callable[..., Any]], None]:
+        def add(handler: Callable[..., Any]) -> None:
+            body, refused = {"requestBody": {"required": True, **json_of(kind)}}, _CHANGES | refuses(UnknownPlan)
+            said: dict[str, Any] = {"methods": [method], "openapi_extra": body}
+            routes.add_api_route(f"/system/plan{path}", handler, responses=refused, **said)
+
+        return add
+
+    @routes.get("/system/plan")
+    async def show_plan() -> PlanShown:
+        """The plan in force, and what became of it."""
+        plan, said = plans.in_force() or PlanVersion(0), status().plan
+        copies = said.copies if said is not None and said.version == plan.version else ()
+        became = {(each.replica.function, each.replica.device): (each.state, each.reason) for each in copies}
+        replicas = tuple(
+            ReplicaShown(*asdict(each).values(), *became.get((each.function, each.device), ()))
+            for each in plan.replicas
+        )
+        return PlanShown(**{**asdict(plan), "replicas": replicas, "planner": planner()})
+
+    @change("PUT", "", PlanAsked)
+    async def apply_plan(request: Request, by: By) -> PlanVersion:
+        """Put a plan in force."""
+        asked = await _read(request, PlanAsked)
+        replicas = [each.plain() for each in asked.replicas]
+        return await plans.apply(replicas, by=_who(by), why=asked.why, expected=asked.expected, base=asked.base)
+
+    @routes.get("/system/plan/history", responses=refuses(StorageFailed))
+    async def list_plans() -> list[PlanVersion]:
+        """The versions that are kept, newest first."""
+        return await plans.history()
+
+    @routes.get("/system/plan/{version}", responses=refuses(UnknownPlan, StorageFailed))
+    async def describe_plan(version: int) -> PlanVersion:
+        return await plans.version(version)
+
+    @change("POST", "/rollback", RollbackAsked)
+    async def roll_back_plan(request: Request, by: By) -> PlanVersion:
+        """Put the content of an earlier version in force, as a new one."""
+        asked = await _read(request, RollbackAsked)
+        return await plans.rollback(asked.version, by=_who(by), base=asked.base)
+
+    @change("POST", "/pin", ReplicaAsked)
+    async def pin_function(request: Request, by: By) -> PlanVersion:
+        """Have a function on a device, and nowhere else but where it is pinned already."""
+        return await plans.pin((await _read(request, ReplicaAsked)).plain(), by=_who(by))
+
+    @change("POST", "/unpin", UnpinAsked)
+    async def unpin_function(request: Request, by: By) -> PlanVersion:
+        """Take what is pinned of a function out of the plan, on one device or on all."""
+        asked = await _read(request, UnpinAsked)
+        return await plans.unpin(_full(asked.function, asked.namespace), asked.device or None, by=_who(by))
+
+    return routes
+
+
+def _full(function: str, namespace: str) -> str:
+    return function if "." in function else f"{function}.{namespace or DEFAULT_NAMESPACE}"
+
+
+def _who(by: str) -> str:
+    return by or "anonymous"
+
+
+async def _read(request: Request, kind: type[_T]) -> _T:
+    """Return the body. :raises InvalidSpec: says where it is wrong, and what is allowed"""
+    body = await read_body(request)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except UNREADABLE as exc:
+        raise InvalidSpec(mistake(body, kind, exc, "body")) from None
