@@ -19,6 +19,8 @@ class Snapshot(Struct, frozen=True, omit_defaults=True):
     """The calls per second of each ``NAME.NAMESPACE``, as a mean that weighs the last two minutes most."""
     plan: PlacementPlan | None = None
     """The plan in force. A solver leaves its pinned replicas as they are."""
+    why: str = ""
+    """Why a plan is made now."""
 
 
 class Answer(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -29,25 +31,6 @@ class Answer(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     expected: dict[str, float] = field(default_factory=dict)
     """See `PlanVersion.expected`."""
 
-
-class PlannerStatus(Struct, frozen=True):
-    """The planner, for people."""
-
-    solver: str
-    solves_for_s: Seconds | None = None
-    """For so long it has been making a plan; None: it waits for a reason to."""
-    why: str = ""
-    """Why it makes a plan, or made the last one."""
-    version: int = 0
-    """The last version that it applied; 0: none yet."""
-    last_error: str = ""
-    """Why there is no new plan, so that the plan in force stays; empty: the last attempt succeeded."""
-    failures: int = 0
-    """Attempts that failed in a row."""
-    failing_for_s: Seconds = 0.0
-    """The seconds since the first of them."""
-    retry_in_s: Seconds = 0.0
-    """Until it tries again, if nothing gives reason to before."""
 
 KEPT: Final = 50
 """The versions that stores keep."""

@@ -1,103 +1,131 @@
 """
-The planner: what a solver is asked and when, and what its answer must be. No clock and no IO: `shell` runs it on the
-platform, and a simulation in its own time.
+When a solver is asked for a plan, and what its answer must be. No clock, no IO: `shell` runs it on the platform.
 
-A plan in force stays as it is while its successor is made, and if none can be made. Whoever applies a plan meanwhile
-wins: the solver is asked again.
+At once: on a change of the fleet, and on demand. Once a minute at most: when functions change, or the rate of calls of
+one drifts from that of the last plan. After a failure the plan in force stays, and the solver is asked again.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from math import isfinite
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpufaas_core._types import Seconds
 from gpufaas_core.errors import BadPlan, PlanConflict
-from gpufaas_core.model import PlacementPlan
-from gpufaas_core.plans import Answer, PlannerStatus, Snapshot
-from gpufaas_planner.triggers import Triggers
+from gpufaas_core.model import Device, Function, FunctionId, PlacementPlan, name_of
+from gpufaas_core.plans import Answer, Snapshot
+
+EVERY_S: Final[Seconds] = 60.0
+DRIFT: Final = 0.2
+"""A rate has drifted that differs by more than this share."""
+CALM: Final = 0.1
+"""It has come back when it differs by no more than this share."""
+LEAST_RATE: Final = 1 / 60
+"""Lower rates, in calls per second, count as this one: otherwise a single call is a drift."""
+_RETRY_S: Final[Seconds] = 10.0
+_RETRY_AT_MOST_S: Final[Seconds] = 300.0
 
 
-class Question(Struct, frozen=True):
-    """What a solver is asked."""
-
-    why: str
-    """Why now: one line."""
-    snapshot: Snapshot
-
-    @property
-    def base(self) -> int:
-        """The version of the plan in force; 0: there is none."""
-        return 0 if self.snapshot.plan is None else self.snapshot.plan.version
-
-
-@dataclass(slots=True, eq=False)
 class Planner:
-    """Ask `due`, have the solver answer, and tell `succeeded` or `failed`: one question after the other."""
+    """Ask `due`; when there is an answer tell `succeeded` or `failed`, and only then ask again."""
 
-    solver: str
-    snapshot: Callable[[Seconds, bool], Snapshot]
-    """See `Engine.snapshot`: now, and whether profiles are needed."""
-    triggers: Triggers = field(default_factory=Triggers)
-    _why: str = ""
-    _solving_since: Seconds | None = None
-    _version: int = 0
-    _last_error: str = ""
-    _failing_since: Seconds = 0.0
+    def __init__(self, solver: str, snapshot: Callable[[Seconds, bool], Snapshot]) -> None:
+        self.solver = solver
+        self._snapshot = snapshot
+        """See `Engine.snapshot`: takes the time, and whether profiles are needed."""
+        self._asked = ""
+        self._last = Snapshot()
+        """What the last plan was made from, or the last attempt."""
+        self._planned_at: Seconds = -inf
+        self._drifted: set[str] = set()
+        self._solving_since: Seconds | None = None
+        self._version = self._failures = 0
+        self._failing_since: Seconds = 0.0
+        self._retry_at: Seconds = 0.0
+        self._error = ""
 
-    def due(self, now: Seconds, in_force: PlacementPlan | None) -> Question | None:
+    def ask(self, why: str) -> None:
+        """Plan at once, or when the present attempt has ended."""
+        self._asked = why
+
+    def due(self, now: Seconds, in_force: PlacementPlan | None) -> Snapshot | None:
         """Return what to ask the solver now; None: there is no reason to."""
-        seen = self.snapshot(now, False)
-        why = self.triggers.look(now, seen)
+        seen = self._snapshot(now, False)
+        why = self._reason(now, seen)
         if not why:
             return None
-        self.triggers.begun(now, seen)
-        self._why, self._solving_since = why, now
-        return Question(why, replace(self.snapshot(now, True), plan=in_force))
+        self._asked, self._last, self._planned_at, self._solving_since = "", replace(seen, why=why), now, now
+        self._drifted.clear()
+        return replace(self._snapshot(now, True), why=why, plan=in_force)
 
-    def judged(self, question: Question, answer: Answer) -> Answer | None:
-        """
-        Return *answer*, to be applied; None: it is the plan in force.
-
-        :raises BadPlan: it changes what a person has pinned, or what it expects is no number
-        """
-        plan = question.snapshot.plan
-        before = () if plan is None else plan.replicas
+    def judged(self, asked: Snapshot, answer: Answer) -> Answer | None:
+        """Return *answer*, to be applied; None: it is in force. :raises BadPlan: it changes what people have pinned"""
+        before = () if asked.plan is None else asked.plan.replicas
         pinned, kept = ({each for each in replicas if each.pinned} for replicas in (before, answer.replicas))
-        for each in before:
-            if each in pinned - kept:
-                raise BadPlan(f"solver {self.solver} changes {each.function} on {each.device}, which is pinned there")
-        for each in answer.replicas:
-            if each in kept - pinned:
-                raise BadPlan(f"solver {self.solver} pins {each.function} to {each.device}, which only people may")
-        for name, value in answer.expected.items():
-            if not isfinite(value):
-                raise BadPlan(f"solver {self.solver} expects a {name} of {value}, which is no number")
+        for each in (*before, *answer.replicas):
+            if each in pinned ^ kept:
+                does = "changes what is pinned" if each in pinned else "pins what is not"
+                raise BadPlan(f"solver {self.solver} {does}: {each.function} on {each.device}")
         return None if set(answer.replicas) == set(before) else answer
 
-    def succeeded(self, version: int = 0) -> None:
-        """The plan was applied as *version*; 0: the plan in force is still the best one."""
-        self.triggers.succeeded()
-        self._solving_since, self._last_error = None, ""
+    def succeeded(self, version: int | None) -> None:
+        """The answer was applied as *version*; None: it was in force."""
+        self._solving_since, self._failures, self._error = None, 0, ""
         self._version = version or self._version
 
     def failed(self, error: Exception, now: Seconds) -> None:
-        """There is no new plan."""
+        """There is no new plan. If somebody applied one meanwhile, that stays, and the solver is asked anew."""
         self._solving_since = None
         if isinstance(error, PlanConflict):
-            self.triggers.ask(str(error))
+            self.ask(str(error))
             return
-        if not self.triggers.failures:
-            self._failing_since = now
-        self._last_error = str(error)
-        self.triggers.failed(now)
+        self._failing_since = self._failing_since if self._failures else now
+        self._retry_at = now + min(_RETRY_AT_MOST_S, _RETRY_S * 2.0 ** min(self._failures, 10))
+        self._failures, self._error = self._failures + 1, str(error)
 
-    def status(self, now: Seconds) -> PlannerStatus:
-        failing, since = self.triggers.failures, self._solving_since
-        return PlannerStatus(
-            self.solver, None if since is None else now - since, self._why, self._version, self._last_error, failing,
-            now - self._failing_since if failing else 0.0,
-            max(0.0, self.triggers.retry_at - now) if failing else 0.0,
-        )  # fmt: skip
+    def status(self, now: Seconds) -> dict[str, Any]:
+        """Return what people are told (docs/operations.md)."""
+        said: dict[str, Any] = {"solver": self.solver, "why": self._last.why, "version": self._version}
+        if self._solving_since is not None:
+            said["solving_for_s"] = now - self._solving_since
+        if self._failures:
+            said |= {"last_error": self._error, "failures": self._failures, "failing_for_s": now - self._failing_since,
+                     "retry_in_s": max(0.0, self._retry_at - now)}  # fmt: skip
+        return said
+
+    def _reason(self, now: Seconds, seen: Snapshot) -> str:
+        drift, last = self._drift(seen), self._last
+        if self._asked or not seen.functions or not seen.devices:
+            return self._asked
+        if fleet := _change("devices", last.devices, seen.devices):
+            return fleet
+        if self._failures:
+            return last.why if now >= self._retry_at else ""
+        return "" if now < self._planned_at + EVERY_S else _change("functions", last.functions, seen.functions) or drift
+
+    def _drift(self, seen: Snapshot) -> str:
+        """Return whose rate has drifted, and by how much. Each look is told: what has drifted is kept in mind."""
+        said = ""
+        for name, rate in seen.rates.items():
+            before = max(LEAST_RATE, self._last.rates.get(name, 0.0))
+            change = abs(max(LEAST_RATE, rate) - before) / before
+            if change > (CALM if name in self._drifted else DRIFT):
+                self._drifted.add(name)
+                said = said or f"calls of {name}: {rate:.3g} per second, {before:.3g} before"
+            else:
+                self._drifted.discard(name)
+        return said
+
+
+def _change(what: str, before: Sequence[Device | Function], now: Sequence[Device | Function]) -> str:
+    """Say what came, is gone or has changed, the first of several; empty: nothing."""
+    if now == before:
+        return ""
+    old, new = ({name_of(FunctionId(each.id)): each for each in some} for some in (before, now))
+    changed = [each for each in {**new, **old} if new.get(each) != old.get(each)]
+    if not changed:
+        return ""
+    first = changed[0]
+    how = "came" if first not in old else "is gone" if first not in new else "has changed"
+    return f"{what}: {first} {how}" + (f", and {len(changed) - 1} more" if len(changed) > 1 else "")

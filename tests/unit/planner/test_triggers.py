@@ -5,9 +5,10 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
+from gpufaas_core.errors import BadPlan
 from gpufaas_core.model import Device, DeviceId, Function, FunctionId, Need
 from gpufaas_core.plans import Snapshot
-from gpufaas_planner.triggers import Triggers
+from gpufaas_planner.planner import Planner
 
 A, B = (Device(DeviceId(f"n{number}/cuda:0"), "gpu", 100) for number in (1, 2))
 F, G = (Function(FunctionId(f"{name}.fn@1"), digest="") for name in "fg")
@@ -19,13 +20,26 @@ def at_rate(rate: float) -> Snapshot:
     return replace(SEEN, rates={"f.fn": rate})
 
 
+class Looks:
+    """A planner, and what it is shown at each look."""
+
+    def __init__(self) -> None:
+        self.seen = SEEN
+        self.planner = Planner("s", lambda _now, _profiled: self.seen)
+
+    def why(self, now: float, seen: Snapshot = SEEN) -> str:
+        """Return why it plans now; empty: it does not."""
+        self.seen = seen
+        asked = self.planner.due(now, None)
+        return "" if asked is None else asked.why
+
+
 def planned(*looks: tuple[float, Snapshot]) -> list[tuple[float, str]]:
     """Return the times at which it plans, and why; each plan succeeds."""
-    triggers, found = Triggers(), []
+    there, found = Looks(), []
     for now, seen in looks:
-        if why := triggers.look(now, seen):
-            triggers.begun(now, seen)
-            triggers.succeeded()
+        if why := there.why(now, seen):
+            there.planner.succeeded(1)
             found.append((now, why))
     return found[1:]  # the first plan is for what is there at the start
 
@@ -36,15 +50,15 @@ def test_nothing_that_changes_gives_no_reason() -> None:
 
 @pytest.mark.parametrize("empty", [Snapshot(), Snapshot((F,)), Snapshot((), (A,))])
 def test_without_functions_or_devices_there_is_nothing_to_plan(empty: Snapshot) -> None:
-    assert Triggers().look(0, empty) == ""
+    assert Looks().why(0, empty) == ""
 
 
 @pytest.mark.parametrize(
     ("devices", "why"),
     [
         ((A, B), "devices: n2/cuda:0 came"),
-        ((B,), "devices: n2/cuda:0 came, n1/cuda:0 gone"),
-        ((replace(A, compute=50),), "devices: n1/cuda:0 changed"),
+        ((B,), "devices: n2/cuda:0 came, and 1 more"),
+        ((replace(A, compute=50),), "devices: n1/cuda:0 has changed"),
     ],
 )
 def test_a_change_of_the_fleet_is_planned_at_once(devices: tuple[Device, ...], why: str) -> None:
@@ -59,9 +73,9 @@ def test_the_order_of_devices_is_no_change() -> None:
     ("functions", "why"),
     [
         ((F, G), "functions: g.fn came"),
-        ((G,), "functions: g.fn came, f.fn gone"),
-        ((replace(F, id=FunctionId("f.fn@2")),), "functions: f.fn changed"),
-        ((replace(F, need=Need(slots=2)),), "functions: f.fn changed"),
+        ((G,), "functions: g.fn came, and 1 more"),
+        ((replace(F, id=FunctionId("f.fn@2")),), "functions: f.fn has changed"),
+        ((replace(F, need=Need(slots=2)),), "functions: f.fn has changed"),
     ],
 )
 def test_a_change_of_functions_is_planned_within_a_minute(functions: tuple[Function, ...], why: str) -> None:
@@ -94,38 +108,41 @@ def test_a_drift_says_whose_calls_and_by_how_much() -> None:
 
 
 def test_on_demand_it_plans_at_once_and_once() -> None:
-    triggers = Triggers()
-    triggers.begun(0, SEEN)
-    triggers.ask("alice asked")
+    there = Looks()
+    there.why(0)
+    there.planner.succeeded(1)
+    there.planner.ask("alice asked")
 
-    assert triggers.look(1, SEEN) == "alice asked"
-    triggers.begun(1, SEEN)
-    assert triggers.look(2, SEEN) == ""
+    assert there.why(1) == "alice asked"
+    there.planner.succeeded(2)
+    assert there.why(2) == ""
 
 
 def test_what_changes_while_a_plan_is_made_leads_to_the_next_one() -> None:
-    triggers = Triggers()
-    triggers.begun(0, SEEN)
-    triggers.ask("alice asked")
-    triggers.succeeded()
+    there = Looks()
+    there.why(0)
+    there.planner.ask("alice asked")
+    there.planner.succeeded(1)
 
-    assert triggers.look(30, SEEN) == "alice asked"
-    triggers.begun(30, SEEN)
-    triggers.succeeded()
-    assert triggers.look(31, replace(SEEN, devices=(A, B))) == "devices: n2/cuda:0 came"
+    assert there.why(30) == "alice asked"
+    there.planner.succeeded(2)
+    assert there.why(31, replace(SEEN, devices=(A, B))) == "devices: n2/cuda:0 came"
 
 
 def test_after_failures_it_tries_again_after_ever_longer_times() -> None:
-    triggers, now, waits = Triggers(), 0.0, []
+    there, now, waits = Looks(), 0.0, []
+    there.why(now)
     for _ in range(8):
-        triggers.begun(now, SEEN)
-        triggers.failed(now)
-        assert triggers.look(triggers.retry_at - 0.1, at_rate(100.0)) == ""
-        assert triggers.look(triggers.retry_at, SEEN) == "again after a failure"
-        waits.append(triggers.retry_at - now)
-        now = triggers.retry_at
+        there.planner.failed(BadPlan("no"), now)
+        retry_at = now + there.planner.status(now)["retry_in_s"]
+        assert there.why(retry_at - 0.1, at_rate(100.0)) == ""
+        assert there.why(retry_at) == "devices: n1/cuda:0 came"
+        waits.append(retry_at - now)
+        now = retry_at
 
     assert waits == [10, 20, 40, 80, 160, 300, 300, 300]
-    assert triggers.look(now - 1, replace(SEEN, devices=(A, B))) == "devices: n2/cuda:0 came"
-    triggers.succeeded()
-    assert triggers.look(now, SEEN) == ""
+    assert there.planner.status(now)["failing_for_s"] == now
+    there.planner.failed(BadPlan("no"), now)
+    assert there.why(now + 1, replace(SEEN, devices=(A, B))) == "devices: n2/cuda:0 came"
+    there.planner.succeeded(1)
+    assert there.why(now + 400, replace(SEEN, devices=(A, B))) == ""
