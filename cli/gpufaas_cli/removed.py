@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-_PROBLEMS: Final = ("compute", "hardware", "partition", "select", "variants")
+_PROBLEMS: Final = ("compute", "hardware", "partition", "select", "size", "variants")
 COMMANDS: Final[Mapping[str, str]] = {
     "generate": "faas-cli generate -f STACK_FILE",
     **{f"plan {each}": f"gpufaas solve {each} FILE" for each in _PROBLEMS},

@@ -10,6 +10,7 @@ from gpufaas_core.errors import GpufaasError
 from gpufaas_templates import bounded_yaml
 
 _TIMEOUT_S: Final = 5.0
+_HINT: Final = "'gpufaas new NAME --lang python3-torch' writes a stack file"
 _MOST: Final = 16 << 20  # bytes that are held in memory
 
 
@@ -54,10 +55,11 @@ def url_of(path: Path) -> str | None:
     return f"{first}://{rest.lstrip('/')}" if first.lower() in ("http", "https") and rest else None
 
 
-def compose(path: Path, text: str) -> Node:
+def compose(path: Path, text: str, what: str = "stack file", hint: str = _HINT) -> Node:
     """
     Return the YAML of *text* as nodes, which know their lines.
 
+    :param hint: what to do where it is empty
     :raises BadStack: it is not YAML, or empty
     """
     try:
@@ -72,10 +74,10 @@ def compose(path: Path, text: str) -> Node:
         line = f":{text.count(chr(10), 0, exc.position) + 1}"
         raise BadStack(f"{path}{line}: it is not YAML: character {chr(exc.character)!r} is not allowed") from exc
     except bounded_yaml.TooLarge as exc:
-        raise BadStack(f"{path}: it is no stack file: {exc}") from exc
+        raise BadStack(f"{path}: it is no {what}: {exc}") from exc
     except RecursionError as exc:
-        raise BadStack(f"{path}: it is not a stack file: it is nested too deeply") from exc
+        raise BadStack(f"{path}: it is no {what}: it is nested too deeply") from exc
     if root is None:
-        raise BadStack(f"{path}: it is empty: 'gpufaas new NAME --lang python3-torch' writes a stack file")
+        raise BadStack(f"{path}: it is empty: {hint}")
     assert isinstance(root, Node)
     return root

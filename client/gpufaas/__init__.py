@@ -37,6 +37,7 @@ from gpufaas.resources import (
     Namespace,
     Node,
     Outcome,
+    Plan,
     Quota,
     Secret,
     Status,
@@ -46,6 +47,6 @@ __all__ = [
     "DEFAULT_GATEWAY", "DEFAULT_NAMESPACE", "Answer", "AsyncCall", "AsyncClient", "AsyncStream", "BrokeOff", "Call",
     "CallStatus", "Client", "Deployment", "Environment", "Explanation", "Function", "FunctionFailed",
     "GatewayUnreachable", "GpufaasError", "Hints", "Info", "LogLine", "Namespace", "Node", "NotAuthorised", "NotEnded",
-    "Outcome", "Quota", "QuotaExceeded", "Refused", "Secret", "Status", "Stream", "Timing", "UnknownCall",
+    "Outcome", "Plan", "Quota", "QuotaExceeded", "Refused", "Secret", "Status", "Stream", "Timing", "UnknownCall",
     "UnknownFunction", "function_path",
 ]  # fmt: skip

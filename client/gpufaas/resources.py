@@ -124,6 +124,23 @@ class Node(TypedDict):
     devices: list[dict[str, Any]]
 
 
+class Plan(TypedDict, total=False):
+    """A version of the plan of copies. 0: there was none yet."""
+
+    version: int
+    replicas: list[dict[str, Any]]
+    """
+    Each with ``function`` (``NAME.NAMESPACE``), ``device``, ``share`` or ``reserve`` (per cent), ``slots``, ``batch``,
+    ``wait_s`` and ``pinned``; of the plan in force also ``state`` and ``reason``.
+    """
+    by: str
+    at: float
+    """Unix time."""
+    why: str
+    expected: dict[str, float]
+    notes: list[str]
+
+
 class Environment(TypedDict, total=False):
     """The Python environment of some nodes."""
 

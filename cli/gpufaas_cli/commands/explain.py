@@ -1,35 +1,61 @@
-"""Why: ``gpufaas explain`` says it of one call, ``policies`` lists what can decide."""
+"""Why: ``gpufaas explain`` says it of a call or a function, ``policies`` lists what can decide."""
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import click
 
-from gpufaas import Client
-from gpufaas_cli import declare, flags, output
+from gpufaas import DEFAULT_NAMESPACE, Client, Function, GpufaasError, Plan, UnknownCall, UnknownFunction
+from gpufaas_cli import declare, flags, output, plan_files
+from gpufaas_cli.commands.list import rows_of
 from gpufaas_scheduler.policies.registry import Described, described
 from gpufaas_scheduler.policies.spec import EXAMPLE, FORM
 
+_OF_COPIES: Final = (
+    "Owner", "Resident on", "Loading on", "Parked on", "Failed", "Copies", "May run on", "Last update", "Unavailable",
+)  # fmt: skip
+"""What ``describe`` says that is about where a function is."""
+
 
 @declare.command("explain")
-@click.argument("call_id")
+@click.argument("asked", metavar="CALL|FUNCTION")
+@flags.namespace
 @declare.as_json
 @flags.client
-def explain(call_id: str, as_json: bool, client: Client) -> None:
+def explain(asked: str, namespace: str | None, as_json: bool, client: Client) -> None:
     """
-    Say why a call of a model function was started where and when it was, or why it still waits.
+    Say why a call was started where and when it was, or why it waits; or who decides about a function, and why.
 
-    CALL_ID is X-Call-Id of the answer, or what was sent under that name. The last calls are remembered.
+    CALL is X-Call-Id of the answer, or what was sent under that name. The last calls are remembered.
 
     Examples:
       gpufaas explain dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
-      gpufaas explain dcbf8adb-ea70-4fb0-8782-d5aacf82da9a --json
+      gpufaas explain digits
+      gpufaas explain digits.dev --json
     """
-    found = client.explain(call_id)
-    if as_json:
-        output.show_json(found)
+    try:
+        call = client.explain(asked)
+    except UnknownCall as no_call:
+        try:
+            of_function = client.function(asked, namespace, usage=False)
+        except UnknownFunction:
+            raise GpufaasError(f"no function {asked!r} is deployed; as a call: {no_call}") from None
+        _explain_function(of_function, client.plan(), as_json)
     else:
-        show(found, call_id)
+        (output.show_json if as_json else partial(show, call=asked))(call)
+
+
+def _explain_function(found: Function, plan: Plan, as_json: bool) -> None:
+    name, ours = f"{found['name']}.{found.get('namespace') or DEFAULT_NAMESPACE}", found.get("gpufaas") or {}
+    planned = [each for each in plan.get("replicas") or () if each["function"] == name]
+    if as_json:
+        output.show_json({"function": name, "plan": plan["version"], "replicas": planned, "gpufaas": ours})
+        return
+    output.aligned([("Function", name), *(row for row in rows_of(ours) if row[0] in _OF_COPIES)])
+    if planned:
+        output.show(f"\nPlan {plan['version']}:")
+        output.table(plan_files.COLUMNS, plan_files.rows(planned))
 
 
 def show(found: Mapping[str, Any] | None, call: str) -> None:

@@ -132,7 +132,7 @@ def describe(name: str, verbose: bool, namespace: str | None, as_json: bool, cli
         output.section("Usage", {"RAM": f"{usage.get('totalMemoryBytes', 0) / 1e6:.2f} MB", **cpu})
     if ours:
         output.show("\nPlatform:")
-        rows = _ours(ours)
+        rows = rows_of(ours)
         platform: Mapping[str, Any] = client.status() if ours.get("kind") in ("model", "http") else {}
         if known := platform.get("standbys"):
             waiting = "process waits" if int(known["ready"]) == 1 else "processes wait"
@@ -156,7 +156,7 @@ def _why_failed(ours: Mapping[str, Any]) -> str:
     )
 
 
-def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
+def rows_of(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return rows that say where it is resident and how it is run. What only a newer gateway tells is left out."""
     copies = ours.get("copies") or {}
     devices = ", ".join(
@@ -176,7 +176,9 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
     failed = ours.get("failed") or {}
     slots, why = int(ours.get("slots") or 1), f" ({ours['memoryReason']})" if ours.get("memoryReason") else ""
     run = f"; of the run {float(ours['runTimeout']):g} s" if ours.get("runTimeout") else ""
+    owner_why = f": {ours['ownerWhy']}" if ours.get("ownerWhy") else ""
     more: dict[str, Any] = {
+        "Owner": ours.get("owner") and f"{ours['owner']}{owner_why}",
         "Parked on": parked,
         "Calls refused": ours.get("keptOut"),
         "Copies": ours.get("lacks") and f"fewer than it should have: {ours['lacks']}",

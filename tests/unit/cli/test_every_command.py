@@ -32,13 +32,13 @@ REQUIRED = [
     if any(_ for _ in command.params if isinstance(_, click.Argument) and _.required)
 ]
 NO_GATEWAY_FIRST = {
-    "build", "diff", "doctor", "local-run", "login", "logout", "new", "publish", "push", "ready", "secret apply",
-    "run", "up", "version",
+    "build", "diff", "doctor", "local-run", "login", "logout", "new", "plan apply", "publish", "push", "ready",
+    "secret apply", "run", "up", "version",
 }  # fmt: skip
 """They have ``--gateway``, and want something else first, or can do without."""
 ARGUMENTS = {
-    "deploy": ["--image", "a:latest", "--name", "a"], "namespace create": ["dev"], "remove": ["a"],
-    "scale": ["a", "1"], "secret create": ["a"],
+    "deploy": ["--image", "a:latest", "--name", "a"], "namespace create": ["dev"], "plan rollback": ["1"],
+    "remove": ["a"], "scale": ["a", "1"], "secret create": ["a"],
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ def told(result: Result) -> str:
         ("templates store describe go", "template store describe", "faas-cli template store describe NAME"),
         ("template store pull go@1.0", "template store pull", "faas-cli template store pull NAME"),
         ("plan hardware problem.json --explain", "plan hardware", "gpufaas solve hardware FILE"),
+        ("plan size problem.json", "plan size", "gpufaas solve size FILE"),
         ("plan compute --policy usher - -j", "plan compute", "gpufaas solve compute FILE"),
         ("secret generate -o payload.txt --length 64", "secret generate", "faas-cli secret generate"),
         ("secret keygen", "secret keygen", "faas-cli secret keygen"),

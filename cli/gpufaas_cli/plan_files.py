@@ -1,0 +1,116 @@
+"""Plans of copies as people write them: read strictly, compared, and shown."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Annotated, Any, Final
+
+import msgspec
+import yaml
+from msgspec import Meta
+from yaml.nodes import MappingNode
+
+from gpufaas import DEFAULT_NAMESPACE
+from gpufaas_cli import output
+from gpufaas_cli.stack_text import BadStack, compose
+from gpufaas_core import json_errors
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.units import parse_duration
+
+SETTINGS: Final = ("share", "reserve", "slots", "batch", "wait_s", "pinned")
+HEADINGS: Final = ("Compute", "Slots", "Batch", "Wait", "Pinned")
+COLUMNS: Final = ("Device", "Function", *HEADINGS, "State")
+_Name = Annotated[str, Meta(min_length=1)]
+_PerCent = Annotated[int, Meta(ge=0, le=100)]
+_Count = Annotated[int, Meta(ge=0)]
+
+
+class _Replica(msgspec.Struct, forbid_unknown_fields=True):
+    function: _Name
+    device: _Name
+    share: _PerCent = 0
+    reserve: _PerCent = 0
+    slots: _Count = 0
+    batch: _Count = 0
+    wait: str = ""
+    wait_s: Annotated[float, Meta(ge=0)] | None = None
+    pinned: bool = False
+    state: str = ""
+    reason: str = ""
+    """Like `state` what ``plan show --json`` says of it; passed over, as all of a plan that has no meaning here."""
+
+
+class PlanFile(msgspec.Struct, forbid_unknown_fields=True):
+    """A file for ``plan apply``. What ``plan show --json`` prints is one."""
+
+    replicas: list[_Replica]
+    why: str = ""
+    expected: dict[str, float] = {}
+    version: _Count | None = None
+    """The plan that was in force when it was written."""
+    by: str = ""
+    at: float = 0
+    notes: list[str] = []
+    planner: dict[str, Any] = {}
+
+
+class _Strict(yaml.BaseLoader):
+    """Gives each value as its text, and refuses a key that comes twice."""
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+        found = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            raise yaml.constructor.ConstructorError(None, None, "a key comes twice", node.start_mark)
+        return found
+
+
+def read(file: IO[bytes]) -> tuple[PlanFile, list[dict[str, Any]]]:
+    """
+    Return the plan in *file*, YAML or JSON, and its replicas as the gateway takes them.
+
+    :raises BadStack: it cannot be read, or is none; says file and key, what is there and what is allowed
+    """
+    path, text = Path(getattr(file, "name", "stdin").strip("<>")), file.read().decode("utf-8-sig", errors="replace")
+    text = text.replace("\t", " ") if text.lstrip()[:1] == "{" else text  # JSON may be indented with them
+    found: Any = None
+    try:
+        found = _Strict("").construct_document(compose(path, text, "plan", "docs/placing.md has examples"))
+        plan = msgspec.convert(found, PlanFile, strict=False)
+        return plan, [_replica(each) for each in plan.replicas]
+    except yaml.MarkedYAMLError as exc:
+        raise BadStack(f"{path}:{exc.problem_mark.line + 1 if exc.problem_mark else 1}: {exc.problem}") from exc
+    except msgspec.ValidationError as exc:
+        raise BadStack(f"{path}: {json_errors.wrong(found, PlanFile, exc)[1]}") from exc
+    except InvalidSpec as exc:
+        raise BadStack(f"{path}: wait: {exc}") from exc
+
+
+def _replica(of: _Replica) -> dict[str, Any]:
+    wait_s = parse_duration(of.wait) if of.wait else of.wait_s
+    name = of.function if "." in of.function else f"{of.function}.{DEFAULT_NAMESPACE}"
+    settings = {key: getattr(of, key) for key in SETTINGS}
+    return {**settings, "function": name, "device": of.device, "wait_s": wait_s}
+
+
+def cells(replica: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a plan says of *replica*, by `HEADINGS`; ``-``: as the function says."""
+    compute = next((f"{kind} {replica[kind]} %" for kind in ("share", "reserve") if replica.get(kind)), "-")
+    wait = "-" if replica.get("wait_s") is None else output.format_seconds(replica["wait_s"])
+    slots, batch = (str(replica.get(key) or "-") for key in ("slots", "batch"))
+    return compute, slots, batch, wait, "yes" if replica.get("pinned") else "-"
+
+
+def rows(replicas: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Return *replicas* by device, with `COLUMNS`; the state is empty where their plan is not in force."""
+    says = [": ".join(" ".join(each[key].split()) for key in ("state", "reason") if each.get(key)) for each in replicas]
+    names = [(each["device"], each["function"]) for each in replicas]
+    return sorted((*name, *cells(each), said) for name, each, said in zip(names, replicas, says, strict=True))
+
+
+def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the replicas that differ: the ``change``, ``+``, ``-`` or ``~``, and each ``before`` and ``after`` it."""
+    old, new = ({(each["device"], each["function"]): each for each in plan} for plan in (before, after))
+    return [
+        {"change": "+" if was is None else "-" if now is None else "~", "before": was, "after": now}
+        for was, now in ((old.get(key), new.get(key)) for key in sorted(old | new))
+        if was is None or now is None or any(was.get(name) != now.get(name) for name in SETTINGS)
+    ]
