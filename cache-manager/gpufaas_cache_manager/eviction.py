@@ -1,7 +1,8 @@
 """
 What to evict: the one procedure that applies a replacement order to the residency list of a device.
 
-That pinned models and those within their minimum of copies are never victims is checked here, once for all orders.
+That pinned models, those that a plan keeps, and those within their minimum of copies are never victims is checked
+here, once for all orders.
 """
 
 from gpufaas_cache_manager.replacement import Replacement
@@ -10,8 +11,8 @@ from gpufaas_core.model import Bytes
 
 
 def evictable(copy: Copy[OwnerT], others: int = 0) -> bool:
-    """Return whether it may be evicted with *others* of its owner: not pinned, beyond the minimum, not pending."""
-    if copy.running or copy.loading or copy.queued:
+    """Whether it may be evicted with *others* of its owner: not pinned, kept or pending, and beyond the minimum."""
+    if copy.running or copy.loading or copy.queued or copy.kept is not None:
         return False
     owner = copy.owner
     # Of a pending one, calls that wait for the revision before it would take the room, until it has the calls.

@@ -52,8 +52,8 @@ class Copy(Generic[OwnerT]):
     """One copy of a function in a device's memory: one worker, ready or loading."""
 
     __slots__ = (
-        "asked", "batch", "id", "last_used", "limit", "loading", "memory", "number", "owner", "parts", "queued",
-        "ready_at", "rest", "running", "share", "silent", "slots", "split", "tier", "told",
+        "asked", "batch", "id", "kept", "last_used", "limit", "loading", "memory", "number", "owner", "parts", "queued",
+        "ready_at", "reserve", "rest", "running", "share", "silent", "slots", "split", "tier", "told",
     )  # fmt: skip
 
     def __init__(self, owner: OwnerT, memory: Bytes, now: Seconds, ready_at: Seconds, number: int = 0) -> None:
@@ -73,6 +73,10 @@ class Copy(Generic[OwnerT]):
         """The last start of service; the start of the load if it never served."""
         self.share = owner.share
         """What it holds of the compute, and is capped at, in per cent; 0: its grants reserve what they need."""
+        self.reserve = 0
+        """Without a share: what a grant of it counts for while it runs, in per cent; 0: as its function says."""
+        self.kept: int | None = None
+        """The version of the plan that names it: it is evicted for nobody. None: no plan in force does."""
         self.parts: tuple[Part, ...] = ()
         """What grants say of it; empty: it changed, or no grant was made."""
         self.split = False

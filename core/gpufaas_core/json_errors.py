@@ -62,7 +62,7 @@ def wrong(
         where.append(step)
     name = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in where).lstrip(".") or "the whole"
     if at and at["key"]:
-        return tuple(where), f"a key of {name} is wrong: write {allowed(_members(kind)[0].key_type)}"
+        return tuple(where), f"a key of {name} is wrong: write {allowed(_container(kind).key_type)}"
     if field := _FIELD.match(str(exc)):
         key, known, of = field[2], _fields(kind, found), f" in {name}" if where else ""
         if field[1] == "missing required":
@@ -144,8 +144,15 @@ def _below(kind: Any, step: Step, found: Any) -> Any:
     """Return the type of what is at *step* of *found*, which was to be a *kind*."""
     if fields := _fields(kind, found):
         return fields[step] if isinstance(step, str) else list(fields.values())[step]
-    inner = _members(kind)[0]
+    inner = _container(kind)
     return getattr(inner, "value_type", None) or inner.item_type
+
+
+def _container(kind: Any) -> Any:
+    """Return the one of the types that *kind* allows that has something in it."""
+    return next(
+        each for each in _members(kind) if isinstance(each, types.ListType | types.VarTupleType | types.DictType)
+    )
 
 
 def _key(whole: Any, shape: Any, message: str, found: dict[str, Any]) -> str:

@@ -97,9 +97,13 @@ def demand_of(running: Iterable[Work]) -> int:
 
 def _slowdown(work: Work, device: SharedDevice) -> float:
     """Return how many times as long *work* takes as alone, beside what runs on *device* now."""
-    slow = max(1.0, device.demand / device.compute)
+    slow, cost = max(1.0, device.demand / device.compute), work.truth.cost
+    if cost.power != 1.0:
+        slow **= cost.power
     if len(device.running) == 1:
         return slow
+    if cost.near:
+        slow *= 1.0 + cost.near * max(0, min(device.demand, device.compute) - work.uses)
     if work.cap < ALL_COMPUTE:
         copy = (work.function, work.copy)
         slow *= max(1.0, sum([each.uses for each in device.running if (each.function, each.copy) == copy]) / work.cap)

@@ -127,11 +127,24 @@ class Emulation:
             self._closed(clock)
             return
         began, calls = ASK.unpack(data)
-        known = self._truth(spec)
+        known = self._truth(spec).of(max(1, calls))
+        start = partial(self._begin, clock, spec, copy, share, known, max(1, calls))
+        if known.cost.start_s:
+            at = began + known.cost.start_s
+            asyncio.get_running_loop().call_at(at, start, at)
+        else:
+            start(began)
+
+    def _begin(
+        self, clock: socket.socket, spec: WorkerSpec, copy: int, share: int, known: Truth, calls: int, began: Seconds
+    ) -> None:
+        """The service of *calls* calls begins, unless their worker has ended since they came."""
+        if clock.fileno() < 0:
+            return
         cap = self._caps.get(copy_id(spec.function, copy), share or known.cap)
         grant = _EmulatedGrant(spec.function, copy, known, cap, (self,), clock)
         now = max(self._now, min(began, time.monotonic()))
-        begin(grant, known.service_s(max(1, calls), cap), now)
+        begin(grant, known.service_s(calls, cap), now)
         self.running[grant] = None
         self._pace(now)
 

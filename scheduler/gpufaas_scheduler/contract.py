@@ -64,8 +64,9 @@ class Start(Struct, frozen=True, gc=False):
     """The copy that runs them; None: a new one."""
     parts: tuple[Part, ...] = ()
     """
-    The new copy is there; `DeviceView.part` is ready-made. A single part says neither memory, which is as in the
-    function's profile, nor a share, which is set later (`Limit`).
+    The new copy is there; `DeviceView.part` is ready-made. A single part says no memory, which is as in the
+    function's profile. With a share (of an ``auto`` function), the copy needs and holds that share of the compute, and
+    no more, from now on; where a plan names the copy, it has what the plan says.
 
     Several, where nodes say that they can load them (`Device.loads_parts`): the copy is one, a grant on it holds
     compute on each of its devices, and it goes when one of them goes. Each part says its memory then. It has no local
@@ -94,7 +95,8 @@ class Assign(Struct, frozen=True, gc=False):
 class Load(Struct, frozen=True):
     """
     Load a placed function on an idle device without a call: a replica or a prefetch. The device is busy until the load
-    ends, as with a miss. The engine refuses it after a failed load, until a call has loaded the function.
+    ends, as with a miss; but with a share, and for a copy that a plan names, it takes calls meanwhile, and one such
+    load at a time. The engine refuses it after a failed load, until a call has loaded the function.
 
     With `tier` `HOST`, only its weights are brought, into the host tier of the node of the first part. No device is
     busy for it, and the node decides what gives way there.

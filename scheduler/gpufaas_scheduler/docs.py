@@ -93,6 +93,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
                 limit=each.limit if each.limit != each.memory else 0,
                 asked=each.asked != NOT_ASKED,
                 share=each.share,
+                reserve=each.reserve,
                 slots=each.slots,
                 batch=each.batch,
                 parts=device.parts_of(each) if each.split else (),
@@ -277,7 +278,7 @@ def restore_agenda(world: World, doc: EngineDoc, since: Seconds) -> None:
     """Give the engine what its predecessor's policy had asked for, and its own policy the state of that one."""
     agenda = world.agenda
     agenda.wakes = {key: since + in_s for key, in_s in doc.wakes}
-    agenda.plan = doc.plan
+    world.set_plan(doc.plan)
     agenda.planned = doc.planned
     agenda.ordered = dict(doc.ordered)
     agenda.known = set(doc.known)

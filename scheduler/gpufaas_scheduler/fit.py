@@ -36,6 +36,8 @@ class Reason(Struct, frozen=True):
     """The copy that cannot be evicted."""
     leaving: int = 0
     """The number of copies that would be evicted."""
+    plan: int = 0
+    """The version of the plan that keeps `victim`."""
     compute: int = 0
     """The compute that the call or copy needs, in per cent."""
     spare: int = 0
@@ -45,7 +47,7 @@ class Reason(Struct, frozen=True):
         need, have = format_bytes(self.need), format_bytes(self.have)
         return self.rule.format(
             function=function, device=device, kind=kind, need=need, have=have, victim=self.victim, leaving=self.leaving,
-            compute=self.compute, spare=self.spare,
+            plan=self.plan, compute=self.compute, spare=self.spare,
         )  # fmt: skip
 
 
@@ -60,6 +62,7 @@ _TOO_LARGE: Final = "{function} needs {need}, device {device} has {have}"
 _NO_ROOM: Final = "{function} needs {need}, device {device} has {have} free, and what could be evicted is too little"
 _ABSENT: Final = "{victim} cannot be evicted: {device} does not hold it"
 _STAYS: Final = "{victim} cannot be evicted from {device}: it is pinned, or within its minimum of copies"
+_KEPT: Final = "{victim} cannot be evicted: plan {plan} keeps it on {device}"
 _TOO_FEW: Final = "{function} needs {need}, device {device} has {have} free once {leaving} are evicted"
 
 
@@ -100,8 +103,9 @@ def in_the_way(
     residency: Residency[OwnerT], need: Bytes, leaves: Callable[[Copy[OwnerT]], bool], compute: int = 0
 ) -> tuple[Copy[OwnerT], ...]:
     """
-    Return the copies within the minimum of their functions that leave less than *need* bytes of the device, or less
-    than *compute* per cent of it; none: there is room once calls and loads have ended. O(residents).
+    Return the copies that a plan keeps, or that are within the minimum of their functions, if they leave less than
+    *need* bytes of the device, or less than *compute* per cent of it; none: there is room once calls and loads have
+    ended. O(residents).
 
     :param leaves: whether a copy drains, and does not count for its function any more
     """
@@ -109,10 +113,10 @@ def in_the_way(
     kept: list[Copy[OwnerT]] = []
     for each in residency:
         owner = each.owner
-        if not owner.min_copies or leaves(each):
+        if not (owner.min_copies or each.kept is not None) or leaves(each):
             continue
         left = beyond.setdefault(owner.id, owner.copies - owner.min_copies)
-        if left > 0:
+        if left > 0 and each.kept is None:
             beyond[owner.id] = left - 1
         else:
             kept.append(each)
@@ -130,6 +134,8 @@ def _fits_without(
         each = residency.copies.get(name)
         if each is None:
             return Reason(_ABSENT, need, free, name)
+        if each.kept is not None:
+            return Reason(_KEPT, need, free, name, plan=each.kept)
         if not evictable(each, sum(other.owner is each.owner for other in chosen)):
             return Reason(_STAYS, need, free, name)
         chosen.append(each)

@@ -55,7 +55,7 @@ class _Fleet:
     def least_used(self, function: FunctionState, limit: int) -> Sequence[DeviceState]:
         cluster = self._cluster
         idle, mixed = cluster.idle_devices, cluster.mixed
-        if not mixed and not function.constraints:
+        if not mixed and not function.bound:
             if limit == 1:
                 return [idle[-1][2]] if idle else []
             tail = cluster.tail
@@ -91,7 +91,8 @@ class _Fleet:
         mixed, found = self._cluster.mixed, []
         for device in sorted([self._cluster.devices[each] for each in function.parked], key=lambda each: each.order):
             costs = function.costs[device.kind]
-            able = device.idle_key is not None and not device.closed and (not mixed or self._can_load(device, function))
+            able = device.idle_key is not None and function.allows(device)
+            able = able and (not mixed or can_start(self._cluster, device, function))
             if able and costs is not None and device not in known:
                 found.append((device, costs.occupation - device.residency.free))
         return found
@@ -123,16 +124,16 @@ class _Fleet:
         return [each for each in self._cluster.devices.values() if each.device.node == node]
 
     def allows(self, device: DeviceState, call: Call) -> bool:
-        return call.owner.allows(device)
+        return device.id in call.owner.holders or call.owner.allows(device)
 
     def _wanted(self, device: DeviceState) -> bool:
         """
         Whether a waiting call may run on *device*, and its compute is spare. O(waiting functions); used only if a
-        function has constraints or takes a part of a device's compute.
+        function is `bound` or takes a part of a device's compute.
         """
         cluster = self._cluster
         return any(
-            call.owner.allows(device) and (not cluster.mixed or can_start(cluster, device, call.owner))
+            self.allows(device, call) and (not cluster.mixed or can_start(cluster, device, call.owner))
             for call in cluster.queue.firsts()
         )
 

@@ -22,6 +22,7 @@ from gpufaas_core.model import (
     Offer,
     Part,
     PlacementPlan,
+    Replica,
     Seconds,
 )
 
@@ -112,6 +113,14 @@ class FunctionView(FunctionCosts, Protocol):
         """What was deployed: its need, constraints and bounds, and its tenant, weight, priority, task and accuracy."""
 
     @property
+    def owned_by(self) -> str:
+        """Who decides about its copies: one of `gpufaas_core.owners`."""
+
+    @property
+    def plan(self) -> Mapping[DeviceId, Replica]:
+        """What the plan in force has of it, by devices that are there and not drained. Empty: no plan owns it."""
+
+    @property
     def placed(self) -> bool:
         """Its calls reserve compute while they run, and the policy places them. False: the function is direct."""
 
@@ -177,6 +186,14 @@ class ResidentView(Protocol):
 
     @property
     def loading(self) -> bool: ...
+    @property
+    def reserve(self) -> int:
+        """Without a share: what a grant of it counts for while it runs, in per cent; 0: as its function says."""
+
+    @property
+    def slots(self) -> int:
+        """The most grants that it runs at once; 0: as its function says."""
+
     @property
     def batch(self) -> int:
         """The most calls of one grant; 0: as its function says."""
@@ -332,7 +349,7 @@ class FleetView(Protocol):
         """Return the devices of *node*. O(devices)."""
 
     def allows(self, device: DeviceView, call: WaitingCall) -> bool:
-        """Whether the device satisfies the constraints of the call's function. O(constraints)."""
+        """Whether the call may run on the device: its function has a copy there, or may have one. O(constraints)."""
 
     @property
     def reserved(self) -> bool:

@@ -25,7 +25,7 @@ def mixes(function: SimulatedFunction) -> bool:
         or 0 < need.reserved < ALL_COMPUTE
         or (need.reserved > 0 and need.slots > 1)
         or need.sharing == "auto"
-        or any(cost.uses is not None or cost.beside for cost in function.costs.values())
+        or any(cost.uses is not None or cost.beside or cost.near for cost in function.costs.values())
     )
 
 

@@ -37,6 +37,7 @@ Megabytes = Annotated[float, Meta(gt=0, le=1e12)]
 Percent = Annotated[int, Meta(ge=1, le=ALL_COMPUTE)]
 Used = Annotated[int, Meta(ge=0, le=ALL_COMPUTE)]
 BatchTimes = dict[Annotated[int, Meta(ge=2)], NotNegative]
+Uses = Used | Annotated[dict[AtLeastOne, Used], Meta(min_length=1)]
 
 
 class DeviceEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -53,6 +54,15 @@ class _Figures(Struct, forbid_unknown_fields=True, omit_defaults=True):
     occupation_mb: Megabytes | UnsetType = UNSET
     load_s: NotNegative | UnsetType = UNSET
     infer_s: NotNegative | UnsetType = UNSET
+    uses: Uses | None = None
+    batch: BatchTimes = {}
+    share: dict[Percent, Positive] = {}
+    beside: dict[str, Positive] = {}
+
+    @property
+    def use(self) -> int | tuple[tuple[int, int], ...] | None:
+        """`uses` as `Cost` has it."""
+        return tuple(sorted(self.uses.items())) if isinstance(self.uses, dict) else self.uses
 
 
 _FiguresT = TypeVar("_FiguresT", bound=_Figures)
@@ -61,10 +71,9 @@ _FiguresT = TypeVar("_FiguresT", bound=_Figures)
 class CostEntry(_Figures):
     host_load_s: NotNegative | None = None
     wake_s: NotNegative | None = None
-    uses: Used | None = None
-    batch: BatchTimes = {}
-    share: dict[Percent, Positive] = {}
-    beside: dict[str, Positive] = {}
+    near: NotNegative = 0.0
+    power: Annotated[float, Meta(ge=1)] = 1.0
+    start_s: NotNegative = 0.0
 
 
 class PlannedEntry(_Figures):
@@ -196,9 +205,11 @@ def _as_offer(each: NodeOffer) -> OfferEntry:
 def _with_costs(entry: _FiguresT, cost: Cost | None) -> _FiguresT:
     if cost is not None:
         entry.occupation_mb, entry.load_s, entry.infer_s = cost.occupation / MB, cost.load_s, cost.service_s
+        entry.uses = dict(cost.uses) if isinstance(cost.uses, tuple) else cost.uses
+        entry.batch, entry.share, entry.beside = dict(cost.batch), dict(cost.share), dict(cost.beside)
         if isinstance(entry, CostEntry):
-            entry.host_load_s, entry.wake_s, entry.uses = cost.host_load_s, cost.wake_s, cost.uses
-            entry.batch, entry.share, entry.beside = dict(cost.batch), dict(cost.share), dict(cost.beside)
+            entry.host_load_s, entry.wake_s = cost.host_load_s, cost.wake_s
+            entry.near, entry.power, entry.start_s = cost.near, cost.power, cost.start_s
     return entry
 
 

@@ -111,11 +111,12 @@ class _WorkloadReader:
         functions = [self.function(name, each) for name, each in given.items()]
         index = {each.name: at for at, each in enumerate(functions)}
         for function in functions:
-            for kind, cost in function.costs.items():
-                where = ("functions", function.name, *(() if kind == ANY_KIND else ("kinds", kind)), "beside")
-                for other in cost.beside:
-                    if other != ANY:
-                        self.known(other, index, where)
+            for inside, costs in ((), function.costs), (("planned",), function.planned):
+                for kind, cost in costs.items():
+                    of_kind = () if kind == ANY_KIND else ("kinds", kind)
+                    for other in cost.beside:
+                        if other != ANY:
+                            self.known(other, index, ("functions", function.name, *inside, *of_kind, "beside"))
         return functions
 
     def offer(self, given: entries.OfferEntry, at: int, offers: list[entries.OfferEntry]) -> NodeOffer:
@@ -174,8 +175,7 @@ class _WorkloadReader:
         found = {}
         for kind, each in [(ANY_KIND, given.planned), *given.planned.kinds.items()]:
             at = where if kind == ANY_KIND else (*where, "kinds", kind)
-            figures = {"occupation_mb": each.occupation_mb, "load_s": each.load_s, "infer_s": each.infer_s}
-            if kind == ANY_KIND and all(value is UNSET for value in figures.values()):
+            if kind == ANY_KIND and msgspec.structs.replace(each, kinds={}) == entries.PlannedEntry():
                 continue
             true = costs.get(kind)
             if true is None:
@@ -185,7 +185,8 @@ class _WorkloadReader:
                 true.occupation if each.occupation_mb is UNSET else _size(each.occupation_mb),
                 true.load_s if each.load_s is UNSET else each.load_s,
                 true.service_s if each.infer_s is UNSET else each.infer_s,
-            )
+                None, None, each.use, tuple(sorted(each.batch.items())), tuple(sorted(each.share.items())), each.beside,
+            )  # fmt: skip
         return found
 
     def cost(self, given: entries.CostEntry, where: tuple[Step, ...]) -> Cost | None:
@@ -193,13 +194,15 @@ class _WorkloadReader:
         occupation_mb, load_s, infer_s = given.occupation_mb, given.load_s, given.infer_s
         if occupation_mb is UNSET or load_s is UNSET or infer_s is UNSET:
             missing = [key for key in ("occupation_mb", "load_s", "infer_s") if getattr(given, key) is UNSET]
-            further = ("host_load_s", "wake_s", "uses", "batch", "share", "beside")
-            if len(missing) == 3 and not any(getattr(given, key) for key in further):
+            further = ("host_load_s", "wake_s", "uses", "batch", "share", "beside", "near", "power", "start_s")
+            plain = entries.CostEntry()
+            if len(missing) == 3 and all(getattr(given, key) == getattr(plain, key) for key in further):
                 return None
             self.fail(where, f"{missing[0]} is missing: give occupation_mb, load_s and infer_s")
         return Cost(
-            _size(occupation_mb), load_s, infer_s, given.host_load_s, given.wake_s, given.uses,
+            _size(occupation_mb), load_s, infer_s, given.host_load_s, given.wake_s, given.use,
             tuple(sorted(given.batch.items())), tuple(sorted(given.share.items())), given.beside,
+            given.near, given.power, given.start_s,
         )  # fmt: skip
 
     def changes(

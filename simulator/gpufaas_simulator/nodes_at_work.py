@@ -88,6 +88,8 @@ class Nodes:
         device = self._devices[place]
         devices = device.itself if len(parts) == 1 else tuple([self._devices[each.device] for each in parts])
         truth = self._revisions.of(function, device.kind)
+        if len(calls) > 1:
+            truth = truth.of(len(calls))
         cap = parts[0].share or truth.cap
         if self._caps:
             cap = self._caps.get((function, grant.copy), cap)
@@ -109,6 +111,8 @@ class Nodes:
             service_s = truth.cost.service_s
         else:
             service_s = self._times.serves(numbers(calls), function, truth, devices, cap)
+        if truth.cost.start_s and not cold:
+            ready = begin = max(begin, now + truth.cost.start_s)
         for call in map(int, calls):
             record.start[call] = start
             record.started[call] = begin

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gpufaas_core.cost import Cost
+from gpufaas_core.cost import Cost, ratios, truth
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import ALL_COMPUTE, Bytes, Device, DeviceId, Function, FunctionId, Need, Profile, Seconds
 from gpufaas_core.units import format_bytes
@@ -76,6 +76,9 @@ class SimulatedFunction:
                     loads={}
                     if each.host_load_s is None
                     else {"host": each.host_load_s, "parked": each.wakes_in_s or 0.0},
+                    ratios=ratios(truth(self.name, self.need, each), self.need.batch_max)
+                    if kind in self.planned
+                    else (),
                 )
                 for kind, each in {**self.costs, **self.planned}.items()
             },

@@ -5,8 +5,9 @@ from math import inf
 from msgspec.structs import replace
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import Device
+from gpufaas_core.model import Device, PlacementPlan, name_of
 from gpufaas_scheduler import contract
+from gpufaas_scheduler.handle.copies import balance
 from gpufaas_scheduler.handle.fleet import device_drained
 from gpufaas_scheduler.policy_contract import PLAN
 from gpufaas_scheduler.world.world import World
@@ -78,12 +79,15 @@ def try_set_plan(world: World, action: contract.SetPlan) -> str | None:
     plan, agenda = action.plan, world.agenda
     if agenda.plan is not None and plan.version <= agenda.plan.version:
         return f"plan {plan.version} is not newer than plan {agenda.plan.version}, which is in force"
+    names = {name_of(each) for each in world.functions}
     for each in plan.replicas:
-        if each.function not in world.functions:
+        if each.function not in names:
             return f"plan {plan.version} names {each.function}, which is not deployed"
         if each.device not in world.devices:
             return f"plan {plan.version} names device {each.device}, which is not there"
-    agenda.plan = plan
+    freed = world.freed
+    _put_in_force(world, plan)
+    world.freed = freed  # the policy, which runs now, sees what follows
     agenda.planned = bool(agenda.watches & PLAN)
     return None
 
@@ -93,7 +97,15 @@ def planned(world: World, event: m.Planned) -> None:
     if agenda.plan is not None and event.plan.version <= agenda.plan.version:
         world.ignored["Planned"] += 1
     else:
-        agenda.plan = event.plan
+        _put_in_force(world, event.plan)
+
+
+def _put_in_force(world: World, plan: PlacementPlan) -> None:
+    world.set_plan(plan)
+    for owner in world.functions.values():
+        if owner.plan and owner.desired is not None and owner.before is None:  # a rollout goes on
+            owner.wake()  # the number that scaling asked for is forgotten
+            balance(world, owner)
 
 
 def offered(world: World, event: m.Offered) -> None:

@@ -181,8 +181,8 @@ def _no_device(world: World, call: CallId, owner: FunctionState) -> m.RejectCall
         why = f"function {owner.id} may run on no device that is there now: none satisfies its constraints {asked}"
         return m.RejectCall(call, "no_device", why)
     most = max(each.compute for each in allowed)
-    if owner.wanted > most:
-        why = f"needs {owner.wanted} % of the compute of a device, and the most that a device has is {most} %"
+    if (wanted := min(owner.takes(each) for each in allowed)) > most:
+        why = f"needs {wanted} % of the compute of a device, and the most that a device has is {most} %"
         return m.RejectCall(call, "no_device", f"function {owner.id} {why}")
     largest = max(allowed, key=lambda each: each.device.memory)
     needs = []

@@ -31,6 +31,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
         others, why = batch[1:], with_held(world, call, why)
     victims: tuple[Copy, ...] = ()
     places: tuple[Place, ...] = ()
+    share = 0
     name, copy = action.copy, None
     if name is not None:
         found = world.copies.get(name)
@@ -41,7 +42,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
             refused = _why_not_beside(world, owner, device, copy)
             if refused is not None:
                 return refused
-        elif not device.has_compute(owner):  # nearly each hit
+        elif device.reserved + owner.wanted > device.compute:  # nearly each hit: `has_compute`, as nothing is limited
             return _busy(device, owner)
     elif len(action.parts) > 1:
         found_places = places_for(world, owner, action.parts, action.victims)
@@ -53,6 +54,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
         if isinstance(found_place, str):
             return found_place
         device, victims = found_place
+        share = action.parts[0].share
     world.queue.remove(call)
     call.why = why
     if others:
@@ -61,7 +63,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
             each.why = why
     if action.reserved_s:
         world.reserved_until = world.now + action.reserved_s
-    start(world, call, device, copy, victims, others, places)
+    start(world, call, device, copy, victims, others, places, share=share)
     if owner.batches:
         tell_held(world, call)
     return None
@@ -74,6 +76,8 @@ def _why_not_beside(world: World, owner: FunctionState, device: DeviceState, cop
         return f"all {slots} slots of copy {copy.id} are taken"
     if copy.silent:
         return f"copy {copy.id} gives no sign of life"
+    if copy in owner.draining:
+        return f"copy {copy.id} takes no new calls"
     if device.shut:
         return _busy(device, owner)
     if copy.share or (copy.running and owner.shared_hold):
@@ -164,26 +168,28 @@ def try_load(world: World, action: contract.Load) -> str | None:
         if isinstance(one, str):
             return one
         device, victims = one
-        copy, names = reserve(world, device, owner, victims)
-    for each, entry in ((device, copy), *world.parts(copy)):
-        world.preload(each, entry, world.now, copy.ready_at)
+        copy, names = reserve(world, device, owner, victims, action.parts[0].share)
+    if not (copy.share or copy.kept is not None) or copy.split:
+        for each, entry in ((device, copy), *world.parts(copy)):
+            world.preload(each, entry, world.now, copy.ready_at)
     order_load(world, device, copy, names)
     return None
 
 
 def _try_load_beside(world: World, owner: FunctionState, action: contract.Load) -> str | None:
     """Do *action*, a load that holds no compute, or return why not."""
-    device = _device_of(world, action.parts)
+    device = _device_of(world, owner, action.parts)
     if isinstance(device, str):
         return device
     if owner.id in device.copies:
         return f"device {device.id} holds {owner.id} already"
     if any(each.loading for each in device.residency):
         return f"device {device.id} is busy with a load"
-    found = world.fits(device, owner, (), starts=False)
+    share = action.parts[0].share
+    found = world.fits(device, owner, (), starts=False, share=share)
     if isinstance(found, Reason):
         return found.say(owner.id, device.id, device.kind)
-    copy, names = reserve(world, device, owner, ())
+    copy, names = reserve(world, device, owner, (), share)
     order_load(world, device, copy, names, beside=True)
     return None
 
@@ -192,27 +198,45 @@ def _place_for(
     world: World, owner: FunctionState, action: contract.Start | contract.Load
 ) -> tuple[DeviceState, tuple[Copy, ...]] | str:
     """Return the device for a copy with one part, and the copies to evict there; or why there is none."""
-    device = _device_of(world, action.parts)
+    device = _device_of(world, owner, action.parts)
     if isinstance(device, str):
         return device
-    if device.preload is not None or not device.has_compute(owner):
+    share = action.parts[0].share
+    beside = isinstance(action, contract.Load) and (share > 0 or device.id in owner.plan)
+    if beside and any(each.loading for each in device.residency):
+        return f"device {device.id} is busy with a load"
+    # A copy with a share or a plan needs no compute while it loads, beside its share: calls run there meanwhile.
+    if device.preload is not None or not (beside or share or device.has_compute(owner)):
         return _busy(device, owner)
     if owner.id in device.copies:
         return f"device {device.id} holds {owner.id} already: as copy {device.copies[owner.id]}"
-    found = world.fits(device, owner, action.victims)
+    found = world.fits(device, owner, action.victims, starts=not beside, share=share)
     return found.say(owner.id, device.id, device.kind) if isinstance(found, Reason) else (device, found.victims)
 
 
-def _device_of(world: World, parts: tuple[Part, ...]) -> DeviceState | str:
+def _device_of(world: World, owner: FunctionState, parts: tuple[Part, ...]) -> DeviceState | str:
     """Return the device of *parts*, those of a new copy that has one; or why it cannot be there."""
     if len(parts) != 1:
         return f"a copy has one part, not {len(parts)}"
     part, device = parts[0], world.devices.get(parts[0].device)
     if device is None:
         return f"there is no device {part.device}"
-    if part.memory or part.share:
-        return f"a copy with one part has its profile's memory and no share at first: say neither for {device.id}"
-    return device
+    if part.memory:
+        return f"a copy with one part has its profile's memory: do not say it for {device.id}"
+    return (_why_no_share(owner, part, device) if part.share else None) or device
+
+
+def _why_no_share(owner: FunctionState, part: Part, device: DeviceState) -> str | None:
+    """Return why a new copy of *owner* cannot hold the share of *part* on *device*; None: it can."""
+    sharing, planned = owner.declared.need.sharing, owner.plan.get(device.id)
+    if sharing != "auto":
+        return f"{owner.id} has no share of its own: its sharing is {sharing}"
+    if planned is not None and part.share != planned.share:
+        gives = f"{planned.share} %" if planned.share else "no share"
+        return f"plan {owner.plan_version} gives {owner.id} {gives} of {device.id}, not {part.share} %"
+    if not 0 < part.share <= device.compute:
+        return f"device {device.id} has {device.compute} % of compute, a share there cannot be {part.share} %"
+    return None
 
 
 def _no_copy(copy: CopyId, call: Call) -> str:
@@ -227,5 +251,5 @@ def _busy(device: DeviceState, owner: FunctionState) -> str:
     calls = ", ".join(call.id for each in device.holding for call in each.calls)
     if device.reserved < device.compute:
         spare = device.compute - device.reserved
-        return f"{owner.id} needs {owner.reserves} % of the compute of {device.id}, and {calls} leave {spare} %"
+        return f"{owner.id} needs {owner.takes(device)} % of the compute of {device.id}, and {calls} leave {spare} %"
     return f"device {device.id} is busy with call {calls}"

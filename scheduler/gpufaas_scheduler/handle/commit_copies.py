@@ -3,8 +3,10 @@
 from gpufaas_core import messages as m
 from gpufaas_core.model import Device, NodeId
 from gpufaas_scheduler import contract
-from gpufaas_scheduler.handle.copies import evict, serve_fifo
+from gpufaas_scheduler.handle.copies import evict, send_off, serve_fifo
 from gpufaas_scheduler.handle.grants import change_share
+from gpufaas_scheduler.world.device import DeviceState
+from gpufaas_scheduler.world.function import Copy
 from gpufaas_scheduler.world.world import World
 
 
@@ -17,12 +19,21 @@ def try_evict(world: World, action: contract.Evict) -> str | None:
         return f"there is no tier {action.to}"
     device, copy = found
     owner = copy.owner
-    if copy.pinned:
+    if copy.kept is not None:
+        return f"plan {copy.kept} keeps copy {action.copy} on device {device.id}"
+    if copy.pinned and not action.drain:
         return f"copy {action.copy} is in use"
+    if action.drain and copy in owner.draining:
+        return f"copy {action.copy} takes no more calls already"
     if copy in owner.active and owner.copies <= owner.min_copies:
         return f"copy {action.copy} is within the minimum of {owner.min_copies} of {owner.id}"
     if action.to == contract.HOST and not device.device.host_memory:
         return f"node {device.device.node} has no memory for weights"
+    if copy.pinned:
+        freed = world.freed
+        send_off(world, device, copy)
+        world.freed = freed  # the policy, which runs now, sees what follows
+        return None
     evict(world, device, copy, action.to)
     if owner.copies < owner.target:
         owner.eager = False
@@ -41,6 +52,8 @@ def try_limit(world: World, action: contract.Limit) -> str | None:
     need, owner = copy.owner.declared.need, copy.owner
     if action.share and need.sharing not in ("share", "auto"):
         return f"{owner.id} has no share of its own: its sharing is {need.sharing}"
+    if action.reserve and (refused := _why_no_reserve(action, device, copy)) is not None:
+        return refused
     if not 1 <= action.slots <= need.slots:
         return f"a copy of {owner.id} runs 1 to {need.slots} grants at once, not {action.slots}"
     if not 1 <= action.batch <= need.batch_max:
@@ -53,8 +66,22 @@ def try_limit(world: World, action: contract.Limit) -> str | None:
     if not 0 <= action.share <= left:
         return f"device {device.id} has {max(0, left)} % of compute left to share, not {action.share} %"
     copy.slots, copy.batch = action.slots, action.batch
-    change_share(world, device, copy, action.share)
+    change_share(world, device, copy, action.share, action.reserve)
     world.out.append(m.SetLimit(owner.id, device.id, copy.number, action.share, action.slots, action.batch))
+    return None
+
+
+def _why_no_reserve(action: contract.Limit, device: DeviceState, copy: Copy) -> str | None:
+    """Return why grants of *copy* cannot count for the reserve of *action*; None: they can."""
+    sharing = copy.owner.declared.need.sharing
+    if sharing not in ("auto", "spatial"):
+        return f"grants of {copy.owner.id} have no reserve of their own: its sharing is {sharing}"
+    if action.share:
+        return f"a copy with a share holds no more than that: say {action.share} % as share, or a reserve, not both"
+    if copy.split:
+        return f"copy {copy.id} has several parts, whose grants count for what its function says"
+    if not 1 <= action.reserve <= device.compute:
+        return f"device {device.id} has {device.compute} % of compute, a reserve there cannot be {action.reserve} %"
     return None
 
 

@@ -227,7 +227,9 @@ def _roll(world: World, owner: FunctionState, before: FunctionState) -> None:
     for copy in _dispensable(before):
         device, ends = before.active[copy], not any(call.endless for call in runs_on(copy, before.active[copy]))
         need = owner.need(device)
-        if ends and not copy.split and not isinstance(need, Reason) and need <= device.residency.free + copy.memory:
+        fits = not isinstance(need, Reason) and need <= device.residency.free + copy.memory
+        share = owner.holds(device)
+        if fits and ends and not copy.split and (not share or share <= device.spare + copy.share):
             before.after = owner
             send_off(world, device, copy)
             return
@@ -264,7 +266,7 @@ def place_direct(world: World, call: Call) -> None:
 
 def scaled(world: World, event: m.Scaled) -> None:
     owner = world.functions.get(event.function)
-    if owner is None or owner.removed:
+    if owner is None or owner.removed or owner.plan:
         world.ignored["Scaled"] += 1
         return
     owner.ask(event.copies)

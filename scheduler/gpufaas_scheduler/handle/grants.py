@@ -31,6 +31,7 @@ def start(
     others: tuple[Call, ...] = (),
     places: tuple[Place, ...] = (),
     ahead: Seconds | None = None,
+    share: int = 0,
 ) -> None:
     """
     Grant *call* a grant: a hit on *copy*, or a miss for which *victims* are evicted. The caller has checked it.
@@ -39,6 +40,7 @@ def start(
     :param places: of a new copy with several parts, which say the victims then
     :param ahead: they begin once the grant has ended that runs on *copy* now; if that takes longer than this, they come
         back, unless it is 0.0
+    :param share: see `World.insert`
     """
     owner, before = call.owner, call.state
     local, after = before == LOCAL, START[before]
@@ -49,7 +51,7 @@ def start(
             copy, victims = reserve_parts(world, owner, places)
             names = tuple([each.id for each in victims])
         else:
-            copy, names = reserve(world, device, owner, victims)
+            copy, names = reserve(world, device, owner, victims, share)
         call.cold = True
         call.victims = tuple([copy_of(each) for each in names])  # parked copies, too
         device.misses += 1
@@ -142,7 +144,7 @@ def _start_beside(
 ) -> None:
     """Make the grant of a call that may have company: on the device, in the grant, or in the hold of its copy."""
     owner, estimate_s, now = call.owner, call.estimate_s, world.now
-    compute = 0 if copy.share or ahead or (copy.running > 1 and owner.shared_hold) else owner.reserves
+    compute = 0 if copy.share or ahead or (copy.running > 1 and owner.shared_hold) else copy.reserve or owner.reserves
     call.granted = grant = GrantState(world.grant, (call,), copy, compute, estimate_s, ready + estimate_s, ahead=ahead)
     if ahead and not others:
         device.free_at = grant.free_at = device.free_at + estimate_s  # it runs alone, after what runs
@@ -276,25 +278,43 @@ def _give_back(world: World, grant: GrantState, device: DeviceState, copy: Copy)
     if copy.running and _hand_on(world, grant, device):
         return
     world.let_go(device, grant)
-    while device.others and device.has_compute(device.others[0].copy.owner):
+    _begin_others(world, device)
+
+
+def _begin_others(world: World, device: DeviceState) -> None:
+    """Let the grants that wait for compute have what is spare."""
+    while device.others and device.lacks(device.others[0].copy.owner) <= 0:
         following = device.others.pop(0)
         owner = following.copy.owner
-        following.compute = owner.reserves
+        following.compute = owner.takes(device)
         costs = owner.costs[device.kind]
         if costs is not None:
             estimate(following, costs, world.now)
         world.begin(device, following, world.now)
 
 
-def change_share(world: World, device: DeviceState, copy: Copy, share: int) -> None:
-    """*copy* holds *share* of the compute from now on: its running grants give back what they hold."""
+def change_share(world: World, device: DeviceState, copy: Copy, share: int, reserve: int = 0) -> None:
+    """
+    *copy* holds *share* of the compute from now on, or else its grants hold *reserve*: those that run give back what
+    they hold, or hold it as far as it is spare.
+    """
+    owner, before, after = copy.owner, (copy.share, copy.reserve), (share, reserve)
     device.residency.limit_compute(copy, share)
+    copy.reserve = reserve
     device.mark()
-    if share:
+    world.judge_limits(owner)
+    if after != before and owner.placed and not copy.split:
+        takes = owner.takes(device)
         for grant in [each for each in device.holding if each.copy is copy]:
             world.let_go(device, grant)
-            grant.compute, grant.alone = 0, False
-            device.beside[grant] = None
+            grant.compute, grant.alone = min(takes, max(device.spare, grant.compute)), False
+            world.begin(device, grant, world.now)
+        if before[0] and not share:
+            free = [each for each in device.beside if each.copy is copy and not each.ahead]
+            for grant in free[:1] if owner.shared_hold else free:
+                del device.beside[grant]
+                device.others.append(grant)
+            _begin_others(world, device)
         next_local(world, device)
     world.offer(device)
 

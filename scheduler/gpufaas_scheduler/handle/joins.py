@@ -177,13 +177,18 @@ def _adopt_grants(
         elif state.reserved and not state.has_compute(copy.owner):
             state.others.append(grant)
         else:
-            grant.compute = copy.owner.reserves
+            grant.compute = copy.owner.takes(state)
             held = before is not None and before.compute > 0
             _expect(grant, told, at, before if held else None, since)
             began_at = since - doc.busy_for_s if doc is not None and held else at - told.age_s
             world.begin(state, grant, began_at)
     preload = None if doc is None or doc.preload is None else state.residency.copies.get(doc.preload)
-    if doc is not None and preload is not None and preload.loading and state.has_compute(preload.owner):
+    if (
+        doc is not None
+        and preload is not None
+        and preload.loading
+        and state.reserved + preload.owner.reserves <= state.compute
+    ):
         world.preload(state, preload, since - doc.busy_for_s, since + doc.free_in_s)
 
 
@@ -252,8 +257,8 @@ def _adopt_residents(
             or excess
             or owner.digest != each.digest
             or owner.costs[state.kind] is None
-            or not owner.allows(state)
-            or owner.wanted > state.compute
+            or not owner.suits(state)
+            or owner.takes(state) > state.compute
             or (each.function in state.copies)
             or each.memory > state.residency.unpromised
             or (key in world.copies and key not in world.older.whole)
@@ -297,7 +302,8 @@ def _copy_found(
     copy.running = running
     copy.asked = ANSWERED if running and before is not None and before.asked else NOT_ASKED
     if before is not None:
-        copy.share, copy.slots, copy.batch = before.share, before.slots, before.batch
+        copy.share, copy.reserve = before.share, before.reserve
+        copy.slots, copy.batch = before.slots, before.batch
         if before.loading == found.loading:
             copy.ready_at = since + before.ready_in_s
     return copy

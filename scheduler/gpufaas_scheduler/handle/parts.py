@@ -69,6 +69,8 @@ def _why_not(owner: FunctionState, part: Part, device: DeviceState) -> str | Non
         return f"device {device.id} has {device.compute} % of compute, a share there cannot be {part.share} %"
     if part.share and owner.declared.need.sharing != "auto":
         return f"{owner.id} has no share of its own: its sharing is {owner.declared.need.sharing}"
+    if owner.plan:
+        return f"plan {owner.plan_version} has copies of {owner.id} with one part each"
     if owner.id in device.copies:
         return f"device {device.id} holds {owner.id} already: as copy {device.copies[owner.id]}"
     if device.shut:

@@ -12,9 +12,9 @@ from gpufaas_scheduler.world.world import World
 
 
 def reserve(
-    world: World, device: DeviceState, owner: FunctionState, victims: tuple[Copy, ...]
+    world: World, device: DeviceState, owner: FunctionState, victims: tuple[Copy, ...], share: int = 0
 ) -> tuple[Copy, tuple[CopyId, ...]]:
-    """Evict *victims* and charge the reservation of *owner*, whose load begins now."""
+    """Evict *victims* and charge the reservation of *owner*, whose load begins now. *share*: see `World.insert`."""
     leave_for_others(world, device, victims)
     costs, load_s, woken = owner.costs[device.kind], owner.load_on(device), None
     assert costs is not None
@@ -23,7 +23,7 @@ def reserve(
         woken = world.parked.take(device, owner)
         names += tuple([each.id for each in world.parked.make_room(device, costs.occupation)])
     world.out += world.lending.reclaim(device, costs.occupation)
-    copy = world.insert(device, owner, costs.occupation, load_s, None if woken is None else woken.number)
+    copy = world.insert(device, owner, costs.occupation, load_s, None if woken is None else woken.number, share)
     if world.parks and victims:
         park(world, device, victims)
     _note_enough(world, owner)
@@ -44,6 +44,8 @@ def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...])
     if part.share:
         device.residency.limit_compute(copy, part.share)
     world.insert_rest(copy, [(each.device, each.part.memory, each.part.share) for each in places[1:]])
+    if part.share:
+        world.judge_limits(owner)
     _note_enough(world, owner)
     return copy, tuple(victims.values())
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import FunctionId, NodeId, Offer, PlacementPlan, Seconds
+from gpufaas_core.model import FunctionId, NodeId, Offer, PlacementPlan, Replica, Seconds
 from gpufaas_scheduler.policy_contract import ARRIVAL, FINISH, FLEET, LOADED, PLAN, WAKE
 
 CAUSE: Final[Mapping[type[m.Event], int]] = {
@@ -62,6 +62,8 @@ class Agenda:
         self.wakes: dict[str, Seconds] = {}
         """When the policy wants to run again, by key."""
         self.plan: PlacementPlan | None = None
+        self.by_name: dict[str, tuple[Replica, ...]] = {}
+        """The replicas of `plan` by the names of their functions."""
         self.planned = False
         """The policy has set a plan, and wants to run for it."""
         self.offers: dict[str, Offer] = {}
@@ -72,6 +74,11 @@ class Agenda:
         """While some have not joined: nodes that were there at an order, or have joined since. They may come back."""
         self.releasing: dict[NodeId, bool] = {}
         """Nodes that are given back once their devices are empty, and whether the provider was told."""
+
+    def set_plan(self, plan: PlacementPlan | None) -> None:
+        self.plan, self.by_name = plan, {}
+        for each in () if plan is None else plan.replicas:
+            self.by_name[each.function] = (*self.by_name.get(each.function, ()), each)
 
     @property
     def causes(self) -> int:

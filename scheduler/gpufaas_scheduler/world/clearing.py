@@ -62,7 +62,7 @@ def in_the_way(device: DeviceState, call: Call) -> list[Copy] | None:
     that the policy has started there have ended; None: it has no room even so.
 
     What a call without a deadline holds stays, and what a call that waits for *call* holds, and copies within the
-    minimum of their functions. O(residents).
+    minimum of their functions or that a plan keeps. O(residents).
     """
     owner = call.owner
     need = owner.need(device)
@@ -74,14 +74,14 @@ def in_the_way(device: DeviceState, call: Call) -> list[Copy] | None:
     outer = set(_outer(call))
     held = {each.copy.id for each in device.runs() if each.copy is not None and (each.endless or each in outer)}
     stay = [each for each in device.grants() if any(other.endless or other in outer for other in each.calls)]
-    compute = device.compute - owner.wanted - sum(each.compute for each in stay)
+    compute = device.compute - owner.takes(device) - sum(each.compute for each in stay)
     memory = device.device.memory - (need if own is None else 0)
     movable: list[Copy] = []
     beyond: dict[FunctionId, int] = {}
     for each in device.residency:
         its = each.owner
         left = beyond.setdefault(its.id, its.copies - its.min_copies)
-        going = each.id not in held and each is not own and (each in its.draining or left > 0)
+        going = each.id not in held and each is not own and (each in its.draining or (left > 0 and each.kept is None))
         if going and each not in its.draining:
             beyond[its.id] = left - 1
             if not its.placed:
@@ -170,7 +170,8 @@ def _is_crowded(device: DeviceState, owner: FunctionState) -> bool:
         return False
     grants = device.grants()
     ends = [each.compute for each in grants if each.copy.owner is owner or not each.copy.owner.shared_hold]
-    if max(ends, default=0) < owner.wanted and (device.preload is None or device.preload.owner.reserves < owner.wanted):
+    wanted = owner.takes(device)
+    if max(ends, default=0) < wanted and (device.preload is None or device.preload.owner.reserves < wanted):
         return True
     need = owner.need(device)
     pinned = [each.memory for each in device.residency if each.running and each.owner is not owner]

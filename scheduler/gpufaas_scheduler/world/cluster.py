@@ -6,7 +6,7 @@ from math import inf
 
 from gpufaas_cache_manager import eviction
 from gpufaas_cache_manager.replacement import Replacement
-from gpufaas_core.model import CopyId, Part, Seconds
+from gpufaas_core.model import CopyId, Device, Function, Part, PlacementPlan, Seconds, name_of
 from gpufaas_scheduler.fit import SHUT, Fit, Reason, fits
 from gpufaas_scheduler.world.agenda import Agenda
 from gpufaas_scheduler.world.call import Call
@@ -33,7 +33,7 @@ class Cluster(FunctionIndex):
     """Functions and devices (compiled classes have one base, so their indexes are a chain), and what fits where."""
 
     __slots__ = (
-        "agenda", "calls", "clearing", "clears", "demand", "learn", "parks", "rare", "replacement", "reserved_until",
+        "agenda", "calls", "clearing", "clears", "demand", "learn", "parks", "replacement", "reserved_until",
     )  # fmt: skip
 
     def __init__(self, replacement: Replacement, *, learn: bool) -> None:
@@ -51,8 +51,70 @@ class Cluster(FunctionIndex):
         self.clearing = Clearing()
         self.clears = False
         """A device is cleared."""
-        self.rare = False
-        """Some function is `mixed`, a device is cleared, or `Hosts.gain`; or that has just been so."""
+
+    # --- the plan in force ---
+
+    def attach(self, device: Device, order: int | None = None) -> DeviceState:
+        state = super().attach(device, order)
+        self._replan_all()
+        return state
+
+    def leave(self, device: DeviceState) -> None:
+        super().leave(device)
+        self._replan_all()
+
+    def close(self, device: DeviceState, *, closed: bool) -> None:
+        super().close(device, closed=closed)
+        self._replan_all()
+
+    def deploy(self, function: Function) -> FunctionState:
+        owner = super().deploy(function)
+        self._replan(owner)
+        return owner
+
+    def remove(self, owner: FunctionState) -> None:
+        super().remove(owner)
+        self._replan(owner)
+
+    def set_plan(self, plan: PlacementPlan | None) -> None:
+        """*plan* is in force from now on."""
+        before = self.agenda.by_name
+        self.agenda.set_plan(plan)
+        for each in self.functions.values():
+            name = name_of(each.id)
+            if name in before or name in self.agenda.by_name:
+                self._replan(each)
+
+    def _replan_all(self) -> None:
+        """The devices that are there have changed. O(functions), if a plan is in force."""
+        if self.agenda.by_name:
+            for each in self.functions.values():
+                self._replan(each)
+
+    def _replan(self, owner: FunctionState) -> None:
+        """Note what the plan in force has of *owner*."""
+        plan, by_name, devices = self.agenda.plan, self.agenda.by_name, self.devices
+        if plan is None or not (by_name or owner.plan):
+            return
+        named = by_name.get(name_of(owner.id), ()) if owner.placed and not owner.removed else ()
+        there = {each.device: each for each in named if each.device in devices and not devices[each.device].closed}
+        if not there and not owner.plan:
+            return
+        owner.plan, owner.plan_version, owner.fits_as_of = there, plan.version, -1
+        self.constrained -= owner.bound
+        owner.bound = bool(owner.constraints or there)
+        self.constrained += owner.bound
+        waits = next((each.wait_s for each in there.values()), None)
+        owner.batch_wait_s = owner.declared.need.batch_wait_s if waits is None else waits
+        for copy, device in (*owner.active.items(), *owner.draining.items()):
+            copy.kept = plan.version if device.id in there else None
+        self.judge_limits(owner)
+        self.keeps |= bool(there)
+        self.moves += 1
+        self.freed = True
+        owner.mark()
+
+    # --- what fits where ---
 
     def fits(
         self,
@@ -62,6 +124,7 @@ class Cluster(FunctionIndex):
         *,
         starts: bool = True,
         part: Part | None = None,
+        share: int = 0,
     ) -> Fit[FunctionState] | Reason:
         """
         Return the copies to evict from *device* so that one more copy of *owner* fits, or why it does not fit.
@@ -69,11 +132,14 @@ class Cluster(FunctionIndex):
         :param victims: evict these; None: as many as needed, in the replacement order
         :param starts: a call starts there at once, and needs its compute now
         :param part: the copy has several parts, and this one there
+        :param share: the copy holds this share of the compute; 0: as its plan or the function says
         """
         need = SHUT if device.shut and not device.closed else owner.need(device)
         if isinstance(need, Reason):
             return need
         compute = (owner.reserves if starts else 0) or owner.share
+        if share or owner.limited:
+            compute = share or owner.holds(device) or (owner.takes(device) if starts else 0)
         if part is not None:
             need, compute = part.memory, part.share or owner.reserves
         leaving = self.replacement if victims is None else victims

@@ -14,9 +14,9 @@ class Revision(Costed):
 
     __slots__ = (
         "adaptive", "backoff", "batch_max", "batch_wait_s", "batches", "constraints", "costs", "declared", "desired",
-        "digest", "fits", "fits_as_of", "held_until", "id", "max_copies", "max_queue", "min_copies", "parked", "placed",
-        "removed", "reserves", "share", "shared_hold", "slots", "staged", "staging", "starved", "target", "wanted",
-        "whole",
+        "digest", "fits", "fits_as_of", "held_until", "id", "limited", "max_copies", "max_queue", "min_copies",
+        "parked", "placed", "removed", "reserves", "share", "shared_hold", "slots", "staged", "staging", "starved",
+        "target", "wanted", "whole",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -33,6 +33,8 @@ class Revision(Costed):
         self.staging = {}
         self.parked = {}
         self.near = False
+        self.limited = False
+        """A plan or a policy has said for a copy what it takes of its device's compute: see `FunctionState.takes`."""
         self.deploy(function)
 
     def deploy(self, function: Function) -> None:
@@ -53,8 +55,9 @@ class Revision(Costed):
         self.adaptive = need.batch_adaptive and self.batches and need.latency_goal_s is not None
         self.shared_hold = self.slots > 1 and need.reserved > 0 and need.sharing != "spatial"
         """One hold of the compute is for all grants of a copy."""
-        self.whole = 0 if self.shared_hold or self.batches else self.reserves
-        """`reserves`, if each grant is of one call and has a hold of its own."""
+        self.whole = 0
+        """`reserves`, if each grant is of one call, and has a hold of its own, of `reserves`; else 0."""
+        self.limit(limited=self.limited)
         self.min_copies = function.min_copies
         self.max_copies = function.max_copies
         self.scale(self.desired)
@@ -96,6 +99,10 @@ class Revision(Costed):
         """The number of copies that are loaded without a call, if there is room."""
         self.mark()
 
+    def limit(self, *, limited: bool) -> None:
+        self.limited = limited
+        self.whole = 0 if self.shared_hold or self.batches or limited else self.reserves
+
     def load_failed(self, now: Seconds) -> bool:
         """Count a failed load. Return whether the next one has to wait."""
         self.mark()
@@ -113,4 +120,4 @@ class Revision(Costed):
     @property
     def mixed(self) -> bool:
         """Whether its calls may run beside others on a device, or its copies hold compute."""
-        return 0 < self.wanted < ALL_COMPUTE or self.shared_hold
+        return 0 < self.wanted < ALL_COMPUTE or self.shared_hold or self.limited

@@ -120,11 +120,12 @@ class DeviceState(Marked):
 
     def has_compute(self, owner: FunctionState) -> bool:
         """Whether grants leave the compute that *owner* takes; what copies hold of it may be evicted (`lacks`)."""
-        return self.reserved + owner.wanted <= self.compute
+        return self.reserved + owner.takes(self) <= self.compute
 
     def lacks(self, owner: FunctionState) -> int:
         """Return how much of the compute that a call or copy of *owner* takes is not spare; at most 0: nothing."""
-        return owner.wanted - self.spare if owner.wanted else 0
+        wanted = owner.takes(self)
+        return wanted - self.spare if wanted else 0
 
     def hold(self, compute: int, now: Seconds, free_at: Seconds) -> None:
         """A grant or load takes *compute*, and should end at *free_at*."""

@@ -52,9 +52,9 @@ class DeviceIndex:
         self.takes_ahead = False
         """Some node takes calls ahead."""
         self.constrained = 0
-        """The number of functions with constraints, plus `mixed`, plus the number of drained devices."""
+        """The number of functions that are `bound`, plus `mixed`, plus the number of drained devices."""
         self.mixed = 0
-        """The number of functions that take a part of a device's compute."""
+        """The number of functions that take a part of a device's compute: see `Revision.mixed`."""
         self.idle_devices: list[IdleKey] = []
         """
         Devices without a local queue that have compute that no grant holds, or are open. Always sorted: sorting 1,000

@@ -58,9 +58,9 @@ def _left_of(device: DeviceState, grant: GrantState, now: Seconds) -> Seconds:
 
 def free_for(device: DeviceState, owner: FunctionState) -> Seconds:
     """Return when the next call of *owner*, which a copy here holds, should be able to begin."""
-    if owner.shared_hold:  # when the first of its slots is free
+    compute = owner.takes(device)
+    if owner.shared_hold or not compute:  # when the first of its slots is free
         return min([each.free_at for each in device.grants() if each.copy.owner is owner], default=device.free_at)
-    compute = owner.reserves
     lacking = device.reserved + compute - device.compute
     if lacking <= 0 or len(device.holding) < 2:
         return device.free_at

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gpufaas_cache_manager import residency
 from gpufaas_core.constraints import satisfied
-from gpufaas_core.model import Bytes, DeviceId, Function, Seconds
+from gpufaas_core.model import Bytes, DeviceId, Function, Replica, Seconds
+from gpufaas_core.owners import PLAN
 from gpufaas_scheduler.fit import NO_COMPUTE, NO_PROFILE, NOT_ALLOWED, Reason
 from gpufaas_scheduler.view_contract import DeviceView
 from gpufaas_scheduler.world.changes import Changes
@@ -20,13 +22,16 @@ if TYPE_CHECKING:
     from gpufaas_scheduler.world.device import DeviceState
 
 
+_NO_PLAN: Final[Mapping[DeviceId, Replica]] = {}
+
+
 class FunctionState(Revision):
     """A deployed revision with its copies and its calls."""
 
     __slots__ = (
-        "active", "after", "ahead_after", "before", "called", "called_at", "copies", "draining", "eager", "excess",
-        "flow", "held", "holders", "idle_holders", "keeps_share_until", "loading", "nests", "number", "ready",
-        "running", "waiting",
+        "active", "after", "ahead_after", "before", "bound", "called", "called_at", "copies", "draining", "eager",
+        "excess", "flow", "held", "holders", "idle_holders", "keeps_share_until", "loading", "nests", "number", "plan",
+        "plan_version", "ready", "running", "waiting",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -73,6 +78,11 @@ class FunctionState(Revision):
         there."""
         self.held: tuple[Call, Seconds] | None = None
         """The call that was held back last for others of its batch, and since when."""
+        self.plan: Mapping[DeviceId, Replica] = _NO_PLAN
+        """What the plan in force has of it, by devices that are there and not drained. Empty: no plan owns it."""
+        self.plan_version = 0
+        self.bound = bool(self.constraints)
+        """It may not be on all devices: it has constraints, or a plan owns it."""
 
     def ask(self, copies: int) -> None:
         """It should have this number of copies; 0 has no effect while calls wait."""
@@ -91,18 +101,50 @@ class FunctionState(Revision):
         """Whether one more copy may be loaded without a call that tries it."""
         return not self.removed and self.backoff is None and not 0 < self.max_copies <= self.copies
 
+    @property
+    def owned_by(self) -> str:
+        """Who decides about its copies: one of `owners.OWNERS`."""
+        return PLAN if self.plan else self.declared.owner
+
     def allows(self, device: DeviceState) -> bool:
+        """Whether a new copy may be on *device*: it is not drained, has what it asks for, and its plan names it."""
+        return self.suits(device) and (not self.plan or device.id in self.plan)
+
+    def suits(self, device: DeviceState) -> bool:
         """Whether *device* satisfies its constraints, and is not being drained."""
         return not device.closed and (not self.constraints or satisfied(self.constraints, device.device.labels))
 
+    def takes(self, device: DeviceState) -> int:
+        """
+        Return what the next grant takes of the compute of *device*, or what a new copy with a share holds there. 0: the
+        copy there holds a share.
+        """
+        if not self.limited:
+            return self.wanted
+        name = device.copies.get(self.id)
+        if name is not None:
+            copy = device.residency.copies[name]
+            return 0 if copy.share else copy.reserve or self.reserves
+        replica = self.plan.get(device.id)
+        return self.wanted if replica is None else replica.share or replica.reserve or self.wanted
+
+    def holds(self, device: DeviceState) -> int:
+        """Return the share of the compute of *device* that a new copy holds there; 0: none."""
+        replica = self.plan.get(device.id)
+        return self.share if replica is None else replica.share
+
     def need(self, device: DeviceState) -> Bytes | Reason:
         """Return what a copy is charged on *device*, or why it may not be there."""
-        if device.closed or (self.constraints and not self.allows(device)):
-            return NOT_ALLOWED
-        if self.wanted > device.compute:
-            return Reason(NO_COMPUTE, compute=self.wanted, spare=device.compute)
+        if device.closed or (self.bound and not self.allows(device)):
+            return Reason(self._elsewhere()) if self.plan and self.suits(device) else NOT_ALLOWED
+        wanted = self.takes(device) if self.limited else self.wanted
+        if wanted > device.compute:
+            return Reason(NO_COMPUTE, compute=wanted, spare=device.compute)
         costs = self.costs[device.kind]
         return NO_PROFILE if costs is None else costs.occupation
+
+    def _elsewhere(self) -> str:
+        return f"plan {self.plan_version} has {{function}} on {', '.join(self.plan)}, not on {{device}}"
 
     def load_on(self, device: DeviceView) -> Seconds:
         """Return how long a load takes on *device*; infinite where it cannot run."""

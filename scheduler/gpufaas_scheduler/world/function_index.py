@@ -24,7 +24,7 @@ class FunctionIndex(DeviceIndex):
     methods.
     """
 
-    __slots__ = ("copies", "functions", "homeless", "keeps", "orphans", "queue", "tasks")
+    __slots__ = ("copies", "functions", "homeless", "keeps", "orphans", "queue", "rare", "tasks")
 
     def __init__(self) -> None:
         self.functions: dict[FunctionId, FunctionState] = {}
@@ -39,7 +39,10 @@ class FunctionIndex(DeviceIndex):
         self.tasks: dict[str, list[FunctionState]] | None = None
         """The deployed functions by their tasks; None: functions came or went since the view was asked for variants."""
         self.keeps = False
-        """A function with a minimum of copies was deployed, so copies may hold memory for ever."""
+        """A function with a minimum of copies was deployed, or a plan was in force, so copies may hold memory for ever.
+        """
+        self.rare = False
+        """Some function is `mixed`, a device is cleared, or `Hosts.gain`; or that has just been so."""
 
     # --- functions come and go ---
 
@@ -48,7 +51,7 @@ class FunctionIndex(DeviceIndex):
         owner = self.functions.get(function.id)
         if owner is None:
             self.functions[function.id] = owner = FunctionState(function, self.changes)
-            self.constrained += bool(owner.constraints)
+            self.constrained += owner.bound
             self.hosts.deployed(owner.id, owner)
         else:
             self.mix(-owner.mixed)
@@ -71,7 +74,7 @@ class FunctionIndex(DeviceIndex):
         owner.forget()
         self.hosts.forgotten(owner.id)
         self.mix(-owner.mixed)
-        self.constrained -= bool(owner.constraints)
+        self.constrained -= owner.bound
         self.homeless.pop(owner.id, None)
         self.freed = True
 
@@ -112,16 +115,24 @@ class FunctionIndex(DeviceIndex):
     # --- copies come ---
 
     def insert(
-        self, device: DeviceState, owner: FunctionState, memory: Bytes, load_s: Seconds, woken: int | None = None
-    ) -> Copy:
+        self, device: DeviceState, owner: FunctionState, memory: Bytes, load_s: Seconds, woken: int | None = None,
+        share: int = 0,
+    ) -> Copy:  # fmt: skip
         """
-        A copy of *owner* begins to load.
+        A copy of *owner* begins to load, with what its plan says of it.
 
         :param woken: the number of the parked copy that it was
+        :param share: it holds this share of the compute; 0: as the plan or the function says
         """
         number = owner.number if woken is None else woken
         owner.number += woken is None
         copy: Copy = residency.Copy(owner, memory, self.now, self.now + load_s, number)
+        planned = owner.plan.get(device.id)
+        if planned is not None:
+            copy.share, copy.reserve = planned.share, planned.reserve
+            copy.slots, copy.batch = planned.slots, planned.batch
+        if share:
+            copy.share = share
         self.adopt(device, copy)
         if self.hits.asked:
             self.hits.note(owner)
@@ -137,12 +148,28 @@ class FunctionIndex(DeviceIndex):
         if owner.placed:
             device.copies[owner.id] = copy.id
             device.flows[owner.id] = owner.flow
+            if device.id in owner.plan:
+                copy.kept = owner.plan_version
         if draining:
             owner.draining[copy] = device
             owner.mark()
             device.mark()
         else:
             owner.add(copy, device)
+        if copy.reserve or copy.share != owner.share:
+            self.judge_limits(owner)
+
+    def judge_limits(self, owner: FunctionState) -> None:
+        """A plan or a policy has said, or says no more, what copies of *owner* take of the compute."""
+        if not owner.placed:
+            return
+        limited = any(each.share or each.reserve for each in owner.plan.values())
+        limited = limited or any(each.share or each.reserve for each in (*owner.active, *owner.draining))
+        if limited != owner.limited:
+            self.mix(-owner.mixed)
+            owner.limit(limited=limited)
+            self.mix(owner.mixed)
+            self.rare = True
 
     def insert_rest(self, copy: Copy, parts: Iterable[tuple[DeviceState, Bytes, int]]) -> None:
         """*copy* has these further parts: the device of each, its memory there and its share."""
@@ -189,7 +216,7 @@ class FunctionIndex(DeviceIndex):
     def revive(self, owner: FunctionState) -> bool:
         """Let a draining copy take calls again; False: there is none that may."""
         for copy, device in owner.draining.items():
-            if not (device.shut or copy.split or copy.silent):
+            if not (device.shut or copy.split or copy.silent) and owner.allows(device):
                 owner.add(copy, owner.draining.pop(copy))
                 self.offer(device)
                 return True
@@ -239,6 +266,8 @@ class FunctionIndex(DeviceIndex):
             del owner.draining[copy]
             owner.mark()
             device.mark()
+        if owner.limited:
+            self.judge_limits(owner)
         if copy.loading:
             owner.loading -= 1
             self.end_preload(device, copy)
@@ -267,10 +296,10 @@ class FunctionIndex(DeviceIndex):
 
     def largest_for(self, owner: FunctionState) -> dict[str, Bytes]:
         """Return `largest` for the devices that *owner* may be on."""
-        if not owner.constraints and owner.wanted <= self.least_compute:
+        if not owner.bound and owner.wanted <= self.least_compute:
             return self.largest
         largest: dict[str, Bytes] = {}
         for each in self.devices.values():
-            if owner.wanted <= each.compute and owner.allows(each):
+            if owner.takes(each) <= each.compute and owner.allows(each):
                 largest[each.kind] = max(each.device.memory, largest.get(each.kind, 0))
         return largest

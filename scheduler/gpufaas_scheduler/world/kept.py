@@ -1,4 +1,4 @@
-"""Functions that find no room, since copies within the minimum of others are never evicted."""
+"""Functions that find no room, since copies that others keep, by a plan or as their minimum, are never evicted."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -22,29 +22,33 @@ def kept_out(world: World, owner: FunctionState) -> str | None:
         return None
     full: list[str] = []
     names: dict[FunctionId, None] = {}
-    for device in world.devices.values():
+    plans: set[int | None] = set()
+    for device in [world.devices[each] for each in owner.plan] if owner.plan else world.devices.values():
         need = owner.need(device)
         if isinstance(need, Reason) or need > device.device.memory:
             continue
         if owner.placed and device.id in owner.holders:
             need = 0
         there = device.residency
-        kept = in_the_way(there, need, lambda it: it in it.owner.draining or it.owner is owner.before, owner.wanted)
+        wanted = owner.takes(device)
+        kept = in_the_way(there, need, lambda it: it in it.owner.draining or it.owner is owner.before, wanted)
         if not kept:
             return None
         names.update(dict.fromkeys(each.owner.id for each in kept))
+        plans |= {each.kept for each in kept}
         bytes_held, shares = sum(each.memory for each in kept), sum(each.share for each in kept)
-        if owner.wanted + shares > device.compute:
-            full.append(f"{owner.wanted} % of the compute of {device.id} ({shares} % of {device.compute} % are held)")
+        if wanted + shares > device.compute:
+            full.append(f"{wanted} % of the compute of {device.id} ({shares} % of {device.compute} % are held)")
         else:
             held = f"{format_bytes(bytes_held)} of {format_bytes(device.device.memory)}"
             full.append(f"{format_bytes(need)} on {device.id} ({held} are held)")
     if not full:
         return None
+    lower = ["Lower their minimum (com.openfaas.scale.min)"] if None in plans else []
+    lower += [f"Change plan {each}" for each in plans if each is not None]
     return (
         f"there is no room for function {owner.id}: it needs {_some(full, ' or ')}, and copies that are always kept "
-        f"hold it: those of {_some(list(names), ', ')}. Lower their minimum (com.openfaas.scale.min), remove one of "
-        "them, or add a device"
+        f"hold it: those of {_some(list(names), ', ')}. {' or '.join(lower)}, remove one of them, or add a device"
     )
 
 

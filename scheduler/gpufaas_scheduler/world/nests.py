@@ -260,19 +260,20 @@ def _lacks_compute(owner: FunctionState, device: DeviceState, held: set[Call], c
             return True
         if owner.shared_hold:
             return False  # one hold is for all grants of a copy
-    if not owner.wanted:
+    wanted = owner.takes(device)
+    if not wanted:
         return False
     keep = [each for each in device.grants() if any(call in held for call in each.calls)]
     taken = sum(each.compute for each in keep if not each.copy.owner.shared_hold)
-    taken += sum(each.owner.reserves for each in {each.copy for each in keep if each.copy.owner.shared_hold})
+    taken += sum(each.owner.takes(device) for each in {each.copy for each in keep if each.copy.owner.shared_hold})
     stay = (each for each in device.residency if copies[each] or _is_kept(each))
-    return taken + sum(each.share for each in stay) + owner.wanted > device.compute
+    return taken + sum(each.share for each in stay) + wanted > device.compute
 
 
 def _is_kept(copy: Copy) -> bool:
-    """Whether it is within the minimum of its function."""
+    """Whether a plan keeps it, or it is within the minimum of its function."""
     owner = copy.owner
-    return owner.copies <= owner.min_copies and copy not in owner.draining
+    return (copy.kept is not None or owner.copies <= owner.min_copies) and copy not in owner.draining
 
 
 def _has_slot(owner: FunctionState, held: _Held) -> bool:

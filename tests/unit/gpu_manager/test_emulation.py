@@ -19,6 +19,8 @@ COSTS = {
     "half": {"v100": Cost(GiB, 0.1, 0.4)},
     "loud": {"*": Cost(GiB, 0.1, 0.4, beside={"half": 1.5})},
     "greedy": {"v100": Cost(GiB, 0.1, 0.4, uses=100)},
+    "grows": {"v100": Cost(GiB, 0.1, 0.4, uses=((1, 50), (2, 100)), batch=((2, 0.4),), power=2.0)},
+    "late": {"v100": Cost(GiB, 0.1, 0.4, start_s=0.1)},
 }
 
 
@@ -33,20 +35,21 @@ class Rig:
         self.device = Emulation(DeviceId("n/emulated:0"), "v100", COSTS, "costs.json")
         self.workers: dict[str, socket.socket] = {}
         self._readers: dict[socket.socket, Callable[[], None]] = {}
-        self._timer = SimpleNamespace(when=-1.0, callback=None)
+        self._timers: list[SimpleNamespace] = []
         self.add_reader, self.remove_reader = self._readers.__setitem__, self._readers.__delitem__
 
-    def call_at(self, when: float, callback: Callable[[], None]) -> SimpleNamespace:
-        self._timer = timer = SimpleNamespace(when=when, callback=callback)
-        timer.cancel = lambda: setattr(timer, "callback", None)
+    def call_at(self, when: float, callback: Callable[..., None], *given: float) -> SimpleNamespace:
+        timer = SimpleNamespace(when=when, callback=lambda: callback(*given))
+        timer.cancel = lambda: self._timers.remove(timer) if timer in self._timers else None
+        self._timers.append(timer)
         return timer
 
-    def begin(self, name: str, need: Need = SPATIAL) -> None:
-        """A worker of that function begins a call."""
+    def begin(self, name: str, need: Need = SPATIAL, calls: int = 1) -> None:
+        """A worker of that function begins so many calls together."""
         function = FunctionId(f"{name}.ns@1")
         spec = WorkerSpec(function, name, "ns", name, "model", need)
         self.workers[name] = self.device.clock(spec, 0, need.held)
-        self.workers[name].send(ASK.pack(self.now, 1))
+        self.workers[name].send(ASK.pack(self.now, calls))
         self.look()
 
     def look(self) -> None:
@@ -57,10 +60,11 @@ class Rig:
     def ends(self) -> dict[str, float]:
         """Let time pass until no call runs; return when each has ended."""
         found = {}
-        while self._timer.callback is not None:
-            self.now, callback = self._timer.when, self._timer.callback
-            self._timer.callback = None
-            callback()
+        while self._timers:
+            timer = min(self._timers, key=lambda each: each.when)
+            self._timers.remove(timer)
+            self.now = timer.when
+            timer.callback()
             for each in select.select(list(self.workers.values()), [], [], 0)[0]:
                 if each.recv(1):
                     found[next(name for name, sock in self.workers.items() if sock is each)] = self.now
@@ -115,3 +119,25 @@ def test_a_worker_that_has_ended_slows_nobody_any_more(rig: Rig) -> None:
     rig.workers.pop("greedy").close()
     rig.look()
     assert rig.ends() == pytest.approx({"half": 0.3 + 0.2})
+
+
+def test_what_a_batch_uses_slows_its_neighbours_and_a_power_itself(rig: Rig) -> None:
+    """150 % of a device: the neighbour at two thirds of its speed, and the batch at four ninths."""
+    rig.begin("half")
+    rig.begin("grows", calls=2)
+    assert rig.ends() == pytest.approx({"half": 0.6, "grows": 0.6 + 0.4 - 0.6 * 4 / 9})
+
+
+def test_a_call_that_takes_time_to_begin_uses_nothing_until_then(rig: Rig) -> None:
+    rig.begin("late")
+    rig.begin("greedy")
+    # From 0.1 on they use 150 %; the first is done at 0.1 + 0.3 * 1.5
+    assert rig.ends() == pytest.approx({"greedy": 0.55, "late": 0.65})
+
+
+def test_a_worker_that_ends_before_its_call_began_leaves_nothing(rig: Rig) -> None:
+    rig.begin("late")
+    rig.workers.pop("late").close()
+    rig.look()
+    rig.begin("greedy")
+    assert rig.ends() == pytest.approx({"greedy": 0.4})

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from gpufaas_core.model import ALL_COMPUTE
+from gpufaas_core.model import ALL_COMPUTE, name_of
 from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.world import finish
@@ -67,6 +67,14 @@ def _check_function(world: World, owner: FunctionState) -> None:
     assert not owner.active.keys() & owner.draining.keys()
     assert owner.copies == len(owner.active)
     assert owner.loading == sum(each.loading for each in there)
+    planned = world.agenda.by_name.get(name_of(owner.id), ()) if owner.placed and not owner.removed else ()
+    usable = {each.id for each in world.devices.values() if not each.closed}
+    assert owner.plan == {each.device: each for each in planned if each.device in usable}
+    assert owner.bound == bool(owner.constraints or owner.plan)
+    kept = {copy for copy, device in there.items() if device.id in owner.plan}
+    assert kept == {each for each in there if each.kept is not None}
+    limits = any(each.share or each.reserve for each in (*there, *owner.plan.values()))
+    assert owner.limited == (owner.placed and limits)
     if owner.placed:
         assert owner.holders == {device.id: device for device in owner.active.values()}
     elif owner.ready is not None:
@@ -100,7 +108,7 @@ def _check_cluster(world: World) -> None:
         assert candidates == {each.id for each in functions if each.idle_holders and each.flow.head != NEVER}
     assert world.mixed == sum(each.mixed for each in functions)
     drained = sum(each.closed for each in devices)
-    assert world.constrained == sum(bool(each.constraints) for each in functions) + world.mixed + drained
+    assert world.constrained == sum(bool(each.constraints or each.plan) for each in functions) + world.mixed + drained
     assert world.least_compute == min([ALL_COMPUTE, *(each.compute for each in devices)])
     assert world.largest == {
         kind: max(each.device.memory for each in devices if each.kind == kind)

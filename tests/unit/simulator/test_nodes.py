@@ -11,7 +11,7 @@ import pytest
 
 from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, DeviceId, Part
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import View
@@ -125,6 +125,79 @@ def test_a_neighbour_that_disturbs_does_so_while_it_runs(ran: Ran) -> None:
 
     # f: 1 s of work in the first two, 3 in the next three, a third in the next one, and 1.67 are left.
     assert list(record.ended) == pytest.approx([6 + 6 - 4 - 1 / 3, 2.0, 6.0])
+
+
+def test_what_a_grant_uses_depends_on_its_batch(ran: Ran) -> None:
+    """Alone f uses 20 beside the 60 of g; four together use 80, and five as much: 140 of 100 while both run."""
+    uses = {"uses": {"2": 20, "4": 80}, "batch": {"4": 6}, "batch_max": 8}
+    given = workload({"f": uses, "g": {"uses": 60}}, [[0, "f"], [0, "g"], *([10, "f"],) * 4, [10, "g"]])
+
+    record, _ = ran(given, Scripted({"f": one("g0"), "g": one("g0")}, ((2, 3, 4, 5),)))
+
+    assert list(record.ended) == pytest.approx([6.0, 6.0, *[10 + 6 * 1.4] * 4, 10 + 6 * 1.4])
+
+
+def test_neighbours_slow_by_what_they_use_also_below_saturation(ran: Ran) -> None:
+    """Beside 40 % of g, f takes 1.2 times as long; g does not mind. Beside 80 %, only 60 % are left for neighbours."""
+    functions = {"f": {"uses": 40, "near": 0.005}, "g": {"uses": 40, "infer_s": 3}, "h": {"uses": 80, "infer_s": 2.8}}
+    given = workload(functions, [[0, "f"], [0, "g"], [20, "f"], [20, "h"]])
+
+    record, _ = ran(given, Scripted({each: one("g0") for each in "fgh"}))
+
+    assert list(record.ended)[:2] == pytest.approx([3 + 6 - 3 / 1.2, 3.0])
+    beside_h_s = 2.8 * 1.2
+    assert list(record.ended)[2:] == pytest.approx([20 + beside_h_s + 6 - beside_h_s / (1.2 * 1.3), 20 + beside_h_s])
+
+
+def test_above_saturation_a_power_makes_sharing_dearer_than_queueing(ran: Ran) -> None:
+    given = workload({"f": {"uses": 75, "power": 2}, "g": {"uses": 75}}, [[0, "f"], [0, "g"]])
+
+    record, _ = ran(given, Scripted({"f": one("g0"), "g": one("g0")}))
+
+    # Until 9 s g runs at 1/1.5 of its speed, and f at 1/2.25
+    assert list(record.ended) == pytest.approx([9 + 6 - 9 / 2.25, 9.0])
+
+
+@pytest.mark.parametrize("sharing", [{}, {"sharing": "exclusive", "compute": None}])
+def test_a_hit_begins_some_time_after_its_grant(sharing: dict[str, Any], ran: Ran) -> None:
+    """The way to a busy device takes its time while the device is busy."""
+    given = workload({"f": {"start_s": 0.5, **sharing}}, [[0, "f"], [10, "f"], [12, "f"]])
+
+    record, engine = ran(given, Scripted({"f": one("g0")}))
+
+    whole = "sharing" in sharing
+    assert list(record.started) == [0.0, 10.5, 16.5 if whole else 12.5]
+    assert [each.service_s for _, each in engine.events if isinstance(each, m.Finished)] == [6.0] * 3
+
+
+def test_what_is_planned_of_batches_caps_and_neighbours_reaches_the_engine_as_a_profile_does(written: Write) -> None:
+    planned = {"infer_s": 3, "batch": {"4": 6}, "share": {"50": 2}, "uses": {"1": 30, "4": 60}, "beside": {"*": 1.5}}
+    given = workload({"f": {"batch_max": 4, "planned": planned}}, [[0, "f"]])
+
+    [known] = read_workload(written(given)).functions
+    profile = known.known_as(FunctionId("f")).profiles["*"]
+
+    found = {(each.batch, each.share, each.neighbours): each.ratio for each in profile.ratios}
+    assert profile.service_s == 3.0
+    assert found[4, 0, 0] == 2.0
+    assert found[2, 0, 0] == pytest.approx(4 / 3), "between two sizes, as in truth"
+    assert found[1, 50, 0] == 2.0
+    assert found[1, 0, 2] == pytest.approx(1.5**2), "three that use 30 each have room"
+    assert found[4, 0, 1] == pytest.approx(2 * 1.2 * 1.5), "two that use 60 each have not"
+
+
+def test_planned_batch_times_hold_without_learning_and_give_way_to_it(written: Write) -> None:
+    cost = {"infer_s": 1, "batch_max": 4, "batch": {"4": 1.5}, "planned": {"batch": {"4": 3}}}
+    given = workload({"f": cost}, [[at // 4 * 10, "f"] for at in range(4, 44)])
+    expected = {}
+    for learn in (False, True):
+        engine = engine_header("lb", learn=learn).engine()
+        record = Simulation(read_workload(written(given)), engine).run()
+        expected[learn] = engine._world.functions[FunctionId("f")].grant_s("gpu", 3)  # what policies see
+        assert max(record.service_s) == pytest.approx(1 + 2 / 6)
+
+    assert expected[False] == pytest.approx(1 + 2 / 3 * 2, rel=1e-3)
+    assert expected[True] < expected[False]
 
 
 def test_a_batch_is_served_together(ran: Ran) -> None:
@@ -354,7 +427,9 @@ def test_all_that_a_file_says_is_written_as_it_was_read(written: Write, tmp_path
         {
             "f": {
                 "kinds": {"h100": {"occupation_mb": 50, "load_s": 1, "infer_s": 1, "batch": {"4": 2}, "uses": 20}},
-                "planned": {"load_s": 9, "kinds": {"h100": {"infer_s": 3}}}, "share": {"25": 3.5}, "beside": {"g": 1.5},
+                "planned": {"load_s": 9, "uses": 7, "kinds": {"h100": {"infer_s": 3, "batch": {"2": 4}}}},
+                "uses": {"1": 10, "4": 40}, "near": 0.002, "power": 1.5, "start_s": 0.01, "share": {"25": 3.5},
+                "beside": {"g": 1.5},
                 "batch_max": 4, "batch_wait_s": 0.1, "latency_goal_s": 2, "batch_adaptive": True, "weight": 2.5,
                 "priority": 3, "task": "classify", "accuracy": 0.8, "namespace": "red",
             },
