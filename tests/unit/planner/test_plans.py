@@ -1,9 +1,9 @@
 """Versions of plans: who was first, what is told, and what is kept."""
 
 import asyncio
-from dataclasses import dataclass, field
 
 import pytest
+from tests.unit.planner.fakes import MemoryPlans
 
 from gpufaas_core.errors import BadPlan, PlanConflict, StorageFailed, UnknownPlan
 from gpufaas_core.model import Device, DeviceId, Function, FunctionId, Need, PlacementPlan, Profile, Replica
@@ -13,31 +13,6 @@ from gpufaas_planner.plans import Plans
 
 A, B, C = (DeviceId(f"n1/{each}") for each in "abc")
 ONE, TWO = "one.ns", "two.ns"
-
-
-@dataclass
-class MemoryPlans:
-    """A store in memory; with *broken*, one that cannot be used."""
-
-    kept: list[PlanVersion] = field(default_factory=list)
-    broken: bool = False
-
-    def latest(self) -> PlanVersion | None:
-        return self.kept[-1] if self.kept else None
-
-    def get(self, version: int) -> PlanVersion | None:
-        return next((each for each in self.kept if each.version == version), None)
-
-    def history(self) -> list[PlanVersion]:
-        return self.kept[::-1]
-
-    def add(self, plan: PlanVersion) -> bool:
-        if self.broken:
-            raise StorageFailed("the disk is full")
-        if (self.kept[-1].version if self.kept else 0) != plan.version - 1:
-            return False
-        self.kept = [*self.kept, plan][-KEPT:]
-        return True
 
 
 class Rig:
