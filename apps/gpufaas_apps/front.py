@@ -44,7 +44,17 @@ from gpufaas_gateway.node_api import ClusterNodes, node_routes
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.plan_api import plan_routes
 from gpufaas_gateway.platform_api import prune_routes
-from gpufaas_gateway.ports import Artifacts, LogReader, NodePort, PlacementPort, Scheduler, SecretStore, Store, Workers
+from gpufaas_gateway.ports import (
+    Artifacts,
+    LogReader,
+    NodePort,
+    PlacementPort,
+    PlannerPort,
+    Scheduler,
+    SecretStore,
+    Store,
+    Workers,
+)
 from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
 from gpufaas_planner.plans import Plans
 from gpufaas_planner.ports import PlanStore
@@ -119,6 +129,8 @@ class Front:
         )
         self.catalogue = self.deployer.catalogue
         self.keeper = Keeper(parts.store, self.catalogue)
+        self.planner: PlannerPort | None = None
+        """What makes plans in this process, once it is set."""
         self.plans = Plans(parts.plan_store, self._placeable, parts.workers.devices, parts.tell_plan)
         calls = Calls(
             self.catalogue, parts.scheduler, parts.node, parts.spool, served_by=product, call_suffix=parts.call_suffix,
@@ -168,7 +180,7 @@ class Front:
             async_routes(self.async_calls, async_invocations, lambda name: self.catalogue.find(name) is not None)
         )
         app.include_router(node_routes(parts.nodes))
-        app.include_router(plan_routes(self.catalogue, self.plans, parts.scheduler.status))
+        app.include_router(plan_routes(self.catalogue, self.plans, parts.scheduler.status, lambda: self.planner))
         if parts.prune is not None:
             app.include_router(prune_routes(self.catalogue, parts.prune))
         return CleanPaths(app if parts.credentials is None else Guard(app, parts.credentials))

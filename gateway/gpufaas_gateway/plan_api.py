@@ -13,7 +13,7 @@ from gpufaas_core.json_errors import UNREADABLE, mistake
 from gpufaas_core.model import DeviceId, EngineStatus, Replica
 from gpufaas_core.plans import PlanVersion
 from gpufaas_gateway.catalogue import Catalogue
-from gpufaas_gateway.ports import PlansPort
+from gpufaas_gateway.ports import PlannerPort, PlansPort
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE
 from gpufaas_gateway.typed_routes import json_of, read_body, refuses, router
 from gpufaas_gateway.wire import By
@@ -22,7 +22,7 @@ _T = TypeVar("_T", bound=Struct)
 _CHANGES: Final = refuses(BadPlan, PlanConflict, StorageFailed)
 
 
-class ReplicaShown(Replica, frozen=True):
+class ReplicaShown(Replica, frozen=True, omit_defaults=False):
     state: str = "unknown"
     """Of the plan in force, see `PlannedCopy`; ``unknown``: the scheduler has not said yet."""
     reason: str = ""
@@ -33,7 +33,7 @@ class PlanShown(PlanVersion, frozen=True, omit_defaults=False):
 
     replicas: tuple[ReplicaShown, ...] = ()
     planner: dict[str, Any] = field(default_factory=dict)
-    """What the planner says of itself; empty: there is none."""
+    """What the planner says of itself; empty: none runs here."""
 
 
 class ReplicaAsked(Replica, frozen=True, forbid_unknown_fields=True):
@@ -67,9 +67,9 @@ class UnpinAsked(Struct, forbid_unknown_fields=True):
 
 def plan_routes(
     catalogue: Catalogue, plans: PlansPort, status: Callable[[], EngineStatus],
-    planner: Callable[[], dict[str, Any]] = dict,
+    planner: Callable[[], PlannerPort | None] = lambda: None,
 ) -> APIRouter:  # fmt: skip
-    """:param planner: returns what the planner says of itself"""
+    """:param planner: returns the planner of this process, if it has one"""
     routes = router(catalogue)
 
     def change(method: str, path: str, kind: type[Struct]) -> Callable[[Callable[..., Any]], None]:
@@ -83,14 +83,15 @@ def plan_routes(
     @routes.get("/system/plan")
     async def show_plan() -> PlanShown:
         """The plan in force, and what became of it."""
-        plan, said = plans.in_force() or PlanVersion(0), status().plan
+        plan, said, made_by = plans.in_force() or PlanVersion(0), status().plan, planner()
         copies = said.copies if said is not None and said.version == plan.version else ()
         became = {(each.replica.function, each.replica.device): (each.state, each.reason) for each in copies}
         replicas = tuple(
             ReplicaShown(*asdict(each).values(), *became.get((each.function, each.device), ()))
             for each in plan.replicas
         )
-        return PlanShown(**{**asdict(plan), "replicas": replicas, "planner": planner()})
+        about = {} if made_by is None else made_by.status()
+        return PlanShown(**{**asdict(plan), "replicas": replicas, "planner": about})
 
     @change("PUT", "", PlanAsked)
     async def apply_plan(request: Request, by: By) -> PlanVersion:
@@ -104,7 +105,18 @@ def plan_routes(
         """The versions that are kept, newest first."""
         return await plans.history()
 
-    @routes.get("/system/plan/{version}", responses=refuses(UnknownPlan, StorageFailed))
+    @routes.post("/system/plan/make", responses=refuses(InvalidSpec))
+    async def make_plan(by: By) -> PlanShown:
+        """Have the planner make a plan. The answer does not wait for it."""
+        if (asked := planner()) is None:
+            raise InvalidSpec(
+                "no planner runs here, since no solver is chosen: write a plan and put it in force "
+                "(gpufaas plan apply FILE)"
+            )
+        asked.ask(f"asked by {_who(by)}")
+        return await show_plan()
+
+    @routes.get("/system/plan/{version:int}", responses=refuses(UnknownPlan, StorageFailed))
     async def describe_plan(version: int) -> PlanVersion:
         return await plans.version(version)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.bundle import Manifest, WorkerSpec
@@ -239,6 +239,15 @@ class PlansPort(Protocol):
 
         :raises BadPlan: it has none
         """
+
+
+class PlannerPort(Protocol):
+    """What makes plans; see `gpufaas_planner.shell.PlannerShell`."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def ask(self, why: str) -> None:
+        """Make a plan at once."""
 
 
 class LogReader(Protocol):

@@ -13,6 +13,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
+from tests.unit.planner.fakes import MemoryPlans
 from tests.waiting import LIMIT_S
 
 from gpufaas_core.logs import FunctionLogs
@@ -32,6 +33,7 @@ from gpufaas_gateway.http.connection import HttpConnection
 from gpufaas_gateway.http.exchange import HttpFront
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
+from gpufaas_planner.plans import Plans
 
 CREDENTIALS = Credentials("admin", "pass:wörd")
 DEVICE = Device(DeviceId("n1/cpu:0"), "cpu", 2 * GiB)
@@ -59,6 +61,11 @@ class Gateway:
         )  # fmt: skip
         self.catalogue = self.deployer.catalogue
         self.keeper = Keeper(self.store, self.catalogue)
+        self.plans = Plans(
+            MemoryPlans(),
+            lambda: {each.full_name: each.function for each in self.catalogue.everywhere()},
+            self.workers.devices,
+        )
         self.app: FastAPI = management_app(
             self.deployer, self.scheduler, self.logs, self.artifacts, self.metrics, self.secrets,
             version="0.1.0", usage_of=self._usage_of,

@@ -16,6 +16,7 @@ from gpufaas_gateway.auth import is_public
 from gpufaas_gateway.errors import METHODS, QuotaExceeded
 from gpufaas_gateway.node_api import node_routes
 from gpufaas_gateway.openapi import describe
+from gpufaas_gateway.plan_api import plan_routes
 from gpufaas_gateway.platform_api import prune_routes
 
 NAMESPACES = ("/system/namespaces", "/system/namespaces/", "/system/namespace", "/system/namespace/")
@@ -47,6 +48,10 @@ OPERATIONS = {
     "/system/nodes": "get",
     "/system/nodes/{name}": "get",
     "/system/nodes/{name}/drain": "delete post",
+    "/system/plan": "get put",
+    "/system/plan/history": "get",
+    **dict.fromkeys((f"/system/plan/{each}" for each in ("make", "pin", "rollback", "unpin")), "post"),
+    "/system/plan/{version}": "get",
     "/system/prune": "post",
     "/system/scale-function/{name}": "post",
     "/system/secrets": "delete get post put",
@@ -66,7 +71,11 @@ def served(calls: AsyncCalls) -> AsyncInvocations:
 def whole(gateway: Gateway, tmp_path: Path) -> Gateway:
     """With the routes that the composition root adds."""
     calls = AsyncCalls(MemoryAsyncQueue(tmp_path), never, FakeCallbacks(), lambda _: RetryPolicy())
-    for each in (async_routes(calls, served(calls)), node_routes(NoNodes()), prune_routes(gateway.catalogue, never)):
+    catalogue, plans = gateway.catalogue, gateway.plans
+    for each in (
+        async_routes(calls, served(calls)), node_routes(NoNodes()), prune_routes(catalogue, never),
+        plan_routes(catalogue, plans, gateway.scheduler.status),
+    ):  # fmt: skip
         gateway.app.include_router(each)
     return gateway
 
@@ -103,7 +112,9 @@ async def test_every_path_refuses_another_method_and_names_those_that_it_has(
     for path, methods in described["paths"].items():
         if path != "/function/{name}":
             for method in ("TRACE", *[each for each in METHODS if each.lower() not in methods][:1]):
-                answer = await whole.client.request(method, path.replace("{", "").replace("}", ""))
+                answer = await whole.client.request(
+                    method, path.replace("{version}", "1").replace("{", "").replace("}", "")
+                )
                 assert (answer.status_code, answer.text) == (405, ""), (method, path)
                 assert answer.headers["allow"].lower().split(", ") == sorted(methods), (method, path)
 
