@@ -13,6 +13,7 @@ from gpufaas_core.errors import GpufaasError
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import (
+    Asked,
     CallId,
     Device,
     DeviceId,
@@ -333,7 +334,7 @@ class PlacementPort(Protocol):
         size: float = 0.0,
         outer: Outer | None = None,
         endless: bool = False,
-        goal_s: Seconds | None = None,
+        asked: Asked | None = None,
     ) -> Grant | asyncio.Future[Grant]: ...
 
     def on_grant(self, call: CallId, begin: Callable[[Grant], None]) -> None:
