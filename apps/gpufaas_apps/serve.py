@@ -133,8 +133,7 @@ class ServeApp:
         policy_state = PolicyState(self._scheduler, self._stores.plans)
         policy_state.restore()
         self._scheduler.join(self._node, self._node.devices())
-        for plan in self._stores.plans.history()[:1]:
-            front.plans.learn(plan)
+        front.plans.learn(self._stores.plans.latest())
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(login)
             if self._journal is not None:

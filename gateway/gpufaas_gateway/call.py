@@ -11,12 +11,11 @@ from typing import Any, Final
 from gpufaas_core.driven import Driven
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError
 from gpufaas_core.messages import Grant, Outer
-from gpufaas_core.model import Asked, CallId, Seconds
+from gpufaas_core.model import CallId, Seconds
 from gpufaas_core.wire.bodies import INLINE, UPGRADE
 from gpufaas_gateway import call_state as states
-from gpufaas_gateway.asked import read_asked
 from gpufaas_gateway.call_body import SPOOL_ABOVE, BodyStream, Caller
-from gpufaas_gateway.call_headers import Header, ReadHead, asked_timeout, told_size
+from gpufaas_gateway.call_headers import Header, ReadHead, asked_timeout, told_goal, told_size
 from gpufaas_gateway.catalogue import ServedRevision
 from gpufaas_gateway.ports import CallExchange
 from gpufaas_gateway.quotas import Passage
@@ -37,9 +36,9 @@ class Call:
 
     __slots__ = (
         "asked", "asked_size", "began", "body", "crossing", "deployed", "ends", "error", "exchange", "exec_s", "file",
-        "future", "grant", "id", "last", "length", "load_s", "mode", "name", "ours", "outer", "owner",
+        "future", "goal_s", "grant", "id", "last", "length", "load_s", "mode", "name", "ours", "outer", "owner",
         "passage", "passed", "queue_s", "ran_out", "refused", "request", "run_s", "size", "state", "status", "stream",
-        "told", "watch", "whose", "whose_last",
+        "watch", "whose", "whose_last",
     )  # fmt: skip
 
     def __init__(
@@ -61,10 +60,8 @@ class Call:
         self.id = CallId(call_id)
         self.outer = outer
         self.ours = ours
-        self.passed, _, self.length, self.told = read
-        """The headers that the function gets; Content-Length, -1: unknown; those that ask something of the platform."""
-        self.asked: Asked | None
-        """What its caller asks for beside its function; set when it is admitted."""
+        self.passed, _, self.length, self.asked = read
+        """The headers that the function gets; Content-Length, -1: unknown; what its caller asks of the platform."""
         self.crossing = False
         """The platform's headers say which origins may read the answer; the function's are dropped."""
         self.deployed: ServedRevision | None = None
@@ -77,6 +74,7 @@ class Call:
         self.size: float = 0.0
         """The size of the body in bytes, or `asked_size`: what the scheduler is told."""
         self.asked_size: float | None = None
+        self.goal_s: Seconds | None = None
         self.future: asyncio.Future[Grant] | None = None
         """The scheduler has promised a grant, which has not come."""
         self.grant: Grant | None = None
@@ -101,19 +99,19 @@ class Call:
         """Where `ends` and `last` come from, for the error."""
         self.watch: Watch | None = None
 
-    def ask(self, told: dict[bytes, bytes], deployed: ServedRevision) -> None:
+    def ask(self, asked: dict[bytes, bytes]) -> None:
         """
-        Take what its caller asks for. Size and time of a WebSocket do not count.
+        Take what its caller asks for. Of a WebSocket only the goal counts.
 
         :raises InvalidSpec: it cannot be read
-        :raises Unsatisfiable: *deployed* can never be what is asked for
         """
-        self.asked = read_asked(told, deployed.function, deployed.asked)
+        if goal := asked.get(b"x-latency-goal"):
+            self.goal_s = told_goal(goal)
         if self.mode == UPGRADE:
             return
-        if size := told.get(b"x-gpufaas-size"):
+        if size := asked.get(b"x-gpufaas-size"):
             self.asked_size = told_size(size)
-        if timeout := told.get(b"x-timeout"):
+        if timeout := asked.get(b"x-timeout"):
             self.exec_s = min(self.exec_s, asked_timeout(timeout))
 
     # --- its end from outside ---

@@ -13,7 +13,6 @@ from gpufaas_core.errors import GpufaasError
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import (
-    Asked,
     CallId,
     Device,
     DeviceId,
@@ -208,10 +207,19 @@ class PlansPort(Protocol):
         """Return the latest version, from memory; None: there was none yet. It may be without replicas."""
 
     async def apply(
-        self, replicas: Sequence[Replica], *, by: str, why: str = "",
-        expected: Mapping[str, float] | None = None, base: int | None = None,
-    ) -> PlanVersion:  # fmt: skip
-        """:param base: the version that *replicas* were written against, 0: there was none; None: any"""
+        self,
+        replicas: Sequence[Replica],
+        *,
+        by: str,
+        why: str = "",
+        expected: Mapping[str, float] | None = None,
+        base: int | None = None,
+    ) -> PlanVersion:
+        """
+        Put *replicas* in force.
+
+        :param base: the version that they were written against, 0: there was none; None: whatever is in force
+        """
 
     async def history(self) -> list[PlanVersion]:
         """Return the versions that are kept, newest first."""
@@ -226,7 +234,11 @@ class PlansPort(Protocol):
         """Have *replica* in force, pinned, and no others of its function but those that were pinned before."""
 
     async def unpin(self, function: str, device: DeviceId | None, *, by: str) -> PlanVersion:
-        """Take the pinned replicas of *function*, a ``NAME.NAMESPACE``, out of the plan; None: on all devices."""
+        """
+        Take the pinned replicas of *function*, a ``NAME.NAMESPACE``, out of the plan; of *device* only, unless None.
+
+        :raises BadPlan: it has none
+        """
 
 
 class PlannerPort(Protocol):
@@ -321,7 +333,7 @@ class PlacementPort(Protocol):
         size: float = 0.0,
         outer: Outer | None = None,
         endless: bool = False,
-        asked: Asked | None = None,
+        goal_s: Seconds | None = None,
     ) -> Grant | asyncio.Future[Grant]: ...
 
     def on_grant(self, call: CallId, begin: Callable[[Grant], None]) -> None:

@@ -285,6 +285,7 @@ def restore_agenda(world: World, doc: EngineDoc, since: Seconds) -> None:
     agenda.releasing = dict(doc.releasing)
     if doc.policy_state is not None and isinstance(world.policy, Stateful):
         world.policy.load(doc.policy_state)
+        world.read_policy()
 
 
 def restore_clearing(world: World, doc: EngineDoc, since: Seconds) -> None:

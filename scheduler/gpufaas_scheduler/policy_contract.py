@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, Protocol, runtime_checkable
 
 from gpufaas_core.messages import Event
-from gpufaas_core.model import Seconds
+from gpufaas_core.model import PlacementPlan, Seconds
 from gpufaas_scheduler.contract import Plan, Why
 from gpufaas_scheduler.view_contract import View, WaitingCall
 
@@ -44,6 +44,17 @@ class Watching(Protocol):
     @property
     def watches(self) -> int:
         """The mask of causes for which it does."""
+
+
+@runtime_checkable
+class Executing(Protocol):
+    """
+    A policy that carries plans out. What it has as `watches` and `follows` depends on the plan: the engine reads both
+    again after `take`, and after each run for a cause that the policy watches.
+    """
+
+    def take(self, plan: PlacementPlan) -> None:
+        """*plan* is in force from now on. A run follows if the policy watches `PLAN` then."""
 
 
 @runtime_checkable

@@ -4,12 +4,12 @@ The roles that a policy is composed of. It is the second half of the contract of
 =============== ======================================================================= ====================
 role            what it decides                                                         default
 =============== ======================================================================= ====================
-*admission*     whether a new call is served, and by which variant of its task          each, by its own
+*admission*     whether a new call is served, and by which variant of its task          in time, if it says so
 *order*         whose call is next for an idle device: it drives a scheduling run       that of the policy
 *placement*     where a call goes, when the order asks about it                         that of the policy
 *batching*      which further waiting calls of its function start with a call           those that wait
 *replacement*   which copies make room, where a placement names no victims              least recently used
-*scaling*       copies and nodes beyond what calls need now, after the causes it names  none
+*scaling*       copies and nodes beyond what calls need now, after the causes it names  that of plans
 *prefetch*      which weights nodes bring into their host tiers ahead of loads          that of the policy
 =============== ======================================================================= ====================
 
@@ -17,10 +17,12 @@ A named policy fills *order* and *placement*; a spec may fill any role anew (`po
 the others by these protocols only. A class of your own is registered as an entry point of the group
 ``gpufaas.policies.ROLE`` (docs/writing-a-policy.md).
 
-*One run.* Admission is asked about the calls that came, then the order runs, then scaling: each sees what the one
-before it did. The engine asks batching about each start of a function whose calls may form batches, also from a local
-queue. A batch that the engine refuses starts as the one call that the order chose. Prefetch comes last: it is asked
-while calls wait for functions that no device holds, if a node has a host tier.
+*Admission.* The engine asks it about a call when it comes, if its function wants that (`Function.sheds`).
+
+*One run.* What carries out plans comes first (`policies.planned`, in each policy), then the order, then scaling: each
+sees what the one before it did. The engine asks batching about each start of a function whose calls may form batches,
+also from a local queue. A batch that the engine refuses starts as the one call that the order chose. Prefetch comes
+last: it is asked while calls wait for functions that no device holds, if a node has a host tier.
 
 *Precedence.* Where roles disagree, or one of them and a declared wish, the first of these decides:
 
@@ -28,12 +30,16 @@ while calls wait for functions that no device holds, if a node has a host tier.
 2. *What was declared*: constraints, the minimum and the maximum of copies, the share that a function with a goal
    asks for.
 3. *What waits*: the last copy of a function with waiting calls stays, and so does the node with its only copies.
-4. *Admission*, then *order and placement*, with *batching*: a call that was refused is not placed.
-5. *Scaling*.
+4. *Who owns the copies* of a function (`gpufaas_core.owners`): a scaling acts on functions whose owner is their calls,
+   or for which it is (`Owning`), and on no others.
+5. *Admission*, then *order and placement*, with *batching*: a call that was refused is not placed.
+6. *Scaling*.
 
-The engine holds to 1, and to 2 but for shares, whatever a policy proposes (`handle.commit`). The rest restrains scaling
-only, which acts for calls that are not there yet: `policies.composite.objection` refuses its actions in the engine's
-stead. Order and placement may evict a last copy, because they do so for a call that waits longer.
+The engine holds to 1, and to 2 but for shares, whatever a policy proposes (`handle.commit`), and to what a plan says of
+devices. The rest restrains scaling only, which acts for calls that are not there yet: `policies.composite.objection`
+refuses its actions in the engine's stead. The owner of a function may limit it below what its goal asks for, and a plan
+may drain a last copy, for one elsewhere. Order and placement may evict a last copy, because they do so for a call that
+waits longer.
 """
 
 from __future__ import annotations
@@ -59,7 +65,10 @@ Placed: TypeAlias = Start | Assign | Load | None
 
 class Admission(Protocol):
     def admit(self, view: View, call: WaitingCall) -> Choose | Reject | None:
-        """Return what becomes of a *call* that came since the last run; None: it waits, as a call of its function."""
+        """
+        Return what becomes of *call*, which has just come and is in no queue yet; None: it is placed, or waits, as a
+        call of its function. Asked only for functions that want it.
+        """
 
 
 class Placement(Protocol):
@@ -137,6 +146,15 @@ class Scaling(Protocol):
 
     def plan(self, view: View) -> Plan:
         """Propose loads, evictions, limits, nodes, wakes or a plan, one at a time; see *Precedence*."""
+
+
+@runtime_checkable
+class Owning(Protocol):
+    """A scaling for functions that others do not decide about."""
+
+    @property
+    def owners(self) -> Collection[str]:
+        """Of `gpufaas_core.owners`, beside `CALLS`: it acts on functions whose owner is one of these."""
 
 
 class Prefetch(Protocol):

@@ -15,7 +15,7 @@ from math import exp, inf
 from typing import cast
 
 from gpufaas_cache_manager.eviction import evictable
-from gpufaas_core.model import Bytes, CallId, CopyId, FunctionId, NodeId, Offer, PlacementPlan, Seconds
+from gpufaas_core.model import Bytes, CallId, CopyId, DeviceId, FunctionId, NodeId, Offer, PlacementPlan, Seconds
 from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.fit import Fit, Reason
 from gpufaas_scheduler.view_contract import View
@@ -104,6 +104,9 @@ class _Fleet:
     def devices(self) -> Collection[DeviceState]:
         return self._cluster.devices.values()
 
+    def device(self, name: DeviceId) -> DeviceState | None:
+        return self._cluster.devices.get(name)
+
     @property
     def device_count(self) -> int:
         return len(self._cluster.devices)
@@ -182,6 +185,9 @@ class _Residency(_Fleet):
             every = list(ordered)
             ordered = [each for each in every if not is_loading(each, owner)] or every
         return list(islice(ordered, limit))
+
+    def copies_of(self, function: FunctionState) -> list[tuple[Copy, DeviceState]]:
+        return list(function.active.items())
 
     def find(self, copy: CopyId) -> Copy | None:
         found = self._cluster.copies.get(copy)
@@ -329,6 +335,9 @@ class ClusterView(_Plans):
 
     def functions(self) -> list[FunctionState]:
         return [each for each in self._cluster.functions.values() if not each.removed]
+
+    def function(self, name: FunctionId) -> FunctionState | None:
+        return self._cluster.functions.get(name)
 
     def variants(self, task: str) -> Collection[FunctionState]:
         tasks = self._cluster.tasks

@@ -137,6 +137,10 @@ class FunctionView(FunctionCosts, Protocol):
         """The number of its calls that wait, in the global and in local queues."""
 
     @property
+    def before(self) -> FunctionView | None:
+        """The revision that it succeeds, until that one is removed and a copy of this one is loaded."""
+
+    @property
     def loading(self) -> int:
         """The number of its copies that load."""
 
@@ -193,6 +197,18 @@ class ResidentView(Protocol):
     @property
     def slots(self) -> int:
         """The most grants that it runs at once; 0: as its function says."""
+
+    @property
+    def ready_at(self) -> Seconds:
+        """When its load should end; in the past once it has."""
+
+    @property
+    def running(self) -> int:
+        """The number of its grants."""
+
+    @property
+    def queued(self) -> int:
+        """The number of calls that wait for it in the local queue of its device."""
 
     @property
     def batch(self) -> int:
@@ -316,6 +332,7 @@ class FleetView(Protocol):
     def devices(self) -> Collection[DeviceView]:
         """Return all devices, those that are drained too. O(1)."""
 
+    def device(self, name: DeviceId) -> DeviceView | None: ...
     @property
     def device_count(self) -> int: ...
     @property
@@ -373,6 +390,9 @@ class ResidencyView(Protocol):
         if these are as few. O(the fewer of both) if there are several. Devices on which the call can only join others
         are among them if there are no others.
         """
+
+    def copies_of(self, function: FunctionView) -> list[tuple[ResidentView, DeviceView]]:
+        """Return its copies that take calls, each with the device of its first part. O(copies)."""
 
     def find(self, copy: CopyId) -> ResidentView | None: ...
     def device_of(self, copy: CopyId) -> DeviceView | None:
@@ -485,6 +505,7 @@ class View(FleetView, ResidencyView, CostsView, AgendaView, Protocol):
     def functions(self) -> Collection[FunctionView]:
         """Return the functions that are deployed. O(functions)."""
 
+    def function(self, name: FunctionId) -> FunctionView | None: ...
     def variants(self, task: str) -> Collection[FunctionView]:
         """Return those of them that have this task. O(1); after a deployment O(functions)."""
 

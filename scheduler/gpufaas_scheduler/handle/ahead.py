@@ -155,7 +155,7 @@ def _next_call(world: World, device: DeviceState, copy: Copy) -> Call | None:
     flow, waiting = owner.flow, queue.count
     if not waiting or len(flow.calls) - flow.tombstones != waiting or world.idle_devices or world.follows is None:
         return None
-    if world.watches or world.agenda.wakes or world.surplus or world.homeless:
+    if world.agenda.wakes or world.surplus or world.homeless:
         return None
     first = flow.calls[0]
     return first if len(world.ahead) + waiting >= owner.copies and first.outer is None else None

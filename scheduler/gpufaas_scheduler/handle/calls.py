@@ -8,9 +8,11 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import Asked, CallId, Seconds, copy_id
 from gpufaas_core.plausible import MAX_S
 from gpufaas_core.units import format_bytes
+from gpufaas_scheduler import contract
 from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.handle.ahead import send_ahead, send_ahead_to
 from gpufaas_scheduler.handle.batches import adapt
+from gpufaas_scheduler.handle.commit_calls import rejected, variant_for, why_no_status
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_direct, serve_fifo, wake
 from gpufaas_scheduler.handle.follow import follow
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
@@ -54,11 +56,13 @@ def arrived(world: World, event: m.Arrived) -> None:
     if deadline is not None and deadline <= now:
         world.out.append(m.RejectCall(event.call, "deadline", "the deadline had passed when the call arrived"))
         return
-    if owner.desired is not None and owner.desired == 0:  # nearly always None: then it is not compared
-        wake(world, owner)
     queue = world.queue
     asked = event.asked or (None if event.goal_s is None else Asked(event.goal_s))
     call = Call(event.call, owner.id, owner, queue.next_number, now, deadline, event.size, event.endless, asked)
+    if owner.gated:
+        if not _passes(world, call, age_s):
+            return
+        owner = call.owner
     if outer is not None:
         world.nests.add(call, outer, ends)
         outer.owner.nests = world.tangled = True
@@ -85,6 +89,29 @@ def arrived(world: World, event: m.Arrived) -> None:
         place_direct(world, call)
     if call.state != RUNNING:
         _has_to_wait(world, call, age_s)
+
+
+def _passes(world: World, call: Call, age_s: Seconds) -> bool:
+    """Return whether *call* is admitted, perhaps as one of another function. A function scaled to zero is woken."""
+    owner, admission = call.owner, world.admission
+    if owner.asks_admission and admission is not None and not age_s:  # else it was admitted when it came
+        action = admission.admit(world.view, call)
+        if isinstance(action, contract.Reject):
+            reason = why_no_status(action)
+            if reason is None:
+                world.out.append(rejected(action))
+                return False
+            world.refusals.append(contract.Refusal(action, reason))
+        elif action is not None:
+            chosen = variant_for(world, owner, action.function)
+            if isinstance(chosen, str):
+                world.refusals.append(contract.Refusal(action, chosen))
+            else:
+                owner = call.owner = chosen
+                call.function = chosen.id
+    if owner.desired == 0:
+        wake(world, owner)
+    return True
 
 
 def _has_to_wait(world: World, call: Call, age_s: Seconds) -> None:

@@ -1,7 +1,7 @@
 """Actions on calls beside their start: another function for a call, its refusal, and the end of a running grant."""
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId
+from gpufaas_core.model import CallId, FunctionId
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, wake
 from gpufaas_scheduler.handle.waiting import give_up
@@ -16,12 +16,9 @@ def try_choose(world: World, action: contract.Choose) -> str | None:
     call = waiting(world, action.call)
     if isinstance(call, str):
         return call
-    before, after = call.owner, world.functions.get(action.function)
-    if after is None or after.removed:
-        return f"no function {action.function} is deployed"
-    reason = _why_no_variant(world, before, after)
-    if reason is not None:
-        return reason
+    before, after = call.owner, variant_for(world, call.owner, action.function)
+    if isinstance(after, str):
+        return after
     came_back = call.left
     world.queue.remove(call)
     world.calls.become(call, after)
@@ -38,7 +35,11 @@ def try_choose(world: World, action: contract.Choose) -> str | None:
     return None
 
 
-def _why_no_variant(world: World, before: FunctionState, after: FunctionState) -> str | None:
+def variant_for(world: World, before: FunctionState, name: FunctionId) -> FunctionState | str:
+    """Return the function of that name, whose calls those of *before* may become; or why they may not."""
+    after = world.functions.get(name)
+    if after is None or after.removed:
+        return f"no function {name} is deployed"
     if after is before:
         return f"the call is one of {after.id} already"
     task = before.declared.task
@@ -52,7 +53,7 @@ def _why_no_variant(world: World, before: FunctionState, after: FunctionState) -
         return f"{after.id} fits no device"
     if after.waiting >= after.max_queue:
         return f"{after.id} has {after.waiting} calls waiting already"
-    return None
+    return after
 
 
 def try_reject(world: World, action: contract.Reject) -> str | None:

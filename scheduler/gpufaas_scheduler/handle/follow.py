@@ -23,7 +23,7 @@ def follow(world: World, device: DeviceState, copy: Copy) -> bool:
         return False
     if device.silent:
         return False  # it is not idle for the policy, see `Cluster.set_idle`
-    if world.mixed or world.nested or world.watches or world.agenda.wakes or world.surplus or world.homeless:
+    if world.mixed or world.nested or world.agenda.wakes or world.surplus or world.homeless:
         return False
     if copy not in owner.active:
         return False

@@ -59,6 +59,8 @@ def settle(world: World) -> None:
         start_nested(world)
     if (world.queue.count and world.idle_devices) or (world.watches and world.watches & world.agenda.causes):
         run_policy(world)
+        if world.watches:
+            world.read_policy()
     if world.short or world.agenda.releasing:
         after_run(world)
 

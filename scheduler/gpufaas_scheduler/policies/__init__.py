@@ -38,6 +38,7 @@ from gpufaas_scheduler.policy_contract import (
     LOADED,
     PLAN,
     WAKE,
+    Executing,
     Explaining,
     Following,
     Noting,
@@ -58,9 +59,9 @@ from gpufaas_scheduler.view_contract import (
 
 __all__ = [
     "ARRIVAL", "DEFAULT_POLICY", "DEVICE", "ENTRY_POINTS", "FINISH", "FLEET", "HOST", "LOADED", "NONE", "PLAN",
-    "POLICIES", "WAKE", "Action", "Assign", "Choose", "DeviceView", "Evict", "Explaining", "Fetch", "Following",
-    "FunctionView", "Limit", "Load", "Noting", "Observing", "Option", "Plan", "PolicySpec", "Preempt", "Procure",
-    "Promise", "QueueView", "Refusal", "Reject", "Release", "ResidentView", "RunningCall", "SchedulingPolicy",
-    "SetPlan", "Start", "Stateful", "View", "WaitingCall", "Wake", "Watching", "Why", "make_policy", "policy_spec",
-    "start_on",
+    "POLICIES", "WAKE", "Action", "Assign", "Choose", "DeviceView", "Evict", "Executing", "Explaining", "Fetch",
+    "Following", "FunctionView", "Limit", "Load", "Noting", "Observing", "Option", "Plan", "PolicySpec", "Preempt",
+    "Procure", "Promise", "QueueView", "Refusal", "Reject", "Release", "ResidentView", "RunningCall",
+    "SchedulingPolicy", "SetPlan", "Start", "Stateful", "View", "WaitingCall", "Wake", "Watching", "Why", "make_policy",
+    "policy_spec", "start_on",
 ]  # fmt: skip

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import msgspec
 
 from gpufaas_cache_manager.replacement import Replacement
-from gpufaas_core.messages import Arrived, Event
-from gpufaas_core.model import CallId, CopyId, Seconds
+from gpufaas_core.messages import Event
+from gpufaas_core.model import CopyId, PlacementPlan, Seconds
+from gpufaas_core.owners import CALLS, PLAN
 from gpufaas_scheduler import roles
-from gpufaas_scheduler.contract import Action, Choose, Evict, Limit, Load, Plan, Refusal, Reject, Release, Start, Why
-from gpufaas_scheduler.policy_contract import (
-    ARRIVAL,
-    Explaining,
-    Following,
-    Noting,
-    Observing,
-    SchedulingPolicy,
-    Stateful,
+from gpufaas_scheduler.contract import (
+    DEVICE,
+    Action,
+    Choose,
+    Evict,
+    Limit,
+    Load,
+    Plan,
+    Refusal,
+    Reject,
+    Release,
+    Start,
+    Why,
 )
-from gpufaas_scheduler.view_contract import View, WaitingCall
+from gpufaas_scheduler.policies.planned import Planned
+from gpufaas_scheduler.policy_contract import Explaining, Following, Noting, Observing, SchedulingPolicy, Stateful
+from gpufaas_scheduler.view_contract import FunctionView, View, WaitingCall
 
 
 class Composite:
@@ -29,10 +36,10 @@ class Composite:
     See `roles`. *name* is the text of its spec; None is the default of a role.
 
     The policy has the members that the engine looks for (`Explaining`, `Following`, `Noting`, `Observing`) if a
-    role has them.
+    role has them. Beside *scaling*, each policy has what carries out plans: `planned`.
     """
 
-    plan: Final[Callable[[View], Plan]]
+    plan: Callable[[View], Plan]
     """One scheduling run. It is the order's own where it can be: a generator around it costs each action a step."""
     weigh: Callable[[View, WaitingCall], Why]
     leaving: Callable[[WaitingCall], int]
@@ -53,7 +60,11 @@ class Composite:
         """:param placement: None: *order* is a whole policy, which places its calls itself"""
         self.name = name
         self.replacement = replacement
-        self._admission, self._scaling = admission, scaling
+        self.planned, self._scaling = scaling if isinstance(scaling, Planned) else Planned(), scaling
+        if scaling is self.planned:
+            self._scaling = scaling = None
+        self.admission = admission
+        """The engine asks it: only few functions have calls that may be refused when they come."""
         self.batching = batching
         """The engine asks it: only few functions have calls that may start together."""
         self.prefetch = prefetch
@@ -61,12 +72,11 @@ class Composite:
         self._decide: Callable[[View], Plan] = (
             order.plan if placement is None else lambda view: order.plan(view, placement)  # type: ignore
         )
-        self.plan = self._run if admission or scaling else self._decide
-        self.watches = (ARRIVAL if admission else 0) | (scaling.watches if scaling else 0)
+        self.plan = self._decide if scaling is None else self._run
+        self._owners = {CALLS, *(scaling.owners if isinstance(scaling, roles.Owning) else ())}
+        self._follows = order.follows if isinstance(order, Following) else None
         if isinstance(order, Explaining):
             self.weigh = order.weigh
-        if isinstance(order, Following) and not (admission or scaling):
-            self.follows = order.follows
         if isinstance(order, Noting):
             self.leaving = order.leaving
         filled: dict[str, object] = {
@@ -75,78 +85,120 @@ class Composite:
         }  # fmt: skip
         self._stateful = {role: each for role, each in filled.items() if isinstance(each, Stateful)}
         self._observing = [each for each in filled.values() if isinstance(each, Observing)]
-        if self._observing or admission is not None:
+        if self._observing:
             self.observe = self._observe
-        self._came: list[CallId] = []
-        """The calls that came since the last run."""
+
+    @property
+    def watches(self) -> int:
+        return self.planned.watches | (self._scaling.watches if self._scaling is not None else 0)
+
+    @property
+    def follows(self) -> Why | None:
+        """None also while a load of the plan waits: it goes first when a call has ended."""
+        return None if self.planned.urgent else self._follows
+
+    def take(self, plan: PlacementPlan) -> None:
+        self.planned.take(plan)
+        self.plan = self._run
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def save(self) -> bytes:
         """Return the state of all roles that have some."""
-        return msgspec.msgpack.encode({role: each.save() for role, each in self._stateful.items()})
+        saved = {role: each.save() for role, each in self._stateful.items()}
+        if self.planned.watches:
+            saved[_PLANNED] = self.planned.save()
+        return msgspec.msgpack.encode(saved)
 
     def load(self, state: bytes) -> None:
         saved: dict[str, bytes] = msgspec.msgpack.decode(state, type=dict[str, bytes])
         for role, each in self._stateful.items():
             if role in saved:
                 each.load(saved[role])
+        if _PLANNED in saved:
+            self.planned.load(saved[_PLANNED])
+            self.plan = self._run
 
     def _observe(self, event: Event, now: Seconds) -> None:
-        if type(event) is Arrived and self._admission is not None:
-            self._came.append(event.call)
         for each in self._observing:
             each.observe(event, now)
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
     def _run(self, view: View) -> Plan:
-        queue, admission, scaling = view.queue, self._admission, self._scaling
-        if admission is not None:
-            came, self._came = self._came, []
-            for name in came:
-                call = view.call(name)
-                action = None if call is None else admission.admit(view, call)
-                if action is not None:
-                    yield action
-        if queue and view.idle_count:
-            yield from self._decide(view)
+        queue, planned, scaling = view.queue, self.planned, self._scaling
+        if planned.watches & view.causes:
+            yield from planned.plan(view)
+            if scaling is None and not planned.watches:
+                self.plan = self._decide
+        if queue.count and view.idle_count:
+            decided = self._decide(view)
+            yield from _restrained(view, decided, planned.objection) if planned.held else decided
             queue.rewind()
         if scaling is not None and view.causes & scaling.watches:
-            yield from _restrained(view, scaling.plan(view))
+            yield from _restrained(view, scaling.plan(view), self._objection)
+
+    def _objection(self, view: View, action: Action) -> str | None:
+        return objection(view, action, self._owners)
 
 
-def _restrained(view: View, plan: Plan) -> Plan:
-    """Yield the actions of a scaling, without those that another role, or what was asked for, does not allow."""
+_PLANNED: Final = "planned"
+
+
+def _restrained(view: View, plan: Plan, objects: Callable[[View, Action], str | None]) -> Plan:
+    """Yield the actions of *plan*, without those that another role, or what was asked for, does not allow."""
     verdict: Refusal | None = None
     while True:
         try:
             action = plan.send(verdict)
         except StopIteration:
             return
-        reason = objection(view, action)
+        reason = objects(view, action)
         verdict = (yield action) if reason is None else Refusal(action, reason)
 
 
-def objection(view: View, action: Action) -> str | None:
-    """Return why a scaling may not do *action*, by the precedence of `roles`; None: it may."""
+def objection(view: View, action: Action, owners: Collection[str]) -> str | None:
+    """Return why a scaling for *owners* may not do *action*, by the precedence of `roles`; None: it may."""
     match action:
         case Start() | Choose() | Reject():
             return f"{type(action).__name__} is for calls, which are not scaling's"
         case Evict(copy):
-            return _last_of_waiting(view, (copy,))
-        case Load(victims=victims):
-            return _last_of_waiting(view, victims or ())
+            return _owned(view, (copy,), owners) or _last_of_waiting(view, (copy,))
+        case Load(name, tier=tier, victims=victims):
+            function = view.function(name) if tier == DEVICE else None
+            mine = None if function is None else _owned_otherwise(view, function, owners)
+            return mine or _owned(view, victims or (), owners) or _last_of_waiting(view, victims or ())
         case Release(node):
-            devices = view.devices_of(node)
-            copies = tuple(each.id for device in devices for each in view.residents(device))
-            return _last_of_waiting(view, copies)
+            copies = [(device, each) for device in view.devices_of(node) for each in view.residents(device)]
+            for device, each in copies:
+                if device.id in each.owner.plan and PLAN not in owners:
+                    return _owned_otherwise(view, each.owner, owners)
+            return _last_of_waiting(view, tuple(each.id for _, each in copies))
         case Limit(copy, share):
             found = view.find(copy)
-            if found is not None and found.owner.goal_s is not None and 0 < share < found.owner.compute:
-                owner = found.owner
+            if found is None:
+                return None
+            owner = found.owner
+            if owner.owned_by == CALLS and owner.goal_s is not None and 0 < share < owner.compute:
                 return f"{owner.id} has a latency goal of {owner.goal_s:g} s, for which it needs {owner.compute} %"
+            return _owned_otherwise(view, owner, owners)
     return None
+
+
+def _owned(view: View, copies: tuple[CopyId, ...], owners: Collection[str]) -> str | None:
+    """Return whose one of *copies* is that is not of *owners*; None: there is none such."""
+    found = [each for name in copies if (each := view.find(name)) is not None]
+    return next((why for each in found if (why := _owned_otherwise(view, each.owner, owners))), None)
+
+
+def _owned_otherwise(view: View, function: FunctionView, owners: Collection[str]) -> str | None:
+    """Return who decides about the copies of *function*, if that is none of *owners*."""
+    owner, plan = function.owned_by, view.placement
+    if owner in owners:
+        return None
+    if owner == PLAN and plan is not None:
+        return f"plan {plan.version} owns the copies of {function.id}"
+    return f"the owner of the copies of {function.id} is {owner}, not {' or '.join(sorted(owners))}"
 
 
 def _last_of_waiting(view: View, copies: tuple[CopyId, ...]) -> str | None:

@@ -16,9 +16,11 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.json_errors import allowed
 from gpufaas_scheduler.policies.batching import Waiting
 from gpufaas_scheduler.policies.composite import Composite
+from gpufaas_scheduler.policies.in_time import InTime
 from gpufaas_scheduler.policies.least_wait import NAME, LeastMissed, Relief
 from gpufaas_scheduler.policies.load_balance import Anywhere, Arrival
 from gpufaas_scheduler.policies.locality import O3, Locality
+from gpufaas_scheduler.policies.planned import Planned
 from gpufaas_scheduler.policies.prefetch import NextMisses
 from gpufaas_scheduler.policies.spec import Chosen, NoOptions, PolicySpec, description, read_options
 from gpufaas_scheduler.policy_contract import SchedulingPolicy
@@ -88,19 +90,19 @@ def nothing() -> None:
 
 
 FILLS: Final[Mapping[str, Mapping[str, Factory]]] = {
-    ADMISSION: {"none": nothing},
+    ADMISSION: {"none": nothing, "in-time": InTime},
     ORDER: {"arrival": Arrival, "o3": O3, NAME: Relief},
     PLACEMENT: {"anywhere": Anywhere, "locality": Locality, NAME: LeastMissed},
     BATCHING: {"none": nothing, "waiting": Waiting},
     REPLACEMENT: REPLACEMENTS,
-    SCALING: {"none": nothing},
+    SCALING: {"none": nothing, "planned": Planned},
     PREFETCH: {"none": nothing, "next-misses": NextMisses},
 }
 """By the name of the role: what may fill it."""
 
 _DEFAULTS: Final = {
-    ADMISSION: Chosen("none"), BATCHING: Chosen("waiting"), REPLACEMENT: Chosen("lru"), SCALING: Chosen("none"),
-    PREFETCH: Chosen("none"),
+    ADMISSION: Chosen("in-time"), BATCHING: Chosen("waiting"), REPLACEMENT: Chosen("lru"),
+    SCALING: Chosen("planned"), PREFETCH: Chosen("none"),
 }  # fmt: skip
 """What fills a role that neither the spec nor its policy names."""
 

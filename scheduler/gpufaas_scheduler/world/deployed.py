@@ -13,10 +13,10 @@ class Revision(Costed):
     """A deployed revision, apart from its copies and calls."""
 
     __slots__ = (
-        "adaptive", "backoff", "batch_max", "batch_wait_s", "batches", "constraints", "costs", "declared", "desired",
-        "digest", "fits", "fits_as_of", "held_until", "id", "limited", "max_copies", "max_queue", "min_copies",
-        "parked", "placed", "removed", "reserves", "share", "shared_hold", "slots", "staged", "staging", "starved",
-        "target", "wanted", "whole",
+        "adaptive", "asks_admission", "backoff", "batch_max", "batch_wait_s", "batches", "constraints", "costs",
+        "declared", "desired", "digest", "fits", "fits_as_of", "gated", "held_until", "id", "limited", "max_copies",
+        "max_queue", "min_copies", "parked", "placed", "removed", "reserves", "share", "shared_hold", "slots", "staged",
+        "staging", "starved", "target", "wanted", "whole",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -60,6 +60,8 @@ class Revision(Costed):
         self.limit(limited=self.limited)
         self.min_copies = function.min_copies
         self.max_copies = function.max_copies
+        self.asks_admission = function.sheds
+        """The role admission is asked about each call of it that comes."""
         self.scale(self.desired)
         self.max_queue = function.max_queue
         self.declared = function
@@ -92,6 +94,8 @@ class Revision(Costed):
     def scale(self, desired: int | None) -> None:
         """Let it have *desired* copies, within its bounds; None: its calls decide."""
         self.desired = desired
+        self.gated = desired == 0 or self.asks_admission
+        """There is more to do when a call comes than to place it: see `handle.calls.arrived`."""
         wanted = desired or 0
         if self.max_copies:
             wanted = min(wanted, self.max_copies)

@@ -11,10 +11,10 @@ from typing import Any, Final, TypeAlias
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, PlacementPlan, Seconds
 from gpufaas_scheduler.contract import Refusal, Why
-from gpufaas_scheduler.policy_contract import Noting, Observing, SchedulingPolicy, Watching
-from gpufaas_scheduler.roles import Batching, Prefetch
+from gpufaas_scheduler.policy_contract import Executing, Noting, Observing, SchedulingPolicy, Watching
+from gpufaas_scheduler.roles import Admission, Batching, Prefetch
 from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world.call import Call, GrantState
 from gpufaas_scheduler.world.cluster import Cluster
@@ -35,9 +35,9 @@ class World(Cluster):
     """One per engine. Policies see the `Cluster` in it."""
 
     __slots__ = (
-        "ahead", "batching", "direct", "epoch", "follows", "grant", "handlers", "held_back", "ignored", "late",
-        "learnt", "lenders", "lending", "lost", "max_queue", "nested", "nests", "observe", "older", "out", "policy",
-        "prefetch", "rate", "refusals", "settled", "short", "starts", "surplus", "tangled", "view", "watches",
+        "admission", "ahead", "batching", "direct", "epoch", "follows", "grant", "handlers", "held_back", "ignored",
+        "late", "learnt", "lenders", "lending", "lost", "max_queue", "nested", "nests", "observe", "older", "out",
+        "policy", "prefetch", "rate", "refusals", "settled", "short", "starts", "surplus", "tangled", "view", "watches",
     )  # fmt: skip
 
     view: View
@@ -89,12 +89,24 @@ class World(Cluster):
         """Ask *policy* once for the roles that it has beside placement."""
         self.policy = policy
         self.observe = policy.observe if isinstance(policy, Observing) else None
-        self.follows: Why | None = getattr(policy, "follows", None)
-        """See `policy_contract.Following`."""
+        self.admission: Admission | None = getattr(policy, "admission", None)
         self.batching: Batching | None = getattr(policy, "batching", None)
         self.prefetch: Prefetch | None = getattr(policy, "prefetch", None)
         self.queue.leaving = policy.leaving if isinstance(policy, Noting) else None
+        self.read_policy()
+
+    def read_policy(self) -> None:
+        """Ask the policy for what may change with the plan in force: see `policy_contract.Executing`."""
+        policy = self.policy
+        self.follows: Why | None = getattr(policy, "follows", None)
+        """See `policy_contract.Following`."""
         self.agenda.watches = self.watches = policy.watches if isinstance(policy, Watching) else 0
+
+    def set_plan(self, plan: PlacementPlan | None) -> None:
+        super().set_plan(plan)
+        if plan is not None and isinstance(self.policy, Executing):
+            self.policy.take(plan)
+            self.read_policy()
 
     def running(self) -> Iterator[Call]:
         """Yield all calls that run. O(devices + running calls)."""

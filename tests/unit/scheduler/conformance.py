@@ -191,6 +191,8 @@ class Rig:
                 self._evict((copy_id(function, copy),), device)
             case m.Stage(function, node):
                 self._at(self.now + 1.0, lambda: self._stage(function, node))
+            case m.SetLimit():
+                pass
             case _:
                 raise AssertionError(f"what is {command}?")
 

@@ -34,7 +34,7 @@ class Admitting:
         self.asked: list[str] = []
 
     def admit(self, view: View, call: WaitingCall) -> Choose | Reject | None:
-        assert view.call(call.id) is call
+        assert view.call(call.id) is None, "it is in no queue yet"
         self.asked.append(call.id)
         return self.answers.get(call.id)  # type: ignore[return-value]
 
@@ -56,9 +56,12 @@ def made(**roles: object) -> World:
     return World(Composite("mixed", Arrival(), Anywhere(), Lru(), **roles))  # type: ignore[arg-type]
 
 
-def test_admission_is_asked_once_about_each_call_before_it_is_placed() -> None:
+def test_admission_is_asked_once_about_each_call_of_a_function_that_wants_it_before_it_is_placed() -> None:
     admission = Admitting({"no": Reject("no", "not today")})  # type: ignore[arg-type]
-    world = made(admission=admission).set_up("f", "a")
+    world = made(admission=admission).set_up("g", "a")
+    world.tell(m.FunctionDeployed(Function(FunctionId("f"), "", Need(), {"*": Profile(3.0, 1.0, 10)}, sheds=True)))
+    world.call("of another function", "g")
+    world.finish("of another function")
 
     world.call("no", "f")
     assert [(each.call, each.message) for each in world.out if isinstance(each, m.RejectCall)] == [("no", "not today")]
@@ -73,7 +76,7 @@ def test_admission_is_asked_once_about_each_call_before_it_is_placed() -> None:
 def test_admission_gives_a_call_to_another_variant() -> None:
     world = made(admission=Admitting({"c": Choose("c", FunctionId("small"))}))  # type: ignore[arg-type]
     for name in ("large", "small"):
-        function = Function(FunctionId(name), "", Need(), {"*": Profile(3.0, 1.0, 10)}, task="answer")
+        function = Function(FunctionId(name), "", Need(), {"*": Profile(3.0, 1.0, 10)}, task="answer", sheds=True)
         world.tell(m.FunctionDeployed(function))
     world.device("a")
 

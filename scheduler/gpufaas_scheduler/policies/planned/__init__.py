@@ -1,0 +1,192 @@
+"""
+The executor of plans: a scaling that brings what is there to the plan in force (`PlacementPlan`). Without a plan it
+does nothing, and does not run.
+
+In each run it first lets copies give compute up, then loads those that are missing, then lets copies have more compute,
+and last drains copies that the plan does not have, of functions that are loaded where it has them. Copies of planned
+functions that are in the way of a load are drained before that. Limits that a plan has set end with it.
+
+What the engine refuses is tried again after each call that ends, before the calls that wait get a device. A busy device
+that a load waits for takes no more calls. Otherwise calls of other functions could keep it busy for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final, TypeAlias
+
+import msgspec
+
+from gpufaas_core.model import DeviceId, FunctionId, Part, PlacementPlan, Replica, name_of
+from gpufaas_scheduler.contract import Action, Assign, Evict, Limit, Load, Plan, Refusal, Start, Why
+from gpufaas_scheduler.policy_contract import FINISH, FLEET, LOADED, PLAN
+from gpufaas_scheduler.view_contract import DeviceView, FunctionView, ResidentView, View
+
+MOST: Final = 64
+"""The most loads that are refused in one run, and the most limits: the others come first in the next one."""
+_LATER: Final = "other copies of the plan were tried first"
+
+_Key: TypeAlias = tuple[FunctionId, DeviceId]
+_Try: TypeAlias = Generator[Action, Refusal | None, str | None]
+"""It returns why the copy is not yet as the plan has it."""
+
+
+class Planned:
+    """The plan in force: its copies are loaded and limited, and other copies of its functions drained."""
+
+    def __init__(self) -> None:
+        self.watches = 0
+        self.reasons: dict[_Key, str] = {}
+        """Why copies are not there, or not as the plan has them."""
+        self.held: set[DeviceId] = set()
+        """Busy devices that loads wait for."""
+        self._names: set[str] = set()
+        """The functions whose copies may have limits of a plan."""
+        self._functions: list[FunctionView] = []
+        """Those that are deployed, without revisions that others succeed."""
+        self._turns: dict[_Key, int] = {}
+        """What was refused in the last run, in the order in which it is tried again."""
+        self._in_vain: set[_Key] = set()
+        """Loads that were refused on an idle device: none is held for them."""
+
+    def take(self, plan: PlacementPlan) -> None:
+        """*plan* is in force from now on."""
+        self._names.update(each.function for each in plan.replicas)
+        self.watches = PLAN | FLEET if self._names else 0
+
+    def save(self) -> bytes:
+        return msgspec.msgpack.encode(sorted(self._names))
+
+    def load(self, state: bytes) -> None:
+        self._names.update(msgspec.msgpack.decode(state, type=list[str]))
+        self.watches = PLAN | FLEET if self._names else 0
+
+    @property
+    def urgent(self) -> bool:
+        """Whether something was refused that may be done when a call has ended."""
+        return bool(self.watches & FINISH)
+
+    def objection(self, view: View, action: Action) -> str | None:
+        """Return why the order may not do *action*, which uses a device that a load waits for; None: it may."""
+        if not isinstance(action, Start | Assign):
+            return None
+        if action.copy is not None:
+            device = view.device_of(action.copy)
+            names = [] if device is None else [device.id]
+        else:
+            names = [each.device for each in action.parts]
+        kept = self.held.intersection(names)
+        return f"device {min(kept)} is kept free for a load of the plan" if kept else None
+
+    # --- a run --------------------------------------------------------------------------------------------------------
+
+    def plan(self, view: View) -> Plan:
+        plan = view.placement
+        if view.causes & (PLAN | FLEET):
+            named = [each for each in view.functions() if name_of(each.id) in self._names]
+            before = {each.before.id for each in named if each.before is not None}
+            self._functions = [each for each in named if each.id not in before]
+        if view.causes & (PLAN | FLEET | LOADED):
+            self._in_vain.clear()
+        self.reasons, self.held = {}, set()
+        shrinks, loads, grows = self._lacking(view)
+        refused: list[_Key] = []
+        for tries in (shrinks, loads, grows):
+            refused += yield from self._try(tries)
+        for function in self._functions:
+            if any(device.id in function.plan and not copy.loading for copy, device in view.copies_of(function)):
+                for copy, _ in _strays(view, function):
+                    yield Evict(copy.id, drain=True)
+        self._turns = {key: turn for turn, key in enumerate(refused, 1)}
+        if not refused:
+            self._names &= set() if plan is None else {each.function for each in plan.replicas}
+        self.watches = (PLAN | FLEET | LOADED if self._names else 0) | (FINISH if refused else 0)
+
+    def _lacking(self, view: View) -> tuple[dict[_Key, _Try], dict[_Key, _Try], dict[_Key, _Try]]:
+        """Return what there is to do: the limits that give compute up, the loads, and the other limits."""
+        shrinks: dict[_Key, _Try] = {}
+        loads: dict[_Key, _Try] = {}
+        grows: dict[_Key, _Try] = {}
+        plan = view.placement
+        why = Why(f"plan {0 if plan is None else plan.version} has a copy here")
+        for function in self._functions:
+            there = set()
+            for copy, device in view.copies_of(function):
+                there.add(device.id)
+                limit = _limit(function, copy, device)
+                if limit is not None:
+                    most = function.compute
+                    gives = (limit.share or limit.reserve or most) <= (copy.share or copy.reserve or most)
+                    (shrinks if gives else grows)[function.id, device.id] = _propose(limit)
+            for name, replica in function.plan.items():
+                key, found = (function.id, name), view.device(name)
+                if name in there or found is None:
+                    continue
+                if function.loadable or 0 < function.declared.max_copies <= function.copies:
+                    loads[key] = self._load(view, function, replica, found, why)
+                else:
+                    self.reasons[key] = f"the last load of {function.id} failed: a call has to try it first"
+        return shrinks, loads, grows
+
+    def _try(self, tries: dict[_Key, _Try]) -> Generator[Action, Refusal | None, list[_Key]]:
+        """Do *tries*, those first that were not refused in the last run. Return those that are refused."""
+        refused: list[_Key] = []
+        for key in sorted(tries, key=lambda each: self._turns.get(each, 0)):
+            reason = (yield from tries[key]) if len(refused) < MOST else _LATER
+            if reason is not None:
+                self.reasons[key] = reason
+            if reason is not None and reason is not _LATER:
+                refused.append(key)
+        return refused
+
+    def _load(self, view: View, function: FunctionView, replica: Replica, device: DeviceView, why: Why) -> _Try:
+        """Load the copy of *replica*. If it is refused, drain copies of planned functions that are in its way."""
+        # A revision that succeeds another one gets its room from that one by and by (`FunctionView.before`).
+        victims = None if function.before is None else ()
+        load = Load(function.id, (Part(device.id, 0, replica.share),), victims=victims, why=why)
+        reason, strays = "", _strays(view, function)  # it may have as many copies as it has
+        if function.loadable:
+            refusal = yield load
+            if refusal is None:
+                return None
+            reason = refusal.reason
+            strays = [each for other in self._functions for each in _strays(view, other) if each[1] is device]
+        for copy, _ in strays:
+            refusal = yield Evict(copy.id, drain=True)
+            if refusal is None:
+                refusal = yield load
+                if refusal is None:
+                    return None
+                reason = refusal.reason
+            reason = reason or refusal.reason
+        key = function.id, device.id
+        if not device.busy:
+            self._in_vain.add(key)
+        elif key not in self._in_vain:
+            self.held.add(device.id)
+        return reason or f"{function.id} has {function.copies} copies, and may have no more"
+
+
+def _propose(action: Action) -> _Try:
+    refusal = yield action
+    return None if refusal is None else refusal.reason
+
+
+def _limit(function: FunctionView, copy: ResidentView, device: DeviceView) -> Limit | None:
+    """Return how *copy* is to be limited; None: it is as it should be."""
+    need, replica = function.declared.need, function.plan.get(device.id)
+    if replica is None and function.plan:
+        return None  # it is to go
+    slots, batch = max(1, need.slots), max(1, need.batch_max)
+    has = Limit(copy.id, copy.share, copy.slots or slots, copy.batch or batch, copy.reserve)
+    if replica is None:
+        return None if has == (free := Limit(copy.id, need.held, slots, batch)) else free
+    planned = Limit(copy.id, replica.share, replica.slots or slots, replica.batch or batch, replica.reserve)
+    return None if has == planned else planned
+
+
+def _strays(view: View, function: FunctionView) -> list[tuple[ResidentView, DeviceView]]:
+    """Return the copies of *function* that the plan does not have, with their devices."""
+    if not function.plan:
+        return []
+    return [each for each in view.copies_of(function) if each[1].id not in function.plan]
