@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 
 from gpufaas_adapters.etcd.client import Etcd, Listed, Put
 from gpufaas_adapters.etcd.deployed import DeployedFunctions, EntryChanged, EntryRemoved, QuotaChanged
 from gpufaas_adapters.etcd.functions import COUNTS, NAMESPACES
+from gpufaas_adapters.etcd.plans import EtcdPlans
 from gpufaas_apps.process import first_of
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.plans import PlanVersion
@@ -19,15 +20,8 @@ log = logging.getLogger("gateway")
 class EtcdFeed:
     """Keeps a gateway's functions, namespaces, quotas and plan as they are in etcd, while `run` runs."""
 
-    def __init__(
-        self,
-        etcd: Etcd,
-        deployer: Deployer,
-        plans: Callable[[], AsyncGenerator[PlanVersion | Listed]],
-        learn: Callable[[PlanVersion], None],
-    ) -> None:
-        """:param plans: yields them as `EtcdPlans.watch`"""
-        self._plans = plans
+    def __init__(self, etcd: Etcd, deployer: Deployer, learn: Callable[[PlanVersion], None]) -> None:
+        """:param learn: is told the plan in force"""
         self._learn = learn
         self._etcd = etcd
         self._deployed = DeployedFunctions(etcd)
@@ -43,7 +37,7 @@ class EtcdFeed:
         """Follow etcd, without end; raise what one of the watches raises."""
         await first_of(
             self._follow_functions(), self._follow_namespaces(), self._follow_quotas(), self._follow_counts(),
-            self._follow_plans(),
+            EtcdPlans(self._etcd).follow(self._learn, self._planned),
         )  # fmt: skip
 
     async def _follow_functions(self) -> None:
@@ -88,14 +82,6 @@ class EtcdFeed:
                     case Listed():
                         quotas.keep_only(seen)
                         self._limited.set()
-
-    async def _follow_plans(self) -> None:
-        async with aclosing(self._plans()) as changes:
-            async for change in changes:
-                if isinstance(change, Listed):
-                    self._planned.set()
-                else:
-                    self._learn(change)
 
     async def _follow_counts(self) -> None:
         """Take over what other gateways counted."""

@@ -115,8 +115,7 @@ class GatewayApp:
             stack.push_async_callback(async_queue.stop)
             stack.push_async_callback(self._nodes.close)
             listener = ContainerListener(options.front.host, options.front.port, guarded=self._credentials is not None)
-            plans = EtcdPlans(etcd)
-            front = Front(options.front, self._parts(store, secrets, async_queue, plans), listener)
+            front = Front(options.front, self._parts(etcd, store, secrets, async_queue), listener)
             stack.push_async_callback(front.callbacks.close)
             self._status.more = self._weights.served
             self._status.metrics = front.metrics.render_own
@@ -125,16 +124,14 @@ class GatewayApp:
             registration = await register(etcd, f"v1/gateways/{me.id}", msgspec.json.encode(about), same=lambda _: True)
             stack.push_async_callback(registration.close)
             self._weights.join(etcd, registration, f"http://{_own_name(options)}:{status_port}")
-            feed = EtcdFeed(etcd, front.deployer, plans.watch, front.plans.learn)
+            feed = EtcdFeed(etcd, front.deployer, front.plans.learn)
             await front.run(
                 listening,
                 (self._take_part(etcd, front, feed, async_queue), front.keeper.keep(front.stopped), self._greet(front)),
                 self._may_open(front, feed),
             )
 
-    def _parts(
-        self, store: EtcdFunctionStore, secrets: SecretStore, async_queue: EtcdAsyncQueue, plans: EtcdPlans
-    ) -> Parts:
+    def _parts(self, etcd: Etcd, store: EtcdFunctionStore, secrets: SecretStore, async_queue: EtcdAsyncQueue) -> Parts:
         workers, logs = RemoteWorkers(self._nodes), RemoteLogs(self._nodes)
         return Parts(
             credentials=self._credentials,
@@ -152,7 +149,7 @@ class GatewayApp:
             nodes=self._scheduler,
             origins=Origins(self._me.token),
             async_queue=async_queue,
-            plan_store=plans,
+            plan_store=EtcdPlans(etcd),
             call_suffix=f"@{self._scheduler.name}",
             metrics_of_all=self._options.metrics_of_all,
             fault=self._without_scheduler,

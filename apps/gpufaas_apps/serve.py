@@ -133,7 +133,8 @@ class ServeApp:
         policy_state = PolicyState(self._scheduler, self._stores.plans)
         policy_state.restore()
         self._scheduler.join(self._node, self._node.devices())
-        front.plans.learn(self._stores.plans.latest())
+        for plan in self._stores.plans.history()[:1]:
+            front.plans.learn(plan)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(login)
             if self._journal is not None:

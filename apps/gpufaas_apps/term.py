@@ -96,7 +96,7 @@ class Term:
             await first_of(
                 leadership.lost.wait(), self._failed, self._follow_functions(), self._save_profiles(service),
                 self._save_drains(), self._decide(awaited, behind), scaler.run(asyncio.Event()),
-                self._follow_plans(),
+                self._plan_store.follow(self._plans.learn, self._planned),
             )  # fmt: skip
         finally:
             if leader.serving and not leadership.lost.is_set():
@@ -109,14 +109,6 @@ class Term:
         self._leader.lead(awaited, await read_state(self._etcd, TTL_S))
         await behind.run()
         await asyncio.Event().wait()  # the lead is lost: `leadership.lost` is set soon
-
-    async def _follow_plans(self) -> None:
-        async with aclosing(self._plan_store.watch()) as changes:
-            async for change in changes:
-                if isinstance(change, Listed):
-                    self._planned.set()
-                else:
-                    self._plans.learn(change)
 
     async def _save_drains(self) -> None:
         while True:

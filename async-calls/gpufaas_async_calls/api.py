@@ -23,8 +23,9 @@ from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.spool_file import KeptBody
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, StorageFailed
 from gpufaas_gateway.answering import Answer, refusal
+from gpufaas_gateway.asked import read_asked
 from gpufaas_gateway.call_body import Caller, too_large
-from gpufaas_gateway.call_headers import new_call_id, read_head, told_goal, told_size
+from gpufaas_gateway.call_headers import new_call_id, read_head, told_size
 from gpufaas_gateway.catalogue import Catalogue, ServedRevision
 from gpufaas_gateway.errors import BadQuery, CallEnded, UnknownCall
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE
@@ -69,8 +70,7 @@ class AsyncInvocations:
                 self.callbacks.check(url)
             if size := told.get(b"x-gpufaas-size"):
                 told_size(size)
-            if goal := told.get(b"x-latency-goal"):
-                told_goal(goal)
+            read_asked(told, deployed.function, None)
             if length > deployed.max_body:
                 raise too_large(deployed, length)
             call = AcceptedCall(

@@ -22,7 +22,7 @@ from msgspec import Meta, Struct, field
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.messages import Command, Event, Grant, Outer
-from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId, NodeId, NodeView
+from gpufaas_core.model import Asked, CallId, DeviceId, EngineStatus, FunctionId, NodeId, NodeView
 
 PROTOCOL: Final = 4
 """Both ends must have the same number. A release that changes what messages mean increments it."""
@@ -117,6 +117,8 @@ class PlaceCall(Message, frozen=True, array_like=True, tag=33):
     outer: Outer | None = None
     endless: bool = False
     goal_s: Seconds | None = None
+    """`Asked.goal_s`, for schedulers of a release without `asked`, and from gateways of one."""
+    asked: Asked | None = None
 
 
 class CancelCall(Message, frozen=True, array_like=True, tag=34):

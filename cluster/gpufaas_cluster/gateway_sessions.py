@@ -96,7 +96,7 @@ class GatewaySessions:
             deadline = service.driver.now() + message.timeout_s
             arrived = Arrived(
                 message.call, message.function, deadline, message.age_s, message.size, message.outer, message.endless,
-                None if message.goal_s is None else Asked(message.goal_s),
+                message.asked or (None if message.goal_s is None else Asked(message.goal_s)),
             )  # fmt: skip
             self._deployed.when_known(message.function, lambda: self._place(gateway, arrived))
         elif isinstance(message, control.CancelCall):

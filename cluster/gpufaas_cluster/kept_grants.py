@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gpufaas_cluster.placed_call import GRANTED, KEPT, PlacedCall
-from gpufaas_core.model import CallId, FunctionId, Seconds
+from gpufaas_core.model import Asked, CallId, FunctionId, Seconds
 
 _TICK_S: Final[Seconds] = 0.01
 """A grant that no call takes is given back after one to two ticks."""
@@ -36,16 +36,16 @@ class KeptGrants:
         self._ticking = False
 
     def take(
-        self, function: FunctionId, call: CallId, now: float, asked: tuple[float, float, Seconds | None]
+        self, function: FunctionId, call: CallId, now: float, took: tuple[float, float, Asked | None]
     ) -> PlacedCall | None:
-        """Let *call* run by a grant that is kept for its function; None: there is none. *asked*: see `PlacedCall`."""
+        """Let *call* run by a grant that is kept for its function; None: there is none. *took*: see `PlacedCall`."""
         found = self.idle.get(function)
-        while found and abs(asked[0] - found[-1].deadline) < _APART_S:
+        while found and abs(took[0] - found[-1].deadline) < _APART_S:
             placed = found.pop()
             if not found:
                 del self.idle[function]
             if now < placed.until:
-                placed.state, placed.holder, placed.asked, placed.answered = GRANTED, call, asked, False
+                placed.state, placed.holder, placed.took, placed.answered = GRANTED, call, took, False
                 placed.calls += 1
                 self._ran.append((call, placed.id))
                 return placed

@@ -15,7 +15,7 @@ from typing import Final
 
 from gpufaas_cluster import control
 from gpufaas_core.messages import Grant, Outer
-from gpufaas_core.model import CallId, FunctionId, Seconds
+from gpufaas_core.model import Asked, CallId, FunctionId, Seconds
 
 WAITING: Final = 0
 """The call has no grant: the scheduler owes one."""
@@ -31,7 +31,7 @@ KEPT: Final = 3
 class PlacedCall:
     """
     See module. Only `RemotePlacement` and its `KeptGrants` change it, but for `on_answer`. The fields from `size` to
-    `goal_s` are those of `Arrived`.
+    `asked` are those of `Arrived`.
     """
 
     id: CallId
@@ -44,7 +44,7 @@ class PlacedCall:
     size: float = 0.0
     outer: Outer | None = None
     endless: bool = False
-    goal_s: Seconds | None = None
+    asked: Asked | None = None
     state: int = WAITING
     future: asyncio.Future[Grant] | None = None
     """The gateway waits for the grant with it."""
@@ -55,8 +55,8 @@ class PlacedCall:
     # What follows is of a grant that may be kept.
     until: float = 0.0
     """No call takes the grant after this time; 0.0: it is over with its call."""
-    asked: tuple[float, float, Seconds | None] | None = None
-    """Deadline, size and goal of a holder that took a kept grant."""
+    took: tuple[float, float, Asked | None] | None = None
+    """Deadline, size and `Arrived.asked` of a holder that took a kept grant."""
     calls: int = 1
     """How many calls began by the grant."""
     service_s: Seconds = 0.0
@@ -69,10 +69,11 @@ class PlacedCall:
     """The grant was given up by its last call since the last tick of `KeptGrants`."""
 
     def message(self, now: float) -> control.PlaceCall:
-        left_s, age_s = self.deadline - now, now - self.since
+        left_s, age_s, asked = self.deadline - now, now - self.since, self.asked
         return control.PlaceCall(
-            self.id, self.function, left_s, age_s, self.size, self.outer, self.endless, self.goal_s
-        )
+            self.id, self.function, left_s, age_s, self.size, self.outer, self.endless,
+            None if asked is None else asked.goal_s, asked,
+        )  # fmt: skip
 
     def waits(self, future: asyncio.Future[Grant]) -> None:
         """Have *future* get the grant that comes next."""

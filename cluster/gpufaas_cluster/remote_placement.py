@@ -17,7 +17,7 @@ from gpufaas_cluster.kept_grants import KeptGrants
 from gpufaas_cluster.placed_call import GRANTED, GRANTED_AGAIN, KEPT, WAITING, PlacedCall
 from gpufaas_core.errors import GrantRefused
 from gpufaas_core.messages import Grant, Outer
-from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, Part, Seconds, gateway_of, node_of
+from gpufaas_core.model import Asked, CallId, DeviceId, FunctionId, NodeId, Part, Seconds, gateway_of, node_of
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +56,16 @@ class RemotePlacement:
         size: float = 0.0,
         outer: Outer | None = None,
         endless: bool = False,
-        goal_s: Seconds | None = None,
+        asked: Asked | None = None,
     ) -> Grant | asyncio.Future[Grant]:
         now = self._loop.time()
         if self.kept.idle and outer is None and not endless:
-            taken = self.kept.take(function, call, now, (now + timeout_s, size, goal_s))
+            taken = self.kept.take(function, call, now, (now + timeout_s, size, asked))
             if taken is not None:
                 assert taken.grant is not None
                 self._sent[call] = taken.id
                 return taken.grant
-        placed = PlacedCall(call, call, function, now, now + timeout_s, size, outer, endless, goal_s)
+        placed = PlacedCall(call, call, function, now, now + timeout_s, size, outer, endless, asked)
         self._calls[call] = placed
         if self._link is None and (grant := self._without_leader(call, function)) is not None:
             placed.granted(grant)
@@ -86,8 +86,8 @@ class RemotePlacement:
     def again(self, call: CallId) -> asyncio.Future[Grant]:
         """Return the next grant of *call*, whose last one was refused."""
         placed = self._held(call, self._sent.get(call, call))
-        if placed is not None and placed.asked is not None:
-            return self._ask_after_all(call, placed.function, *placed.asked)
+        if placed is not None and placed.took is not None:
+            return self._ask_after_all(call, placed.function, *placed.took)
         if placed is not None and placed.future is not None:
             return placed.future
         future: asyncio.Future[Grant] = self._loop.create_future()
@@ -105,11 +105,11 @@ class RemotePlacement:
         return future
 
     def _ask_after_all(
-        self, call: CallId, function: FunctionId, deadline: float, size: float, goal_s: Seconds | None
+        self, call: CallId, function: FunctionId, deadline: float, size: float, asked: Asked | None
     ) -> asyncio.Future[Grant]:
         """Place *call*, whose kept grant was refused, as a new one. That grant is given up."""
         self.cancel(call)
-        placed = self.place(call, function, deadline - self._loop.time(), size, goal_s=goal_s)
+        placed = self.place(call, function, deadline - self._loop.time(), size, asked=asked)
         if not isinstance(placed, Grant):
             return placed
         future: asyncio.Future[Grant] = self._loop.create_future()

@@ -11,11 +11,12 @@ from typing import Any, Final
 from gpufaas_core.driven import Driven
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError
 from gpufaas_core.messages import Grant, Outer
-from gpufaas_core.model import CallId, Seconds
+from gpufaas_core.model import Asked, CallId, Seconds
 from gpufaas_core.wire.bodies import INLINE, UPGRADE
 from gpufaas_gateway import call_state as states
+from gpufaas_gateway.asked import read_asked
 from gpufaas_gateway.call_body import SPOOL_ABOVE, BodyStream, Caller
-from gpufaas_gateway.call_headers import Header, ReadHead, asked_timeout, told_goal, told_size
+from gpufaas_gateway.call_headers import Header, ReadHead, asked_timeout, told_size
 from gpufaas_gateway.catalogue import ServedRevision
 from gpufaas_gateway.ports import CallExchange
 from gpufaas_gateway.quotas import Passage
@@ -36,9 +37,9 @@ class Call:
 
     __slots__ = (
         "asked", "asked_size", "began", "body", "crossing", "deployed", "ends", "error", "exchange", "exec_s", "file",
-        "future", "goal_s", "grant", "id", "last", "length", "load_s", "mode", "name", "ours", "outer", "owner",
+        "future", "grant", "id", "last", "length", "load_s", "mode", "name", "ours", "outer", "owner",
         "passage", "passed", "queue_s", "ran_out", "refused", "request", "run_s", "size", "state", "status", "stream",
-        "watch", "whose", "whose_last",
+        "told", "watch", "whose", "whose_last",
     )  # fmt: skip
 
     def __init__(
@@ -60,8 +61,10 @@ class Call:
         self.id = CallId(call_id)
         self.outer = outer
         self.ours = ours
-        self.passed, _, self.length, self.asked = read
-        """The headers that the function gets; Content-Length, -1: unknown; what its caller asks of the platform."""
+        self.passed, _, self.length, self.told = read
+        """The headers that the function gets; Content-Length, -1: unknown; those that ask something of the platform."""
+        self.asked: Asked | None
+        """What its caller asks for beside its function; set when it is admitted."""
         self.crossing = False
         """The platform's headers say which origins may read the answer; the function's are dropped."""
         self.deployed: ServedRevision | None = None
@@ -74,7 +77,6 @@ class Call:
         self.size: float = 0.0
         """The size of the body in bytes, or `asked_size`: what the scheduler is told."""
         self.asked_size: float | None = None
-        self.goal_s: Seconds | None = None
         self.future: asyncio.Future[Grant] | None = None
         """The scheduler has promised a grant, which has not come."""
         self.grant: Grant | None = None
@@ -99,19 +101,19 @@ class Call:
         """Where `ends` and `last` come from, for the error."""
         self.watch: Watch | None = None
 
-    def ask(self, asked: dict[bytes, bytes]) -> None:
+    def ask(self, told: dict[bytes, bytes], deployed: ServedRevision) -> None:
         """
-        Take what its caller asks for. Of a WebSocket only the goal counts.
+        Take what its caller asks for. Size and time of a WebSocket do not count.
 
         :raises InvalidSpec: it cannot be read
+        :raises Unsatisfiable: *deployed* can never be what is asked for
         """
-        if goal := asked.get(b"x-latency-goal"):
-            self.goal_s = told_goal(goal)
+        self.asked = read_asked(told, deployed.function, deployed.asked)
         if self.mode == UPGRADE:
             return
-        if size := asked.get(b"x-gpufaas-size"):
+        if size := told.get(b"x-gpufaas-size"):
             self.asked_size = told_size(size)
-        if timeout := asked.get(b"x-timeout"):
+        if timeout := told.get(b"x-timeout"):
             self.exec_s = min(self.exec_s, asked_timeout(timeout))
 
     # --- its end from outside ---

@@ -17,13 +17,13 @@ from gpufaas_core.messages import Grant
 from gpufaas_core.model import DeviceId, Seconds
 from gpufaas_core.units import parse_duration
 from gpufaas_core.wire.heads import AnswerHead
-from gpufaas_gateway.spec import read_goal
+from gpufaas_gateway.asked import HEADERS
 
 Header = tuple[bytes, bytes]
 
 BODILESS: Final = frozenset((204, 304))
 """Statuses without a body: a client would take a body for the start of the connection's next answer."""
-ASKED: Final = frozenset((b"x-timeout", b"x-gpufaas-size", b"x-latency-goal"))
+ASKED: Final = HEADERS | {b"x-timeout", b"x-gpufaas-size"}
 """What callers ask of the platform. It is passed on."""
 _NOTED: Final = HOP_BY_HOP | ASKED | {
     b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-forwarded-for", b"x-forwarded-host",
@@ -198,18 +198,6 @@ def told_size(text: bytes) -> float:
         shown = text[:40].decode("latin-1")
         raise InvalidSpec(f"X-Gpufaas-Size is a number, 0 or more, in any unit of the function's own; not {shown!r}")
     return size
-
-
-def told_goal(text: bytes) -> Seconds:
-    """
-    Return the seconds in an X-Latency-Goal.
-
-    :raises InvalidSpec: it is not a duration, or not more than 0
-    """
-    try:
-        return read_goal(text.decode("latin-1"))
-    except InvalidSpec as exc:
-        raise InvalidSpec(f"X-Latency-Goal: {exc}") from exc
 
 
 def _drawn() -> Iterator[str]:

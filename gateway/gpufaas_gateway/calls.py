@@ -151,8 +151,9 @@ class Calls:
             call.mode = UPGRADE
         elif call.length > deployed.max_body:
             raise too_large(deployed, call.length)
-        if call.asked is not None:
-            call.ask(call.asked)
+        call.asked = deployed.asked
+        if call.told is not None:
+            call.ask(call.told, deployed)
         call.ends, call.last = call.began + deployed.timeout_s, call.began + deployed.whole_s
         if deployed.timeout_s < SHORT_S or call.exec_s < SHORT_S:
             call.watched().attend()

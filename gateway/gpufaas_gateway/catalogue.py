@@ -11,7 +11,7 @@ from typing import Final
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, UnknownFunction
-from gpufaas_core.model import EngineStatus, Function, FunctionId, Profile
+from gpufaas_core.model import Asked, EngineStatus, Function, FunctionId, Profile
 from gpufaas_core.units import Bytes, Seconds
 from gpufaas_gateway.cors import Cors
 from gpufaas_gateway.errors import Unavailable
@@ -58,13 +58,15 @@ class ServedRevision:
     max_body: Bytes = field(init=False)
     compute: int = field(init=False)
     cors: Cors | None = field(init=False)
+    asked: Asked | None = field(init=False)
+    """What a call asks for that does not say it."""
 
     def __post_init__(self) -> None:
         record, options = self.record, self.options
         self.name, self.namespace, self.full_name = record.name, record.namespace, record.full_name
         self.function_id, self.compute = record.function_id, self.function.need.compute
         self.timeout_s, self.exec_s, self.whole_s = options.timeout_s, options.exec_s, options.whole_s
-        self.max_body, self.cors = options.max_body, options.cors
+        self.max_body, self.cors, self.asked = options.max_body, options.cors, options.asked
 
     @property
     def reserved(self) -> Bytes:

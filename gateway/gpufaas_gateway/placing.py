@@ -69,11 +69,11 @@ class Placing:
         left_s = (call.last if call.exec_s == inf else min(call.last, call.ends + call.exec_s)) - time.perf_counter()
         place, endless = self.scheduler.place, call.mode == UPGRADE
         try:
-            return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
+            return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.asked)
         except UnknownFunction:
             # The function was updated while the body came: the new revision answers.
             call.deployed = self.find(call.request)
-            return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
+            return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.asked)
         except (LoadFailed, NoRoom, OutOfMemory) as exc:
             if call.deployed.trial is None:
                 raise

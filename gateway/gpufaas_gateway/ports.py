@@ -13,6 +13,7 @@ from gpufaas_core.errors import GpufaasError
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import (
+    Asked,
     CallId,
     Device,
     DeviceId,
@@ -207,19 +208,10 @@ class PlansPort(Protocol):
         """Return the latest version, from memory; None: there was none yet. It may be without replicas."""
 
     async def apply(
-        self,
-        replicas: Sequence[Replica],
-        *,
-        by: str,
-        why: str = "",
-        expected: Mapping[str, float] | None = None,
-        base: int | None = None,
-    ) -> PlanVersion:
-        """
-        Put *replicas* in force.
-
-        :param base: the version that they were written against, 0: there was none; None: whatever is in force
-        """
+        self, replicas: Sequence[Replica], *, by: str, why: str = "",
+        expected: Mapping[str, float] | None = None, base: int | None = None,
+    ) -> PlanVersion:  # fmt: skip
+        """:param base: the version that *replicas* were written against, 0: there was none; None: any"""
 
     async def history(self) -> list[PlanVersion]:
         """Return the versions that are kept, newest first."""
@@ -234,11 +226,7 @@ class PlansPort(Protocol):
         """Have *replica* in force, pinned, and no others of its function but those that were pinned before."""
 
     async def unpin(self, function: str, device: DeviceId | None, *, by: str) -> PlanVersion:
-        """
-        Take the pinned replicas of *function*, a ``NAME.NAMESPACE``, out of the plan; of *device* only, unless None.
-
-        :raises BadPlan: it has none
-        """
+        """Take the pinned replicas of *function*, a ``NAME.NAMESPACE``, out of the plan; None: on all devices."""
 
 
 class PlannerPort(Protocol):
@@ -333,7 +321,7 @@ class PlacementPort(Protocol):
         size: float = 0.0,
         outer: Outer | None = None,
         endless: bool = False,
-        goal_s: Seconds | None = None,
+        asked: Asked | None = None,
     ) -> Grant | asyncio.Future[Grant]: ...
 
     def on_grant(self, call: CallId, begin: Callable[[Grant], None]) -> None:

@@ -18,10 +18,18 @@ from msgspec import Struct
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.capabilities import CAPABILITIES, read_capabilities
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Function, FunctionId
+from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Asked, Function, FunctionId
 from gpufaas_core.ports import read_ports
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_core.units import Bytes, MiB, Seconds, parse_bytes, parse_duration
+from gpufaas_gateway.asked import (
+    LONGEST_S,
+    read_accuracy,
+    read_goal,
+    read_name,
+    read_positive,
+    read_preference,
+)
 from gpufaas_gateway.cors import HEADERS, METHODS, ORIGINS, Cors, read_cors
 from gpufaas_gateway.names import check_digest
 from gpufaas_gateway.placement import DEVICE_ANNOTATION, NOTHING_ASKED, PROFILES, AskedDevices, Profiles, read_placement
@@ -34,8 +42,10 @@ DEFAULT_QUEUE: Final = "faas-request"
 _QUEUE_NAME: Final = re.compile(r"[a-zA-Z0-9]([-._a-zA-Z0-9]{0,62})")
 _MAX_SLOTS: Final = 1024  # threads of one worker; more run into limits of the kernel
 _MAX_PRELOAD: Final = 32
+_MAX_WEIGHT: Final = 1e6
+_MOST_PRIORITY: Final = 100
 MOST_BATCH_WAIT_S: Final = 10.0
-_NO_LIMIT_S: Final = 86_400.0  # "0" means no limit to OpenFaaS's watchdogs; here every wait has a deadline: a day
+_NO_LIMIT_S: Final = LONGEST_S  # "0" means no limit to OpenFaaS's watchdogs; here every wait has a deadline: a day
 _WHOLE_DEVICE: Final = ("exclusive", "time", "auto")
 """The sharings that have all compute of a device while a call runs."""
 
@@ -204,6 +214,16 @@ class Options:
     connect: str = ""
     """The TCP ports that it may connect to, as `read_ports` reads them; empty: as its node says."""
     cors: Cors | None = None
+    task: str = ""
+    model: str = ""
+    accuracy: float = 0.0
+    """In per cent; 0.0: not given."""
+    weight: float = 1.0
+    priority: int = 0
+    sheds: bool = False
+    """A call that cannot be answered within its goal is refused at once."""
+    asked: Asked | None = None
+    """What its calls ask for that do not say it; None: nothing."""
 
     @property
     def memory(self) -> Bytes:
@@ -239,6 +259,8 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
                 raise InvalidSpec(f"{what}: {exc}") from exc
     _check_sharing(read)
     _check_batches(read)
+    _check_asked(read)
+    usual = {each: read.pop(each) for each in ("min_accuracy", "max_cost", "prefer") if each in read}
     if bundle and "capabilities" in read:
         raise InvalidSpec("annotation gpufaas.capabilities: is for images: processes have none: remove the annotation")
     if not bundle and "connect" in read:
@@ -253,6 +275,7 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
         scaling=read_scaling_rule(spec.labels or {}, annotations),
         placement=placement_of(spec, defaults, image=not bundle),
         cors=read_cors(annotations),
+        asked=Asked(**usual) if usual else None,
         # As in Kubernetes, 0 is the default. A server is asked until it is ready, however often it is not.
         probes={each: value for each, value in probes.items() if value and each in WorkerSpec.__struct_fields__},
         **read,
@@ -296,6 +319,22 @@ def _check_batches(read: Mapping[str, Any]) -> None:
     if read.get("batch_adaptive") and goal_s is None:
         raise InvalidSpec(
             "annotation gpufaas.batch-adaptive: batches adapt to gpufaas.latency-goal, which is not set: set it"
+        )
+
+
+def _check_asked(read: Mapping[str, Any]) -> None:
+    """:raises InvalidSpec: no call could be served so, or none would be refused; says what to change"""
+    least, accuracy = read.get("min_accuracy", 0.0), read.get("accuracy", 0.0)
+    if least > accuracy:
+        raise InvalidSpec(
+            f"annotation gpufaas.min-accuracy: {least:g} is above gpufaas.accuracy, "
+            + (f"{accuracy:g}" if accuracy else "which is not set")
+            + ", so that no call could be served: lower it, or correct that"
+        )
+    if read.get("sheds") and "latency_goal_s" not in read:
+        raise InvalidSpec(
+            "annotation gpufaas.overload: shed refuses calls that cannot be answered within gpufaas.latency-goal, "
+            "which is not set: set it"
         )
 
 
@@ -363,14 +402,6 @@ def _yes(text: str) -> bool:
     return text.strip().lower() == "true"
 
 
-def read_goal(text: str) -> Seconds:
-    """:raises InvalidSpec: *text* is not a duration, or not more than 0, or more than a day"""
-    goal_s = parse_duration(text)
-    if not 0.0 < goal_s <= _NO_LIMIT_S:
-        raise InvalidSpec(f"{text[:80]!r} must be more than 0 and at most 24h: write for example 200ms")
-    return goal_s
-
-
 def _batch_wait(text: str) -> Seconds:
     wait_s = parse_duration(text)
     if wait_s > MOST_BATCH_WAIT_S:
@@ -394,6 +425,32 @@ def _whole(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
         raise InvalidSpec(f"{text!r} is not a whole number")
     return int(text)
+
+
+def _weight(text: str) -> float:
+    weight = read_positive(text)
+    if weight > _MAX_WEIGHT:
+        raise InvalidSpec(f"{text[:80]!r} is over the limit of {_MAX_WEIGHT:g}")
+    return weight
+
+
+def _priority(text: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,9}", text.strip()) or abs(int(text)) > _MOST_PRIORITY:
+        raise InvalidSpec(f"{text[:80]!r} is not a whole number from -{_MOST_PRIORITY} to {_MOST_PRIORITY}")
+    return int(text)
+
+
+def _overload(text: str) -> bool:
+    if text.strip() not in ("queue", "shed"):
+        raise InvalidSpec(f"{text[:80]!r} is neither queue nor shed")
+    return text.strip() == "shed"
+
+
+def _not_yet(instead: str) -> Callable[[str], object]:
+    def refuse(text: str) -> object:  # noqa: ARG001 - as the other readers
+        raise InvalidSpec(f"is not supported yet: remove the annotation, {instead}")
+
+    return refuse
 
 
 def _queue(text: str) -> str:
@@ -466,6 +523,18 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "annotation gpufaas.preload": ("preload", _modules),
     "annotation gpufaas.capabilities": ("capabilities", read_capabilities),
     "annotation gpufaas.connect": ("connect", _ports),
+    "annotation gpufaas.task": ("task", read_name),
+    "annotation gpufaas.model": ("model", read_name),
+    "annotation gpufaas.accuracy": ("accuracy", read_accuracy),
+    "annotation gpufaas.weight": ("weight", _weight),
+    "annotation gpufaas.priority": ("priority", _priority),
+    "annotation gpufaas.overload": ("sheds", _overload),
+    "annotation gpufaas.min-accuracy": ("min_accuracy", read_accuracy),
+    "annotation gpufaas.max-cost": ("max_cost", read_positive),
+    "annotation gpufaas.prefer": ("prefer", read_preference),
+    "annotation gpufaas.application": ("application", _not_yet("and call the function by its name")),
+    "annotation gpufaas.kinds": ("kinds", _not_yet("and name devices by constraints, or by a plan (gpufaas plan)")),
+    "annotation gpufaas.scale-by": ("scale_by", _not_yet("and scale by labels com.openfaas.scale.…, or by a plan")),
     "annotation com.openfaas.queue": ("async_queue", _queue),
     **{
         f"annotation com.openfaas.{probe}.http.{name}": (f"{probe}_{field}", parse)

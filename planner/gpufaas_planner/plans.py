@@ -23,13 +23,10 @@ class Plans:
     """
 
     def __init__(
-        self,
-        store: PlanStore,
-        functions: Callable[[], Mapping[str, Function]],
-        devices: Callable[[], Iterable[Device]],
-        tell: Callable[[PlacementPlan], None] = lambda _: None,
+        self, store: PlanStore, functions: Callable[[], Mapping[str, Function]],
+        devices: Callable[[], Iterable[Device]], tell: Callable[[PlacementPlan], None] = lambda _: None,
         now: Callable[[], Seconds] = time.time,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._store = store
         self._functions = functions
         self._devices = devices
@@ -37,9 +34,9 @@ class Plans:
         self._now = now
         self._in_force: PlanVersion | None = None
 
-    def learn(self, plan: PlanVersion | None) -> None:
+    def learn(self, plan: PlanVersion) -> None:
         """*plan* is in the store, and in force unless a later one is."""
-        if plan is not None and (self._in_force is None or plan.version > self._in_force.version):
+        if self._in_force is None or plan.version > self._in_force.version:
             self._in_force = plan
             self._tell(plan.plan())
 
@@ -47,40 +44,32 @@ class Plans:
         return self._in_force
 
     async def apply(
-        self,
-        replicas: Sequence[Replica],
-        *,
-        by: str,
-        why: str = "",
-        expected: Mapping[str, float] | None = None,
-        base: int | None = None,
-    ) -> PlanVersion:
+        self, replicas: Sequence[Replica], *, by: str, why: str = "",
+        expected: Mapping[str, float] | None = None, base: int | None = None,
+    ) -> PlanVersion:  # fmt: skip
         return await self._add(await self._latest(), replicas, by, why, expected, base)
 
     async def history(self) -> list[PlanVersion]:
         return await asyncio.to_thread(self._store.history)
 
     async def version(self, version: int) -> PlanVersion:
-        found = await asyncio.to_thread(self._store.get, version)
-        if found is None:
-            kept = [each.version for each in await self.history()]
-            has = f"{kept[-1]} to {kept[0]} are" if kept else "no plan was ever applied"
-            raise UnknownPlan(f"version {version} of the plan is not kept: {has}")
-        return found
+        kept = await self.history()
+        for each in kept:
+            if each.version == version:
+                return each
+        has = f"{kept[-1].version} to {kept[0].version} are" if kept else "no plan was ever applied"
+        raise UnknownPlan(f"version {version} of the plan is not kept: {has}")
 
     async def rollback(self, version: int, *, by: str, base: int | None = None) -> PlanVersion:
         old = await self.version(version)
         return await self._add(await self._latest(), old.replicas, by, f"rollback to {version}", old.expected, base)
 
     async def pin(self, replica: Replica, *, by: str) -> PlanVersion:
-        latest = await self._latest()
-        others = [
-            each
-            for each in latest.replicas
-            if each.function != replica.function or (each.pinned and each.device != replica.device)
+        latest, function, device = await self._latest(), replica.function, replica.device
+        stay = [
+            each for each in latest.replicas if each.function != function or (each.pinned and each.device != device)
         ]
-        why = f"pin {replica.function} on {replica.device}"
-        return await self._add(latest, (*others, replace(replica, pinned=True)), by, why)
+        return await self._add(latest, (*stay, replace(replica, pinned=True)), by, f"pin {function} on {device}")
 
     async def unpin(self, function: str, device: DeviceId | None, *, by: str) -> PlanVersion:
         latest = await self._latest()
@@ -89,24 +78,18 @@ class Plans:
         if not gone:
             where = f"on {', '.join(each.device for each in pinned)} only" if pinned else "nowhere"
             raise BadPlan(f"{function} is pinned {where}: there is nothing to unpin (gpufaas plan show)")
-        rest = [each for each in latest.replicas if each not in gone]
-        return await self._add(latest, rest, by, f"unpin {function}")
+        return await self._add(latest, [each for each in latest.replicas if each not in gone], by, f"unpin {function}")
 
     async def _latest(self) -> PlanVersion:
         """Return the plan in force by the store; version 0: none was ever applied."""
-        return await asyncio.to_thread(self._store.latest) or PlanVersion(0)
+        return next(iter(await self.history()), PlanVersion(0))
 
     async def _add(
-        self,
-        latest: PlanVersion,
-        replicas: Sequence[Replica],
-        by: str,
-        why: str,
-        expected: Mapping[str, float] | None = None,
-        base: int | None = None,
-    ) -> PlanVersion:
+        self, latest: PlanVersion, replicas: Sequence[Replica], by: str, why: str,
+        expected: Mapping[str, float] | None = None, base: int | None = None,
+    ) -> PlanVersion:  # fmt: skip
         """Put *replicas* in force after *latest*."""
-        if base is not None and base != latest.version:
+        if base not in (None, latest.version):
             raise _conflict(latest)
         check(replicas, self._functions(), self._devices())
         new = PlanVersion(latest.version + 1, tuple(replicas), by, self._now(), why, dict(expected or {}))

@@ -12,17 +12,8 @@ class PlanStore(Protocol):
     Each method raises `StorageFailed` if it cannot read or write; then nothing has changed.
     """
 
-    def latest(self) -> PlanVersion | None:
-        """Return the plan in force; None: none was ever applied."""
-
-    def get(self, version: int) -> PlanVersion | None:
-        """Return *version*; None: it is not kept."""
-
     def history(self) -> list[PlanVersion]:
-        """Return all that are kept, newest first."""
+        """Return all that are kept, newest first: the first one is in force."""
 
     def add(self, plan: PlanVersion) -> bool:
-        """
-        Store *plan*, durably and in one step, if the latest version is the one before it (for version 1: none).
-        False: somebody was quicker, and nothing has changed.
-        """
+        """Store *plan*, in one step, if the latest is the one before it. False: somebody else was first."""

@@ -94,7 +94,7 @@ class SchedulerService:
         size: float = 0.0,
         outer: m.Outer | None = None,
         endless: bool = False,
-        goal_s: Seconds | None = None,
+        asked: Asked | None = None,
     ) -> m.Grant | asyncio.Future[m.Grant]:
         """
         Ask for the right to run *call*: return a grant if it is granted at once, else a future of it.
@@ -102,12 +102,11 @@ class SchedulerService:
         :param size: of the request, see `Arrived`
         :param outer: a function made the call
         :param endless: once it runs, it may go on beyond its time
-        :param goal_s: it should be answered within this time; None: as its function says
+        :param asked: what its caller asks for beside the function
         :raises GpufaasError: it was rejected at once; the future raises the same when that happens later
         """
         self._placing, self._placed = call, None
         now = self._now()
-        asked = None if goal_s is None else Asked(goal_s)
         self.handle(m.Arrived(call, function, now + timeout_s, 0.0, size, outer, endless, asked), now)
         self._placing, placed = None, self._placed
         if placed is None:

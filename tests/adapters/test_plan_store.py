@@ -8,17 +8,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 from tests.unit.planner.fakes import MemoryPlans
 
-from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, Listed
-from gpufaas_adapters.etcd.plans import CURRENT, EtcdPlans
+from gpufaas_adapters.etcd.client import Etcd, EtcdSettings
+from gpufaas_adapters.etcd.plans import EtcdPlans
 from gpufaas_adapters.sqlite.plans import SqlitePlans
-from gpufaas_core.errors import StorageFailed
 from gpufaas_core.model import DeviceId, Replica
 from gpufaas_core.plans import KEPT, PlanVersion
 
@@ -46,15 +44,13 @@ def plan(version: int, by: str = "alice") -> PlanVersion:
 
 
 def test_a_new_store_has_no_plan(store: Store) -> None:
-    assert (store.latest(), store.get(1), store.history()) == (None, None, [])
+    assert store.history() == []
 
 
 def test_a_plan_comes_back_as_it_was(store: Store) -> None:
     assert store.add(plan(1))
     assert store.add(plan(2))
 
-    assert store.latest() == store.get(2) == plan(2)
-    assert store.get(1) == plan(1)
     assert store.history() == [plan(2), plan(1)]
 
 
@@ -78,7 +74,6 @@ def test_only_the_last_ones_are_kept(store: Store) -> None:
         assert store.add(plan(version))
 
     assert [each.version for each in store.history()] == list(range(KEPT + 3, 3, -1))
-    assert (store.get(3), store.get(4)) == (None, plan(4))
 
 
 def test_of_several_who_add_at_once_one_wins(store: Store) -> None:
@@ -104,7 +99,7 @@ from tests.adapters.test_plan_store import plan
 from gpufaas_adapters.sqlite.plans import SqlitePlans
 
 store = SqlitePlans(Path(sys.argv[1]))
-version = store.latest().version if store.latest() else 0
+version = max((each.version for each in store.history()), default=0)
 while True:
     print(version, flush=True)
     version += 1
@@ -122,11 +117,10 @@ def test_a_process_that_is_killed_leaves_the_one_plan_or_the_next_whole(tmp_path
         said += [int(each) for each in process.communicate()[0].split()]
 
         store = SqlitePlans(path)
-        latest = store.latest()
         kept = store.history()
         store.close()
 
-        version = 0 if latest is None else latest.version
+        version = kept[0].version if kept else 0
         assert version - said[-1] in (0, 1)
         assert kept == [plan(each) for each in range(version, max(0, version - KEPT), -1)]
 
@@ -145,24 +139,42 @@ def test_what_a_policy_keeps_is_there_for_one_of_the_same_spec(tmp_path: Path) -
 # --- etcd ---
 
 
-async def test_who_watches_hears_of_the_plan_in_force_and_of_each_that_comes(
+async def test_who_follows_hears_of_the_plan_in_force_and_of_each_that_comes(
     etcd: Etcd, settings: EtcdSettings, open_etcd: Callable[[EtcdSettings], Etcd]
 ) -> None:
-    other = EtcdPlans(open_etcd(settings))
-    await asyncio.to_thread(other.add, plan(1))
-    async with aclosing(EtcdPlans(etcd).watch()) as changes:
-        assert [await anext(changes), type(await anext(changes))] == [plan(1), Listed]
+    other, known = EtcdPlans(open_etcd(settings)), asyncio.Event()
+    for version in range(1, 13):
+        await asyncio.to_thread(other.add, plan(version))
+    heard: asyncio.Queue[PlanVersion] = asyncio.Queue()
+    follows = asyncio.create_task(EtcdPlans(etcd).follow(heard.put_nowait, known))
 
-        await asyncio.to_thread(other.add, plan(2))
+    await known.wait()
+    first = [await heard.get(), heard.qsize()]
+    await asyncio.to_thread(other.add, plan(13))
 
-        assert await anext(changes) == plan(2)
+    assert first == [plan(12), 0]
+    assert await heard.get() == plan(13)
+    follows.cancel()
 
 
-async def test_a_plan_that_cannot_be_read_is_not_taken_for_none(
+async def test_who_follows_knows_when_there_is_no_plan(etcd: Etcd) -> None:
+    heard: list[PlanVersion] = []
+    known = asyncio.Event()
+    follows = asyncio.create_task(EtcdPlans(etcd).follow(heard.append, known))
+
+    await known.wait()
+
+    assert heard == []
+    follows.cancel()
+
+
+async def test_a_plan_that_cannot_be_read_is_never_replaced(
     etcd: Etcd, settings: EtcdSettings, open_etcd: Callable[[EtcdSettings], Etcd]
 ) -> None:
-    await etcd.put(CURRENT, b'{"version": "next"}')
+    """A later release may have written it."""
     store = EtcdPlans(open_etcd(settings))
+    await asyncio.to_thread(store.add, plan(1))
+    await etcd.put("v1/plans/2", b'{"version": "next"}')
 
-    with pytest.raises(StorageFailed, match="v1/plans/current in etcd cannot be read"):
-        await asyncio.to_thread(store.add, plan(1))
+    assert await asyncio.to_thread(store.history) == [plan(1)]
+    assert not await asyncio.to_thread(store.add, plan(2))

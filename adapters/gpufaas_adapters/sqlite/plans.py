@@ -14,31 +14,19 @@ CREATE TABLE plans (version INTEGER PRIMARY KEY, plan BLOB NOT NULL) STRICT;
 CREATE TABLE policies (name TEXT PRIMARY KEY, state BLOB NOT NULL) STRICT;
 """,
 )
-_LATEST: Final = "SELECT plan FROM plans ORDER BY version DESC"
 
 
 class SqlitePlans:
-    """
-    Opens or creates the file at once. A plan that was acknowledged is there after a power failure.
-
-    :raises StorageFailed: the file cannot be opened, is not ours, or was written by a newer version
-    """
+    """Opens or creates the file at once. :raises StorageFailed: see `SqliteFile`"""
 
     def __init__(self, path: Path) -> None:
         self._file = SqliteFile(path, _MIGRATIONS)
-
-    def latest(self) -> PlanVersion | None:
-        return next(iter(self._plans(f"{_LATEST} LIMIT 1")), None)
-
-    def get(self, version: int) -> PlanVersion | None:
-        return next((each for each in self.history() if each.version == version), None)
+        self.close = self._file.close
 
     def history(self) -> list[PlanVersion]:
-        return self._plans(_LATEST)
-
-    def _plans(self, sql: str) -> list[PlanVersion]:
         with self._file.reading() as db:
-            return [msgspec.json.decode(plan, type=PlanVersion) for (plan,) in db.execute(sql).fetchall()]
+            rows = db.execute("SELECT plan FROM plans ORDER BY version DESC").fetchall()
+            return [msgspec.json.decode(plan, type=PlanVersion) for (plan,) in rows]
 
     def add(self, plan: PlanVersion) -> bool:
         with self._file.transaction() as db:
@@ -58,6 +46,3 @@ class SqlitePlans:
 
     def keep_policy_state(self, name: str, state: bytes) -> None:
         self._file.write("REPLACE INTO policies (name, state) VALUES (?, ?)", name, state)
-
-    def close(self) -> None:
-        self._file.close()

@@ -18,6 +18,7 @@ from gpufaas_async_calls.call import INLINE_BODY
 from gpufaas_async_calls.callbacks import HttpCallbacks
 from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.retry import RetryPolicy
+from gpufaas_core.model import Function, FunctionId
 from gpufaas_gateway.catalogue import Catalogue
 
 
@@ -27,7 +28,12 @@ class OneFunction(Catalogue):
     def __init__(self) -> None:
         self.loaded = True
         self.f = SimpleNamespace(
-            name="f", full_name="f.openfaas-fn", max_body=1_000_000, timeout_s=5.0, unavailable=None
+            name="f",
+            full_name="f.openfaas-fn",
+            max_body=1_000_000,
+            timeout_s=5.0,
+            unavailable=None,
+            function=Function(FunctionId("f.openfaas-fn@1"), "d"),
         )
         self._called = {"f": self.f, "f.openfaas-fn": self.f}  # type: ignore[dict-item]
 
@@ -124,6 +130,14 @@ async def test_a_goal_that_is_none_is_refused_before_the_call_is_accepted(rig: R
     status, _, text = await rig.post("f", b"hello", x_latency_goal="soon")
 
     assert (status, text.startswith(b"X-Latency-Goal: 'soon' is not a duration")) == (400, True)
+    assert rig.queue.claim("queued", "f.openfaas-fn", float("inf"), 5)[0] == []
+
+
+async def test_a_call_that_asks_for_what_its_function_is_not_is_refused_before_it_is_accepted(rig: Rig) -> None:
+    status, headers, text = await rig.post("f", b"hello", x_min_accuracy="80")
+
+    assert (status, headers["x-gpufaas-error"], headers["content-type"]) == (422, "unsatisfiable", "application/json")
+    assert b'"has":{"accuracy":null}' in text
     assert rig.queue.claim("queued", "f.openfaas-fn", float("inf"), 5)[0] == []
 
 

@@ -14,6 +14,7 @@ from gpufaas_cluster.remote_placement import WITHOUT_LEADER
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import (
+    Asked,
     CallId,
     Device,
     DeviceId,
@@ -261,13 +262,13 @@ async def test_a_call_that_is_over_ends_nothing_of_the_one_that_has_its_grant_no
 
 async def test_a_refused_one_is_given_up_and_its_call_placed_as_a_new_one_with_its_own_time(side: Side) -> None:
     grant = await side.keeps()
-    assert side.takes("2", size=7.0, goal_s=0.5) is grant
+    assert side.takes("2", size=7.0, asked=Asked(0.5)) is grant
 
     again = side.gateway.again(CallId("2"))
 
     assert side.link.of(control.CancelCall) == [control.CancelCall(CallId("1"))]
     asked = side.link.of(control.PlaceCall)[-1]
-    assert (asked.call, asked.function, asked.size, asked.goal_s) == ("2", F, 7.0, 0.5)
+    assert (asked.call, asked.function, asked.size, asked.asked) == ("2", F, 7.0, Asked(0.5))
     assert 0.0 < asked.timeout_s <= 60.0
     side.granted("1")  # the scheduler placed the first one again before it heard that
     assert side.link.of(control.CancelCall)[-1] == control.CancelCall(CallId("1"))

@@ -18,7 +18,7 @@ from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.messages import Arrived, Command, Event, EvictCopy, Finished, Grant, Restored
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, NodeId, Profile, Seconds
+from gpufaas_core.model import Asked, CallId, Device, DeviceId, Function, FunctionId, Need, NodeId, Profile, Seconds
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
@@ -197,6 +197,9 @@ async def test_that_no_node_can_be_reached_closes_none(rig: Rig) -> None:
     assert await place(gateway, 1) == "n1/cpu:0"
 
 
+ASKED = Asked(0.5, 76.1, 1.5, "cheapest", "resnet", "small")
+
+
 async def connected_gateway(rig: Rig) -> tuple[RemoteScheduler, "asyncio.Task[None]"]:
     """Return a gateway's own end of the link once it sees a node, and the task that keeps the link."""
     gateway = RemoteScheduler(Identity("gateway", "g1", "boot", TOKEN, "1"))
@@ -226,11 +229,11 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
     async with asyncio.timeout(LIMIT_S):
         placed = gateway.place(first, F, 60.0)
         running = placed if isinstance(placed, Grant) else await placed
-        waiting = gateway.place(second, F, 60.0, 512.0, goal_s=0.5)
+        waiting = gateway.place(second, F, 60.0, 512.0, asked=ASKED)
         assert isinstance(waiting, asyncio.Future)
         engine = rig.leader.service.engine
         await eventually(lambda: engine.knows(second))
-        assert [(each.size, each.asked and each.asked.goal_s) for each in arrived] == [(0.0, None), (512.0, 0.5)]
+        assert [(each.size, each.asked) for each in arrived] == [(0.0, None), (512.0, ASKED)]
 
         gateway._link.abort("lost")  # type: ignore[union-attr]
         grant = await waiting

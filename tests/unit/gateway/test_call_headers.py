@@ -9,6 +9,7 @@ import pytest
 from tests.unit.gateway.conftest import Gateway, calling
 from tests.unit.gateway.test_contract_checklist import Functions
 
+from gpufaas_core.model import Asked
 from gpufaas_core.wire.heads import AnswerHead
 from gpufaas_gateway.calls import Calls
 
@@ -36,7 +37,10 @@ class Rig:
 @pytest.fixture
 async def rig(gateway: Gateway, tmp_path: Path) -> AsyncIterator[Rig]:
     functions = Functions()
-    annotations = {"gpufaas.bundle": gateway.bundle, "gpufaas.timeout": "10s"}
+    annotations = {
+        "gpufaas.bundle": gateway.bundle, "gpufaas.timeout": "10s", "gpufaas.accuracy": "76.1",
+        "gpufaas.model": "resnet",
+    }  # fmt: skip
     await gateway.deployed(annotations=annotations)
     served_by = "gpufaas/1"
     calls = Calls(gateway.catalogue, functions, functions, tmp_path, served_by=served_by)
@@ -158,7 +162,7 @@ async def test_the_scheduler_is_told_the_goal_of_the_call(rig: Rig, asked: str, 
     await rig.call(x_latency_goal=asked)
     await rig.call()
 
-    assert rig.functions.goals == [goal_s, None]
+    assert rig.functions.asked == [None if goal_s is None else Asked(goal_s), None]
     assert (b"x-latency-goal", asked.encode()) in rig.functions.called[0][1].headers
 
 
@@ -169,6 +173,83 @@ async def test_a_goal_that_is_none_is_refused_before_anything_runs(rig: Rig, wro
     assert (answer.status_code, answer.text.count("\n")) == (400, 0)
     assert answer.text.startswith(f"X-Latency-Goal: {wrong!r} ")
     assert not rig.functions.called
+
+
+async def test_the_scheduler_is_told_all_that_a_call_asks_for_and_the_function_sees_it(rig: Rig) -> None:
+    headers = {
+        "x_latency_goal": "200ms", "x_min_accuracy": "76.1", "x_max_cost": "0.5", "x_prefer": "cheapest",
+        "x_model": "resnet", "x_variant": "echo.openfaas-fn",
+    }  # fmt: skip
+    assert (await rig.call(**headers)).status_code == 200
+
+    assert rig.functions.asked == [Asked(0.2, 76.1, 0.5, "cheapest", "resnet", "echo.openfaas-fn")]
+    assert {name.replace("_", "-").encode() for name in headers} <= {name for name, _ in rig.seen}
+
+
+async def test_an_empty_header_asks_for_nothing(rig: Rig) -> None:
+    await rig.call(x_min_accuracy="", x_prefer="", x_model="")
+
+    assert rig.functions.asked == [None]
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "says"),
+    [
+        ("X-Min-Accuracy", "good", "'good' is not an accuracy in per cent, 0 or 1 to 100"),
+        ("X-Min-Accuracy", "nan", "'nan' is not an accuracy"),
+        ("X-Min-Accuracy", "100.1", "'100.1' is not an accuracy"),
+        ("X-Min-Accuracy", "0.76", "'0.76' is not an accuracy in per cent"),
+        ("X-Max-Cost", "0", "'0' is not a number above 0"),
+        ("X-Max-Cost", "inf", "'inf' is not a number above 0"),
+        ("X-Max-Cost", "$3", "'$3' is not a number above 0"),
+        ("X-Prefer", "best", "'best' is not one of cheapest, fastest, accurate"),
+        ("X-Model", "-x", "'-x' is not a name: use at most 128 of"),
+        ("X-Variant", "a b", "'a b' is not a name"),
+        ("X-Variant", "x" * 200, f"'{'x' * 80}' is not a name"),
+    ],
+)
+async def test_what_cannot_be_read_is_refused_in_one_line_that_names_the_header(
+    rig: Rig, header: str, value: str, says: str
+) -> None:
+    answer = await rig.call(**{header.lower().replace("-", "_"): value})
+
+    assert (answer.status_code, answer.text.count("\n")) == (400, 0)
+    assert answer.text.startswith(f"{header}: {says}")
+    assert not rig.functions.called
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "said", "asked", "has"),
+    [
+        ("X-Min-Accuracy", "80", "has accuracy 76.1", {"min_accuracy": 80.0}, {"accuracy": 76.1}),
+        ("X-Model", "bert", "has model resnet", {"model": "bert"}, {"model": "resnet"}),
+        ("X-Variant", "echo-large", "has no other variant", {"variant": "echo-large"}, {"variant": "echo.openfaas-fn"}),
+    ],
+)
+async def test_what_the_function_can_never_be_is_refused_at_once(
+    rig: Rig, header: str, value: str, said: str, asked: object, has: object
+) -> None:
+    answer = await rig.call(**{header.lower().replace("-", "_"): value})
+
+    assert (answer.status_code, answer.headers["x-gpufaas-error"]) == (422, "unsatisfiable")
+    assert answer.headers["content-type"] == "application/json"
+    assert "retry-after" not in answer.headers
+    told = answer.json()
+    assert f"{header} asks for {value}, and echo.openfaas-fn {said}" in told.pop("error")
+    assert told == {"asked": asked, "has": has}
+    assert not rig.functions.called
+
+
+async def test_annotations_are_what_calls_ask_for_that_do_not_say_it(gateway: Gateway) -> None:
+    functions = Functions()
+    calls = await gateway.calls(functions, accuracy="80", min_accuracy="70", max_cost="2", prefer="fastest")
+    async with calling(calls.run) as client:
+        await client.post("/function/echo")
+        await client.post("/function/echo", headers={"X-Prefer": "accurate", "X-Latency-Goal": "1s"})
+        refused = await client.post("/function/echo", headers={"X-Model": "resnet"})
+
+    assert functions.asked == [Asked(None, 70.0, 2.0, "fastest"), Asked(1.0, 70.0, 2.0, "accurate")]
+    assert "echo.openfaas-fn has no annotation gpufaas.model" in refused.json()["error"]
 
 
 @pytest.mark.parametrize(("length", "expected"), [(1234, "1234"), (0, "0"), (-1, None)])

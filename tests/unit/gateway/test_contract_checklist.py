@@ -22,7 +22,7 @@ from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.logs import Printed
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Failing, FunctionId, Part, Seconds
+from gpufaas_core.model import Asked, CallId, Device, DeviceId, EngineStatus, Failing, FunctionId, Part, Seconds
 from gpufaas_core.units import GiB
 from gpufaas_core.wire.bodies import STREAM
 from gpufaas_core.wire.heads import AnswerHead, CallHead
@@ -88,16 +88,16 @@ class Functions:
     answer: AnswerHead = field(default_factory=lambda: AnswerHead(200, [(b"content-type", b"text/plain")]))
     called: list[tuple[FunctionId, CallHead]] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
-    goals: list[Seconds | None] = field(default_factory=list)
+    asked: list[Asked | None] = field(default_factory=list)
 
     def place(
         self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0,
-        outer: object = None, endless: bool = False, goal_s: Seconds | None = None,
+        outer: object = None, endless: bool = False, asked: Asked | None = None,
     ) -> Grant:  # fmt: skip
         assert timeout_s > 0
         assert (outer, endless) == (None, False)
         self.sizes.append(size)
-        self.goals.append(goal_s)
+        self.asked.append(asked)
         return Grant(1, 1, (call,), function, "", (Part(DEVICE.id, 0),), cold=False)
 
     def on_grant(self, call: CallId, begin: object) -> None: ...

@@ -74,6 +74,24 @@ async def test_the_scheduler_and_the_node_are_told_what_a_function_needs(
     assert deployed.compute == need.compute
 
 
+async def test_the_scheduler_is_told_what_a_function_says_of_itself(platform: Platform) -> None:
+    said = await platform.deploy(
+        task="classify", model="torchvision/resnet50", accuracy="76.1", weight="2.5", priority="-3", overload="shed",
+        latency_goal="1s",
+    )  # fmt: skip
+    function = platform.scheduler.functions[said.function_id]
+
+    assert (function.task, function.model, function.accuracy) == ("classify", "torchvision/resnet50", 76.1)
+    assert (function.weight, function.priority, function.sheds) == (2.5, -3, True)
+
+
+async def test_a_function_that_says_nothing_of_itself_queues_its_calls(platform: Platform) -> None:
+    plain = (await platform.deploy(overload="queue")).function
+
+    assert (plain.task, plain.model, plain.accuracy) == ("", "", 0.0)
+    assert (plain.weight, plain.priority, plain.sheds) == (1.0, 0, False)
+
+
 @pytest.mark.parametrize(
     ("kind", "annotations", "says"),
     [
@@ -138,6 +156,26 @@ async def test_the_scheduler_and_the_node_are_told_what_a_function_needs(
         ),
         ("http", {"connect": "4000-5000"}, "gpufaas.connect: 1001 ports are over the limit of 1000: name fewer, or"),
         ("image", {"connect": "5432"}, "gpufaas.connect: containers have networks of their own: remove"),
+        ("http", {"accuracy": "good"}, "gpufaas.accuracy: 'good' is not an accuracy in per cent"),
+        ("http", {"accuracy": "0.76"}, "gpufaas.accuracy: '0.76' is not an accuracy in per cent, 0 or 1 to 100: write"),
+        ("http", {"weight": "0"}, "gpufaas.weight: '0' is not a number above 0: write for example 1.5"),
+        ("http", {"weight": "1e7"}, r"gpufaas.weight: '1e7' is over the limit of 1e\+06"),
+        ("http", {"priority": "1.5"}, "gpufaas.priority: '1.5' is not a whole number from -100 to 100"),
+        ("http", {"priority": "-101"}, "gpufaas.priority: '-101' is not a whole number from -100 to 100"),
+        ("http", {"overload": "drop"}, "gpufaas.overload: 'drop' is neither queue nor shed"),
+        ("http", {"overload": "shed"}, "gpufaas.overload: shed .* gpufaas.latency-goal, which is not set: set it"),
+        ("http", {"task": ""}, "gpufaas.task: '' is not a name"),
+        ("http", {"prefer": "best"}, "gpufaas.prefer: 'best' is not one of cheapest, fastest, accurate"),
+        ("http", {"max_cost": "-1"}, "gpufaas.max-cost: '-1' is not a number above 0"),
+        ("http", {"min_accuracy": "70"}, "gpufaas.min-accuracy: 70 is above gpufaas.accuracy, which is not set, so"),
+        (
+            "http",
+            {"min_accuracy": "70", "accuracy": "69.5"},
+            "gpufaas.min-accuracy: 70 is above gpufaas.accuracy, 69.5",
+        ),
+        ("http", {"application": "shop"}, "gpufaas.application: is not supported yet: remove the annotation, and call"),
+        ("http", {"kinds": "a100"}, "gpufaas.kinds: is not supported yet: remove the annotation, and name devices"),
+        ("http", {"scale_by": "queue"}, "gpufaas.scale-by: is not supported yet: remove the annotation, and scale by"),
         ("model", {"latency": "1s"}, "gpufaas.latency is not known: did you mean gpufaas.latency-goal"),
     ],
 )

@@ -13,12 +13,6 @@ class MemoryPlans:
     kept: list[PlanVersion] = field(default_factory=list)
     broken: bool = False
 
-    def latest(self) -> PlanVersion | None:
-        return self.kept[-1] if self.kept else None
-
-    def get(self, version: int) -> PlanVersion | None:
-        return next((each for each in self.kept if each.version == version), None)
-
     def history(self) -> list[PlanVersion]:
         return self.kept[::-1]
 

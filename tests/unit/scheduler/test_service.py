@@ -10,7 +10,7 @@ from tests.waiting import LIMIT_S
 from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core.errors import DeadlineExceeded, GpufaasError
 from gpufaas_core.messages import Arrived, Command, Event, Grant, NodeRefused, StartCall
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Part, Profile, Seconds
+from gpufaas_core.model import Asked, CallId, Device, DeviceId, Function, FunctionId, Part, Profile, Seconds
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
 from gpufaas_scheduler.service import SchedulerService
@@ -24,7 +24,7 @@ class Batching:
 
     def __init__(self, cold: bool) -> None:
         self.cold = cold
-        self.goals: list[Seconds | None] = []
+        self.asked: list[Asked | None] = []
         self._waits: CallId | None = None
 
     def may_wake_before(self, _: Seconds) -> bool:
@@ -34,7 +34,7 @@ class Batching:
         assert now >= 0
         if not isinstance(event, Arrived):
             return []
-        self.goals.append(event.asked and event.asked.goal_s)
+        self.asked.append(event.asked)
         if self._waits is None:
             self._waits = event.call
             return []
@@ -61,7 +61,7 @@ def service(cold: bool) -> tuple[SchedulerService, Node, Batching]:
 async def test_each_call_of_a_grant_gets_it_and_the_node_gets_it_once_on_a_miss(cold: bool) -> None:
     scheduler, node, engine = service(cold)
 
-    first = scheduler.place(CallId("a"), F, 60.0, goal_s=0.5)
+    first = scheduler.place(CallId("a"), F, 60.0, asked=Asked(0.5))
     second = scheduler.place(CallId("b"), F, 60.0)
 
     assert not isinstance(first, Grant)
@@ -69,7 +69,7 @@ async def test_each_call_of_a_grant_gets_it_and_the_node_gets_it_once_on_a_miss(
     assert (second.call, second.calls) == ("b", ("b", "a"))
     assert ((await first).call, (await first).calls) == ("a", ("a", "b"))
     assert [each.grant.calls for each in node.told if isinstance(each, StartCall)] == [("a", "b")] * cold
-    assert engine.goals == [0.5, None]
+    assert engine.asked == [Asked(0.5), None]
 
 
 async def test_the_calls_of_a_grant_may_be_of_several_gateways() -> None:
