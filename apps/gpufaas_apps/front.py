@@ -49,7 +49,6 @@ from gpufaas_gateway.ports import (
     LogReader,
     NodePort,
     PlacementPort,
-    PlannerPort,
     Scheduler,
     SecretStore,
     Store,
@@ -100,6 +99,8 @@ class Parts:
     plan_store: PlanStore
     tell_plan: Callable[[PlacementPlan], None] = lambda _: None
     """Tells the engine of this process the plan in force."""
+    planner: Callable[[str], Awaitable[dict[str, Any]]]
+    """Asks the planner, see `PlannerShell.asked`; empty: there is none."""
     prune: Callable[[bool], Awaitable[tuple[int, int]]] | None = None
     """Removes artifacts that nothing names, unless told to run dry; returns how many, and their bytes."""
 
@@ -129,8 +130,6 @@ class Front:
         )
         self.catalogue = self.deployer.catalogue
         self.keeper = Keeper(parts.store, self.catalogue)
-        self.planner: PlannerPort | None = None
-        """What makes plans in this process, once it is set."""
         self.plans = Plans(parts.plan_store, self._placeable, parts.workers.devices, parts.tell_plan)
         calls = Calls(
             self.catalogue, parts.scheduler, parts.node, parts.spool, served_by=product, call_suffix=parts.call_suffix,
@@ -180,7 +179,7 @@ class Front:
             async_routes(self.async_calls, async_invocations, lambda name: self.catalogue.find(name) is not None)
         )
         app.include_router(node_routes(parts.nodes))
-        app.include_router(plan_routes(self.catalogue, self.plans, parts.scheduler.status, lambda: self.planner))
+        app.include_router(plan_routes(self.catalogue, self.plans, parts.scheduler.status, parts.planner))
         if parts.prune is not None:
             app.include_router(prune_routes(self.catalogue, parts.prune))
         return CleanPaths(app if parts.credentials is None else Guard(app, parts.credentials))

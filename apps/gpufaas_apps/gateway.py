@@ -150,6 +150,7 @@ class GatewayApp:
             origins=Origins(self._me.token),
             async_queue=async_queue,
             plan_store=EtcdPlans(etcd),
+            planner=self._scheduler.planner,
             call_suffix=f"@{self._scheduler.name}",
             metrics_of_all=self._options.metrics_of_all,
             fault=self._without_scheduler,

@@ -56,6 +56,8 @@ class PolicyOptions:
     policy: PolicySpec = field(default_factory=lambda: PolicySpec(DEFAULT_POLICY))
     journal: Path | None = None
     """Every event of the engine goes here as a JSON line, to be replayed."""
+    planner: str = ""
+    """The solver that makes plans (`gpufaas_scheduler.solving`); empty: nobody does but people."""
 
 
 @dataclass(frozen=True, kw_only=True)

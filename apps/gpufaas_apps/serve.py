@@ -37,6 +37,7 @@ from gpufaas_gateway.auth import Credentials
 from gpufaas_gpu_manager.metrics import NodeFamilies
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.supervisor import ContainerEngine
+from gpufaas_planner.shell import PlannerShell
 from gpufaas_scheduler.journal import Header, Journal
 from gpufaas_scheduler.scaler import Scaler, Watched
 from gpufaas_scheduler.service import SchedulerService
@@ -95,11 +96,13 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
         nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),
         plan_store=stores.plans, tell_plan=lambda plan: scheduler.handle(Planned(plan)),
         async_queue=stores.async_queue, gone=gone, fault=lambda: node.fault,
+        planner=lambda why: planner.asked(why),
         standbys=node.host.blank, prune=lambda dry: stores.collect(front.catalogue, _KEEP_PRUNED_S, dry),
     )  # fmt: skip
     front = Front(options, parts, listener)
     front.metrics.show(NodeFamilies(node))
-    return ServeApp(options, stores, journal, scheduler, node, containers, front, gone)
+    planner = PlannerShell(options.planner, engine.snapshot, front.plans)
+    return ServeApp(options, stores, journal, scheduler, node, containers, front, gone, planner)
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +118,7 @@ class ServeApp:
     _front: Front
     _gone: list[str]
     """Lines for people, one for each device that was given up."""
+    _planner: PlannerShell
     _fatal: BaseException | None = None
 
     def __post_init__(self) -> None:
@@ -167,7 +171,8 @@ class ServeApp:
     async def _load(self) -> None:
         await self._front.deployer.load()
         self._front.async_calls.begin()
-        await self._collect()  # only what is loaded is known to be used
+        # Only what is loaded is known to be used, and can be planned.
+        await first_of(self._collect(), self._planner.run())
 
     async def _collect(self) -> None:
         """Remove artifacts that no function uses any more, at the start and every hour."""

@@ -22,8 +22,10 @@ from gpufaas_core import compiled
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.model import Function, FunctionId, NodeId, Seconds
+from gpufaas_core.plans import Snapshot
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_planner.plans import Plans
+from gpufaas_planner.shell import PlannerShell
 from gpufaas_scheduler.journal import Header, Journal
 from gpufaas_scheduler.scaler import Scaler, Watched
 from gpufaas_scheduler.service import SchedulerService
@@ -44,6 +46,7 @@ class Term:
         self._leadership = leadership
         self._header = Header(policy=options.policy, epoch=leadership.epoch)
         self._journal = options.journal
+        self._planner = options.planner
         self._deployed = DeployedFunctions(etcd)
         self._entries: dict[str, FunctionEntry] = {}
         """The functions that the engine knows, by full name."""
@@ -91,12 +94,17 @@ class Term:
             lambda: [each.device for each in service.status().devices],
             tell=leader.plan,
         )
+        # Nodes that were there under an older leader come back first: a plan without them would empty them.
+        planner = PlannerShell(
+            self._planner, lambda *asked: service.engine.snapshot(*asked) if leader.serving else Snapshot(), self._plans
+        )
+        leader.gateways.planner = planner.asked
         scaler = Scaler(self._watched, service.status, service.scale)
         try:
             await first_of(
                 leadership.lost.wait(), self._failed, self._follow_functions(), self._save_profiles(service),
                 self._save_drains(), self._decide(awaited, behind), scaler.run(asyncio.Event()),
-                self._plan_store.follow(self._plans.learn, self._planned),
+                self._plan_store.follow(self._plans.learn, self._planned), planner.run(),
             )  # fmt: skip
         finally:
             if leader.serving and not leadership.lost.is_set():

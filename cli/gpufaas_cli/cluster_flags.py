@@ -64,6 +64,12 @@ def _id(name: str) -> str:
     return name
 
 
+def _solver(name: str) -> str:
+    from gpufaas_scheduler.solving import solver_named
+
+    return solver_named(name) if name else ""
+
+
 front_options = options(
     option("--port", type=_PORT, default=FrontOptions.port, metavar="PORT", says="Port to listen on."),
     option("--host", default="127.0.0.1", metavar="ADDRESS",
@@ -135,6 +141,8 @@ policy_options = options(
            "options, as in lalb-o3:o3_limit=10, and roles, as in least-wait+replacement=cost-aware; gpufaas policies "
            "lists them."),
     option("--journal", type=_FILE, metavar="FILE", says="Write every event of the scheduler there, to be replayed."),
+    option("--planner", default="", callback=parsed(_solver), metavar="NAME",
+           says="Have this solver, which is installed, plan where copies are. [default: none; people may]"),
 )  # fmt: skip
 """The names are those of `PolicyOptions`."""
 

@@ -154,7 +154,7 @@ class CallCounts(Message, frozen=True, array_like=True, tag=40):
 
 
 class Query(Message, frozen=True, array_like=True, tag=41):
-    """Answered by the `QueryReply` of the same number. `what`: ``explain``, ``drain`` or ``undrain``."""
+    """Answered by the `QueryReply` of the same number. `what`: ``explain``, ``drain``, ``undrain`` or ``planner``."""
 
     number: int
     what: str

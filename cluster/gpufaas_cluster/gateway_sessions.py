@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Container
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -73,6 +73,8 @@ class GatewaySessions:
         self._nodes = nodes
         self._loop = asyncio.get_running_loop()
         self._serves = False
+        self.planner: Callable[[str], asyncio.Future[dict[str, Any]]] | None = None
+        """See `PlannerShell.asked`; None: not known yet."""
 
     def accept(self, link: Link, hello: control.ClientHello) -> GatewaySession:
         name = f"{hello.id}.{hello.boot}"
@@ -123,7 +125,13 @@ class GatewaySessions:
             gateway.unreached = frozenset(message.nodes)
             self.look_at_reach()
         elif isinstance(message, control.Query):
-            gateway.link.send(self._reply(message))
+            if message.what != "planner" or self.planner is None:
+                gateway.link.send(self._reply(message))
+                return
+            number = message.number
+            self.planner(message.value).add_done_callback(
+                lambda said: gateway.link.send(control.QueryReply(number, msgspec.json.encode(said.result())))
+            )
 
     def send(self, message: control.Message) -> None:
         """Send *message* to all gateways."""

@@ -8,7 +8,7 @@ those that wait again, with their age.
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -19,8 +19,10 @@ from gpufaas_cluster.leader_link import LeaderLink
 from gpufaas_cluster.remote_placement import NO_LEADER_S, RemotePlacement
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GrantRefused, InvalidSpec
-from gpufaas_core.model import CallId, EngineStatus, Explanation, Function, FunctionId, NodeId, NodeView
+from gpufaas_core.model import CallId, EngineStatus, Explanation, Function, FunctionId, NodeId, NodeView, Seconds
 
+_PLAN_S: Final[Seconds] = 120.0
+"""A plan takes no longer: that of now, and the next one (`shell.SOLVE_LIMIT_S`)."""
 _NO_STATUS: Final = EngineStatus("", (), {}, {})
 
 
@@ -80,7 +82,12 @@ class RemoteScheduler(RemotePlacement):
         rule = f"it ran at once, by a grant that this gateway had kept, of call {granted}: {found.rule}"
         return replace(found, call=CallId(call), waited_s=0.0, rule=rule)
 
-    async def ask(self, what: str, value: str) -> bytes:
+    async def planner(self, why: str) -> dict[str, Any]:
+        """Return the status of the leader's planner; with *why*, once it has made a plan. Empty: there is none."""
+        said: dict[str, Any] = msgspec.json.decode(await self.ask("planner", why, _PLAN_S if why else NO_LEADER_S))
+        return said
+
+    async def ask(self, what: str, value: str, limit_s: Seconds = NO_LEADER_S) -> bytes:
         """
         Return the scheduler's answer, JSON.
 
@@ -94,7 +101,7 @@ class RemoteScheduler(RemotePlacement):
         future = self._asked[number] = self._loop.create_future()
         self._link.send(control.Query(number, what, value))
         try:
-            answer: bytes = await asyncio.wait_for(future, NO_LEADER_S)
+            answer: bytes = await asyncio.wait_for(future, limit_s)
         except TimeoutError:
             raise GrantRefused("the scheduler does not answer: ask again in a few seconds") from None
         finally:

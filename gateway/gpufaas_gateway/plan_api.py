@@ -1,6 +1,6 @@
 """The management routes of plans: which copies there should be, by version. OpenFaaS has no such routes."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
-from gpufaas_core.errors import BadPlan, InvalidSpec, PlanConflict, StorageFailed, UnknownPlan
+from gpufaas_core.errors import BadPlan, GrantRefused, InvalidSpec, PlanConflict, StorageFailed, UnknownPlan
 from gpufaas_core.json_errors import UNREADABLE, mistake
 from gpufaas_core.model import DeviceId, EngineStatus, Replica
 from gpufaas_core.plans import PlanVersion
 from gpufaas_gateway.catalogue import Catalogue
-from gpufaas_gateway.ports import PlannerPort, PlansPort
+from gpufaas_gateway.ports import PlansPort
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE
 from gpufaas_gateway.typed_routes import json_of, read_body, refuses, router
 from gpufaas_gateway.wire import By
@@ -67,9 +67,9 @@ class UnpinAsked(Struct, forbid_unknown_fields=True):
 
 def plan_routes(
     catalogue: Catalogue, plans: PlansPort, status: Callable[[], EngineStatus],
-    planner: Callable[[], PlannerPort | None] = lambda: None,
+    planner: Callable[[str], Awaitable[dict[str, Any]]],
 ) -> APIRouter:  # fmt: skip
-    """:param planner: returns the planner of this process, if it has one"""
+    """:param planner: returns the planner's status; if it is told why, when it has made a plan. Empty: there is none"""
     routes = router(catalogue)
 
     def change(method: str, path: str, kind: type[Struct]) -> Callable[[Callable[..., Any]], None]:
@@ -83,15 +83,28 @@ def plan_routes(
     @routes.get("/system/plan")
     async def show_plan() -> PlanShown:
         """The plan in force, and what became of it."""
-        plan, said, made_by = plans.in_force() or PlanVersion(0), status().plan, planner()
+        plan, said = plans.in_force() or PlanVersion(0), status().plan
         copies = said.copies if said is not None and said.version == plan.version else ()
         became = {(each.replica.function, each.replica.device): (each.state, each.reason) for each in copies}
         replicas = tuple(
             ReplicaShown(*asdict(each).values(), *became.get((each.function, each.device), ()))
             for each in plan.replicas
         )
-        about = {} if made_by is None else made_by.status()
-        return PlanShown(**{**asdict(plan), "replicas": replicas, "planner": about})
+        try:
+            planners = await planner("")
+        except (GrantRefused, InvalidSpec) as exc:  # no scheduler leads, or one of an older release
+            planners = {"last_error": str(exc)}
+        return PlanShown(**{**asdict(plan), "replicas": replicas, "planner": planners})
+
+    @routes.post("/system/plan/make", responses=refuses(InvalidSpec, GrantRefused, StorageFailed))
+    async def make_plan(by: By) -> PlanVersion:
+        """Have the planner make a plan now."""
+        said = await planner(f"{_who(by)} asked")
+        if not said:
+            raise InvalidSpec("no planner runs: start gpufaas serve, or all gpufaas scheduler, with --planner NAME")
+        if "last_error" in said:
+            raise InvalidSpec(f"the planner made no plan: {said['last_error']}")
+        return next(iter(await plans.history()), PlanVersion(0))
 
     @change("PUT", "", PlanAsked)
     async def apply_plan(request: Request, by: By) -> PlanVersion:
@@ -104,17 +117,6 @@ def plan_routes(
     async def list_plans() -> list[PlanVersion]:
         """The versions that are kept, newest first."""
         return await plans.history()
-
-    @routes.post("/system/plan/make", responses=refuses(InvalidSpec))
-    async def make_plan(by: By) -> PlanShown:
-        """Have the planner make a plan. The answer does not wait for it."""
-        if (asked := planner()) is None:
-            raise InvalidSpec(
-                "no planner runs here, since no solver is chosen: write a plan and put it in force "
-                "(gpufaas plan apply FILE)"
-            )
-        asked.ask(f"asked by {_who(by)}")
-        return await show_plan()
 
     @routes.get("/system/plan/{version:int}", responses=refuses(UnknownPlan, StorageFailed))
     async def describe_plan(version: int) -> PlanVersion:

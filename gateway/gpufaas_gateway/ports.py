@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.bundle import Manifest, WorkerSpec
@@ -227,15 +227,6 @@ class PlansPort(Protocol):
 
     async def unpin(self, function: str, device: DeviceId | None, *, by: str) -> PlanVersion:
         """Take the pinned replicas of *function*, a ``NAME.NAMESPACE``, out of the plan; None: on all devices."""
-
-
-class PlannerPort(Protocol):
-    """What makes plans; see `gpufaas_planner.shell.PlannerShell`."""
-
-    def status(self) -> dict[str, Any]: ...
-
-    def ask(self, why: str) -> None:
-        """Make a plan at once."""
 
 
 class LogReader(Protocol):

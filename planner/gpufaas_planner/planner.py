@@ -85,7 +85,6 @@ class Planner:
         self._failures, self._error = self._failures + 1, str(error)
 
     def status(self, now: Seconds) -> dict[str, Any]:
-        """Return what people are told (docs/operations.md)."""
         said: dict[str, Any] = {"solver": self.solver, "why": self._last.why, "version": self._version}
         if self._solving_since is not None:
             said["solving_for_s"] = now - self._solving_since

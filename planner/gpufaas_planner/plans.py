@@ -91,7 +91,11 @@ class Plans:
         """Put *replicas* in force after *latest*."""
         if base not in (None, latest.version):
             raise _conflict(latest)
-        check(replicas, self._functions(), self._devices())
+        functions, devices = self._functions(), list(self._devices())
+        there = {each.id for each in devices}
+        # What is in the plan in force stays allowed: a pin whose device or function is gone stops no other plan.
+        away = {each for each in latest.replicas if each.device not in there or each.function not in functions}
+        check([each for each in replicas if each not in away], functions, devices)
         new = PlanVersion(latest.version + 1, tuple(replicas), by, self._now(), why, dict(expected or {}))
         if not await asyncio.to_thread(self._store.add, new):
             raise _conflict(await self._latest())

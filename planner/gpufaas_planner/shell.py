@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from gpufaas_core._types import Seconds
-from gpufaas_core.errors import GpufaasError
+from gpufaas_core.errors import GpufaasError, PlanConflict
 from gpufaas_core.plans import Answer, Snapshot
 from gpufaas_planner.planner import Planner
 from gpufaas_planner.plans import Plans
@@ -22,7 +22,7 @@ SOLVE_LIMIT_S: Final[Seconds] = 60.0
 
 
 class PlannerShell:
-    """`run` plans whenever there is reason to. See `Planner`."""
+    """`run` plans whenever there is reason to; see `Planner`. Without a solver it does nothing."""
 
     def __init__(
         self, solver: str, snapshot: Callable[[Seconds, bool], Snapshot], plans: Plans,
@@ -32,31 +32,48 @@ class PlannerShell:
         self._plans = plans
         self._limit_s = limit_s
         self._look_every_s = look_every_s
-        self._clock = asyncio.get_running_loop().time
-        self._asked = asyncio.Event()
-
-    def ask(self, why: str) -> None:
-        """Plan at once; while a plan is made, once it is done."""
-        self._planner.ask(why)
-        self._asked.set()
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._waiting: list[asyncio.Future[dict[str, Any]]] = []
+        """See `asked`."""
 
     def status(self) -> dict[str, Any]:
-        return self._planner.status(self._clock())
+        """Return what people are told (docs/operations.md); empty: there is no solver."""
+        return self._planner.status(self._loop.time()) if self._planner.solver else {}
+
+    def asked(self, why: str = "") -> asyncio.Future[dict[str, Any]]:
+        """Return `status`. With *why*, plan at once, or as soon as a present attempt ends, and return it after that."""
+        future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        if why and self._planner.solver:
+            self._waiting.append(future)
+            self._planner.ask(why)
+            self._wake.set()
+        else:
+            future.set_result(self.status())
+        return future
 
     async def run(self) -> None:
         """Plan without end. A solver that runs when this is cancelled is ended."""
+        if not self._planner.solver:
+            await asyncio.Event().wait()
         while True:
-            self._asked.clear()
+            self._wake.clear()
             in_force = self._plans.in_force()
-            asked = self._planner.due(self._clock(), None if in_force is None else in_force.plan())
+            asked = self._planner.due(self._loop.time(), None if in_force is None else in_force.plan())
             if asked is not None:
+                waiting, self._waiting = self._waiting, []
                 try:
                     self._planner.succeeded(await self._plan(asked))
                 except (GpufaasError, OSError) as exc:  # also of the store, and of the process that cannot be started
                     log.warning("plan.not_made solver=%s why=%s reason=%s", self._planner.solver, asked.why, exc)
-                    self._planner.failed(exc, self._clock())
+                    self._planner.failed(exc, self._loop.time())
+                    if isinstance(exc, PlanConflict):  # the solver is asked again, also for those who wait
+                        self._waiting[:0], waiting = waiting, []
+                for each in waiting:
+                    if not each.done():
+                        each.set_result(self.status())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), self._look_every_s)
+                await asyncio.wait_for(self._wake.wait(), self._look_every_s)
 
     async def _plan(self, asked: Snapshot) -> int | None:
         """Return the version of the new plan; None: it is in force already."""

@@ -200,9 +200,9 @@ class Engine:
         """Return what `gpufaas top` shows. O(devices, residents, functions)."""
         return status(self._world, now)
 
-    def snapshot(self, now: Seconds, *, profiled: bool = True) -> Snapshot:
+    def snapshot(self, now: Seconds, profiled: bool = True) -> Snapshot:
         """See `explain.snapshot`."""
-        return snapshot(self._world, now, profiled=profiled)
+        return snapshot(self._world, now, profiled)
 
     def remember(self, starts: int) -> None:
         """Keep explanations of this many starts, instead of `EXPLAINED`."""

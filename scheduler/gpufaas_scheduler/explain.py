@@ -207,7 +207,7 @@ def status(world: World, now: Seconds) -> EngineStatus:
     )
 
 
-def snapshot(world: World, now: Seconds, *, profiled: bool) -> Snapshot:
+def snapshot(world: World, now: Seconds, profiled: bool) -> Snapshot:
     """
     Return what plans are made from, without the plan in force. O(functions x kinds of devices).
 

@@ -1,5 +1,6 @@
 """The document at /openapi.json matches the routes."""
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def whole(gateway: Gateway, tmp_path: Path) -> Gateway:
     catalogue, plans = gateway.catalogue, gateway.plans
     for each in (
         async_routes(calls, served(calls)), node_routes(NoNodes()), prune_routes(catalogue, never),
-        plan_routes(catalogue, plans, gateway.scheduler.status),
+        plan_routes(catalogue, plans, gateway.scheduler.status, lambda _: asyncio.sleep(0, {})),
     ):  # fmt: skip
         gateway.app.include_router(each)
     return gateway

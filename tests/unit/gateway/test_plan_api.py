@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.gateway.conftest import DEVICE, Gateway
 
+from gpufaas_core.errors import GrantRefused
 from gpufaas_core.model import PlannedCopy, PlanStatus, Replica
 from gpufaas_gateway.plan_api import plan_routes
 
@@ -16,30 +17,30 @@ NEVER = {"version": 0, "replicas": [], "by": "", "at": 0.0, "why": "", "expected
 
 
 class Planner:
-    """Counts who asked."""
+    """Counts who asked, and says what the test sets."""
 
     def __init__(self) -> None:
+        self.status: dict[str, Any] = {}
         self.asked: list[str] = []
+        self.refuses: Exception | None = None
 
-    def status(self) -> dict[str, Any]:
-        return {"solver": "test"}
-
-    def ask(self, why: str) -> None:
-        self.asked.append(why)
-
-
-@pytest.fixture
-def planners() -> list[Planner]:
-    """The planner, if there is one: none at first."""
-    return []
+    async def ask(self, why: str) -> dict[str, Any]:
+        self.asked += [why] if why else []
+        if self.refuses is not None:
+            raise self.refuses
+        return self.status
 
 
 @pytest.fixture
-async def gateway(gateway: Gateway, planners: list[Planner]) -> Gateway:
+def planner() -> Planner:
+    """There is none at first."""
+    return Planner()
+
+
+@pytest.fixture
+async def gateway(gateway: Gateway, planner: Planner) -> Gateway:
     """With the routes, and a function."""
-    gateway.app.include_router(
-        plan_routes(gateway.catalogue, gateway.plans, gateway.scheduler.status, lambda: next(iter(planners), None))
-    )
+    gateway.app.include_router(plan_routes(gateway.catalogue, gateway.plans, gateway.scheduler.status, planner.ask))
     gateway.catalogue.loaded = True
     await gateway.deployed()
     return gateway
@@ -114,7 +115,7 @@ async def test_plans_are_behind_the_password(gateway: Gateway, path: str) -> Non
         ("POST", "/pin", {"function": "echo"}, 400, "device is missing"),
         ("POST", "/pin", {**ON, "function": "ech"}, 400, f"there is no such function: did you mean {ECHO}?"),
         ("POST", "/unpin", {"function": "echo"}, 400, f"{ECHO} is pinned nowhere"),
-        ("POST", "/make", None, 400, "no planner runs here"),
+        ("POST", "/make", None, 400, "no planner runs: start gpufaas serve"),
         ("GET", "/7", None, 404, "version 7 of the plan is not kept"),
     ],
 )
@@ -148,10 +149,26 @@ async def test_a_function_is_pinned_and_unpinned(gateway: Gateway) -> None:
     assert (unpinned["version"], unpinned.get("replicas", [])) == (2, [])
 
 
-async def test_the_planner_says_what_it_does_and_can_be_asked(gateway: Gateway, planners: list[Planner]) -> None:
-    planners.append(planner := Planner())
+async def test_the_planner_says_what_it_does_and_can_be_asked(gateway: Gateway, planner: Planner) -> None:
+    planner.status = {"solver": "test", "version": 1}
+    first = (await gateway.client.put(PLAN, json={"replicas": [ON]})).json()
 
     answer = await gateway.admin.post(f"{PLAN}/make")
 
-    assert answer.json() == {**NEVER, "planner": {"solver": "test"}}
-    assert planner.asked == ["asked by admin"]
+    assert answer.json() == first
+    assert planner.asked == ["admin asked"]
+    assert (await gateway.client.get(PLAN)).json()["planner"] == planner.status
+
+
+async def test_a_plan_that_could_not_be_made_is_refused_with_the_reason(gateway: Gateway, planner: Planner) -> None:
+    planner.status = {"solver": "test", "last_error": "no answer after 60 s"}
+
+    answer = await gateway.admin.post(f"{PLAN}/make")
+
+    assert (answer.status_code, answer.text.strip()) == (400, "the planner made no plan: no answer after 60 s")
+
+
+async def test_without_a_scheduler_the_plan_is_shown_all_the_same(gateway: Gateway, planner: Planner) -> None:
+    planner.refuses = GrantRefused("no scheduler leads")
+
+    assert (await gateway.client.get(PLAN)).json() == {**NEVER, "planner": {"last_error": "no scheduler leads"}}

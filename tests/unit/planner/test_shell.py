@@ -137,9 +137,7 @@ async def test_a_plan_that_is_refused_is_a_failed_attempt(error: Exception) -> N
         await eventually(lambda: "failures" in shell.status())
         failed = shell.status()
         platform.refuses = None
-        shell.ask("alice asked")
-        await eventually(lambda: shell.status()["version"])
-        mended = shell.status()
+        mended = await shell.asked("alice asked")
 
     assert failed["last_error"] == str(error)
     assert mended == {"solver": "spread", "why": "alice asked", "version": 1}
@@ -167,11 +165,27 @@ async def test_while_a_solver_hangs_nothing_waits_and_the_end_ends_it() -> None:
     async with planning("hangs", Platform()) as shell:
         await eventually(solving)
         (process,) = solving()
-        shell.ask("alice asked")
+        shell.asked("alice asked")
 
         assert shell.status()["why"] != "alice asked"  # never two at a time
 
     assert not process.is_running()
+
+
+async def test_who_asks_for_a_plan_hears_of_one_that_was_made_after_that() -> None:
+    platform = Platform()
+    first = iter([lambda: platform.versions.append(PlanVersion(1, (PINNED,), "bob"))])
+    platform.before_apply = lambda: next(first, bool)()
+
+    async with planning("spread", platform) as shell:
+        said = await shell.asked("alice asked")
+
+    assert (said["version"], said["why"]) == (2, "plan 1 by bob came in between")
+
+
+async def test_without_a_solver_it_has_nothing_to_say() -> None:
+    async with planning("", Platform()) as shell:
+        assert await shell.asked("alice asked") == shell.status() == {}
 
 
 def judged(answer: Answer, *in_force: Replica) -> Answer | None:
