@@ -16,7 +16,8 @@ from gpufaas_core import json_errors
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import parse_duration
 
-SETTINGS: Final = ("share", "reserve", "slots", "batch", "wait_s", "pinned")
+_UNSET: Final = {"share": 0, "reserve": 0, "slots": 0, "batch": 0, "wait_s": None, "pinned": False}
+"""What a replica may say, and what it is where it says nothing."""
 HEADINGS: Final = ("Compute", "Slots", "Batch", "Wait", "Pinned")
 COLUMNS: Final = ("Device", "Function", *HEADINGS, "State")
 _Name = Annotated[str, Meta(min_length=1)]
@@ -87,7 +88,7 @@ def read(file: IO[bytes]) -> tuple[PlanFile, list[dict[str, Any]]]:
 def _replica(of: _Replica) -> dict[str, Any]:
     wait_s = parse_duration(of.wait) if of.wait else of.wait_s
     name = of.function if "." in of.function else f"{of.function}.{DEFAULT_NAMESPACE}"
-    settings = {key: getattr(of, key) for key in SETTINGS}
+    settings = {key: getattr(of, key) for key in _UNSET}
     return {**settings, "function": name, "device": of.device, "wait_s": wait_s}
 
 
@@ -112,5 +113,7 @@ def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
     return [
         {"change": "+" if was is None else "-" if now is None else "~", "before": was, "after": now}
         for was, now in ((old.get(key), new.get(key)) for key in sorted(old | new))
-        if was is None or now is None or any(was.get(name) != now.get(name) for name in SETTINGS)
+        if was is None
+        or now is None
+        or any(was.get(key, unset) != now.get(key, unset) for key, unset in _UNSET.items())
     ]

@@ -227,10 +227,12 @@ def test_a_file_is_compared_with_the_plan_in_force(run: Run, wire: WireLog) -> N
 def test_versions_are_compared_in_the_order_in_which_they_are_named(run: Run, wire: WireLog) -> None:
     wire.answer("GET", "/system/plan/3", version(3, DIGITS))
     wire.answer("GET", "/system/plan/4", version(4, {**DIGITS, "wait_s": 0.0}))
+    unset = {key: value for key, value in DIGITS.items() if value}
+    wire.answer("GET", "/system/plan/5", version(5, unset))
 
     assert "share 40 % 2 - - -> 0.0 ms -" in lines(run("plan", "diff", "3", "4"))[1]
     assert lines(run("plan", "diff", "3"))[1].startswith("+ local/cpu:0 digits")
-    assert (same := run("plan", "diff", "3", "3")).stdout == "No differences found\n"
+    assert (same := run("plan", "diff", "3", "5")).stdout == "No differences found\n"
     assert same.exit_code == 0
 
 
