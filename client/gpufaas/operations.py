@@ -403,8 +403,8 @@ def unpin(at: Gateway, name: str, device: str | None = None, namespace: str | No
 
 
 def make_plan(at: Gateway) -> Steps[Plan]:
-    """Have the planner's solver make a plan, and put it in force. :raises Refused: it has none, or finds no plan"""
-    return at.json(ApiRequest("POST", "/system/plan/make", timeout_s=at.deploy_s), Refused)
+    """Ask the planner for a plan, and return `plan` without waiting for it. :raises Refused: there is no planner"""
+    return at.json(ApiRequest("POST", "/system/plan/make"), Refused)
 
 
 # --- secrets and namespaces ---

@@ -139,6 +139,8 @@ class Plan(TypedDict, total=False):
     why: str
     expected: dict[str, float]
     notes: list[str]
+    planner: dict[str, Any]
+    """What makes plans says of itself."""
 
 
 class Environment(TypedDict, total=False):

@@ -237,10 +237,11 @@ def test_the_examples_of_the_documentation_run(
         exec(compile(each, "client.md", "exec", dont_inherit=True), names)
 
     said = capsys.readouterr().out
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     assert "200 {'text': 'hi'}" in said
     assert "hit local/cpu:0" in said
     assert "2 bytes" in said
     assert " done\n" in said
     assert "gpufaas list" in said
+    assert "['calls decide again', 'pin hello.openfaas-fn on local/cpu:0'" in said
     names["client"].close()

@@ -38,6 +38,11 @@ def _show(found: Plan) -> None:
         output.show(f"Expected: {', '.join(f'{name} {value:g}' for name, value in expected.items())}")
     for each in found.get("notes") or ():
         output.show(f"Note: {each}")
+    if planner := found.get("planner"):
+        said = (
+            f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in planner.items()
+        )
+        output.show(f"Planner: {', '.join(said)}")
     if replicas := found.get("replicas"):
         output.table(plan_files.COLUMNS, plan_files.rows(replicas))
     else:
@@ -203,10 +208,11 @@ def unpin(function: str, device: str | None, namespace: str | None, client: Clie
 
 
 @command.command("make")
-@_applied
+@declare.shows(lambda _: output.show("The planner makes a plan: 'gpufaas plan show' says what comes of it"))
+@flags.client
 def make(client: Client) -> Plan:
     """
-    Have the planner make a plan now, from what runs, and put it in force.
+    Ask the planner for a plan from what runs now. It puts the plan in force once its solver has found it.
 
     Examples:
       gpufaas plan make

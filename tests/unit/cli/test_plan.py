@@ -159,6 +159,7 @@ def test_a_plan_is_shown_by_device_with_what_became_of_each_copy(run: Run, wire:
     elsewhere = {**DIGITS, "device": "local/cpu:1", "share": 0, "slots": 0, "state": "resident", "reason": ""}
     copies = elsewhere, faces, {**DIGITS, "state": "resident", "reason": ""}
     more = {"why": "tests", "expected": {"p99_ms": 41.5}, "notes": ["digits is slow"]}
+    more["planner"] = {"solver": "usher", "solving_for_s": 1.23456}
     wire.answer("GET", "/system/plan", version(4, *copies, **more))
 
     result = run("plan", "show")
@@ -167,6 +168,7 @@ def test_a_plan_is_shown_by_device_with_what_became_of_each_copy(run: Run, wire:
         "Plan 4, by alice, 2027-01-15 08:00:00 UTC: tests",
         "Expected: p99_ms 41.5",
         "Note: digits is slow",
+        "Planner: solver usher, solving_for_s 1.23",
         "Device Function Compute Slots Batch Wait Pinned State",
         "local/cpu:0 digits.openfaas-fn share 40 % 2 - - - resident",
         "local/cpu:0 faces.dev reserve 30 % - 8 20 ms yes absent: device local/cpu:0 has 12 MiB free",
@@ -265,10 +267,13 @@ def test_a_change_is_one_request_and_the_new_version_is_named(
     assert [(each.path, each.json) for each in wire.sent] == [(f"/system/plan/{path}", body)]
 
 
-def test_a_plan_that_nobody_can_make_is_refused_in_the_gateways_words(run: Run, wire: WireLog) -> None:
-    wire.answer("POST", "/system/plan/make", Reply(409, b"no solver is configured"))
+def test_the_planner_is_asked_for_a_plan_and_not_waited_for(run: Run, wire: WireLog) -> None:
+    wire.answer("POST", "/system/plan/make", version(6, DIGITS), Reply(400, b"no planner runs here"))
 
-    assert failed(run("plan", "make"), 1) == "gpufaas: no solver is configured\n"
+    made = run("plan", "make")
+
+    assert made.stdout == "The planner makes a plan: 'gpufaas plan show' says what comes of it\n"
+    assert failed(run("plan", "make"), 1) == "gpufaas: no planner runs here\n"
 
 
 # --- explain F ---
