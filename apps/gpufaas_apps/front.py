@@ -131,6 +131,7 @@ class Front:
         self.catalogue = self.deployer.catalogue
         self.keeper = Keeper(parts.store, self.catalogue)
         self.plans = Plans(parts.plan_store, self._placeable, parts.workers.devices, parts.tell_plan)
+        self.deployer.plan = self.plans.in_force
         calls = Calls(
             self.catalogue, parts.scheduler, parts.node, parts.spool, served_by=product, call_suffix=parts.call_suffix,
             here=parts.here,

@@ -187,7 +187,7 @@ class GatewayApp:
                     each.stats.begun, each.stats.finished, each.stats.inflight, pending.get(each.full_name, 0)
                 )
                 for each in front.catalogue.everywhere()
-                if each.options.scaling is not None
+                if each.options.scaling is not None and each.options.scaling.acts
             }  # fmt: skip
             if counted:
                 self._scheduler.counted(counted)

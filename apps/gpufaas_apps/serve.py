@@ -190,11 +190,14 @@ class ServeApp:
             self._front.keeper.learn(each)
 
     def _watched(self) -> dict[str, Watched]:
-        """Return the functions that have a scaling rule, and their load."""
+        """Return the functions whose labels have a rule that acts, and their load."""
         front = self._front
-        ruled = [(each, each.options.scaling) for each in front.catalogue.everywhere() if each.unavailable is None]
-        by_cpu = any(rule is not None and rule.type == "cpu" for _, rule in ruled)
-        cpu_s = self._node.host.cpu_seconds() if by_cpu else {}
+        ruled = [
+            (each, rule)
+            for each in front.catalogue.everywhere()
+            if each.unavailable is None and (rule := each.options.scaling) is not None and rule.acts
+        ]
+        cpu_s = self._node.host.cpu_seconds() if any(rule.type == "cpu" for _, rule in ruled) else {}
         pending = front.async_calls.backlog.counts()
         return {
             each.full_name: Watched(
@@ -202,7 +205,6 @@ class ServeApp:
                 pending.get(each.full_name, 0), cpu_s.get(each.function_id, 0.0),
             )
             for each, rule in ruled
-            if rule is not None
         }  # fmt: skip
 
     async def _start_workers(self) -> None:

@@ -196,4 +196,5 @@ def _revisions(entry: FunctionEntry | None) -> set[FunctionId]:
 
 def _rule_of(entry: FunctionEntry) -> ScalingRule | None:
     spec = entry.record.spec
-    return read_scaling_rule(spec.labels or {}, spec.annotations)
+    rule = read_scaling_rule(spec.labels or {}, spec.annotations)
+    return rule if rule is not None and rule.acts else None

@@ -41,6 +41,14 @@ class ScalingRule:
     pinned: int = 0
     """Copies that stay whatever others need: the minimum, if it is given and zero is not allowed."""
 
+    only_bounds: bool = False
+    """Nothing but `min` and `max` is given: they bound whoever decides."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether the autoscaler decides about its copies: by its load, or once it is idle."""
+        return self.zero or (self.by_load and not self.only_bounds)
+
     @property
     def by_load(self) -> bool:
         """Whether its load changes the number of copies while it is in use."""
@@ -54,7 +62,7 @@ class ScalingRule:
 
 def read_scaling_rule(labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> ScalingRule | None:
     """
-    Return the rule that the labels ask for; None: none of them is about scaling, and copies follow calls.
+    Return the rule that the labels ask for; None: none of them is about scaling. See `ScalingRule.acts`.
 
     :param annotations: used for labels that are missing: older users put them here
     :raises InvalidSpec: a value is invalid; names the label
@@ -70,12 +78,13 @@ def read_scaling_rule(labels: Mapping[str, str], annotations: Mapping[str, str] 
                 raise InvalidSpec(f"{where} {PREFIX}{name}: {exc}") from exc
     if not read:
         return None
-    usual = ScalingRule()
+    usual, only_bounds = ScalingRule(), read.keys() <= {"min", "max"}
     least = read.get("min", usual.min)
     most = read.setdefault("max", max(usual.max, least))
     if most < least:
         raise InvalidSpec(f"label {PREFIX}max: {most} is below {PREFIX}min, which is {least}: raise it, or lower that")
-    return ScalingRule(**read, pinned=0 if read.get("zero") or "min" not in read else least)
+    pinned = 0 if read.get("zero") or "min" not in read else least
+    return ScalingRule(**read, pinned=pinned, only_bounds=only_bounds)
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:

@@ -21,13 +21,16 @@ from gpufaas_core.bundle import Kind, WorkerSpec
 from gpufaas_core.environment import Environment
 from gpufaas_core.errors import FunctionExists, GpufaasError, InvalidSpec, StorageAway, UnknownArtifact, UnknownFunction
 from gpufaas_core.model import Function, Need
+from gpufaas_core.owners import PLAN
+from gpufaas_core.plans import PlanVersion
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, ServedRevision
-from gpufaas_gateway.errors import Overtaken, Unavailable
+from gpufaas_gateway.errors import KeptByPlan, Overtaken, Unavailable
 from gpufaas_gateway.handover import Handovers
 from gpufaas_gateway.history import Revision, RolledBack, meant
 from gpufaas_gateway.names import check_name
 from gpufaas_gateway.namespaces import Namespaces
+from gpufaas_gateway.owner import in_force, owner_of
 from gpufaas_gateway.placement import check_needs
 from gpufaas_gateway.ports import Artifacts, Scheduler, SecretStore, Store, Workers
 from gpufaas_gateway.quotas import NamespaceQuotas
@@ -80,6 +83,8 @@ class Deployer:
         self.quotas = NamespaceQuotas(store, self._change_gate)
         self.namespaces = Namespaces(store, secrets, self.quotas, self.catalogue)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.plan: Callable[[], PlanVersion | None] = lambda: None
+        """Returns the plan in force; set by who composes the gateway."""
         self._changing: dict[str, Callable[[], None]] = {}
         """By function that is being changed here: applies the last change that the store reported meanwhile."""
         self.handovers = Handovers(store, scheduler, workers, self.catalogue, self._define, self._show, self._change)
@@ -290,9 +295,16 @@ class Deployer:
         The scheduler's status shows the number at once; the copies follow.
 
         :raises Unavailable: the function cannot be called
+        :raises KeptByPlan: the plan in force says how many it has
         """
         if function.unavailable is not None:
             raise Unavailable(f"{function.name} cannot be scaled: {function.unavailable}")
+        owner, why = owner_of(function, in_force(self.plan(), self._scheduler.status().plan))
+        if owner == PLAN:
+            raise KeptByPlan(
+                f"{function.full_name} cannot be scaled: {why}: take it out of the plan first (gpufaas plan unpin "
+                f"{function.name}, apply or rollback)"
+            )
         self._scheduler.scale(function.function_id, replicas)
         log.info("function.scaled id=%s replicas=%d", function.function_id, replicas)
 

@@ -67,6 +67,10 @@ class Overtaken(GpufaasError):
     """Another gateway changed the function at the same moment: try again."""
 
 
+class KeptByPlan(GpufaasError):
+    """The plan in force says how many copies the function has: take it out of the plan first."""
+
+
 class NoWebSocket(GpufaasError):
     """The function does not speak WebSocket: call it with plain HTTP."""
 
@@ -89,6 +93,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     NotEmpty: 409,
     CallEnded: 409,
     CannotRollBack: 409,
+    KeptByPlan: 409,
     Overtaken: 409,
     core.BodyTooLarge: 413,
     BadQuery: 422,  # as OpenFaaS answers it

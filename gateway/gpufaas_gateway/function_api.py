@@ -25,9 +25,10 @@ from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, ServedRevision, replicas_of
 from gpufaas_gateway.deploy import Deployer
-from gpufaas_gateway.errors import BadQuery, CannotRollBack, Overtaken, QuotaExceeded
+from gpufaas_gateway.errors import BadQuery, CannotRollBack, KeptByPlan, Overtaken, QuotaExceeded
 from gpufaas_gateway.function_state import copies_of, status_of
 from gpufaas_gateway.history import Revision, RolledBack
+from gpufaas_gateway.owner import in_force
 from gpufaas_gateway.ports import LogReader, Scheduler
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionSpec
 from gpufaas_gateway.typed_routes import TEXT, Responses, encode, lines_of, refuses, router
@@ -67,9 +68,9 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, usage_of: UsageOf 
     @routes.get(_FUNCTIONS)
     async def list_functions(namespace: InNamespace = None) -> list[FunctionStatus]:
         status = scheduler.status()
-        copies = copies_of(status)
+        copies, plan = copies_of(status), in_force(deployer.plan(), status.plan)
         return [
-            msgspec.structs.replace(status_of(each, status, copies), invocation_count=each.stats.invocations)
+            msgspec.structs.replace(status_of(each, status, copies, plan), invocation_count=each.stats.invocations)
             for each in catalogue.all(namespace or DEFAULT_NAMESPACE)
         ]
 
@@ -81,7 +82,7 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, usage_of: UsageOf 
     ) -> FunctionStatus:
         found = find(catalogue, name, namespace)
         now = scheduler.status()
-        status = status_of(found, now, copies_of(now))
+        status = status_of(found, now, copies_of(now), in_force(deployer.plan(), now.plan))
         used = await usage_of(found.function_id) if usage and usage_of is not None else None
         if used is not None:
             status.usage = Usage(cpu=round(used[0], 3), total_memory_bytes=used[1])
@@ -146,7 +147,7 @@ def deployment_routes(deployer: Deployer, logs: LogReader) -> APIRouter:
         to = asked.revision if asked is not None else None
         return await deployer.rollback(find(catalogue, name, namespace), to, by)
 
-    @routes.post("/system/scale-function/{name}", status_code=202, responses=refuses(UnknownFunction))
+    @routes.post("/system/scale-function/{name}", status_code=202, responses=refuses(UnknownFunction, KeptByPlan))
     async def scale_function(name: InPath, asked: ScaleServiceRequest, namespace: InNamespace = None) -> None:
         """Ask for so many copies."""
         found = find(catalogue, name, asked.namespace or namespace)
@@ -165,7 +166,7 @@ def alert_routes(deployer: Deployer, scheduler: Scheduler) -> APIRouter:
     @routes.post("/system/alert", responses=_FAILED)
     async def alert(message: AlertMessage) -> None:
         """AlertManager's webhook."""
-        failed = []
+        failed: list[GpufaasError] = []
         for each in message.alerts:
             name = each.labels.function_name or ""
             firing = (each.status or message.status) == "firing"
@@ -178,9 +179,10 @@ def alert_routes(deployer: Deployer, scheduler: Scheduler) -> APIRouter:
                 if rule.factor and (firing or asked != replicas):  # one that still fires at the maximum holds it
                     deployer.scale(found, asked)
             except GpufaasError as exc:
-                failed.append(str(exc))
+                failed.append(exc)
         if failed:
-            raise GpufaasError("\n".join(failed))
+            kept = all(isinstance(each, KeptByPlan) for each in failed)
+            raise (KeptByPlan if kept else GpufaasError)("\n".join(map(str, failed)))
 
     return routes
 

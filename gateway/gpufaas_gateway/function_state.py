@@ -17,6 +17,7 @@ from gpufaas_core.model import Device, EngineStatus, FunctionId, Need
 from gpufaas_core.reservations import peak_of
 from gpufaas_core.units import Bytes, GiB, MiB, format_bytes
 from gpufaas_gateway.catalogue import ServedRevision, replicas_of
+from gpufaas_gateway.owner import PlanInForce, owner_of
 from gpufaas_gateway.wire import FunctionDetail, FunctionStatus, PlacementShown, ProfileShown, timestamp
 
 _MEASURED_CALLS: Final = 10
@@ -61,12 +62,14 @@ def copies_of(status: EngineStatus) -> Mapping[FunctionId, Copies]:
 
 
 def status_of(
-    deployed: ServedRevision, status: EngineStatus, all_copies: Mapping[FunctionId, Copies]
+    deployed: ServedRevision, status: EngineStatus, all_copies: Mapping[FunctionId, Copies], plan: PlanInForce
 ) -> FunctionStatus:
     """Return the status of *deployed*; *all_copies* as `copies_of` returns them."""
     replicas = replicas_of(deployed, status)
     copies = all_copies.get(deployed.function_id) or Copies()
     detail = _detail(deployed, status, copies)
+    detail.owner, detail.owner_why = owner_of(deployed, plan)
+    detail.plan = list(plan.of.get(deployed.full_name, ())) or None
     sent = msgspec.structs.asdict(deployed.record.spec)
     del sent["service"]
     sent["namespace"], sent["annotations"] = deployed.namespace, sent["annotations"] or {}

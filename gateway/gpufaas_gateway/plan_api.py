@@ -13,6 +13,7 @@ from gpufaas_core.json_errors import UNREADABLE, mistake
 from gpufaas_core.model import DeviceId, EngineStatus, Replica
 from gpufaas_core.plans import PlanVersion
 from gpufaas_gateway.catalogue import Catalogue
+from gpufaas_gateway.owner import ReplicaShown, in_force
 from gpufaas_gateway.ports import PlansPort
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE
 from gpufaas_gateway.typed_routes import json_of, read_body, refuses, router
@@ -20,12 +21,6 @@ from gpufaas_gateway.wire import By
 
 _T = TypeVar("_T", bound=Struct)
 _CHANGES: Final = refuses(BadPlan, PlanConflict, StorageFailed)
-
-
-class ReplicaShown(Replica, frozen=True, omit_defaults=False):
-    state: str = "unknown"
-    """Of the plan in force, see `PlannedCopy`; ``unknown``: the scheduler has not said yet."""
-    reason: str = ""
 
 
 class PlanShown(PlanVersion, frozen=True, omit_defaults=False):
@@ -83,13 +78,8 @@ def plan_routes(
     @routes.get("/system/plan")
     async def show_plan() -> PlanShown:
         """The plan in force, and what became of it."""
-        plan, said = plans.in_force() or PlanVersion(0), status().plan
-        copies = said.copies if said is not None and said.version == plan.version else ()
-        became = {(each.replica.function, each.replica.device): (each.state, each.reason) for each in copies}
-        replicas = tuple(
-            ReplicaShown(*asdict(each).values(), *became.get((each.function, each.device), ()))
-            for each in plan.replicas
-        )
+        plan = plans.in_force() or PlanVersion(0)
+        replicas = in_force(plan, status().plan).replicas
         try:
             planners = await planner("")
         except (GrantRefused, InvalidSpec) as exc:  # no scheduler leads, or one of an older release

@@ -13,6 +13,7 @@ from gpufaas_core.bundle import Kind, Manifest, WorkerSpec
 from gpufaas_core.constraints import GPU
 from gpufaas_core.errors import InvalidSpec, NoDeviceFits
 from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Device, Function, Need, Profile
+from gpufaas_core.owners import CALLS, LABELS
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
 from gpufaas_gateway.catalogue import ServedRevision
 from gpufaas_gateway.spec import Defaults, FunctionRecord, Options, default_options
@@ -85,6 +86,7 @@ def deployed(
         weight=options.weight,
         priority=options.priority,
         sheds=options.sheds,
+        owner=LABELS if options.scaling is not None and options.scaling.acts else CALLS,
     )
     why_memory = _why_memory(manifest, options, function, spec.own_process)
     return ServedRevision(record, spec, options, function, stats, dict(learnt), why_memory=why_memory)

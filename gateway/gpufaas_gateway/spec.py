@@ -185,7 +185,7 @@ class Options:
     async_queue: str = DEFAULT_QUEUE
     """The queue of its asynchronous calls."""
     scaling: ScalingRule | None = None
-    """None: the number of copies follows the calls."""
+    """None: no label says anything of copies, which follow calls."""
     memory_limit: Bytes = 0
     """limits.memory, the memory limit of a container; 0: not given."""
     device_memory: Bytes = 0

@@ -19,6 +19,7 @@ from pydantic.alias_generators import to_camel
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Bytes, Seconds, parse_bytes
 from gpufaas_gateway.names import check_digest
+from gpufaas_gateway.owner import ReplicaShown
 from gpufaas_gateway.spec import FailedRevision
 
 _Struct = TypeVar("_Struct", bound=Struct)
@@ -296,6 +297,9 @@ class FunctionDetail(_Answer, kw_only=True):
     compute_enforcement: list[str] | None = None
     not_enforced: Annotated[str | None, Meta(description="what its devices cannot enforce of its share")] = None
     placement: PlacementShown | None = None
+    owner: Annotated[str | None, Meta(description="who decides about its copies: plan, labels or calls")] = None
+    owner_why: str | None = None
+    plan: Annotated[list[ReplicaShown] | None, Meta(description="its replicas in the plan in force")] = None
 
 
 class FunctionStatus(_Answer, kw_only=True):

@@ -1,6 +1,6 @@
 """
-The autoscaler: once a second it measures the functions that have a scaling rule, and says how many copies they should
-have. It is beside the invocation path: a call of a function at zero waits for the engine, not for this loop.
+The autoscaler: once a second it measures the functions whose owner is their labels, and says how many copies they
+should have. It is beside the invocation path: a call of a function at zero waits for the engine, not for this loop.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Scaler:
     """`tick` decides once; `run` calls it until it is stopped."""
 
     watched: Callable[[], Mapping[str, Watched]]
-    """Returns the functions with a rule, by a name that all revisions share."""
+    """Returns the functions with a rule that acts, by ``NAME.NAMESPACE``."""
     status: Callable[[], EngineStatus]
     """Returns the engine's status; called if there are such functions."""
     scale: Callable[[FunctionId, int, Seconds], None]
@@ -70,13 +70,21 @@ class Scaler:
                 self.tick(clock())
 
     def tick(self, now: Seconds) -> None:
-        """Measure all functions with a rule, and scale those that should have another number of copies."""
+        """
+        Measure all functions with a rule, and scale those that should have another number of copies.
+
+        A function that the plan in force names is left to it, while one of its devices in the plan is there.
+        """
         watched = self.watched()
+        if watched:
+            status = self.status()
+            replicas = status.plan.copies if status.plan else ()
+            planned = {each.replica.function for each in replicas if each.state != "away"}
+            watched = {name: each for name, each in watched.items() if name not in planned}
         for name in self._seen.keys() - watched.keys():
             del self._seen[name]
         if not watched:
             return
-        status = self.status()
         copies = Counter(each.function for device in status.devices for each in device.resident if not each.draining)
         held = set(status.held)
         for name, each in watched.items():

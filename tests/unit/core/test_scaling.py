@@ -43,6 +43,27 @@ def test_a_minimum_is_pinned_where_it_is_given_and_zero_is_not_allowed(labels: d
     assert rule.pinned == pinned
 
 
+@pytest.mark.parametrize(
+    ("labels", "acts"),
+    [
+        ({"min": "2"}, False),
+        ({"min": "1", "max": "4"}, False),
+        ({"max": "4", "target": "10"}, True),
+        ({"factor": "20"}, True),
+        ({"type": "alert", "max": "4"}, False),
+        ({"factor": "0", "target": "10"}, False),
+        ({"type": "alert", "zero": "true"}, True),
+        ({"zero": "true"}, True),
+    ],
+)
+def test_bounds_alone_are_no_rule_and_neither_is_one_that_measures_nothing(labels: dict[str, str], acts: bool) -> None:
+    """Bounds hold for whoever decides about copies: calls, or a plan."""
+    rule = read_scaling_rule({name: text for each in labels.items() for name, text in label(*each).items()})
+
+    assert rule is not None
+    assert rule.acts is acts
+
+
 def test_a_minimum_above_the_default_maximum_raises_it() -> None:
     rule = read_scaling_rule(label("min", "30"))
 

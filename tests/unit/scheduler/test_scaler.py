@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
 from tests.waiting import LIMIT_S
 
 from gpufaas_cache_manager.replacement import Lru
@@ -13,6 +14,9 @@ from gpufaas_core.model import (
     EngineStatus,
     Function,
     FunctionId,
+    PlannedCopy,
+    PlanStatus,
+    Replica,
     ResidentStatus,
     Seconds,
 )
@@ -34,6 +38,7 @@ class Platform:
         self.copies = copies
         self.desired: dict[FunctionId, int] = {}
         self.held: tuple[FunctionId, ...] = ()
+        self.plan: PlanStatus | None = None
         self.told: list[tuple[FunctionId, int]] = []
         self.scaler = Scaler(self.watched, self.status, self.scale, every_s=0.001)
 
@@ -47,7 +52,7 @@ class Platform:
             DeviceStatus(Device(DeviceId(f"n/cpu:{i}"), "cpu", 1), 0, False, held, 0, 0, 0, 0, 0, 0.0)
             for i in range(self.copies)
         )
-        return EngineStatus("lalb", devices, {}, {}, self.desired, held=self.held)
+        return EngineStatus("lalb", devices, {}, {}, self.desired, held=self.held, plan=self.plan)
 
     def scale(self, function: FunctionId, copies: int, hold_s: Seconds) -> None:
         assert hold_s == 0.0, "what the autoscaler says holds nothing"
@@ -60,6 +65,36 @@ class Platform:
         self.told = []
         self.scaler.tick(now)
         return self.told
+
+
+@pytest.mark.parametrize(
+    ("named", "state", "scaled"),
+    [
+        ("echo.openfaas-fn", "resident", []),
+        ("echo.openfaas-fn", "absent", []),
+        ("echo.openfaas-fn", "away", [(ECHO, 3)]),
+        ("other.openfaas-fn", "resident", [(ECHO, 3)]),
+    ],
+)
+def test_a_function_that_the_plan_in_force_names_is_left_to_it_while_its_device_is_there(
+    named: str, state: str, scaled: list[tuple[FunctionId, int]]
+) -> None:
+    platform = Platform()
+    platform.plan = PlanStatus(3, (PlannedCopy(Replica(named, DeviceId("n/cpu:0")), state),))
+
+    platform.tick(0.0)
+
+    assert platform.tick(1.0, begun=25, finished=25) == scaled
+
+
+def test_what_was_measured_before_a_plan_came_does_not_count_after_it_went() -> None:
+    platform = Platform()
+    platform.tick(0.0)
+    platform.plan = PlanStatus(1, (PlannedCopy(Replica("echo.openfaas-fn", DeviceId("n/cpu:0")), "resident"),))
+    platform.tick(1.0, begun=50, finished=50)
+    platform.plan = PlanStatus(2)
+
+    assert platform.tick(2.0) == []
 
 
 def test_completions_per_second_are_measured_over_some_seconds_and_said_once() -> None:
