@@ -27,6 +27,8 @@ from gpufaas_simulator.workload import (
     FunctionUpdated,
     NodeLeaves,
     NodeOffer,
+    PlanComes,
+    PlannerEntry,
     SimulatedDevice,
     SimulatedFunction,
     TimedChange,
@@ -127,7 +129,7 @@ class UpdateEntry(CostEntry, tag_field="event", tag="function_updated", kw_only=
     function: str
 
 
-ChangeEntry = JoinEntry | DeviceLeaves | NodeLeaves | UpdateEntry | FunctionScaled
+ChangeEntry = JoinEntry | DeviceLeaves | NodeLeaves | UpdateEntry | FunctionScaled | PlanComes
 
 
 class ArrivalEntry(Struct, array_like=True):
@@ -152,6 +154,7 @@ class FileEntry(Struct, forbid_unknown_fields=True):
     nodes: dict[str, NodeEntry] = {}
     offers: list[OfferEntry] = []
     changes: list[ChangeEntry] = []
+    planner: PlannerEntry | None = None
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -183,6 +186,8 @@ def workload_json(workload: Workload) -> bytes:
         parts.append(b'"offers": [\n%s\n]' % b",\n".join(encode(_as_offer(each)) for each in workload.offers))
     if workload.changes:
         parts.append(b'"changes": [\n%s\n]' % b",\n".join(encode(_as_change(each)) for each in workload.changes))
+    if workload.planner is not None:
+        parts.append(b'"planner": %s' % encode(workload.planner))
     parts.append(b'"arrivals": [\n%s\n]' % b",\n".join(called))
     return b"{%s}\n" % b",\n".join(parts)
 

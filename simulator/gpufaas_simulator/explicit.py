@@ -18,8 +18,10 @@ import msgspec
 from msgspec import UNSET
 
 from gpufaas_core.cost import ANY, Cost
+from gpufaas_core.errors import BadPlan, InvalidSpec
 from gpufaas_core.json_errors import UNREADABLE, Step, line_of, mistake
-from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Bytes, DeviceId, Seconds
+from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Bytes, DeviceId, FunctionId, Seconds
+from gpufaas_planner.check import check
 from gpufaas_simulator import entries
 from gpufaas_simulator.workload import (
     ANY_KIND,
@@ -33,6 +35,8 @@ from gpufaas_simulator.workload import (
     FunctionUpdated,
     NodeLeaves,
     NodeOffer,
+    PlanComes,
+    PlannerEntry,
     SimulatedDevice,
     SimulatedFunction,
     Workload,
@@ -86,11 +90,11 @@ class _WorkloadReader:
             node: _size(each.host_memory_mb) for node, each in file.nodes.items() if each.host_memory_mb is not None
         }
         prices = {node: each.price_per_h for node, each in file.nodes.items() if each.price_per_h}
-        changes = self.changes(file.changes, index, devices)
+        changes = self.changes(file.changes, functions, devices)
         times, calls, service_s = self.arrivals(file.arrivals, index)
         found = Workload(
             devices, functions, times, calls, changes, host_memory, self.path.stem, service_s, offers, prices,
-            frozenset(node for node, each in file.nodes.items() if each.parks),
+            frozenset(node for node, each in file.nodes.items() if each.parks), self.planner(file.planner),
         )  # fmt: skip
         everywhere = list(found.all_devices)
         for function in functions:
@@ -206,10 +210,11 @@ class _WorkloadReader:
         )  # fmt: skip
 
     def changes(
-        self, given: list[entries.ChangeEntry], functions: Mapping[str, int], devices: list[SimulatedDevice]
+        self, given: list[entries.ChangeEntry], deployed: list[SimulatedFunction], devices: list[SimulatedDevice]
     ) -> list[Change]:
         found: list[Change] = []
-        there = {each.id: each.node for each in devices}
+        there = {each.id: each for each in devices}
+        functions = {each.name: at for at, each in enumerate(deployed)}
         last = 0.0
         for at, each in enumerate(given):
             where = ("changes", at)
@@ -221,7 +226,7 @@ class _WorkloadReader:
                     joining = _device(device)
                     if joining.id in there:
                         self.fail(where, f"device {joining.id} is there already: give it another id")
-                    there[joining.id] = joining.node
+                    there[joining.id] = joining
                     found.append(DeviceJoins(t, joining))
                 case DeviceLeaves(_, device_id):
                     if device_id not in there:
@@ -230,9 +235,16 @@ class _WorkloadReader:
                     del there[device_id]
                     found.append(each)
                 case NodeLeaves(_, node):
-                    if node not in there.values():
+                    if all(each.node != node for each in there.values()):
                         self.fail(where, f"there is no node {node!r} at that time: give devices a node")
-                    there = {device_id: of for device_id, of in there.items() if of != node}
+                    there = {device_id: of for device_id, of in there.items() if of.node != node}
+                    found.append(each)
+                case PlanComes(_, replicas):
+                    plannable = {function.name: function.known_as(FunctionId(function.name)) for function in deployed}
+                    try:
+                        check(replicas, plannable, [device.known_as() for device in there.values()])
+                    except BadPlan as exc:
+                        self.fail(where, str(exc))
                     found.append(each)
                 case entries.UpdateEntry():
                     self.known(each.function, functions, where)
@@ -243,6 +255,16 @@ class _WorkloadReader:
                     self.known(function, functions, where)
                     found.append(each)
         return found
+
+    def planner(self, given: PlannerEntry | None) -> PlannerEntry | None:
+        if given is not None:
+            from gpufaas_scheduler.solving import solver_named
+
+            try:
+                solver_named(given.solver)
+            except InvalidSpec as exc:
+                self.fail(("planner", "solver"), str(exc))
+        return given
 
     def arrivals(
         self, given: list[entries.ArrivalEntry], functions: Mapping[str, int]

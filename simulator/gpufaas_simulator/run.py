@@ -38,7 +38,12 @@ def simulate(
     engine = (header or engine_header()).engine()
     if explain is not None:
         engine.remember(max(1, len(workload)))
-    record = Simulation(workload, engine, noise=noise, observers=observers, progress=progress).run()
+    solve = None
+    if workload.planner is not None:
+        from gpufaas_scheduler.solving import solver
+
+        solve = solver(workload.planner.solver).solve
+    record = Simulation(workload, engine, noise=noise, observers=observers, progress=progress, solve=solve).run()
     if explain is not None:
         record.explanation = engine.explain(CallId(str(explain)), record.end_s)
     return record, report(record, engine.policy.name)

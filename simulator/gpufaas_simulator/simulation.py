@@ -14,9 +14,15 @@ from functools import partial
 from heapq import heappop
 from typing import Final
 
+from msgspec.structs import astuple
+
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds
+from gpufaas_core.errors import PlanConflict
+from gpufaas_core.model import CallId, DeviceId, NodeId, PlacementPlan, Replica, Seconds, name_of
+from gpufaas_core.plans import Answer, Snapshot
 from gpufaas_core.snapshot import StagedWeights
+from gpufaas_planner.check import check
+from gpufaas_planner.planner import Planner
 from gpufaas_scheduler.engine import Engine
 from gpufaas_simulator.calendar import Later, Loading
 from gpufaas_simulator.fleet import Fleet
@@ -32,10 +38,12 @@ from gpufaas_simulator.workload import (
     FunctionUpdated,
     NodeLeaves,
     NodeOffer,
+    PlanComes,
     SimulatedDevice,
     Workload,
 )
 
+_LOOK_EVERY_S: Final[Seconds] = 1.0
 _PROGRESS_EVERY: Final = 5_000
 _VAIN_WAKES: Final = 1_000
 """After so many in a row without effect, with nothing else to come, the calls that wait are never served."""
@@ -57,8 +65,16 @@ class Simulation(Nodes):
         noise: Noise | None = None,
         observers: Sequence[Observer] = (),
         progress: Callable[[int], object] | None = None,
+        solve: Callable[[Snapshot], Answer] | None = None,
     ) -> None:
         super().__init__(workload, engine, noise, observers)
+        self._solve = solve
+        self._planner = None if workload.planner is None else Planner(workload.planner.solver, engine.snapshot)
+        self._plan = PlacementPlan(0)
+        """The plan in force."""
+        ends = [*workload.times[-1:], *(each.at_s for each in workload.changes[-1:])]
+        self._looks_until = max(ends, default=0.0)
+        """The planner looks for reasons to plan until then; later, nothing comes that could give one."""
         self._progress = progress
         self._told = _PROGRESS_EVERY
         """Of how many ended calls *progress* is told next."""
@@ -114,6 +130,8 @@ class Simulation(Nodes):
             self._hear(m.Offered(self._fleet.offers()))
         for each in self.workload.devices:
             self._join(each)
+        if self._planner is not None and self._solve is not None:
+            self._look(self._planner, self._solve)
 
     def _do_next(self) -> None:
         """Do the first entry of the calendar, unless it is void."""
@@ -195,6 +213,35 @@ class Simulation(Nodes):
             case FunctionScaled(_, function, copies):
                 current = self._revisions.current[self._index[function]]
                 self._hear(m.Scaled(current, copies))
+            case PlanComes(_, replicas):
+                self._put_in_force(tuple(Replica(*astuple(each)) for each in replicas))
+
+    def _put_in_force(self, replicas: tuple[Replica, ...]) -> None:
+        self._plan = PlacementPlan(self._plan.version + 1, replicas)
+        self._hear(m.Planned(self._plan))
+
+    def _look(self, planner: Planner, solve: Callable[[Snapshot], Answer]) -> None:
+        """Have the solver plan if there is reason to, which takes its time; look again then, or else in a second."""
+        asked = planner.due(self.now, self._plan)
+        again = partial(self._look, planner, solve)
+        if asked is None:
+            if self.now < self._looks_until:
+                self._calendar.last(self.now + _LOOK_EVERY_S, again)
+            return
+        answer = planner.judged(asked, solve(asked))
+
+        def answered() -> None:
+            if asked.plan is not self._plan:
+                planner.failed(PlanConflict(f"plan {self._plan.version} came in between"), self.now)
+            else:
+                if answer is not None:
+                    check(answer.replicas, {name_of(each.id): each for each in asked.functions}, asked.devices)
+                    self._put_in_force(answer.replicas)
+                planner.succeeded(None if answer is None else self._plan.version)
+            again()
+
+        assert self.workload.planner is not None
+        self._calendar.last(self.now + self.workload.planner.solve_s, answered)
 
     def _join(self, device: SimulatedDevice) -> None:
         host = self._hosts.get(device.node)

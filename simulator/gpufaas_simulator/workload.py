@@ -18,7 +18,18 @@ from msgspec import Struct
 
 from gpufaas_core.cost import Cost, ratios, truth
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import ALL_COMPUTE, Bytes, Device, DeviceId, Function, FunctionId, Need, Profile, Seconds
+from gpufaas_core.model import (
+    ALL_COMPUTE,
+    Bytes,
+    Device,
+    DeviceId,
+    Function,
+    FunctionId,
+    Need,
+    Profile,
+    Replica,
+    Seconds,
+)
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.plans.problem import Count, NotNegative
 
@@ -174,7 +185,25 @@ class FunctionScaled(TimedChange, frozen=True, tag="function_scaled"):
     copies: Count
 
 
-Change = DeviceJoins | DeviceLeaves | NodeLeaves | FunctionUpdated | FunctionScaled
+class ReplicaEntry(Replica, frozen=True, forbid_unknown_fields=True):
+    """As plans have it; of a function by its name here."""
+
+
+class PlanComes(TimedChange, frozen=True, tag="plan"):
+    """The plan is in force from then on; without replicas there is none."""
+
+    replicas: tuple[ReplicaEntry, ...]
+
+
+Change = DeviceJoins | DeviceLeaves | NodeLeaves | FunctionUpdated | FunctionScaled | PlanComes
+
+
+class PlannerEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """A solver plans when there is reason to (`gpufaas_planner.planner`)."""
+
+    solver: str
+    solve_s: NotNegative = 0.0
+    """The simulated time after which its answer is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +232,7 @@ class Workload:
     """The prices of the nodes at the start and of those that join by a change, per hour. Others cost nothing."""
     parks: Collection[str] = ()
     """The nodes that park copies, within their `host_memory`."""
+    planner: PlannerEntry | None = None
 
     def __len__(self) -> int:
         return len(self.times)
