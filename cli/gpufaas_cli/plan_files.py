@@ -102,18 +102,20 @@ def cells(replica: Mapping[str, Any]) -> tuple[str, ...]:
 
 def rows(replicas: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Return *replicas* by device, with `COLUMNS`; the state is empty where their plan is not in force."""
-    says = [": ".join(" ".join(each[key].split()) for key in ("state", "reason") if each.get(key)) for each in replicas]
-    names = [(each["device"], each["function"]) for each in replicas]
-    return sorted((*name, *cells(each), said) for name, each, said in zip(names, replicas, says, strict=True))
+    found = []
+    for each in replicas:
+        state = (" ".join(each[key].split()) for key in ("state", "reason") if each.get(key))
+        found.append((each["device"], each["function"], *cells(each), ": ".join(state)))
+    return sorted(found)
 
 
 def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the replicas that differ: the ``change``, ``+``, ``-`` or ``~``, and each ``before`` and ``after`` it."""
     old, new = ({(each["device"], each["function"]): each for each in plan} for plan in (before, after))
-    return [
-        {"change": "+" if was is None else "-" if now is None else "~", "before": was, "after": now}
-        for was, now in ((old.get(key), new.get(key)) for key in sorted(old | new))
-        if was is None
-        or now is None
-        or any(was.get(key, unset) != now.get(key, unset) for key, unset in _UNSET.items())
-    ]
+    found = []
+    for was, now in ((old.get(key), new.get(key)) for key in sorted(old | new)):
+        said = [each and [each.get(key, unset) for key, unset in _UNSET.items()] for each in (was, now)]
+        if said[0] != said[1]:
+            change = "+" if was is None else "-" if now is None else "~"
+            found.append({"change": change, "before": was, "after": now})
+    return found

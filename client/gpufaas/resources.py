@@ -129,10 +129,7 @@ class Plan(TypedDict, total=False):
 
     version: int
     replicas: list[dict[str, Any]]
-    """
-    Each with ``function`` (``NAME.NAMESPACE``), ``device``, ``share`` or ``reserve`` (per cent), ``slots``, ``batch``,
-    ``wait_s`` and ``pinned``; of the plan in force also ``state`` and ``reason``.
-    """
+    """Each as docs/placing.md says, with ``wait_s``; of the plan in force also ``state`` and ``reason``."""
     by: str
     at: float
     """Unix time."""

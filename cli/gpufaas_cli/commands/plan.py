@@ -34,15 +34,11 @@ def _show(found: Plan) -> None:
     if version := found["version"]:
         why = f": {found['why']}" if found.get("why") else ""
         output.show(f"Plan {version}, by {found.get('by') or 'nobody'}, {_when(found)}{why}")
-    if expected := found.get("expected"):
-        output.show(f"Expected: {', '.join(f'{name} {value:g}' for name, value in expected.items())}")
+    for title, said in (("Expected", found.get("expected")), ("Planner", found.get("planner"))):
+        if said:
+            output.show(f"{title}: {', '.join(f'{name} {output.text(value)}' for name, value in said.items())}")
     for each in found.get("notes") or ():
         output.show(f"Note: {each}")
-    if planner := found.get("planner"):
-        said = (
-            f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in planner.items()
-        )
-        output.show(f"Planner: {', '.join(said)}")
     if replicas := found.get("replicas"):
         output.table(plan_files.COLUMNS, plan_files.rows(replicas))
     else:

@@ -159,7 +159,7 @@ def test_a_plan_is_shown_by_device_with_what_became_of_each_copy(run: Run, wire:
     elsewhere = {**DIGITS, "device": "local/cpu:1", "share": 0, "slots": 0, "state": "resident", "reason": ""}
     copies = elsewhere, faces, {**DIGITS, "state": "resident", "reason": ""}
     more = {"why": "tests", "expected": {"p99_ms": 41.5}, "notes": ["digits is slow"]}
-    more["planner"] = {"solver": "usher", "solving_for_s": 1.23456}
+    more["planner"] = {"solver": "usher", "failures": 2}
     wire.answer("GET", "/system/plan", version(4, *copies, **more))
 
     result = run("plan", "show")
@@ -167,8 +167,8 @@ def test_a_plan_is_shown_by_device_with_what_became_of_each_copy(run: Run, wire:
     assert lines(result) == [
         "Plan 4, by alice, 2027-01-15 08:00:00 UTC: tests",
         "Expected: p99_ms 41.5",
+        "Planner: solver usher, failures 2",
         "Note: digits is slow",
-        "Planner: solver usher, solving_for_s 1.23",
         "Device Function Compute Slots Batch Wait Pinned State",
         "local/cpu:0 digits.openfaas-fn share 40 % 2 - - - resident",
         "local/cpu:0 faces.dev reserve 30 % - 8 20 ms yes absent: device local/cpu:0 has 12 MiB free",
