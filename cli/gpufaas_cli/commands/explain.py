@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from gpufaas import DEFAULT_NAMESPACE, Client, Function, GpufaasError, Plan, UnknownCall, UnknownFunction
+from gpufaas import DEFAULT_NAMESPACE, Client, Function, GpufaasError, UnknownCall, UnknownFunction
 from gpufaas_cli import declare, flags, output, plan_files
 from gpufaas_cli.commands.list import rows_of
 from gpufaas_scheduler.policies.registry import Described, described
@@ -38,24 +38,23 @@ def explain(asked: str, namespace: str | None, as_json: bool, client: Client) ->
         call = client.explain(asked)
     except UnknownCall as no_call:
         try:
-            of_function = client.function(asked, namespace, usage=False)
+            _explain_function(client.function(asked, namespace, usage=False), as_json)
         except UnknownFunction:
             raise GpufaasError(f"no function {asked!r} is deployed; as a call: {no_call}") from None
-        _explain_function(of_function, client.plan(), as_json)
     else:
         (output.show_json if as_json else partial(show, call=asked))(call)
 
 
-def _explain_function(found: Function, plan: Plan, as_json: bool) -> None:
-    name, ours = f"{found['name']}.{found.get('namespace') or DEFAULT_NAMESPACE}", found.get("gpufaas") or {}
-    planned = [each for each in plan.get("replicas") or () if each["function"] == name]
+def _explain_function(found: Function, as_json: bool) -> None:
+    ours = found.get("gpufaas") or {}
+    name = f"{found['name']}.{found.get('namespace') or DEFAULT_NAMESPACE}"
     if as_json:
-        output.show_json({"function": name, "plan": plan["version"], "replicas": planned, "gpufaas": ours})
+        output.show_json({"function": name, **ours})
         return
     output.aligned([("Function", name), *(row for row in rows_of(ours) if row[0] in _OF_COPIES)])
-    if planned:
-        output.show(f"\nPlan {plan['version']}:")
-        output.table(plan_files.COLUMNS, plan_files.rows(planned))
+    if ours.get("plan"):
+        output.show()
+        output.table(plan_files.COLUMNS, plan_files.rows(ours["plan"]))
 
 
 def show(found: Mapping[str, Any] | None, call: str) -> None:
