@@ -13,10 +13,12 @@ from gpufaas_cluster import control, deployed
 from gpufaas_cluster.connection import Identity, Link, connect
 from gpufaas_cluster.gateway_sessions import Said
 from gpufaas_cluster.leader import Leader
+from gpufaas_cluster.placed_call import PlacedCall
 from gpufaas_cluster.remote_placement import WITHOUT_LEADER
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.errors import TooLate
 from gpufaas_core.messages import Arrived, Command, Event, EvictCopy, Finished, Grant, Restored
 from gpufaas_core.model import Asked, CallId, Device, DeviceId, Function, FunctionId, Need, NodeId, Profile, Seconds
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
@@ -336,6 +338,44 @@ async def test_a_call_of_a_function_that_is_not_there_is_rejected(
     gateway.link.send(control.PlaceCall(CallId("1@g1.boot"), FunctionId("old"), 60.0))
 
     assert (await gateway.hears(control.CallRejected)).code == "UnknownFunction"
+
+
+async def test_what_a_policy_refuses_reaches_the_caller_with_its_details(rig: Rig) -> None:
+    rig.lead()
+    await rig.node("n1", "f")
+    gateway, keeping = await connected_gateway(rig)
+    waiting = gateway.place(call := CallId("1@g1.boot"), FunctionId("not-known-yet"), 60.0)
+    assert isinstance(waiting, asyncio.Future)
+
+    rig.leader.service.gateways["g1.boot"](call, TooLate("late", 2.5, {"goal_s": 1.0}))
+
+    with pytest.raises(TooLate, match="late") as refused:
+        async with asyncio.timeout(LIMIT_S):
+            await waiting
+    assert (refused.value.retry_after_s, refused.value.details) == (2.5, {"goal_s": 1.0})
+    keeping.cancel()
+
+
+async def test_the_goal_of_a_call_of_an_older_gateway_is_read_and_told_to_an_older_scheduler(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived: list[Arrived] = []
+
+    def watched(_: Engine, event: Event, __: Seconds) -> list[Command]:
+        arrived.extend([event] if isinstance(event, Arrived) else [])
+        return []
+
+    monkeypatch.setattr(Engine, "handle", watched)
+    rig.lead()
+    gateway = await rig.gateway("g1")
+    known(rig, "f")
+
+    gateway.link.send(control.PlaceCall(CallId("1@g1.boot"), F, 60.0, goal_s=0.5))
+    await eventually(lambda: arrived)
+
+    assert arrived[0].asked == Asked(0.5)
+    placed = PlacedCall(CallId("2"), CallId("2"), F, 0.0, 60.0, asked=ASKED)
+    assert placed.message(0.0).goal_s == ASKED.goal_s
 
 
 # --- what a node does not have ---
