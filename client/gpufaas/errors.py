@@ -16,6 +16,7 @@ Errors between a program and a gateway.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from gpufaas_core.errors import GpufaasError
 
@@ -50,16 +51,20 @@ class FunctionFailed(GpufaasError):
 class Refused(GpufaasError):
     """
     `status` is the HTTP status; `code` names the reason (``deadline-exceeded``; empty: the gateway does not say);
-    `retry_after_s` is the time after which to try again, None: trying again does not help.
+    `retry_after_s` is the time after which to try again, None: trying again does not help; `details` is what it says
+    beside that, as what a function has of what its call asked for.
     """
 
-    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, text: str, headers: Mapping[str, str] | None = None, details: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(text or f"the gateway answered {status} without saying why")
         headers = headers or {}
         after = headers.get("Retry-After", "")
         self.status = status
         self.code = headers.get("X-Gpufaas-Error", "")
         self.retry_after_s = float(after) if after.isdecimal() else None
+        self.details = details or {}
 
 
 class UnknownFunction(Refused):

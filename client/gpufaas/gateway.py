@@ -147,7 +147,11 @@ class Gateway:
         elif status in (401, 403):
             login = self.hints.login.format(gateway=self.shown)
             raise NotAuthorised(f"the gateway at {self.shown} does not let us in ({status}): {login}")
-        raise kind(status, " ".join(answer.text.split())[:_SHOWN_CHARS], answer.headers)
+        text, details = answer.text, {}
+        if _INTERNAL in answer.headers and answer.headers.get("content-type") == "application/json":
+            details = answer.json()
+            text = details.pop("error", text)
+        raise kind(status, " ".join(text.split())[:_SHOWN_CHARS], answer.headers, details)
 
     def is_none(self, path: str) -> GatewayUnreachable:
         return GatewayUnreachable(f"what answers at {self.shown}{path} is no gpufaas gateway: {self.hints.name}")

@@ -54,6 +54,17 @@ def test_a_call_is_never_sent_twice() -> None:
     assert isinstance(found, gpufaas.Refused)
 
 
+def test_a_refusal_in_json_has_its_message_and_its_details() -> None:
+    body = {"error": "X-Model asks for bert", "asked": {"model": "bert"}, "has": {"model": None}}
+    headers = {"X-OpenFaaS-Internal": "gateway", "X-Gpufaas-Error": "unsatisfiable"}
+
+    _, found = played(operations.invoke(AT, "a", b"x"), [httpx.Response(422, headers=headers, json=body)])
+
+    assert isinstance(found, gpufaas.Refused)
+    assert (found.status, found.code, str(found)) == (422, "unsatisfiable", "X-Model asks for bert")
+    assert found.details == {"asked": {"model": "bert"}, "has": {"model": None}}
+
+
 def test_readiness_is_asked_once_and_nobody_there_is_not_ready() -> None:
     for answer in (STARTING, gpufaas.GatewayUnreachable("nobody"), httpx.Response(404)):
         sent, found = played(operations.is_ready(AT), [answer])
