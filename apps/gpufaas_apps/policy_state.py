@@ -5,6 +5,8 @@ import contextlib
 import logging
 from typing import Final
 
+import msgspec
+
 from gpufaas_adapters.sqlite.plans import SqlitePlans
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.messages import Restored, Serving
@@ -22,25 +24,34 @@ class PolicyState:
     def __init__(self, scheduler: SchedulerService, store: SqlitePlans) -> None:
         self._scheduler = scheduler
         self._store = store
-        self._kept: bytes | None = None
+        self._kept = self._saved()
+
+    def _saved(self) -> bytes | None:
+        policy = self._scheduler.engine.policy
+        return policy.save() if isinstance(policy, Stateful) else None
 
     def restore(self) -> None:
         """Give the policy what one of the same spec kept: as an event, so that a replay of the journal has it."""
-        name = self._scheduler.engine.policy.name
-        self._kept = self._store.policy_state(name)
-        if self._kept is not None:
-            self._scheduler.handle(Restored(EngineDoc(name, 0, 0, policy_state=self._kept)))
+        kept = self._store.policy_state(self._scheduler.engine.policy.name)
+        if kept is not None:
+            doc = msgspec.json.decode(kept, type=EngineDoc)
+            self._kept = doc.policy_state
+            self._scheduler.handle(Restored(doc))
             self._scheduler.handle(Serving())
 
     async def keep(self, stopped: asyncio.Event) -> None:
         """Write it behind until *stopped*, when all calls have ended."""
-        policy = self._scheduler.engine.policy
-        while isinstance(policy, Stateful) and not stopped.is_set():
+        while not stopped.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), _EVERY_S)
-            if (state := policy.save()) != self._kept:
-                try:
-                    await asyncio.to_thread(self._store.keep_policy_state, policy.name, state)
-                    self._kept = state
-                except StorageFailed as exc:
-                    logging.getLogger("scheduler").warning("policy.not_kept, will be tried again: %s", exc)
+            if self._saved() == self._kept:
+                continue
+            doc = self._scheduler.driver.doc("engine")
+            assert isinstance(doc, EngineDoc)
+            # The policy may keep numbers of calls: those of the next run follow them.
+            kept = EngineDoc(doc.policy, grant=0, next_number=doc.next_number, policy_state=doc.policy_state)
+            try:
+                await asyncio.to_thread(self._store.keep_policy_state, doc.policy, msgspec.json.encode(kept))
+                self._kept = doc.policy_state
+            except StorageFailed as exc:
+                logging.getLogger("scheduler").warning("policy.not_kept, will be tried again: %s", exc)

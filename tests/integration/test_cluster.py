@@ -711,3 +711,50 @@ def test_a_service_that_waits_for_etcd_can_be_stopped(tmp_path: Path) -> None:
             assert "Traceback" not in each.said()
     finally:
         cluster.close()
+
+
+# --- plans ---
+
+
+def test_a_plan_is_whole_and_at_all_gateways_when_schedulers_and_gateways_are_killed_while_plans_are_applied(
+    cluster: Cluster,
+) -> None:
+    """Two people apply at two gateways all the time: one wins each time, and the other is told."""
+    one, other = cluster.gateways
+    one.deploy("planned", ECHO_MODEL, slots="4")
+    until(lambda: other.functions() == ["planned"])
+    stop, applied, refused = threading.Event(), [], []
+
+    def apply(gateway: Gateway, slots: int) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(httpx.TransportError):
+                shown = gateway.web.get("/system/plan")
+                replica = {"function": "planned", "device": f"n{slots % 2 + 1}/cpu:0", "slots": slots}
+                if shown.status_code == 200:  # it is up again
+                    asked = {"replicas": [replica], "why": f"{slots}", "base": shown.json()["version"]}
+                    answer = gateway.web.put("/system/plan", json=asked)
+                    (applied if answer.status_code == 200 else refused).append(answer)
+
+    def plan_of(gateway: Gateway) -> tuple[int, str, int]:
+        found = gateway.web.get("/system/plan").json()
+        return found["version"], found["why"], found["replicas"][0]["slots"]
+
+    with ThreadPoolExecutor(2) as threads:
+        applying = [threads.submit(apply, each, slots) for slots, each in enumerate(cluster.gateways, 1)]
+        for victim in (cluster.the_leader(), other):
+            many = len(applied) + 2
+            until(lambda: len(applied) > many, "plans are applied")  # noqa: B023
+            victim.kill()
+            victim.start()
+        cluster.the_leader()
+        stop.set()
+        for each in applying:
+            each.result()
+
+    until(lambda: plan_of(one) == plan_of(other))
+    version, why, slots = plan_of(one)
+    assert (why, one.web.get("/system/plan").json()["replicas"][0]["device"]) == (f"{slots}", f"n{slots % 2 + 1}/cpu:0")
+    assert version >= max(each.json()["version"] for each in applied)
+    assert {each.status_code for each in refused} <= {409, 400, 503}, {each.text for each in refused}
+    assert any(each.status_code == 409 and "came in between" in each.text for each in refused)
+    one.web.put("/system/plan", json={"replicas": []}).raise_for_status()
