@@ -27,7 +27,9 @@ def batch_of(world: World, action: contract.Start, call: Call) -> tuple[Call, ..
         if extended.at > world.now and call.outer is None:
             wakes[batch_key(owner.id)] = extended.at
             if owner.held is None or owner.held[0] is not call:
-                owner.held = call, world.now
+                there = None if action.copy is None else world.copies.get(action.copy)
+                # While its copy loads, it is not held back: it could not run.
+                owner.held = call, world.now if there is None else max(world.now, there[1].ready_at)
             return f"call {call.id} waits for others of its batch"
         extended = action
     wakes.pop(batch_key(owner.id), None)
@@ -60,6 +62,8 @@ def with_held(world: World, call: Call, why: contract.Why | None) -> contract.Wh
     if why is None or held is None or held[0] is not call:
         return why
     held_s = world.now - held[1]
+    if held_s <= 0.0:
+        return why
     return contract.Why(f"{why.rule}; its batch was held back {held_s:.3f} s for more calls", why.options)
 
 
@@ -72,7 +76,7 @@ def tell_held(world: World, call: Call) -> None:
     owner.held = None
     said = world.out[-1]
     if held is call and isinstance(said, m.StartCall):
-        world.out[-1] = m.StartCall(replace(said.grant, held_s=world.now - since))
+        world.out[-1] = m.StartCall(replace(said.grant, held_s=max(0.0, world.now - since)))
 
 
 def joining(world: World, device: DeviceState, call: Call, copy: Copy) -> list[Call]:

@@ -77,7 +77,7 @@ def loaded(world: World, event: m.Loaded) -> None:
             world.judge(other)
     if not owner.placed:
         serve_fifo(world, owner)
-    if not copy.pinned or owner.copies < owner.target or owner.surplus:
+    if not copy.pinned or owner.copies < owner.target or owner.surplus or owner.held is not None:
         world.freed = True
 
 

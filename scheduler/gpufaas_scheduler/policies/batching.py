@@ -12,6 +12,10 @@ SPARE: Final = 1.25
 """Before a goal or deadline, a batch is left so many times its mean time, as times vary."""
 UNDERWAY_S: Final[Seconds] = 0.02
 """And this time, in which its grant gets to the worker, and the answers to the callers."""
+MOMENT_S: Final[Seconds] = 0.001
+"""Calls of one moment come one after the other. They are waited for, even if a goal leaves no time."""
+LATE_S: Final[Seconds] = 1.0
+"""How long a load that takes longer than expected is waited for, until the device is considered anew."""
 
 
 class Waiting:
@@ -27,8 +31,10 @@ class Waiting:
         lacking = limit - len(start.calls)
         others = view.queue.more_of(call, lacking) if lacking > 0 else []
         lacking -= len(others)
-        # A new copy, or one that loads, is not waited for: others can come while it loads.
-        if lacking > 0 and owner.batch_wait_s and device is not None and copy is not None and not copy.loading:
+        # A new copy is not waited for: its load begins with the call. While it loads, others can come.
+        if lacking > 0 and owner.batch_wait_s and device is not None and copy is not None:
+            if copy.loading:
+                return Wake(copy.ready_at if copy.ready_at > view.now else view.now + LATE_S)
             until = _starts_at(device, [call, *others])
             if until > view.now:
                 return Wake(until)
@@ -39,11 +45,9 @@ class Waiting:
 def _starts_at(device: DeviceView, calls: list[WaitingCall]) -> Seconds:
     """Return when *calls* start at the latest, whether or not more come: each can still keep its goal and deadline."""
     owner: FunctionView = calls[0].owner
-    at = min(each.arrived_at for each in calls) + owner.batch_wait_s
+    came_at = min(each.arrived_at for each in calls)
     took_s = SPARE * owner.grant_s(device.kind, min(len(calls) + 1, owner.batch_max)) + UNDERWAY_S
-    for each in calls:
-        if each.goal_s is not None:
-            at = min(at, each.arrived_at + each.goal_s - took_s)
-        if each.deadline is not None:
-            at = min(at, each.deadline - took_s)
-    return at
+    goals = [each.arrived_at + each.goal_s - took_s for each in calls if each.goal_s is not None]
+    deadlines = [each.deadline - took_s for each in calls if each.deadline is not None]
+    at = max(min([came_at + owner.batch_wait_s, *goals]), came_at + min(owner.batch_wait_s, MOMENT_S))
+    return min([at, *deadlines])

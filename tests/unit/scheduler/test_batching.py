@@ -13,7 +13,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_scheduler.docs import costs_doc, restore_costs
 from gpufaas_scheduler.policies import POLICIES
-from gpufaas_scheduler.policies.batching import SPARE, UNDERWAY_S
+from gpufaas_scheduler.policies.batching import LATE_S, MOMENT_S, SPARE, UNDERWAY_S
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.world.batch_size import DECREASE, FIRST_TRIES, GOAL_SHARE, Behind, Room, next_size
 from gpufaas_scheduler.world.conditions import Condition
@@ -196,8 +196,9 @@ def test_a_load_is_not_held_up() -> None:
         (1.7, None, 11.7 - SPARE - UNDERWAY_S),
         (None, 11.6, 11.6 - SPARE - UNDERWAY_S),
         (3.0, 13.0, 10.5),
-        (1.1, None, 10.0),
-        (0.9, None, 10.0),
+        (1.1, None, 10.0 + MOMENT_S),
+        (0.9, None, 10.0 + MOMENT_S),
+        (0.9, 10.5, 10.0),
     ],
 )
 def test_a_call_waits_for_others_only_as_long_as_its_goal_and_its_deadline_allow(
@@ -214,6 +215,53 @@ def test_a_call_waits_for_others_only_as_long_as_its_goal_and_its_deadline_allow
         world.now = starts_at
         commands = world.tell(m.Woken())
     assert batches(commands) == [("c",)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("late_s", [0.0, 0.2])
+@pytest.mark.parametrize("target", [0, 1])
+def test_calls_that_come_while_their_copy_loads_start_together_when_it_is_loaded(
+    policy: str, late_s: float, target: int
+) -> None:
+    """Its slots are free for them before, but a worker that still loads would run each of them alone."""
+    world = World(policy)
+    deploy(world, batch_max=8, batch_wait_s=0.5, slots=3)
+    world.device("a")
+    world.tell(m.Scaled(FunctionId("f"), target))
+    world.calls(6, "f")
+    assert world.running.keys() == (set() if target else {"c0"})
+
+    world.now = 3.0
+    world.tell(m.Woken())
+    world.now = 3.0 + late_s
+    started = batches(world.loaded("f", "a"))
+
+    assert started == [tuple(f"c{at}" for at in range(0 if target else 1, 6))]
+
+
+def test_a_load_that_takes_longer_than_expected_is_waited_for_a_while() -> None:
+    world = World("lb")
+    deploy(world, batch_max=4, batch_wait_s=0.5, slots=3)
+    world.device("a")
+    world.call("c0", "f")
+    assert world.call("c1", "f") == []
+    assert world.engine.wake_at == 3.0
+
+    world.now = 3.0
+    assert world.tell(m.Woken()) == []
+    assert world.engine.wake_at == 3.0 + LATE_S
+
+
+@pytest.mark.parametrize("goal_s", [10.0, 0.01])
+def test_calls_of_one_moment_start_as_batches_whatever_their_goal(goal_s: float) -> None:
+    world = warm("lb", batch_max=128, batch_wait_s=0.5, slots=10)
+    started = []
+    for number in range(300):
+        started += batches(world.tell(m.Arrived(CallId(f"c{number}"), FunctionId("f"), goal_s=goal_s)))
+    world.now = 10.5
+    started += batches(world.tell(m.Woken()))
+
+    assert [len(each) for each in started] == [128, 128, 44]
 
 
 def test_a_copy_may_be_limited_to_smaller_batches() -> None:

@@ -11,7 +11,7 @@ import pytest
 from gpufaas_simulator.decisions import DecisionLog
 from gpufaas_simulator.entries import workload_json
 from gpufaas_simulator.explicit import read_workload
-from gpufaas_simulator.record import Record
+from gpufaas_simulator.record import COMPLETED, Record
 from gpufaas_simulator.report import Report, report
 from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.simulation import Simulation
@@ -244,3 +244,26 @@ def test_a_timeline_has_each_stay_from_the_start_of_its_load(small: dict[str, An
     assert timeline.stays(12.0) == [
         Stay("g0", "f", 0.0, 3.75), Stay("g1", "f", 0.5, 12.0), Stay("g0", "g", 3.75, 12.0),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["lb", "lalb-o3", "least-wait"])
+@pytest.mark.parametrize("min_copies", [0, 1])
+def test_700_calls_of_one_moment_start_as_batches_where_calls_wait_for_others(
+    policy: str, min_copies: int, written: Write
+) -> None:
+    """On a loaded copy, and on one that loads for the first of them."""
+    function = {
+        "occupation_mb": 1000, "load_s": 2, "infer_s": 0.15, "batch": {"128": 0.16}, "sharing": "spatial",
+        "compute": 10, "slots": 10, "batch_max": 128, "batch_wait_s": 0.005, "latency_goal_s": 0.2,
+        "min_copies": min_copies,
+    }  # fmt: skip
+    at = 10.0 if min_copies else 0.0
+    given = {
+        "devices": [{"id": "a/0", "memory_mb": 16000}], "functions": {"f": function}, "arrivals": [[at, "f"]] * 700,
+    }  # fmt: skip
+
+    record, _, lines = simulated(written(given), policy)
+
+    sizes = [1 + len(each.get("with", ())) for each in lines if "call" in each]
+    assert sorted(sizes) == ([60] + [128] * 5 if min_copies else [1, 59] + [128] * 5)
+    assert set(record.outcome) == {COMPLETED}
