@@ -6,6 +6,7 @@ Grants that begin or end change the speed, and so the end, of those beside them 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush
 from typing import Final, TypeAlias
@@ -76,6 +77,15 @@ class Calendar:
                 yield running
             work.lost = work.lost or device in work.devices
 
+    def work(self) -> Counter[str]:
+        """Return the number of grants and loads under way, by node."""
+        there = [
+            work
+            for _, _, version, work in self.entries
+            if not (type(work) is Later or work.lost) and (type(work) is not Running or version == work.version)
+        ]
+        return Counter(node for work in there for node in {each.device.node for each in work.devices})
+
     def running(self, call: CallId) -> Running | None:
         """Return the grant of *call*; None: it has ended. O(work under way)."""
         for _, _, version, work in self.entries:
@@ -106,7 +116,7 @@ class Calendar:
         """The copy may use so much compute from now on."""
         for device in devices:
             recap(device, function, copy, cap, now)
-        self._pace(devices, now)
+        self.pace(devices, now)
 
     # --- grants beside each other ---
 
@@ -118,7 +128,7 @@ class Calendar:
         self.push(running.end, running.order, running, 1)
         for device in running.devices:
             device.running[running] = None
-        self._pace(running.devices, now)
+        self.pace(running.devices, now)
 
     def ended(self, running: Running, now: Seconds) -> None:
         if running.version > 1:
@@ -130,10 +140,10 @@ class Calendar:
             return
         for device in running.devices:
             device.running.pop(running, None)
-        self._pace(running.devices, now)
+        self.pace(running.devices, now)
 
-    def _pace(self, devices: Iterable[SimulatedDeviceState], now: Seconds) -> None:
-        """Compute the speeds anew on *devices*, on which a grant began or ended."""
+    def pace(self, devices: Iterable[SimulatedDeviceState], now: Seconds) -> None:
+        """Compute the speeds anew on *devices*, on which a grant began or ended, or which have another compute now."""
         for device in devices:
             device.demand_changed(demand_of(device.running), now)
         for device in devices:

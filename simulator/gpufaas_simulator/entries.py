@@ -25,8 +25,11 @@ from gpufaas_simulator.workload import (
     DeviceLeaves,
     FunctionScaled,
     FunctionUpdated,
+    HostLoad,
+    KindLeaves,
     NodeLeaves,
     NodeOffer,
+    OfferChanges,
     PlanComes,
     PlannerEntry,
     SimulatedDevice,
@@ -129,7 +132,17 @@ class UpdateEntry(CostEntry, tag_field="event", tag="function_updated", kw_only=
     function: str
 
 
-ChangeEntry = JoinEntry | DeviceLeaves | NodeLeaves | UpdateEntry | FunctionScaled | PlanComes
+ChangeEntry = (
+    JoinEntry
+    | DeviceLeaves
+    | NodeLeaves
+    | KindLeaves
+    | OfferChanges
+    | HostLoad
+    | UpdateEntry
+    | FunctionScaled
+    | PlanComes
+)
 
 
 class ArrivalEntry(Struct, array_like=True):

@@ -33,8 +33,11 @@ from gpufaas_simulator.workload import (
     DeviceLeaves,
     FunctionScaled,
     FunctionUpdated,
+    HostLoad,
+    KindLeaves,
     NodeLeaves,
     NodeOffer,
+    OfferChanges,
     PlanComes,
     PlannerEntry,
     SimulatedDevice,
@@ -90,7 +93,7 @@ class _WorkloadReader:
             node: _size(each.host_memory_mb) for node, each in file.nodes.items() if each.host_memory_mb is not None
         }
         prices = {node: each.price_per_h for node, each in file.nodes.items() if each.price_per_h}
-        changes = self.changes(file.changes, functions, devices)
+        changes = self.changes(file.changes, functions, devices, offers)
         times, calls, service_s = self.arrivals(file.arrivals, index)
         found = Workload(
             devices, functions, times, calls, changes, host_memory, self.path.stem, service_s, offers, prices,
@@ -210,11 +213,20 @@ class _WorkloadReader:
         )  # fmt: skip
 
     def changes(
-        self, given: list[entries.ChangeEntry], deployed: list[SimulatedFunction], devices: list[SimulatedDevice]
-    ) -> list[Change]:
+        self, given: list[entries.ChangeEntry], deployed: list[SimulatedFunction], devices: list[SimulatedDevice],
+        offers: list[NodeOffer],
+    ) -> list[Change]:  # fmt: skip
         found: list[Change] = []
         there = {each.id: each for each in devices}
         functions = {each.name: at for at, each in enumerate(deployed)}
+        offered = [each.kind for each in offers]
+        kinds = {ANY_KIND, *offered, *(each.kind for each in devices)}
+
+        def procured(node: str) -> bool:
+            """Whether a node of that name may be procured. If it is not there at the time, nothing happens to it."""
+            kind, _, number = node.rpartition("-")
+            return kind in offered and number.isdecimal()
+
         last = 0.0
         for at, each in enumerate(given):
             where = ("changes", at)
@@ -227,17 +239,31 @@ class _WorkloadReader:
                     if joining.id in there:
                         self.fail(where, f"device {joining.id} is there already: give it another id")
                     there[joining.id] = joining
+                    kinds.add(joining.kind)
                     found.append(DeviceJoins(t, joining))
                 case DeviceLeaves(_, device_id):
-                    if device_id not in there:
+                    if device_id not in there and not procured(device_id.rpartition("/")[0]):
                         known = ", ".join([*there][:5])
                         self.fail(where, f"there is no device {device_id!r} at that time: name one of {known}")
-                    del there[device_id]
+                    there.pop(device_id, None)
                     found.append(each)
-                case NodeLeaves(_, node):
-                    if all(each.node != node for each in there.values()):
+                case NodeLeaves(_, node) | HostLoad(_, node):
+                    if all(of.node != node for of in there.values()) and not procured(node):
                         self.fail(where, f"there is no node {node!r} at that time: give devices a node")
-                    there = {device_id: of for device_id, of in there.items() if of.node != node}
+                    found.append(each)
+                    if isinstance(each, NodeLeaves):
+                        there = {device_id: of for device_id, of in there.items() if of.node != node}
+                case KindLeaves(_, kind):
+                    if kind not in kinds:
+                        self.fail(
+                            where, f"no device or offer is of kind {kind!r}: name one of {', '.join(sorted(kinds))}"
+                        )
+                    found.append(each)
+                case OfferChanges(_, kind):
+                    if kind not in offered:
+                        self.fail(
+                            where, f"kind {kind!r} is not offered: add it to offers, with limit 0 if it comes later"
+                        )
                     found.append(each)
                 case PlanComes(_, replicas):
                     plannable = {function.name: function.known_as(FunctionId(function.name)) for function in deployed}

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec import UNSET
 
 from gpufaas_core.model import Offer, Seconds
-from gpufaas_simulator.workload import NodeOffer, SimulatedDevice
+from gpufaas_simulator.workload import NodeOffer, OfferChanges, SimulatedDevice
 
 _ANY_NUMBER = 1 << 30
 
@@ -41,6 +43,13 @@ class Fleet:
         self._there: dict[str, NodeStay] = {}
         """Nodes that were procured or that have a price, and have not left."""
         self._count = Counter[str]()
+        self.withheld = Counter[str]()
+        """How often each kind cannot be procured, since a node of it has failed."""
+
+    def change(self, change: OfferChanges) -> None:
+        figures = {"limit": change.limit, "price_per_h": change.price_per_h, "delay_s": change.delay_s}
+        given = {key: value for key, value in figures.items() if value is not UNSET}
+        self._offers[change.kind] = replace(self._offers[change.kind], **given)  # type: ignore[arg-type]
 
     def offers(self) -> tuple[Offer, ...]:
         """Return what can be procured from now on."""
@@ -48,7 +57,8 @@ class Fleet:
         return tuple(
             Offer(
                 each.kind, each.memory, each.devices, each.price_per_h, each.delay_s,
-                _ANY_NUMBER if each.limit is None else max(0, each.limit - there[each.kind]),
+                0 if self.withheld[each.kind] else _ANY_NUMBER if each.limit is None
+                else max(0, each.limit - there[each.kind]),
             )
             for each in self._offers.values()
         )  # fmt: skip
@@ -65,6 +75,10 @@ class Fleet:
         stay = self._there[devices[0].node] = NodeStay(devices[0].node, kind, offer.price_per_h, now)
         self.stays.append(stay)
         return offer, devices
+
+    def was_procured(self, node: str) -> bool:
+        kind, _, number = node.rpartition("-")
+        return node not in self._prices and number.isdecimal() and 0 < int(number) <= self._count[kind]
 
     def joined(self, device: SimulatedDevice, now: Seconds) -> float:
         """A device has joined. Return the price of its node; 0.0: it has none."""

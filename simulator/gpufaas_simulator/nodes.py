@@ -162,6 +162,11 @@ class SimulatedDeviceState:
         self.used_s = 0.0
         """Compute that was used, in seconds of the whole device."""
 
+    def load(self, taken: int, now: Seconds) -> None:
+        """From now on, what else runs on its node takes *taken* per cent of its compute."""
+        self._count(now)
+        self.compute = max(1, round(self.device.compute * (ALL_COMPUTE - taken) / ALL_COMPUTE))
+
     def enter(self, now: Seconds) -> None:
         """A load or a grant begins."""
         self._count(now)

@@ -21,7 +21,7 @@ from gpufaas_simulator.costs import Revisions, TrueTimes, mixes
 from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Running, SimulatedDeviceState
 from gpufaas_simulator.record import FAILED, FALSE_MISS, HIT, MISS, Record
 from gpufaas_simulator.timeline import Done, Evicted, LoadBegun, Observer, Started
-from gpufaas_simulator.workload import FunctionUpdated, SimulatedFunction, Workload
+from gpufaas_simulator.workload import FunctionUpdated, HostLoad, SimulatedFunction, Workload
 
 
 class Nodes:
@@ -38,7 +38,7 @@ class Nodes:
         self._devices: dict[DeviceId, SimulatedDeviceState] = {}
         self._calendar = Calendar()
         self._under_way = self._calendar.entries
-        self._mixed = self.record.mixed = any(map(mixes, _all_functions(workload)))
+        self._mixed = self.record.mixed = _mixes(workload)
         """Grants may run beside others that slow them. False: the end of each is known when it starts."""
         self._as_costs = not self._mixed and self._times.as_costs
         """Calls take the service times of their functions."""
@@ -313,6 +313,11 @@ class Nodes:
 def numbers(calls: Iterable[CallId]) -> tuple[int, ...]:
     """Return the indices of calls in the workload, which are their names."""
     return tuple([int(each) for each in calls])
+
+
+def _mixes(workload: Workload) -> bool:
+    busy = any(isinstance(each, HostLoad) for each in workload.changes)
+    return busy or any(map(mixes, _all_functions(workload)))
 
 
 def _all_functions(workload: Workload) -> Iterator[SimulatedFunction]:

@@ -31,13 +31,17 @@ from gpufaas_simulator.nodes_at_work import Nodes, numbers
 from gpufaas_simulator.record import COMPLETED, FAILED, Record
 from gpufaas_simulator.timeline import Left, Observer
 from gpufaas_simulator.workload import (
+    ANY_KIND,
     Change,
     DeviceJoins,
     DeviceLeaves,
     FunctionScaled,
     FunctionUpdated,
+    HostLoad,
+    KindLeaves,
     NodeLeaves,
     NodeOffer,
+    OfferChanges,
     PlanComes,
     SimulatedDevice,
     Workload,
@@ -81,6 +85,8 @@ class Simulation(Nodes):
         self._index = {each.name: index for index, each in enumerate(workload.functions)}
         self._timeouts = [each.timeout_s for each in workload.functions]
         self._hosts: dict[str, HostMemory] = {}
+        self._taken: dict[str, int] = {}
+        """The per cent of the compute that else runs on each node."""
         self._fleet = Fleet(workload.offers, workload.prices)
         self.record.nodes = self._fleet.stays
 
@@ -200,11 +206,21 @@ class Simulation(Nodes):
             case DeviceJoins(_, device):
                 self._join(device)
             case DeviceLeaves(_, device_id):
-                self._leave(device_id)
-            case NodeLeaves(_, node):
-                for device_id in [each for each, state in self._devices.items() if state.device.node == node]:
+                if device_id in self._devices:
                     self._leave(device_id)
-                self._hosts.pop(node, None)
+            case NodeLeaves(_, node):
+                self._node_leaves(node)
+            case KindLeaves(_, kind, down_s):
+                self._kind_leaves(kind, down_s)
+            case OfferChanges():
+                self._fleet.change(change)
+                self._hear(m.Offered(self._fleet.offers()))
+            case HostLoad(_, node, taken):
+                self._taken[node] = taken
+                loaded = [each for each in self._devices.values() if each.device.node == node]
+                for each in loaded:
+                    each.load(taken, self.now)
+                self._calendar.pace(loaded, self.now)
             case FunctionUpdated(_, function, costs):
                 old, new, revision = self._revisions.update(self._index[function], costs)
                 self._hear(m.FunctionDeployed(revision.known_as(new)))
@@ -243,12 +259,48 @@ class Simulation(Nodes):
         assert self.workload.planner is not None
         self._calendar.last(self.now + self.workload.planner.solve_s, answered)
 
+    def _node_leaves(self, node: str) -> list[SimulatedDevice]:
+        """Return the devices that it had."""
+        left = [each.device for each in self._devices.values() if each.device.node == node]
+        for each in left:
+            self._leave(each.id)
+        self._hosts.pop(node, None)
+        return left
+
+    def _kind_leaves(self, kind: str, down_s: Seconds | None) -> None:
+        """The node that is in use fails, and is down for so long."""
+        nodes = [each.device.node for each in self._devices.values() if kind in (ANY_KIND, each.kind)]
+        if not nodes:
+            return
+        work = self._calendar.work()
+        node = max(dict.fromkeys(nodes), key=lambda each: work[each])
+        kind = next(each.kind for each in self._devices.values() if each.device.node == node)
+        if down_s is not None:
+            self._fleet.withheld[kind] += 1
+        left = self._node_leaves(node)
+        if down_s is not None:
+            owned = [] if self._fleet.was_procured(node) else left
+            self._calendar.last(self.now + down_s, partial(self._comes_back, kind, owned))
+            if self.workload.offers:
+                self._hear(m.Offered(self._fleet.offers()))
+
+    def _comes_back(self, kind: str, devices: Sequence[SimulatedDevice]) -> None:
+        """A node that failed, or another one of its kind, can be had again."""
+        self._fleet.withheld[kind] -= 1
+        for each in devices:
+            if each.id not in self._devices:
+                self._join(each)
+        if self.workload.offers:
+            self._hear(m.Offered(self._fleet.offers()))
+
     def _join(self, device: SimulatedDevice) -> None:
         host = self._hosts.get(device.node)
         if host is None and (size := self.workload.host_memory.get(device.node, 0)):
             parks = device.node in self.workload.parks
             host = self._hosts[device.node] = HostMemory(NodeId(device.node), size, parks=parks)
         state = SimulatedDeviceState(device, len(self.record.devices), host, self.now)
+        if device.node in self._taken:
+            state.load(self._taken[device.node], self.now)
         self.record.devices.append((device, state))
         self._devices[device.id] = state
         price_per_h = self._fleet.joined(device, self.now)

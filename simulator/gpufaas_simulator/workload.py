@@ -11,10 +11,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gpufaas_core.cost import Cost, ratios, truth
 from gpufaas_core.errors import InvalidSpec
@@ -173,6 +173,34 @@ class NodeLeaves(TimedChange, frozen=True, tag="node_leaves"):
     node: str
 
 
+class KindLeaves(TimedChange, frozen=True, tag="kind_leaves"):
+    """The node of a kind that is in use fails: of several, the one with most grants and loads, then the first."""
+
+    kind: Annotated[str, Meta(min_length=1)]
+    """`ANY_KIND`: of whatever kind it is."""
+    down_s: NotNegative | None = None
+    """
+    After so long it comes back, if it was there at the start; and until then no node of its kind can be procured. None:
+    it stays away, and what is offered stays as it is.
+    """
+
+
+class OfferChanges(TimedChange, frozen=True, tag="offer_changes"):
+    """What is not said stays as it is. Nodes that were procured keep their price."""
+
+    kind: str
+    limit: Count | UnsetType | None = UNSET
+    price_per_h: NotNegative | UnsetType = UNSET
+    delay_s: NotNegative | UnsetType = UNSET
+
+
+class HostLoad(TimedChange, frozen=True, tag="host_load"):
+    """From now on, what else runs on a node takes *compute* per cent of the compute of each of its devices."""
+
+    node: str
+    compute: Annotated[int, Meta(ge=0, lt=ALL_COMPUTE)]
+
+
 class FunctionUpdated(TimedChange, frozen=True, tag="function_updated"):
     """Later calls are of a new revision, with a model of its own; the old one drains. Costs None: as before."""
 
@@ -195,7 +223,17 @@ class PlanComes(TimedChange, frozen=True, tag="plan"):
     replicas: tuple[ReplicaEntry, ...]
 
 
-Change = DeviceJoins | DeviceLeaves | NodeLeaves | FunctionUpdated | FunctionScaled | PlanComes
+Change = (
+    DeviceJoins
+    | DeviceLeaves
+    | NodeLeaves
+    | KindLeaves
+    | OfferChanges
+    | HostLoad
+    | FunctionUpdated
+    | FunctionScaled
+    | PlanComes
+)
 
 
 class PlannerEntry(Struct, frozen=True, forbid_unknown_fields=True):
