@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from gpufaas_cli import declare, output
 from gpufaas_cli.declare import gathered, needing, option
@@ -189,8 +190,6 @@ class Run:
 
 def as_json(runs: Sequence[Run]) -> Any:
     """One run: its report. Several: all of them, and means with confidence intervals over the seeds of a setting."""
-    import msgspec
-
     from gpufaas_simulator.report import estimates
 
     def plain(run: Run) -> dict[str, Any]:
@@ -229,11 +228,11 @@ _FIGURES: Final[Sequence[tuple[str, str, str]]] = (
     ("overtaken", "most_overtaken", ".0f"), ("misses", "miss_ratio", ".1%"), ("false", "false_miss_ratio", ".1%"),
     ("prefetches", "prefetches", ".0f"), ("evictions", "evictions", ".0f"), ("hottest on", "hottest_copies", ".2f"),
     ("busy", "busy_ratio", ".1%"), ("inference", "utilisation", ".1%"),
-    ("in goal", "in_goal", ".1%"), ("cost", "cost", ".2f"),
+    ("in goal", "in_goal", ".1%"), ("goodput /s", "goodput", ".2f"), ("cost", "cost", ".2f"),
 )  # fmt: skip
 """Heading, name of the figure, format."""
 
-_WHERE_KNOWN: Final = ("in_goal", "cost")
+_WHERE_KNOWN: Final = ("in_goal", "goodput", "cost")
 """Shown only if a setting has them."""
 
 
@@ -252,6 +251,7 @@ def show(runs: Sequence[Run], title: str) -> None:
     )
     if len(runs) == 1:
         _show_tenants(runs[0].report)
+        _show_functions(runs[0].report)
         _show_fleet(runs[0].report)
 
 
@@ -296,6 +296,20 @@ def _show_tenants(found: Report) -> None:
             for name, each in found.tenants.items()
         ],
     )  # fmt: skip
+
+
+def _show_functions(found: Report) -> None:
+    """Of those with a goal: how many calls were in it, and where the time of the others went."""
+    rows = [
+        (name, str(each.calls), f"{each.in_goal:.1%}", f"{each.goodput or 0.0:.2f}", *(f"{part:.3g}" for part in parts))
+        for name, each in found.functions.items()
+        if each.in_goal is not None and each.segments is not None
+        for parts in [msgspec.structs.astuple(each.segments)]
+    ]
+    if rows:
+        output.show()
+        headings = ("FUNCTION", "CALLS", "IN GOAL", "GOODPUT /S", "QUEUE S", "HOLD S", "LOAD S", "RUN S", "SLOWED S")
+        output.table(headings, rows)
 
 
 def _show_fleet(found: Report) -> None:

@@ -111,6 +111,8 @@ class Nodes:
             service_s = truth.cost.service_s
         else:
             service_s = self._times.serves(numbers(calls), function, truth, devices, cap)
+        if grant.held_s or grant.load_s:
+            self._waited(grant, begin)
         if truth.cost.start_s and not cold:
             ready = begin = max(begin, now + truth.cost.start_s)
         for call in map(int, calls):
@@ -136,6 +138,15 @@ class Nodes:
         if self._observers:
             done = Started(begin, function, place, victims, numbers(calls), not cold, grant.local)
             self._calendar.at(begin, self.now, order, devices, partial(self._did, done))
+
+    def _waited(self, grant: m.Grant, begin: Seconds) -> None:
+        """Note for how long the calls of a grant waited for others, and for the load of their copy."""
+        record, times = self.record, self.workload.times
+        ready = begin if grant.load_s < 0.0 else times[int(grant.calls[0])] + grant.load_s
+        for call in numbers(grant.calls):
+            awaited_s = max(0.0, ready - times[call]) if grant.load_s else 0.0
+            record.awaited_s[call] = awaited_s
+            record.held_s[call] = max(0.0, min(grant.held_s, self.now - times[call] - awaited_s))
 
     def _runs_beside(self, running: Running, begin: Seconds, ready: Seconds | None) -> None:
         """A grant starts that may run beside others. Its service begins at *begin*; on a miss, when it is loaded."""
@@ -243,7 +254,9 @@ class Nodes:
         for device in running.devices:
             device.leave(self.now)
         for call in numbers(running.calls):
-            self.record.service_s[call] = running.service_s
+            if running.service_s != self.record.service_s[call]:
+                self.record.slowed_s[call] = running.service_s - self.record.service_s[call]
+                self.record.service_s[call] = running.service_s
         return True
 
     def _loads(

@@ -37,6 +37,11 @@ class Record:
         self.ended = array("d", [math.nan]) * calls
         self.service_s = array("d", [0.0]) * calls
         """The time of the inference alone."""
+        # Parts of the latency of single calls, where they are not 0: see `report.Segments`.
+        self.held_s: dict[int, Seconds] = {}
+        self.awaited_s: dict[int, Seconds] = {}
+        """How long a hit waited for a load that was under way when it came."""
+        self.slowed_s: dict[int, Seconds] = {}
         self.device = array("i", [-1]) * calls
         """Index into `devices`."""
         self.outcome = bytearray(calls)

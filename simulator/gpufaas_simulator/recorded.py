@@ -222,6 +222,7 @@ class _Outcomes:
                     record.outcome[at] = PENDING
                     record.start[at] = start
                     record.started[at] = now
+                    record.held_s[at] = min(grant.held_s, now - record.workload.times[at])
                     record.device[at] = self.devices[grant.device].index
                     record.starts.append(at)
                     self.running[call] = (grant, now)

@@ -19,6 +19,7 @@ from gpufaas_core.model import Seconds
 from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 class Latency(Struct, frozen=True):
@@ -52,6 +53,31 @@ class TenantReport(Struct, frozen=True):
     latency: Latency
     miss_ratio: float
     worst_wait_s: float
+
+
+class Segments(Struct, frozen=True):
+    """Where the latency of the calls that were answered went: means in seconds, which add up to that of the latency."""
+
+    queue_s: float
+    """From arrival to start, without the next two; with `Cost.start_s`."""
+    hold_s: float
+    """Held back for others of its batch."""
+    load_s: float
+    """Until its copy was loaded: by its own load, or by one that was under way when it came."""
+    run_s: float
+    """The service as if alone on the device: in its batch, and under its cap."""
+    slowed_s: float
+    """What was added to that by neighbours, by another cap meanwhile, and by other work of the host."""
+
+
+class FunctionReport(Struct, frozen=True):
+    calls: int
+    completed: int
+    latency: Latency
+    in_goal: float | None
+    """As in `Report`, and so is `goodput`."""
+    goodput: float | None
+    segments: Segments | None
 
 
 class NodeReport(Struct, frozen=True):
@@ -117,6 +143,11 @@ class Report(Struct, frozen=True):
     fleet: FleetReport | None = None
     in_goal: float | None = None
     """The share of the calls with a latency goal that were answered within it."""
+    goodput: float | None = None
+    """Calls a second that were answered within their goal, or without one. None: no function has a goal."""
+    segments: Segments | None = None
+    functions: dict[str, FunctionReport] = {}
+    """Those that were called."""
     preempted: int = 0
     """Calls that the policy stopped, to run them again."""
     host_loads: int = 0
@@ -131,8 +162,10 @@ class _Calls:
     """Outcomes of the calls of a run as arrays, in order of arrival; times in seconds."""
 
     def __init__(self, record: Record) -> None:
-        times = record.workload.times, record.ended, record.service_s
-        arrived, self.ended, self.service_s = (np.frombuffer(each) if len(each) else np.zeros(0) for each in times)
+        times = record.workload.times, record.started, record.ended, record.service_s
+        self.arrived, self.began, self.ended, self.service_s = (
+            np.frombuffer(each) if len(each) else np.zeros(0) for each in times
+        )
         self.outcome = np.frombuffer(bytes(record.outcome), dtype=np.uint8)
         self.start = np.frombuffer(bytes(record.start), dtype=np.uint8)
         self.device = np.array(record.device, dtype=np.int64)
@@ -140,9 +173,15 @@ class _Calls:
         self.done = self.outcome == COMPLETED
         self.started = self.start >= HIT
         self.cold = self.start >= MISS
-        self.latency = (self.ended - arrived)[self.done]
+        self.latency = (self.ended - self.arrived)[self.done]
         """The latency of completed calls only; `wait` likewise."""
         self.wait = self.latency - self.service_s[self.done]
+        goals = np.array([each.need.latency_goal_s or math.inf for each in record.workload.functions])
+        goal_s = goals[self.function] if len(self.function) else np.zeros(0)
+        self.asked = np.isfinite(goal_s)
+        """The call has a goal."""
+        self.within = self.latency <= goal_s[self.done]
+        """A completed call was answered within its goal, or has none."""
 
 
 def report(record: Record, policy: str) -> Report:
@@ -155,6 +194,8 @@ def report(record: Record, policy: str) -> Report:
     used_s = sum(state.used_s for _, state in record.devices)
     inference_s = used_s if record.mixed else float(calls.service_s[done].sum())
     overtaken = overtakes(record.starts)
+    in_goal, goodput = _goals(calls.asked, calls.within, calls.asked[done], end_s)
+    parts = _segments(record, calls)
     return Report(
         policy=policy,
         workload=record.workload.name,
@@ -181,7 +222,10 @@ def report(record: Record, policy: str) -> Report:
         devices=_by_device(record, calls),
         tenants=_by_tenant(record, calls),
         fleet=_fleet(record),
-        in_goal=_in_goal(record, calls),
+        in_goal=in_goal,
+        goodput=goodput,
+        segments=_means(parts),
+        functions=_by_function(record, calls, parts, end_s),
         preempted=record.preempted,
         host_loads=record.host_loads,
         wakes=record.wakes,
@@ -229,14 +273,51 @@ def _fleet(record: Record) -> FleetReport | None:
     return FleetReport(sum(each.cost for each in nodes), hours, tuple(nodes))
 
 
-def _in_goal(record: Record, calls: _Calls) -> float | None:
-    goals = np.array([each.need.latency_goal_s or math.inf for each in record.workload.functions])
-    of = goals[calls.function] if len(calls.function) else np.zeros(0)
-    asked = np.isfinite(of)
+def _goals(asked: Flags, within: Flags, done_asked: Flags, end_s: Seconds) -> tuple[float | None, float | None]:
+    """Return the share of the calls with a goal that were in it, and the goodput."""
     if not asked.any():
-        return None
-    within = asked[calls.done] & (calls.latency <= of[calls.done])
-    return _ratio(int(within.sum()), int(asked.sum()))
+        return None, None
+    return _ratio(int((within & done_asked).sum()), int(asked.sum())), _ratio(int(within.sum()), end_s)
+
+
+def segments(record: Record) -> Floats:
+    """Return the fields of `Segments` as rows, for each call that was answered, in order of arrival."""
+    return _segments(record, _Calls(record))
+
+
+def _segments(record: Record, calls: _Calls) -> Floats:
+    done = calls.done
+    hold, awaited, slowed = np.zeros((3, len(done)))
+    for parts, given in ((hold, record.held_s), (awaited, record.awaited_s), (slowed, record.slowed_s)):
+        parts[list(given)] = list(given.values())
+    queue = calls.began - calls.arrived - awaited - hold
+    load = calls.ended - calls.service_s - calls.began + awaited
+    found: Floats = np.array([queue, hold, load, calls.service_s - slowed, slowed])[:, done]
+    return found
+
+
+def _means(parts: Floats) -> Segments | None:
+    """None: a replay was not told when its calls started, or none was answered."""
+    return Segments(*map(float, parts.mean(axis=1))) if parts.size and not np.isnan(parts).any() else None
+
+
+def _by_function(record: Record, calls: _Calls, parts: Floats, end_s: Seconds) -> dict[str, FunctionReport]:
+    """O(n log n): calls are sorted by function once."""
+    called = calls.function[calls.done]
+    order, done_order = np.argsort(calls.function, kind="stable"), np.argsort(called, kind="stable")
+    functions = range(len(record.workload.functions) + 1)
+    ends = np.searchsorted(calls.function[order], functions)
+    done_ends = np.searchsorted(called[done_order], functions)
+    found = {}
+    for at, each in enumerate(record.workload.functions):
+        mine, done = order[ends[at] : ends[at + 1]], done_order[done_ends[at] : done_ends[at + 1]]
+        if len(mine):
+            asked = calls.asked[mine]
+            in_goal, goodput = _goals(asked, calls.within[done], np.full(len(done), asked[0]), end_s)
+            found[each.name] = FunctionReport(
+                len(mine), len(done), latencies(calls.latency[done]), in_goal, goodput, _means(parts[:, done])
+            )  # fmt: skip
+    return found
 
 
 def answered(record: Record) -> Floats:
@@ -300,7 +381,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 FIGURES: Final = (
     "mean", "p50", "p95", "p99", "variance", "mean_wait_s", "miss_ratio", "false_miss_ratio", "prefetches",
     "hottest_copies", "busy_ratio", "utilisation", "evictions", "worst_wait_s", "most_overtaken",
-    "cost", "in_goal",
+    "cost", "in_goal", "goodput",
 )  # fmt: skip
 """The names for `figure`."""
 
