@@ -56,7 +56,7 @@ def owner_of(deployed: ServedRevision, plan: PlanInForce) -> tuple[str, str]:
         return owner, why
     named = f"plan {plan.version} (by {plan.by}) {'pins' if any(each.pinned for each in planned) else 'names'} it"
     if all(each.state == _AWAY for each in planned):
-        return owner, f"{why}; {named}, but its devices there are gone or drained"
+        return owner, f"{why}; {named}, but its devices are gone or drained"
     return PLAN, named
 
 

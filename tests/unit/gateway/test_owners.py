@@ -71,7 +71,7 @@ async def test_while_no_device_of_the_plan_is_there_its_declared_owner_decides(g
     found = await detail(gateway)
 
     assert found["owner"] == "labels"
-    assert found["ownerWhy"] == f"label {SCALE}zero; plan 3 (by alice) names it, but its devices there are gone or drained"
+    assert found["ownerWhy"] == f"label {SCALE}zero; plan 3 (by alice) names it, but its devices are gone or drained"
 
 
 async def test_a_function_that_a_plan_owns_cannot_be_scaled_and_others_can(gateway: Gateway) -> None:
