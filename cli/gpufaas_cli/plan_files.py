@@ -1,12 +1,12 @@
 """Plans of copies as people write them: read strictly, compared, and shown."""
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
-from typing import IO, Annotated, Any, Final
+from typing import IO, Any, Final
 
 import msgspec
 import yaml
-from msgspec import Meta
 from yaml.nodes import MappingNode
 
 from gpufaas import DEFAULT_NAMESPACE
@@ -14,44 +14,31 @@ from gpufaas_cli import output
 from gpufaas_cli.stack_text import BadStack, compose
 from gpufaas_core import json_errors
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.model import Replica
+from gpufaas_core.plans import PlanVersion
 from gpufaas_core.units import parse_duration
 
 _UNSET: Final = {"share": 0, "reserve": 0, "slots": 0, "batch": 0, "wait_s": None, "pinned": False}
 """What a replica may say, and what it is where it says nothing."""
 HEADINGS: Final = ("Compute", "Slots", "Batch", "Wait", "Pinned")
 COLUMNS: Final = ("Device", "Function", *HEADINGS, "State")
-_Name = Annotated[str, Meta(min_length=1)]
-_PerCent = Annotated[int, Meta(ge=0, le=100)]
-_Count = Annotated[int, Meta(ge=0)]
 
 
-class _Replica(msgspec.Struct, forbid_unknown_fields=True):
-    function: _Name
-    device: _Name
-    share: _PerCent = 0
-    reserve: _PerCent = 0
-    slots: _Count = 0
-    batch: _Count = 0
+class _Replica(Replica, frozen=True, forbid_unknown_fields=True):
     wait: str = ""
-    wait_s: Annotated[float, Meta(ge=0)] | None = None
-    pinned: bool = False
+    """`wait_s` as people write it."""
     state: str = ""
+    """What ``plan show --json`` says of it, as `reason`, and `planner` of a plan; passed over."""
     reason: str = ""
-    """Like `state` what ``plan show --json`` says of it; passed over, as all of a plan that has no meaning here."""
 
 
-class PlanFile(msgspec.Struct, forbid_unknown_fields=True):
+class PlanFile(PlanVersion, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A file for ``plan apply``. What ``plan show --json`` prints is one."""
 
-    replicas: list[_Replica]
-    why: str = ""
-    expected: dict[str, float] = {}
-    version: _Count | None = None
-    """The plan that was in force when it was written."""
-    by: str = ""
-    at: float = 0
-    notes: list[str] = []
-    planner: dict[str, Any] = {}
+    version: int = -1
+    """The plan that was in force when it was written; below 0: it does not say."""
+    replicas: tuple[_Replica, ...]
+    planner: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class _Strict(yaml.BaseLoader):
@@ -76,20 +63,21 @@ def read(file: IO[bytes]) -> tuple[PlanFile, list[dict[str, Any]]]:
     try:
         found = _Strict("").construct_document(compose(path, text, "plan", "docs/placing.md has examples"))
         plan = msgspec.convert(found, PlanFile, strict=False)
+        if not all(map(isfinite, (*plan.expected.values(), *(each.wait_s or 0 for each in plan.replicas)))):
+            raise InvalidSpec("a number is nan or infinite: write what can be compared")
         return plan, [_replica(each) for each in plan.replicas]
     except yaml.MarkedYAMLError as exc:
         raise BadStack(f"{path}:{exc.problem_mark.line + 1 if exc.problem_mark else 1}: {exc.problem}") from exc
     except msgspec.ValidationError as exc:
         raise BadStack(f"{path}: {json_errors.wrong(found, PlanFile, exc)[1]}") from exc
     except InvalidSpec as exc:
-        raise BadStack(f"{path}: wait: {exc}") from exc
+        raise BadStack(f"{path}: {exc}") from exc
 
 
 def _replica(of: _Replica) -> dict[str, Any]:
     wait_s = parse_duration(of.wait) if of.wait else of.wait_s
     name = of.function if "." in of.function else f"{of.function}.{DEFAULT_NAMESPACE}"
-    settings = {key: getattr(of, key) for key in _UNSET}
-    return {**settings, "function": name, "device": of.device, "wait_s": wait_s}
+    return {**{key: getattr(of, key) for key in _UNSET}, "function": name, "device": of.device, "wait_s": wait_s}
 
 
 def cells(replica: Mapping[str, Any]) -> tuple[str, ...]:

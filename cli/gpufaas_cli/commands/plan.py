@@ -88,7 +88,7 @@ def apply(file: BinaryIO, why: str | None, base: int | None, client: Client) -> 
     """
     plan, replicas = plan_files.read(file)
     base = plan.version if base is None else base
-    base = client.plan()["version"] if base is None else base
+    base = client.plan()["version"] if base < 0 else base
     return client.apply_plan(replicas, why=plan.why if why is None else why, expected=plan.expected, base=base)
 
 
