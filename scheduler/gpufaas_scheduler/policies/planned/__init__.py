@@ -45,7 +45,8 @@ class Planned:
         self._functions: list[FunctionView] = []
         """Those that are deployed, without revisions that others succeed."""
         self._turns: dict[_Key, int] = {}
-        """What was refused in the last run, in the order in which it is tried again."""
+        """When each was tried that was refused, as numbers."""
+        self._tried = 0
         self._in_vain: set[_Key] = set()
         """Loads that were refused on an idle device: none is held for them."""
 
@@ -97,7 +98,7 @@ class Planned:
             if any(device.id in function.plan and not copy.loading for copy, device in view.copies_of(function)):
                 for copy, _ in _strays(view, function):
                     yield Evict(copy.id, drain=True)
-        self._turns = {key: turn for turn, key in enumerate(refused, 1)}
+        self._turns = {key: turn for key, turn in self._turns.items() if key in self.reasons}
         if not refused:
             self._names &= set() if plan is None else {each.function for each in plan.replicas}
         self.watches = (PLAN | FLEET | LOADED if self._names else 0) | (FINISH if refused else 0)
@@ -129,7 +130,7 @@ class Planned:
         return shrinks, loads, grows
 
     def _try(self, tries: dict[_Key, _Try]) -> Generator[Action, Refusal | None, list[_Key]]:
-        """Do *tries*, those first that were not refused in the last run. Return those that are refused."""
+        """Do *tries*, those first whose last refusal is the longest ago. Return those that are refused."""
         refused: list[_Key] = []
         for key in sorted(tries, key=lambda each: self._turns.get(each, 0)):
             reason = (yield from tries[key]) if len(refused) < MOST else _LATER
@@ -137,6 +138,8 @@ class Planned:
                 self.reasons[key] = reason
             if reason is not None and reason is not _LATER:
                 refused.append(key)
+                self._tried += 1
+                self._turns[key] = self._tried
         return refused
 
     def _load(self, view: View, function: FunctionView, replica: Replica, device: DeviceView, why: Why) -> _Try:
