@@ -23,6 +23,7 @@ class InTime:
 
     It starts on a copy that can take it now; else on the one that is free first, behind the calls of its function that
     wait; else after a load. Before the first call of a function has ended, its times are guesses, and none is refused.
+    A call of a function without a copy is not refused because of the load: nobody else would load it.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,8 @@ class InTime:
                 return None
             if waits_s + runs_s < start_s + takes_s:
                 start_s, takes_s = waits_s, runs_s
+        if takes_s <= left_s and not view.copies_of(owner):
+            return None
         if takes_s > left_s and view.now - self._slow.setdefault(owner.id, view.now) >= TRIED_AGAIN_S:
             self._slow[owner.id] = view.now
             return None
@@ -73,13 +76,12 @@ def _ways(view: View, call: WaitingCall, left_s: Seconds) -> Iterator[tuple[Seco
 def _free_s(view: View, call: WaitingCall, copy: ResidentView, device: DeviceView, runs_s: Seconds) -> Seconds:
     """Return when *copy* can take a call, if none waits."""
     owner = call.owner
-    if copy.loading:
-        return max(0.0, copy.ready_at - view.now)
+    load_s = max(0.0, copy.ready_at - view.now) if copy.loading else 0.0
     if view.can_start(device, call) if owner.placed else copy.running < (copy.slots or owner.slots):
-        return 0.0
+        return load_s
     if owner.placed and copy.running < 2 and not copy.share:
         return view.left_s(device)
-    return runs_s / (copy.running + 1)  # the first of several that are done at any time
+    return load_s + runs_s / (copy.running + 1)  # the first of several that are done at any time
 
 
 def _runs_s(view: View, call: WaitingCall, device: DeviceView, share: int = 0) -> Seconds:

@@ -72,8 +72,8 @@ class Site(Rig):
     @property
     def copies(self) -> set[tuple[str, DeviceId, int, int]]:
         """The copies that take calls: function, device, share and reserve."""
-        return {(owner.id, device.id, copy.share, copy.reserve)
-                for owner in state_of(self.engine).functions.values() for copy, device in owner.active.items()}  # fmt: skip
+        active = [each for owner in state_of(self.engine).functions.values() for each in owner.active.items()]
+        return {(copy.owner.id, device.id, copy.share, copy.reserve) for copy, device in active}
 
     def evicted(self, since: int = 0) -> list[str]:
         """The functions whose copies were evicted, after so many events."""
@@ -133,7 +133,7 @@ def test_a_plan_changes_is_rolled_back_and_ends_and_nothing_of_it_stays(policy: 
         site.plan(*replicas)
         site.go_on(8)
         assert site.copies == expected
-    (limited,) = [each for each in state_of(site.engine).functions[FunctionId("f")].active]
+    (limited,) = state_of(site.engine).functions[FunctionId("f")].active
     assert (limited.slots, limited.batch) == (1, 2)
     assert not site.rests()
 
