@@ -21,6 +21,7 @@ from gpufaas_core.cost import Cost
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Bytes, format_bytes, parse_bytes
 from gpufaas_scheduler.policies import DEFAULT_POLICY, policy_spec
+from gpufaas_scheduler.solving import solver_named
 
 _T = TypeVar("_T")
 _FILE: Final = click.Path(dir_okay=False, path_type=Path)
@@ -62,12 +63,6 @@ def _id(name: str) -> str:
     if not _ID.fullmatch(name):
         raise InvalidSpec(f"{name!r} is no name: use a-z, 0-9, '-' and '.', at most 63, as in gpu-node-1")
     return name
-
-
-def _solver(name: str) -> str:
-    from gpufaas_scheduler.solving import solver_named
-
-    return solver_named(name) if name else ""
 
 
 front_options = options(
@@ -141,7 +136,7 @@ policy_options = options(
            "options, as in lalb-o3:o3_limit=10, and roles, as in least-wait+replacement=cost-aware; gpufaas policies "
            "lists them."),
     option("--journal", type=_FILE, metavar="FILE", says="Write every event of the scheduler there, to be replayed."),
-    option("--planner", default="", callback=parsed(_solver), metavar="NAME",
+    option("--planner", default="", callback=parsed(solver_named), metavar="NAME",
            says="Have this solver, which is installed, plan where copies are. [default: none; people may]"),
 )  # fmt: skip
 """The names are those of `PolicyOptions`."""

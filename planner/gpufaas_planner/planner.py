@@ -119,12 +119,8 @@ class Planner:
 
 def _change(what: str, before: Sequence[Device | Function], now: Sequence[Device | Function]) -> str:
     """Say what came, is gone or has changed, the first of several; empty: nothing."""
-    if now == before:
-        return ""
     old, new = ({name_of(FunctionId(each.id)): each for each in some} for some in (before, now))
     changed = [each for each in {**new, **old} if new.get(each) != old.get(each)]
-    if not changed:
-        return ""
-    first = changed[0]
-    how = "came" if first not in old else "is gone" if first not in new else "has changed"
-    return f"{what}: {first} {how}" + (f", and {len(changed) - 1} more" if len(changed) > 1 else "")
+    how = "" if not changed else "came" if changed[0] not in old else "has changed" if changed[0] in new else "is gone"
+    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"{what}: {changed[0]} {how}{more}" if changed else ""

@@ -208,11 +208,7 @@ def status(world: World, now: Seconds) -> EngineStatus:
 
 
 def snapshot(world: World, now: Seconds, profiled: bool) -> Snapshot:
-    """
-    Return what plans are made from, without the plan in force. O(functions x kinds of devices).
-
-    :param profiled: False: functions have the profiles that were deployed, which is O(functions)
-    """
+    """Return what plans are made from, but the plan. *profiled*: with what was learnt. O(functions x kinds)."""
     world.now = now
     devices = tuple(each.device for each in world.devices.values() if not each.closed)
     kinds = dict.fromkeys(each.kind for each in devices) if profiled else {}

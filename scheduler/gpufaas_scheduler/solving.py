@@ -66,17 +66,16 @@ async def solve(name: str, asked: bytes, limit: Seconds, options: Mapping[str, o
 
 
 def solver_named(name: str) -> str:
-    """Return *name*. :raises InvalidSpec: the planner has no such solver"""
-    known = [*SOLVERS, *_installed()]
-    if name not in known:
+    """Return *name*, which may be empty. :raises InvalidSpec: the planner has no such solver"""
+    if name and name not in (known := [*SOLVERS, *_installed()]):
         there = f"choose one of {', '.join(known)}" if known else f"none is installed (entry points {ENTRY_POINTS})"
         raise InvalidSpec(f"no solver is called {name!r}: {there}")
     return name
 
 
 def solver(name: str) -> Any:
-    """Return the solver *name*, imported."""
-    return importlib.import_module(SOLVERS[name]) if name in SOLVERS else _installed()[name].load()
+    """Return the solver *name*, imported. :raises InvalidSpec: there is none"""
+    return importlib.import_module(SOLVERS[name]) if name in SOLVERS else _installed()[solver_named(name)].load()
 
 
 def _installed() -> dict[str, Any]:

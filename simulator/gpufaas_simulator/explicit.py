@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET
 
 from gpufaas_core.cost import ANY, Cost
-from gpufaas_core.errors import BadPlan, InvalidSpec
+from gpufaas_core.errors import BadPlan
 from gpufaas_core.json_errors import UNREADABLE, Step, line_of, mistake
 from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Bytes, DeviceId, FunctionId, Seconds
 from gpufaas_planner.check import check
@@ -39,7 +39,6 @@ from gpufaas_simulator.workload import (
     NodeOffer,
     OfferChanges,
     PlanComes,
-    PlannerEntry,
     SimulatedDevice,
     SimulatedFunction,
     Workload,
@@ -97,7 +96,7 @@ class _WorkloadReader:
         times, calls, service_s = self.arrivals(file.arrivals, index)
         found = Workload(
             devices, functions, times, calls, changes, host_memory, self.path.stem, service_s, offers, prices,
-            frozenset(node for node, each in file.nodes.items() if each.parks), self.planner(file.planner),
+            frozenset(node for node, each in file.nodes.items() if each.parks), file.planner,
         )  # fmt: skip
         everywhere = list(found.all_devices)
         for function in functions:
@@ -281,16 +280,6 @@ class _WorkloadReader:
                     self.known(function, functions, where)
                     found.append(each)
         return found
-
-    def planner(self, given: PlannerEntry | None) -> PlannerEntry | None:
-        if given is not None:
-            from gpufaas_scheduler.solving import solver_named
-
-            try:
-                solver_named(given.solver)
-            except InvalidSpec as exc:
-                self.fail(("planner", "solver"), str(exc))
-        return given
 
     def arrivals(
         self, given: list[entries.ArrivalEntry], functions: Mapping[str, int]

@@ -76,9 +76,6 @@ class Simulation(Nodes):
         self._planner = None if workload.planner is None else Planner(workload.planner.solver, engine.snapshot)
         self._plan = PlacementPlan(0)
         """The plan in force."""
-        ends = [*workload.times[-1:], *(each.at_s for each in workload.changes[-1:])]
-        self._looks_until = max(ends, default=0.0)
-        """The planner looks for reasons to plan until then; later, nothing comes that could give one."""
         self._progress = progress
         self._told = _PROGRESS_EVERY
         """Of how many ended calls *progress* is told next."""
@@ -241,7 +238,7 @@ class Simulation(Nodes):
         asked = planner.due(self.now, self._plan)
         again = partial(self._look, planner, solve)
         if asked is None:
-            if self.now < self._looks_until:
+            if self.workload.times and self.now < self.workload.times[-1]:  # later, rates only fall
                 self._calendar.last(self.now + _LOOK_EVERY_S, again)
             return
         answer = planner.judged(asked, solve(asked))

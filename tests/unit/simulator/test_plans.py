@@ -140,7 +140,6 @@ def test_plans_and_planner_are_written_as_they_were_read(written: Write, calm: d
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"planner": {"solver": "gather"}}, "no solver is called 'gather': choose one of babbles"),
         ({"planner": {"solver": "gathers", "limit": 1}}, "unknown key 'limit' in planner"),
         ({"changes": [{"t": 1, "event": "plan"}]}, "replicas is missing in changes[0]: write a list"),
         (
@@ -173,3 +172,11 @@ def test_a_mistake_is_one_line_with_its_place(
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"gpufaas: {path}:")
     assert said in line
+
+
+@pytest.mark.usefixtures("solvers")
+def test_an_unknown_solver_is_refused(run: Run, written: Write, calm: dict[str, Any]) -> None:
+    result = run("simulate", "--workload", written({**calm, "planner": {"solver": "gather"}}))
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("gpufaas: no solver is called 'gather': choose one of babbles")
