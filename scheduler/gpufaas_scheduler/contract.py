@@ -208,7 +208,7 @@ class Release(Struct, frozen=True):
 
 
 class SetPlan(Struct, frozen=True):
-    """Keep a plan: `View.placement` shows it, also to a policy that takes over. Nothing else follows from it."""
+    """Put a plan in force: `View.placement` shows it, also to a policy that takes over. See `policies.planned`."""
 
     plan: PlacementPlan
 

@@ -52,6 +52,9 @@ class _Fleet:
             if not cluster.constrained or self._wanted(key[2]):
                 yield key[2]
 
+    def lacks(self, device: DeviceState, function: FunctionState) -> int:
+        return device.lacks(function)
+
     def least_used(self, function: FunctionState, limit: int) -> Sequence[DeviceState]:
         cluster = self._cluster
         idle, mixed = cluster.idle_devices, cluster.mixed

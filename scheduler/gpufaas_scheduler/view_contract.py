@@ -347,6 +347,10 @@ class FleetView(Protocol):
     def can_start(self, device: DeviceView, call: WaitingCall) -> bool:
         """Whether the device has, or can get by evicting idle shares, the compute for one more grant. O(1) mostly."""
 
+    def lacks(self, device: DeviceView, function: FunctionView) -> int:
+        """Return what is not spare of the compute that a new copy or grant of it takes there, in per cent: 0 or less if
+        there is enough. Where a plan has it, that is its share or reserve (`FunctionView.plan`)."""
+
     def least_used(self, function: FunctionView, limit: int) -> Sequence[DeviceView]:
         """
         Return up to *limit* idle devices that it may be on, fewest starts first. O(limit) without constraints; O(1),

@@ -322,20 +322,23 @@ def test_a_function_with_its_maximum_of_copies_moves_and_one_within_its_minimum_
     )
 
 
-def test_a_load_that_failed_waits_for_a_call_that_tries_it() -> None:
-    site = Site("least-wait", "f")
-    site.plan(Replica("f", A, 30))
-    (loading,) = site.workers.values()
+@EACH
+def test_a_load_that_failed_waits_for_a_call_that_tries_it_beside_the_shares_of_others(policy: str) -> None:
+    site = Site(policy, "f g")
+    site.plan(Replica("g", A, 60))
+    site.go_on(4)
+    site.plan(Replica("g", A, 60), Replica("f", A, 30))
+    (loading,) = [each for each in site.workers.values() if each.function == "f"]
     site._gone(loading)
     site.tell(m.CopyFailed(FunctionId("f"), A, "it broke", copy=loading.number))
     site.go_on(100)
-    assert site.copies == set()
+    assert site.copies == {("g", A, 60, 0)}
     assert "a call has to try it" in site.executes.planned.reasons[FunctionId("f"), A]
 
     site.call("f")
     site.until_rest()
 
-    assert site.copies == {("f", A, 30, 0)}
+    assert site.copies == {("g", A, 60, 0), ("f", A, 30, 0)}
     assert not site.executes.planned.reasons
 
 

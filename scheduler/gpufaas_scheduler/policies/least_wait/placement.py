@@ -101,6 +101,8 @@ class Rooms:
     def _leaving(self, function: FunctionView, device: DeviceView, lacking: Bytes) -> Victims | None:
         """Return the victims that free *lacking* bytes and the compute of *function*; None: they are too few."""
         short = function.compute - device.spare
+        if short > 0 and function.plan:
+            short = self.view.lacks(device, function)
         if short <= 0:
             return self._victims_of(self._shelf_of(device), lacking) if lacking > 0 else (0.0, ())
         models = self._shelf_of(device)
