@@ -18,40 +18,26 @@ from gpufaas_scheduler.service import SchedulerService
 _EVERY_S: Final[Seconds] = 5.0
 
 
-class PolicyState:
-    """Of a policy that keeps nothing, nothing is stored or restored."""
+def restore(scheduler: SchedulerService, store: SqlitePlans) -> None:
+    """Give the policy what one of the same spec kept: as an event, so that a replay of the journal has it."""
+    if kept := store.policy_state(scheduler.engine.policy.name):
+        scheduler.handle(Restored(msgspec.json.decode(kept, type=EngineDoc)))
+        scheduler.handle(Serving())
 
-    def __init__(self, scheduler: SchedulerService, store: SqlitePlans) -> None:
-        self._scheduler = scheduler
-        self._store = store
-        self._kept = self._saved()
 
-    def _saved(self) -> bytes | None:
-        policy = self._scheduler.engine.policy
-        return policy.save() if isinstance(policy, Stateful) else None
-
-    def restore(self) -> None:
-        """Give the policy what one of the same spec kept: as an event, so that a replay of the journal has it."""
-        kept = self._store.policy_state(self._scheduler.engine.policy.name)
-        if kept is not None:
-            doc = msgspec.json.decode(kept, type=EngineDoc)
-            self._kept = doc.policy_state
-            self._scheduler.handle(Restored(doc))
-            self._scheduler.handle(Serving())
-
-    async def keep(self, stopped: asyncio.Event) -> None:
-        """Write it behind until *stopped*, when all calls have ended."""
-        while not stopped.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), _EVERY_S)
-            if self._saved() == self._kept:
-                continue
-            doc = self._scheduler.driver.doc("engine")
-            assert isinstance(doc, EngineDoc)
+async def keep(scheduler: SchedulerService, store: SqlitePlans, stopped: asyncio.Event) -> None:
+    """Write it behind until *stopped*, when all calls have ended."""
+    policy = scheduler.engine.policy
+    kept = policy.save() if isinstance(policy, Stateful) else b""
+    while isinstance(policy, Stateful) and not stopped.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), _EVERY_S)
+        if (state := policy.save()) != kept:
             # The policy may keep numbers of calls: those of the next run follow them.
-            kept = EngineDoc(doc.policy, grant=0, next_number=doc.next_number, policy_state=doc.policy_state)
+            number = getattr(scheduler.driver.doc("engine"), "next_number", 0)
+            doc = EngineDoc(policy.name, grant=0, next_number=number, policy_state=state)
             try:
-                await asyncio.to_thread(self._store.keep_policy_state, doc.policy, msgspec.json.encode(kept))
-                self._kept = doc.policy_state
+                await asyncio.to_thread(store.keep_policy_state, policy.name, msgspec.json.encode(doc))
+                kept = state
             except StorageFailed as exc:
                 logging.getLogger("scheduler").warning("policy.not_kept, will be tried again: %s", exc)

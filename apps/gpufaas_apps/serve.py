@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from gpufaas_apps import policy_state
 from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.data_directory import credentials_of, login_offered, owned
 from gpufaas_apps.front import Front, Parts
 from gpufaas_apps.machine import Machine, connect, container_engine, lines_of
 from gpufaas_apps.one_node import OneNode
 from gpufaas_apps.options import ServeOptions
-from gpufaas_apps.policy_state import PolicyState
 from gpufaas_apps.process import age_s, first_of, listen, prepare_process, run_loop
 from gpufaas_apps.server import GRACE_S
 from gpufaas_apps.stores import Stores
@@ -134,8 +134,7 @@ class ServeApp:
         front = self._front
         scaler = Scaler(self._watched, self._scheduler.status, self._scheduler.scale)
         await connect(self._containers, self._options.functions)
-        policy_state = PolicyState(self._scheduler, self._stores.plans)
-        policy_state.restore()
+        policy_state.restore(self._scheduler, self._stores.plans)
         self._scheduler.join(self._node, self._node.devices())
         for plan in self._stores.plans.history()[:1]:
             front.plans.learn(plan)
@@ -149,7 +148,7 @@ class ServeApp:
             background = (
                 self._load(),
                 front.keeper.keep(front.stopped, self._learn),
-                policy_state.keep(front.stopped),
+                policy_state.keep(self._scheduler, self._stores.plans, front.stopped),
                 scaler.run(front.stopped),
                 first_of(self._node.watch_devices(self._lose), front.stopped.wait()),
                 self._start_workers(),

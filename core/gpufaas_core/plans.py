@@ -55,7 +55,3 @@ class PlanVersion(Struct, frozen=True, omit_defaults=True):
     def plan(self) -> PlacementPlan:
         """Return what the engine is told of it."""
         return PlacementPlan(self.version, self.replicas, self.notes)
-
-    def names(self, function: str) -> bool:
-        """Whether it owns the copies of *function*, a ``NAME.NAMESPACE``."""
-        return any(each.function == function for each in self.replicas)

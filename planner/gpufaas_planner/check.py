@@ -50,8 +50,7 @@ def _mistakes(
     if any(other.device == each.device for other in others):
         yield "it is there twice: a function has one replica on a device"
     if need.reserved <= 0:
-        why = "shares a device by gpufaas.sharing share" if need.held else "needs no device of its own"
-        yield f"the function {why}, so that its calls are not placed: only functions whose calls are can be planned"
+        yield "its calls are not placed (a CPU function, or one of gpufaas.sharing share), and cannot be planned"
     slots = 1 if need.sharing == "time" else max(1, need.slots)
     for name, value, most, of in (
         ("share", each.share, device.compute, "the compute of the device"),

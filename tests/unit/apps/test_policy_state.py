@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpufaas_adapters.sqlite.plans import SqlitePlans
-from gpufaas_apps.policy_state import PolicyState
+from gpufaas_apps import policy_state
 from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core.messages import Arrived
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
@@ -33,17 +33,16 @@ def state_of(service: SchedulerService) -> bytes:
 
 async def one_run(service: SchedulerService, store: SqlitePlans, calls: int = 0) -> bytes:
     """Start and stop a platform that has *calls* calls in between; return what its policy keeps at the end."""
-    state = PolicyState(service, store)
-    state.restore()
+    policy_state.restore(service, store)
+    stopped = asyncio.Event()
+    keeping = asyncio.create_task(policy_state.keep(service, store, stopped))
+    await asyncio.sleep(0)  # it has begun
     service.join(Node(), [Device(DeviceId(f"n/cpu:{number}"), "cpu", 100) for number in range(2)])
     for name in "ab":
         service.deploy(Function(FunctionId(name), name, profiles={"*": Profile(1.0, 0.1, 60)}))
     for number in range(calls):
         name = FunctionId("ab"[number % 5 == 4])
         service.handle(Arrived(CallId(f"{number}"), name, service.driver.now() + 60, 0.0))
-    stopped = asyncio.Event()
-    keeping = asyncio.create_task(state.keep(stopped))
-    await asyncio.sleep(0)  # it has begun
     stopped.set()
     await keeping
     return state_of(service)
