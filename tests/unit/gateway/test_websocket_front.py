@@ -1,14 +1,19 @@
 """What goes to a function that speaks WebSocket."""
 
 import asyncio
+import json
 from typing import Any, cast
 
 from tests.waiting import eventually
 from websockets.frames import Frame, Opcode
 from websockets.protocol import SERVER, Protocol
 
+from gpufaas_core.errors import TooLate
 from gpufaas_core.units import KiB
-from gpufaas_gateway.fronts.websocket import _WebSocketCaller
+from gpufaas_gateway.answering import Answer, refusal
+from gpufaas_gateway.catalogue import Catalogue
+from gpufaas_gateway.fronts.websocket import WebSocketCalls, _WebSocketCaller
+from gpufaas_gateway.request import Request
 
 
 class Function:
@@ -56,3 +61,22 @@ async def test_the_answer_to_a_ping_does_not_come_in_the_middle_of_a_message() -
     assert [(each.opcode, bytes(each.data)) for each in frames] == [
         (Opcode.BINARY, message), (Opcode.PONG, b"are you there"),
     ]  # fmt: skip
+
+
+async def test_a_handshake_that_a_policy_refuses_is_answered_with_what_it_says() -> None:
+    async def run(_: Request) -> Answer:
+        return refusal(TooLate("too late", 2.0, {"goal_s": 1.0}), [])
+
+    came, sent = asyncio.Queue[dict[str, Any]](), list[Any]()
+    came.put_nowait({"type": "websocket.connect"})
+    scope = {"raw_path": b"/function/chat/room", "query_string": b"", "headers": [], "subprotocols": []}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await WebSocketCalls(run, Catalogue())(scope, came.get, send)
+
+    start, body = sent
+    assert (start["status"], dict(start["headers"])[b"retry-after"]) == (503, b"2")
+    assert dict(start["headers"])[b"content-type"] == b"application/json"
+    assert json.loads(body["body"]) == {"error": "too late", "goal_s": 1.0}
