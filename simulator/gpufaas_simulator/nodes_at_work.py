@@ -222,7 +222,7 @@ class Nodes:
             self.record.outcome[int(command.call)] = FAILED
             self._ended += 1
             answer = m.Finished(command.call, running.place, max(0.0, self.now - running.begin), ok=False)
-        self._calendar.last(self.now, lambda: self._hear(answer), running.devices)
+        self._calendar.last(self.now, partial(self._hear, answer), running.devices)
 
     def _limit(self, command: m.SetLimit) -> None:
         function, copy = command.function, command.copy
@@ -283,7 +283,7 @@ class Nodes:
                 size = self._revisions.of(copy[0], device.kind).cost.occupation
                 facts += device.host.park(device.device.id, copy, size)
         if facts:
-            self._calendar.last(self.now, lambda: self._tell(device, facts), (device,))
+            self._calendar.last(self.now, partial(self._tell, device, facts), (device,))
 
     def _evict(self, command: m.EvictCopy) -> None:
         device = self._devices[command.device]
@@ -313,9 +313,12 @@ class Nodes:
         assert host is not None
         self.record.staged += 1
         facts, at = host.bring(function, cost, self.now)
-        self._calendar.last(self.now, lambda: self._tell(device, facts), (device,))
+        self._calendar.last(self.now, partial(self._tell, device, facts), (device,))
         if at < math.inf:
-            self._calendar.last(at, lambda: self._tell(device, host.read(function, cost)), (device,))
+            self._calendar.last(at, partial(self._staged, device, host, function), (device,))
+
+    def _staged(self, device: SimulatedDeviceState, host: HostMemory, function: FunctionId) -> None:
+        self._tell(device, host.read(function, self._revisions.of(function, device.kind).cost))
 
     def _tell(self, device: SimulatedDeviceState, facts: list[m.Event]) -> None:
         """The node of *device* tells the engine of its host memory."""

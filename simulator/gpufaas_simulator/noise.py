@@ -7,11 +7,11 @@ a function, in whatever order a policy starts them. With drift, the mean of the 
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from gpufaas_core.model import FunctionId
@@ -34,7 +34,11 @@ def lognormal(cv: float) -> Law:
     """*cv* is the coefficient of variation: standard deviation over mean."""
     sigma = math.sqrt(math.log1p(cv * cv))
     shift = -sigma * sigma / 2
-    return lambda rng: math.exp(rng.gauss(shift, sigma))
+    return partial(_lognormal, sigma, shift)
+
+
+def _lognormal(sigma: float, shift: float, rng: random.Random) -> float:
+    return math.exp(rng.gauss(shift, sigma))
 
 
 def pareto(index: float = PARETO_INDEX) -> Law:
@@ -45,7 +49,12 @@ def pareto(index: float = PARETO_INDEX) -> Law:
     """
     least = _least(index)
     above = 1 - (least / PARETO_LARGEST) ** index
-    return lambda rng: least * (1 - rng.random() * above) ** (-1 / index)
+    return partial(_pareto, index, least, above)
+
+
+def _pareto(index: float, least: float, above: float, rng: random.Random) -> float:
+    factor: float = least * (1 - rng.random() * above) ** (-1 / index)
+    return factor
 
 
 def _least(index: float) -> float:
@@ -60,7 +69,11 @@ def _least(index: float) -> float:
 
 
 def bimodal() -> Law:
-    return lambda rng: LONG if rng.random() < _LONG_SHARE else SHORT
+    return _bimodal
+
+
+def _bimodal(rng: random.Random) -> float:
+    return LONG if rng.random() < _LONG_SHARE else SHORT
 
 
 def service_noise(workload: Workload, law: Law | None, seed: int, drift: float = 1.0) -> array[float]:
@@ -78,5 +91,10 @@ def service_noise(workload: Workload, law: Law | None, seed: int, drift: float =
 
 def load_noise(law: Law, seed: int) -> Callable[[FunctionId], float]:
     """Return a function that draws the next factor of a function; each has a sequence of its own."""
-    sequence = functools.cache(lambda function: random.Random(f"{seed}/load/{function}"))
-    return lambda function: law(sequence(function))
+    return partial(_next_factor, law, seed, {})
+
+
+def _next_factor(law: Law, seed: int, sequences: dict[FunctionId, random.Random], function: FunctionId) -> float:
+    if function not in sequences:
+        sequences[function] = random.Random(f"{seed}/load/{function}")
+    return law(sequences[function])

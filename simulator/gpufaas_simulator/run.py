@@ -35,15 +35,25 @@ def simulate(
 
     :raises InvalidSpec: see `gpufaas_scheduler.policies.make_policy`
     """
-    engine = (header or engine_header()).engine()
+    simulation = simulation_of(workload, header or engine_header(), noise, observers)
+    engine = simulation.engine
     if explain is not None:
         engine.remember(max(1, len(workload)))
+    if progress is not None:
+        simulation.tell(progress)
+    record = simulation.run()
+    if explain is not None:
+        record.explanation = engine.explain(CallId(str(explain)), record.end_s)
+    return record, report(record, engine.policy.name)
+
+
+def simulation_of(
+    workload: Workload, header: Header, noise: Noise | None = None, observers: Sequence[Observer] = ()
+) -> Simulation:
+    """Return a simulation that has not begun, with a new engine."""
     solve = None
     if workload.planner is not None:
         from gpufaas_scheduler.solving import solver
 
         solve = solver(workload.planner.solver).solve
-    record = Simulation(workload, engine, noise=noise, observers=observers, progress=progress, solve=solve).run()
-    if explain is not None:
-        record.explanation = engine.explain(CallId(str(explain)), record.end_s)
-    return record, report(record, engine.policy.name)
+    return Simulation(workload, header.engine(), noise=noise, observers=observers, solve=solve)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import astuple
 
@@ -79,6 +79,8 @@ class Simulation(Nodes):
         self._progress = progress
         self._told = _PROGRESS_EVERY
         """Of how many ended calls *progress* is told next."""
+        self._next: tuple[int, int] | None = None
+        """The next arrival and the next change, when *progress* was told last; None: it has not begun."""
         self._index = {each.name: index for index, each in enumerate(workload.functions)}
         self._timeouts = [each.timeout_s for each in workload.functions]
         self._hosts: dict[str, HostMemory] = {}
@@ -87,13 +89,22 @@ class Simulation(Nodes):
         self._fleet = Fleet(workload.offers, workload.prices)
         self.record.nodes = self._fleet.stays
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What `run_file` keeps while *progress* is told, and goes on from."""
+        return {**self.__dict__, "_progress": None}
+
+    def tell(self, progress: Callable[[int], object]) -> None:
+        self._progress = progress
+
     def run(self) -> Record:
         """Run to the end of all work. Exceptions of the engine and its policy are passed on."""
-        self._set_up()
+        if self._next is None:
+            self._set_up()
+        arrival, change = self._next or (0, 0)
         under_way, engine, times, changes = self._under_way, self.engine, self.workload.times, self.workload.changes
-        arrivals, arrival, change, vain = len(times), 0, 0, 0
-        arrives = times[0] if arrivals else math.inf
-        changes_at = changes[0].at_s if changes else math.inf
+        arrivals, vain = len(times), 0
+        arrives = times[arrival] if arrival < arrivals else math.inf
+        changes_at = changes[change].at_s if change < len(changes) else math.inf
         while True:
             first = under_way[0][0] if under_way else math.inf
             wake_at = engine.wake_at
@@ -120,8 +131,8 @@ class Simulation(Nodes):
                 arrival += 1
                 arrives = times[arrival] if arrival < arrivals else math.inf
             if self._ended >= self._told and self._progress is not None:
+                self._told, self._next = self._ended + _PROGRESS_EVERY, (arrival, change)
                 self._progress(self._ended)
-                self._told = self._ended + _PROGRESS_EVERY
         self._close()
         return self.record
 
@@ -242,19 +253,19 @@ class Simulation(Nodes):
                 self._calendar.last(self.now + _LOOK_EVERY_S, again)
             return
         answer = planner.judged(asked, solve(asked))
-
-        def answered() -> None:
-            if asked.plan is not self._plan:
-                planner.failed(PlanConflict(f"plan {self._plan.version} came in between"), self.now)
-            else:
-                if answer is not None:
-                    check(answer.replicas, {name_of(each.id): each for each in asked.functions}, asked.devices)
-                    self._put_in_force(answer.replicas)
-                planner.succeeded(None if answer is None else self._plan.version)
-            again()
-
         assert self.workload.planner is not None
+        answered = partial(self._answered, planner, asked, answer, again)
         self._calendar.last(self.now + self.workload.planner.solve_s, answered)
+
+    def _answered(self, planner: Planner, asked: Snapshot, answer: Answer | None, again: Callable[[], None]) -> None:
+        if asked.plan is not self._plan:
+            planner.failed(PlanConflict(f"plan {self._plan.version} came in between"), self.now)
+        else:
+            if answer is not None:
+                check(answer.replicas, {name_of(each.id): each for each in asked.functions}, asked.devices)
+                self._put_in_force(answer.replicas)
+            planner.succeeded(None if answer is None else self._plan.version)
+        again()
 
     def _node_leaves(self, node: str) -> list[SimulatedDevice]:
         """Return the devices that it had."""

@@ -37,6 +37,7 @@ class _Wanted:
     save_workload: Path | None
     explain: int | None
     plots: Path | None
+    kept: Path | None
 
     def check(self, workloads: int, policies: int) -> None:
         """:raises click.UsageError: some of it is of one run and there are more, or a file's folder is not there"""
@@ -47,7 +48,10 @@ class _Wanted:
         ):
             if given is not None and runs > 1:
                 raise click.UsageError(f"{option} is of one run: name one policy, one working set and one seed")
-        for path in (self.decisions, self.save_workload):
+        more = {"--decisions": self.decisions, "--explain": self.explain, "--plots": self.plots}
+        if self.kept is not None and (named := [option for option, given in more.items() if given is not None]):
+            raise click.UsageError(f"--run keeps reports only: leave {named[0]} out")
+        for path in (self.decisions, self.save_workload, self.kept):
             if path is not None and not path.absolute().parent.is_dir():
                 raise click.UsageError(f"there is no directory {path.parent}: make it first")
         if self.plots is not None:
@@ -93,6 +97,8 @@ _ANY = click.FloatRange(0, max_open=True, max=float("inf"))
     simulations.plotting,
     declare.option("--explain", type=click.IntRange(0), metavar="CALL",
                    says="Show for this call, by its index among the arrivals, the options, the choice and its reason."),
+    declare.option("--run", "kept", type=_FILE, metavar="FILE",
+                   says="Keep there what is simulated so far: the same command goes on from it, after Ctrl-C or kill."),
 )  # fmt: skip
 @declare.as_json
 def simulate(
@@ -111,13 +117,19 @@ def simulate(
       gpufaas simulate --policy lalb-o3:o3_limit=0 --policy lalb-o3 --policy least-wait+replacement=cost-aware
       gpufaas simulate --trace azure.csv --minutes 6 --working-set 35 --rpm 325 --plots figures
       gpufaas simulate --workload w.json --policy lalb-o3 --decisions d.jsonl --json
+      gpufaas simulate --trace azure.csv --minutes 1440 --as-recorded --seeds 5 --run azure.run
     """
     with simulations.installed("simulate"):
         from gpufaas_simulator.run import engine_header
 
         headers = [engine_header(each, learn=learn) for each in policies or (PolicySpec(DEFAULT_POLICY),)]
     wanted.check(workloads=len(source.settings()) * seeds, policies=len(headers))
-    runs = _run(source, headers, range(seed, seed + seeds), deviation, wanted)
+    try:
+        runs = _run(source, headers, range(seed, seed + seeds), deviation, wanted)
+    except KeyboardInterrupt:
+        if wanted.kept is not None and wanted.kept.exists():
+            output.note(f"{wanted.kept} has what was simulated so far: the same command goes on from there")
+        raise
     if as_json:
         output.show_json(simulations.as_json(runs))
     else:
@@ -136,9 +148,11 @@ def _run(
     from gpufaas_simulator.decisions import DecisionLog, whole_file
     from gpufaas_simulator.entries import workload_json
     from gpufaas_simulator.run import simulate
+    from gpufaas_simulator.run_file import RunFile
     from gpufaas_simulator.timeline import Timeline
 
     explain, runs = wanted.explain, list[simulations.Run]()
+    kept = None if wanted.kept is None else RunFile(wanted.kept)
     settings = source.settings()
     total = len(settings) * len(seeds) * len(headers)
     with output.progress_bar("simulating", _STEPS * total) as tell:
@@ -150,16 +164,22 @@ def _run(
                 with whole_file(wanted.save_workload) as file:
                     file.write(workload_json(workload))
             for header in headers:
+                progress = _progress(tell, len(runs), f"{header.policy}, {workload.name}", len(workload))
+                noise = deviation.noise(workload, seed)  # drawn anew for each policy: the same factors
+                if kept is not None:
+                    found = kept.simulate(workload, header, noise, progress)
+                    runs.append(simulations.Run(str(header.policy), working_set, seed, found))
+                    continue
                 with ExitStack() as files:
                     log = DecisionLog(files.enter_context(whole_file(wanted.decisions))) if wanted.decisions else None
                     timeline = Timeline() if wanted.plots is not None and seed == seeds.start else None
                     record, found = simulate(
                         workload,
                         header,
-                        noise=deviation.noise(workload, seed),  # drawn anew for each policy: the same factors
+                        noise=noise,
                         observers=[each for each in (log, timeline) if each is not None],
                         explain=explain,
-                        progress=_progress(tell, len(runs), f"{header.policy}, {workload.name}", len(workload)),
+                        progress=progress,
                     )
                 run = simulations.Run(str(header.policy), working_set, seed, found)
                 if explain is not None:

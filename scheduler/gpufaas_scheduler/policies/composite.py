@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -70,7 +71,7 @@ class Composite:
         self.prefetch = prefetch
         """The engine asks it: only few calls wait for a function that no device holds."""
         self._decide: Callable[[View], Plan] = (
-            order.plan if placement is None else lambda view: order.plan(view, placement)  # type: ignore
+            order.plan if placement is None else partial(_placing, order, placement)  # type: ignore
         )
         self.plan = self._decide if scaling is None else self._run
         self._owners = {CALLS, *(scaling.owners if isinstance(scaling, roles.Owning) else ())}
@@ -143,6 +144,11 @@ class Composite:
 
 
 _PLANNED: Final = "planned"
+
+
+def _placing(order: roles.Order, placement: roles.Placement, view: View) -> Plan:
+    """A function and not a lambda: simulations are kept with their policies."""
+    return order.plan(view, placement)
 
 
 def _restrained(view: View, plan: Plan, objects: Callable[[View, Action], str | None]) -> Plan:
