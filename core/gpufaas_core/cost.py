@@ -135,7 +135,7 @@ def _uses(uses: int | tuple[tuple[int, int], ...], batch: int) -> int:
 def truth(name: str, need: Need, cost: Cost) -> Truth:
     """Return what is true of function *name*, with *need*, where it has *cost*."""
     uses = need.compute if cost.uses is None else _uses(cost.uses, 1)
-    whole = need.reserved >= ALL_COMPUTE
+    whole = need.reserved >= ALL_COMPUTE and need.sharing != "auto"
     return Truth(name, cost, whole, need.slots == 1, uses, need.held or ALL_COMPUTE)
 
 

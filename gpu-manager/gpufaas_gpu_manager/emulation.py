@@ -99,11 +99,7 @@ class Emulation:
 
     def limit(self, function: FunctionId, copy: int, share: int) -> None:
         """The copy may use *share* per cent of the compute from now on; 0: what its function says."""
-        key = copy_id(function, copy)
-        if share:
-            self._caps[key] = share
-        else:
-            self._caps.pop(key, None)
+        self._caps[copy_id(function, copy)] = share
         now = max(self._now, time.monotonic())
         for each in self.running:
             if (each.function, each.copy) == (function, copy):
@@ -141,7 +137,7 @@ class Emulation:
         """The service of *calls* calls begins, unless their worker has ended since they came."""
         if clock.fileno() < 0:
             return
-        cap = self._caps.get(copy_id(spec.function, copy), share or known.cap)
+        cap = self._caps.get(copy_id(spec.function, copy), share) or known.cap
         grant = _EmulatedGrant(spec.function, copy, known, cap, (self,), clock)
         now = max(self._now, min(began, time.monotonic()))
         begin(grant, known.service_s(calls, cap), now)

@@ -2,10 +2,10 @@
 MPS, NVIDIA's server that runs kernels of several processes side by side on one GPU: a daemon for each GPU of a node.
 
 Each daemon has directories of its own, so that it is nobody else's, and workers reach it by their environment.
-Functions that share a GPU (`spatial`, `share`) are its clients; the others are not, so that a fault of a client, which
-may end all clients of a GPU, is none of theirs. A daemon serves one uid at a time, and its clients and servers meet in
-one /dev/shm: so there is none where workers are isolated. Written by NVIDIA's manual and tested with a stand-in; not
-run on a real GPU.
+Functions that share a GPU (`spatial`, `share`, `auto`) are its clients; the others are not, so that a fault of a
+client, which may end all clients of a GPU, is none of theirs. A daemon serves one uid at a time, and its clients and
+servers meet in one /dev/shm: so there is none where workers are isolated. Written by NVIDIA's manual and tested with a
+stand-in; not run on a real GPU.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class Mps:
 
         :raises OSError: it cannot be
         """
-        if need.sharing not in ("spatial", "share") and not share:
+        if need.sharing not in ("spatial", "share", "auto") and not share:
             return {}
         if self._daemon is None or self._daemon.poll() is not None:
             self._start()

@@ -14,6 +14,9 @@ from gpufaas_core.model import (
     Function,
     FunctionId,
     ParkedStatus,
+    PlannedCopy,
+    PlanStatus,
+    Replica,
     ResidentStatus,
     Seconds,
     ServiceEstimate,
@@ -32,6 +35,7 @@ from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import Copy, FunctionState
 from gpufaas_scheduler.world.kept import kept_out
 from gpufaas_scheduler.world.parked import ParkedCopies
+from gpufaas_scheduler.world.places import is_loading
 from gpufaas_scheduler.world.world import World
 
 _DEVICES: Final = 3
@@ -203,6 +207,7 @@ def status(world: World, now: Seconds) -> EngineStatus:
         },
         kept_out=_kept_out(world),
         rolling=tuple(each.after.id for each in world.functions.values() if each.after is not None and each.draining),
+        plan=_plan_status(world),
         held=tuple(each.id for each in world.functions.values() if each.desired is not None and each.held_until > now),
     )
 
@@ -224,6 +229,41 @@ def snapshot(world: World, now: Seconds, profiled: bool) -> Snapshot:
         declared = owner.declared
         functions.append(replace(declared, profiles={**declared.profiles, **learnt}) if learnt else declared)
     return Snapshot(tuple(functions), devices, rates)
+
+
+def _plan_status(world: World) -> PlanStatus | None:
+    """Return what became of the plan in force. O(replicas, functions)."""
+    plan, named = world.agenda.plan, world.agenda.by_name
+    if plan is None or not named:
+        return None
+    owners: dict[str, list[FunctionState]] = {}
+    for each in world.functions.values():
+        if not each.removed and name_of(each.id) in named:
+            owners.setdefault(name_of(each.id), []).append(each)
+    return PlanStatus(
+        plan.version, tuple([_planned_copy(world, each, owners.get(each.function, [])) for each in plan.replicas])
+    )
+
+
+def _planned_copy(world: World, replica: Replica, owners: list[FunctionState]) -> PlannedCopy:
+    device = world.devices.get(replica.device)
+    if device is None or device.closed:
+        return PlannedCopy(replica, "away", f"device {replica.device} is {'drained' if device else 'not there'}")
+    for owner in owners:
+        if device.id in owner.holders:
+            return PlannedCopy(replica, "loading" if is_loading(device, owner) else "resident")
+    return PlannedCopy(replica, "absent", _why_absent(world, owners[-1], device) if owners else "it is not deployed")
+
+
+def _why_absent(world: World, owner: FunctionState, device: DeviceState) -> str:
+    if not owner.placed:
+        return "it is a CPU function, or holds a share with each copy: a plan has no part in its copies"
+    if owner.id in device.copies:
+        return "the copy that is there takes no more calls, and goes when these have ended"
+    if owner.backoff is not None:
+        return owner.starved or owner.backoff.reason or "its last load failed: a call has to try the next one"
+    found = world.fits(device, owner, starts=False)
+    return found.say(owner.id, device.id, device.kind) if isinstance(found, Reason) else "it is not loaded yet"
 
 
 def _kept_out(world: World) -> dict[FunctionId, str]:

@@ -30,6 +30,8 @@ def try_evict(world: World, action: contract.Evict) -> str | None:
     if action.to == contract.HOST and not device.device.host_memory:
         return f"node {device.device.node} has no memory for weights"
     if copy.pinned:
+        if owner.copies <= owner.target and owner.allows(device):
+            return f"{owner.id} should have {owner.target} copies, so a copy that drains would take calls again at once"
         freed = world.freed
         send_off(world, device, copy)
         world.freed = freed  # the policy, which runs now, sees what follows

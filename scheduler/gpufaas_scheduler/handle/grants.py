@@ -153,8 +153,7 @@ def _start_beside(
     world.begin(device, grant, now)
     if others:
         _take_along(world, grant, device, others, names)
-    if device.reserved < device.compute or owner.shared_hold:
-        world.offer(device)  # now that all starts are counted
+    world.offer(device)  # now that all starts are counted
     if copy.split:
         hold_parts(world, grant, now)
 
@@ -317,6 +316,7 @@ def change_share(world: World, device: DeviceState, copy: Copy, share: int, rese
             _begin_others(world, device)
         next_local(world, device)
     world.offer(device)
+    world.withdraw_full(device)
 
 
 def _hand_on(world: World, grant: GrantState, device: DeviceState) -> bool:

@@ -174,11 +174,11 @@ def _adopt_grants(
             grant.ahead = True
             state.beside[grant] = None
             state.free_at = max(state.free_at, grant.free_at)
-        elif state.reserved and not state.has_compute(copy.owner):
+        elif state.reserved and state.reserved + _compute(state, grant, before) > state.compute:
             state.others.append(grant)
         else:
-            grant.compute = copy.owner.takes(state)
             held = before is not None and before.compute > 0
+            grant.compute = _compute(state, grant, before)
             _expect(grant, told, at, before if held else None, since)
             began_at = since - doc.busy_for_s if doc is not None and held else at - told.age_s
             world.begin(state, grant, began_at)
@@ -190,6 +190,11 @@ def _adopt_grants(
         and state.reserved + preload.owner.reserves <= state.compute
     ):
         world.preload(state, preload, since - doc.busy_for_s, since + doc.free_in_s)
+
+
+def _compute(state: DeviceState, grant: GrantState, before: CallDoc | None) -> int:
+    """Return what *grant* holds of the compute: as its doc *before* says; None: as its next one would."""
+    return (before.compute if before is not None else 0) or grant.copy.owner.takes(state)
 
 
 def _expect(grant: GrantState, told: RunningCall, at: Seconds, before: CallDoc | None, since: Seconds) -> None:

@@ -21,6 +21,9 @@ def reserve(
     names = tuple([each.id for each in victims])
     if world.parked.devices:  # the copy may be one that wakes; parked ones that are in the way are victims, too
         woken = world.parked.take(device, owner)
+        if woken is not None and (share or owner.holds(device)):  # its process has another share, perhaps for good
+            world.out += evicted(device, (woken,))
+            woken = None
         names += tuple([each.id for each in world.parked.make_room(device, costs.occupation)])
     world.out += world.lending.reclaim(device, costs.occupation)
     copy = world.insert(device, owner, costs.occupation, load_s, None if woken is None else woken.number, share)

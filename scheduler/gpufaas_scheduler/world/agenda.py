@@ -21,6 +21,7 @@ CAUSE: Final[Mapping[type[m.Event], int]] = {
     m.Resized: LOADED,
     m.ShareKept: LOADED,
     m.WorkerExited: LOADED,
+    m.CopySilent: LOADED,
     m.Staged: LOADED,
     m.Unstaged: LOADED,
     m.Parked: LOADED,

@@ -168,6 +168,11 @@ class DeviceIndex:
         if self.hits.asked:
             self.hits.note_busy(device)
 
+    def withdraw_full(self, device: DeviceState) -> None:
+        """A copy on *device* takes fewer grants than before: perhaps there is none any more that calls could join."""
+        if device.reserved >= device.compute and not device.open:
+            self.withdraw(device)
+
     # --- compute ---
 
     def begin(self, device: DeviceState, grant: GrantState, since: Seconds) -> None:

@@ -209,8 +209,7 @@ class FunctionIndex(DeviceIndex):
         """*copy* takes no more calls, and is evicted once it is idle."""
         owner = copy.owner
         owner.draining[copy] = device = owner.drop(copy)
-        if device.reserved >= device.compute and not device.open:
-            self.withdraw(device)  # there is no copy any more that calls could join
+        self.withdraw_full(device)
         self.note_waiting(owner)
 
     def revive(self, owner: FunctionState) -> bool:

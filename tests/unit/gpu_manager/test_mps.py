@@ -94,6 +94,7 @@ def test_workers_that_share_are_clients_and_those_with_a_share_are_limited(daemo
     }  # fmt: skip
     assert daemon.env(Need(), 0, 300 * MiB) == {}
     assert daemon.env(Need(sharing="time"), 0, 300 * MiB) == {}
+    assert daemon.env(Need(sharing="auto"), 0, 300 * MiB) == directories, "a plan may let it run beside others"
     assert daemon.env(Need(sharing="auto"), 40, 1)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40", "a policy gave it one"
 
 

@@ -358,3 +358,42 @@ def test_a_copy_within_the_minimum_does_not_drain() -> None:
     site.start("x", "big", copy)
     why = f"copy {copy} is within the minimum of 1 of big"
     assert site.why_not(c.Evict(copy, drain=True)) == why
+
+
+def test_a_copy_that_would_be_wanted_again_at_once_does_not_drain() -> None:
+    site = Site()
+    copy = site.warm("big", "n1/b")
+    site.tell(m.Scaled(FunctionId("big"), 1))
+    site.start("x", "big", copy)
+    why = "big should have 1 copies, so a copy that drains would take calls again at once"
+    assert site.why_not(c.Evict(copy, drain=True)) == why
+
+
+# --- what people see ---
+
+
+def test_the_status_says_what_became_of_each_replica_and_why_one_is_absent() -> None:
+    site = Site()
+    assert site.engine.status(0.0).plan is None
+    site.deploy_with("wide", Profile(3.0, 1.0, 95))
+    site.warm("big", "n1/a")
+    replicas = (
+        Replica("big", A), Replica("wide", A), Replica("auto", B, 40), Replica("late", B),
+        Replica("big", DeviceId("z")), Replica("other", DeviceId("n2/c")),
+    )  # fmt: skip
+    site.plan(*replicas)
+    site.do(c.Load(AUTO, on(B, 40)))
+
+    status = site.engine.status(0.0).plan
+    assert status is not None
+    assert (status.version, [each.replica for each in status.copies]) == (1, list(replicas))
+    assert [(each.state, each.reason) for each in status.copies] == [
+        ("resident", ""),
+        ("absent", "wide needs 95 B, device n1/a has 90 B free, and what could be evicted is too little"),
+        ("loading", ""),
+        ("absent", "it is not deployed"),
+        ("away", "device z is not there"),
+        ("absent", "it is not loaded yet"),
+    ]
+    site.plan()
+    assert site.engine.status(0.0).plan is None
