@@ -15,22 +15,28 @@ _MOST_WAIT_S: Final = 10.0
 _NAMES_SHOWN: Final = 10
 
 
-def check(replicas: Sequence[Replica], functions: Mapping[str, Function], devices: Iterable[Device]) -> None:
+def check(
+    replicas: Sequence[Replica], functions: Mapping[str, Function], devices: Iterable[Device],
+    in_force: Iterable[Replica] = (),
+) -> None:  # fmt: skip
     """
     :param functions: by ``NAME.NAMESPACE``, the revisions that take calls
+    :param in_force: these may stay if their function or device has gone: it may come back
     :raises BadPlan: *replicas* cannot all be there: says which of them, and why
     """
-    there = {each.id: each for each in devices}
+    there, waiting = {each.id: each for each in devices}, set(in_force)
     by_function: dict[str, list[Replica]] = {}
     by_device: dict[DeviceId, list[Replica]] = {}
     for number, each in enumerate(replicas, 1):
         mine = by_function.setdefault(each.function, [])
-        for reason in _mistakes(each, mine, functions, there):
-            raise BadPlan(f"replica {number}, {each.function} on {each.device}: {reason}")
+        if each not in waiting or (each.function in functions and each.device in there):
+            for reason in _mistakes(each, mine, functions, there):
+                raise BadPlan(f"replica {number}, {each.function} on {each.device}: {reason}")
+            by_device.setdefault(each.device, []).append(each)
         mine.append(each)
-        by_device.setdefault(each.device, []).append(each)
     for name, mine in by_function.items():
-        _check_bounds(name, len(mine), functions[name])
+        if name in functions:
+            _check_bounds(name, len(mine), functions[name])
     for device, beside in by_device.items():
         _check_device(there[device], beside, functions)
 

@@ -91,11 +91,7 @@ class Plans:
         """Put *replicas* in force after *latest*."""
         if base not in (None, latest.version):
             raise _conflict(latest)
-        functions, devices = self._functions(), list(self._devices())
-        there = {each.id for each in devices}
-        # What is in the plan in force stays allowed: a pin whose device or function is gone stops no other plan.
-        away = {each for each in latest.replicas if each.device not in there or each.function not in functions}
-        check([each for each in replicas if each not in away], functions, devices)
+        check(replicas, self._functions(), self._devices(), latest.replicas)
         new = PlanVersion(latest.version + 1, tuple(replicas), by, self._now(), why, dict(expected or {}))
         if not await asyncio.to_thread(self._store.add, new):
             raise _conflict(await self._latest())
@@ -106,7 +102,7 @@ class Plans:
 def _conflict(latest: PlanVersion) -> PlanConflict:
     if not latest.version:
         return PlanConflict("no plan is in force, and this one was written against another: leave out its version")
-    why = f" ({latest.why})" if latest.why else ""
+    why = f" ({' '.join(latest.why.split())[:80]})" if latest.why else ""
     return PlanConflict(
         f"plan {latest.version} by {latest.by} came in between{why}: look at it (gpufaas plan show), then apply again"
     )

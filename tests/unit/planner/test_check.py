@@ -138,3 +138,17 @@ def test_memory_counts_as_measured_and_not_below_what_is_declared() -> None:
 
     with pytest.raises(BadPlan, match=r"need 9\.0 GiB together"):
         check([Replica("one.ns", A)], declared, DEVICES)
+
+
+def test_a_replica_whose_device_has_gone_counts_for_the_bounds_of_its_function() -> None:
+    away = Replica("twice.ns", DeviceId("n9/a"))
+
+    check([away, Replica("twice.ns", A)], FUNCTIONS, DEVICES, in_force=[away])
+    with pytest.raises(BadPlan, match=r"^replica 1, twice\.ns on n9/a: there is no such device"):
+        check([away, Replica("twice.ns", A)], FUNCTIONS, DEVICES)
+
+
+def test_a_function_that_was_removed_keeps_nobody_from_planning_others() -> None:
+    removed = Replica("removed.ns", A)
+
+    check([removed, Replica("one.ns", A)], FUNCTIONS, DEVICES, in_force=[removed])

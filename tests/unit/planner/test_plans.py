@@ -111,6 +111,18 @@ async def test_a_rollback_is_checked_against_what_is_there_now() -> None:
     assert rig.plans.in_force() == rig.store.kept[1]
 
 
+async def test_what_is_planned_on_a_device_that_has_gone_stays_and_keeps_nobody_from_planning_others() -> None:
+    rig = Rig()
+    gone = Replica(ONE, A)
+    await rig.plans.apply([gone, Replica(TWO, B)], by="alice")
+    del rig.devices[0]
+
+    assert (await rig.plans.pin(Replica(TWO, C), by="bob")).replicas == (gone, Replica(TWO, C, pinned=True))
+    for mistake in (Replica(TWO, A), Replica(ONE, A, 40)):
+        with pytest.raises(BadPlan, match=r"^replica 2, .*n1/a: there is no such device"):
+            await rig.plans.apply([gone, mistake], by="alice")
+
+
 async def test_a_version_that_is_not_kept_is_refused_with_those_that_are() -> None:
     rig = Rig()
     with pytest.raises(UnknownPlan, match=r"^version 1 of the plan is not kept: no plan was ever applied$"):
