@@ -26,6 +26,7 @@ from tests.integration.conftest import ECHO, ECHO_MODEL, GATED_MODEL, HTTP, LIMI
 from tests.integration.test_access import READER
 from tests.integration.test_streaming import STEPS_HTTP, STEPS_MODEL
 from tests.integration.test_websockets import deploy as deploy_server
+from tests.solvers import install_solvers
 from websockets.sync.client import connect as connect_sync
 
 from gpufaas import Refused
@@ -757,4 +758,43 @@ def test_a_plan_is_whole_and_at_all_gateways_when_schedulers_and_gateways_are_ki
     assert version >= max(each.json()["version"] for each in applied)
     assert {each.status_code for each in refused} <= {409, 400, 503}, {each.text for each in refused}
     assert any(each.status_code == 409 and "came in between" in each.text for each in refused)
+    one.web.put("/system/plan", json={"replicas": []}).raise_for_status()
+
+
+@pytest.mark.long
+def test_the_leader_plans_and_its_successor_goes_on_while_any_gateway_shows_it_and_asks(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_solvers(tmp_path, monkeypatch)
+    one, other = cluster.gateways
+    one.deploy("planned", ECHO_MODEL)
+    before = one.web.get("/system/plan").json()["version"]
+    for each in cluster.schedulers:
+        each.arguments += ["--planner", "gathers"]
+        each.kill()
+        each.start()
+
+    until(lambda: other.web.get("/system/plan").json()["version"] == before + 1, "the leader plans")
+    first = other.web.get("/system/plan").json()
+    made = one.web.post("/system/plan/make")
+    (before_it := cluster.the_leader()).kill()
+    cluster.the_leader()
+    before_it.start()
+    pinned = one.web.post("/system/plan/pin", json={"function": "planned", "device": "n1/cpu:0"})
+    until(lambda: other.web.get("/system/plan").json()["planner"].get("solver"), "the gateway has found the successor")
+    refused = other.web.post("/system/plan/make")
+
+    assert (first["by"], [each["device"] for each in first["replicas"]]) == ("planner gathers", ["n2/cpu:0"])
+    assert first["planner"]["solver"] == "gathers"
+    assert made.json()["version"] == first["version"]  # it is in force already
+    assert pinned.status_code == 200, pinned.text
+    assert refused.status_code == 400
+    assert "solver gathers changes what is pinned: planned.openfaas-fn on n1/cpu:0" in refused.text
+
+    for each in cluster.schedulers:
+        del each.arguments[-2:]
+        each.kill()
+        each.start()
+    cluster.the_leader()
+    until(lambda: one.web.get("/system/plan").json()["planner"] == {})
     one.web.put("/system/plan", json={"replicas": []}).raise_for_status()
