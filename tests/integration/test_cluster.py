@@ -740,6 +740,9 @@ def test_a_plan_is_whole_and_at_all_gateways_when_schedulers_and_gateways_are_ki
         found = gateway.web.get("/system/plan").json()
         return found["version"], found["why"], found["replicas"][0]["slots"]
 
+    def states(gateway: Gateway) -> list[str]:
+        return [each["state"] for each in gateway.web.get("/system/plan").json()["replicas"]]
+
     with ThreadPoolExecutor(2) as threads:
         applying = [threads.submit(apply, each, slots) for slots, each in enumerate(cluster.gateways, 1)]
         for victim in (cluster.the_leader(), other):
@@ -758,6 +761,9 @@ def test_a_plan_is_whole_and_at_all_gateways_when_schedulers_and_gateways_are_ki
     assert version >= max(each.json()["version"] for each in applied)
     assert {each.status_code for each in refused} <= {409, 400, 503}, {each.text for each in refused}
     assert any(each.status_code == 409 and "came in between" in each.text for each in refused)
+    until(
+        lambda: [states(each) for each in (one, other)] == [["resident"]] * 2, lambda: one.web.get("/system/plan").text
+    )
     one.web.put("/system/plan", json={"replicas": []}).raise_for_status()
 
 
