@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
@@ -28,7 +28,15 @@ from gpufaas_scheduler.contract import (
     Why,
 )
 from gpufaas_scheduler.policies.planned import Planned
-from gpufaas_scheduler.policy_contract import Explaining, Following, Noting, Observing, SchedulingPolicy, Stateful
+from gpufaas_scheduler.policy_contract import (
+    FINISH,
+    Explaining,
+    Following,
+    Noting,
+    Observing,
+    SchedulingPolicy,
+    Stateful,
+)
 from gpufaas_scheduler.view_contract import FunctionView, View, WaitingCall
 
 
@@ -96,11 +104,12 @@ class Composite:
     @property
     def follows(self) -> Why | None:
         """None also while a load of the plan waits: it goes first when a call has ended."""
-        return None if self.planned.urgent else self._follows
+        return None if self.planned.watches & FINISH else self._follows
 
     def take(self, plan: PlacementPlan) -> None:
         self.planned.take(plan)
-        self.plan = self._run
+        if self.planned.watches:
+            self.plan = self._run
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -165,46 +174,35 @@ def _restrained(view: View, plan: Plan, objects: Callable[[View, Action], str | 
 
 def objection(view: View, action: Action, owners: Collection[str]) -> str | None:
     """Return why a scaling for *owners* may not do *action*, by the precedence of `roles`; None: it may."""
+    leaving: tuple[CopyId, ...] = ()
+    functions: Sequence[FunctionView | None] = ()
     match action:
         case Start() | Choose() | Reject():
             return f"{type(action).__name__} is for calls, which are not scaling's"
         case Evict(copy):
-            return _owned(view, (copy,), owners) or _last_of_waiting(view, (copy,))
+            leaving = (copy,)
+            functions = _owners_of(view, leaving)
         case Load(name, tier=tier, victims=victims):
-            function = view.function(name) if tier == DEVICE else None
-            mine = None if function is None else _owned_otherwise(view, function, owners)
-            return mine or _owned(view, victims or (), owners) or _last_of_waiting(view, victims or ())
+            leaving = victims or ()
+            functions = [view.function(name) if tier == DEVICE else None, *_owners_of(view, leaving)]
         case Release(node):
-            copies = [(device, each) for device in view.devices_of(node) for each in view.residents(device)]
-            for device, each in copies:
-                if device.id in each.owner.plan and PLAN not in owners:
-                    return _owned_otherwise(view, each.owner, owners)
-            return _last_of_waiting(view, tuple(each.id for _, each in copies))
+            leaving = tuple(each.id for device in view.devices_of(node) for each in view.residents(device))
+            functions = [each for each in _owners_of(view, leaving) if each.owned_by == PLAN]
         case Limit(copy, share):
-            found = view.find(copy)
-            if found is None:
-                return None
-            owner = found.owner
-            if owner.owned_by == CALLS and owner.goal_s is not None and 0 < share < owner.compute:
-                return f"{owner.id} has a latency goal of {owner.goal_s:g} s, for which it needs {owner.compute} %"
-            return _owned_otherwise(view, owner, owners)
-    return None
+            functions = owned = _owners_of(view, (copy,))
+            for each in owned:
+                if each.owned_by == CALLS and each.goal_s is not None and 0 < share < each.compute:
+                    return f"{each.id} has a latency goal of {each.goal_s:g} s, for which it needs {each.compute} %"
+    for function in functions:
+        if function is not None and function.owned_by not in owners:
+            plan = view.placement
+            owner = f"plan {plan.version}" if function.owned_by == PLAN and plan else function.owned_by
+            return f"the owner of the copies of {function.id} is {owner}"
+    return _last_of_waiting(view, leaving)
 
 
-def _owned(view: View, copies: tuple[CopyId, ...], owners: Collection[str]) -> str | None:
-    """Return whose one of *copies* is that is not of *owners*; None: there is none such."""
-    found = [each for name in copies if (each := view.find(name)) is not None]
-    return next((why for each in found if (why := _owned_otherwise(view, each.owner, owners))), None)
-
-
-def _owned_otherwise(view: View, function: FunctionView, owners: Collection[str]) -> str | None:
-    """Return who decides about the copies of *function*, if that is none of *owners*."""
-    owner, plan = function.owned_by, view.placement
-    if owner in owners:
-        return None
-    if owner == PLAN and plan is not None:
-        return f"plan {plan.version} owns the copies of {function.id}"
-    return f"the owner of the copies of {function.id} is {owner}, not {' or '.join(sorted(owners))}"
+def _owners_of(view: View, copies: tuple[CopyId, ...]) -> list[FunctionView]:
+    return [found.owner for name in copies if (found := view.find(name)) is not None]
 
 
 def _last_of_waiting(view: View, copies: tuple[CopyId, ...]) -> str | None:

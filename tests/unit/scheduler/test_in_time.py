@@ -6,7 +6,7 @@ from tests.unit.scheduler.world import World
 from gpufaas_core import messages as m
 from gpufaas_core.model import Asked, CallId, Function, FunctionId, Need, Profile
 from gpufaas_scheduler.policies import POLICIES
-from gpufaas_scheduler.policies.in_time import TRIED_AGAIN_S
+from gpufaas_scheduler.policies.in_time import LONGEST_S
 
 LOAD_S, SERVICE_S = 3.0, 1.0
 PLACED, DIRECT = Need(), Need(0)
@@ -147,9 +147,9 @@ def test_nothing_is_refused_by_times_that_are_guesses() -> None:
 def test_a_function_that_takes_longer_than_its_goal_is_tried_again_after_a_while() -> None:
     world = world_with(goal_s=0.5)
     assert not goes(world, "c0")
-    world.now += TRIED_AGAIN_S / 2
+    world.now += LONGEST_S / 2
     assert not goes(world, "c1")
-    world.now += TRIED_AGAIN_S / 2
+    world.now += LONGEST_S / 2
     assert goes(world, "c2")
     assert not goes(world, "c3")
 

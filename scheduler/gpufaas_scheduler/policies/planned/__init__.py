@@ -44,9 +44,8 @@ class Planned:
         """The functions whose copies may have limits of a plan."""
         self._functions: list[FunctionView] = []
         """Those that are deployed, without revisions that others succeed."""
-        self._turns: dict[_Key, int] = {}
-        """When each was tried that was refused, as numbers."""
-        self._tried = 0
+        self._turn = 0
+        """Where to begin among those that are to be tried."""
         self._in_vain: set[_Key] = set()
         """Loads that were refused on an idle device: none is held for them."""
 
@@ -62,22 +61,12 @@ class Planned:
         self._names.update(msgspec.msgpack.decode(state, type=list[str]))
         self.watches = PLAN | FLEET if self._names else 0
 
-    @property
-    def urgent(self) -> bool:
-        """Whether something was refused that may be done when a call has ended."""
-        return bool(self.watches & FINISH)
-
     def objection(self, view: View, action: Action) -> str | None:
         """Return why the order may not do *action*, which uses a device that a load waits for; None: it may."""
-        if not isinstance(action, Start | Assign):
-            return None
-        if action.copy is not None:
-            device = view.device_of(action.copy)
-            names = [] if device is None else [device.id]
-        else:
-            names = [each.device for each in action.parts]
-        kept = self.held.intersection(names)
-        return f"device {min(kept)} is kept free for a load of the plan" if kept else None
+        copy = action.copy if isinstance(action, Start | Assign) else None
+        device = None if copy is None else view.device_of(copy)
+        held = device is not None and device.id in self.held
+        return f"device {device.id} is kept free for a load of the plan" if held and device else None
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
@@ -87,18 +76,15 @@ class Planned:
             named = [each for each in view.functions() if name_of(each.id) in self._names]
             before = {each.before.id for each in named if each.before is not None}
             self._functions = [each for each in named if each.id not in before]
-        if view.causes & (PLAN | FLEET | LOADED):
             self._in_vain.clear()
         self.reasons, self.held = {}, set()
-        shrinks, loads, grows = self._lacking(view)
-        refused: list[_Key] = []
-        for tries in (shrinks, loads, grows):
+        refused = 0
+        for tries in self._lacking(view):
             refused += yield from self._try(tries)
         for function in self._functions:
             if any(device.id in function.plan and not copy.loading for copy, device in view.copies_of(function)):
                 for copy, _ in _strays(view, function):
                     yield Evict(copy.id, drain=True)
-        self._turns = {key: turn for key, turn in self._turns.items() if key in self.reasons}
         if not refused:
             self._names &= set() if plan is None else {each.function for each in plan.replicas}
         self.watches = (PLAN | FLEET | LOADED if self._names else 0) | (FINISH if refused else 0)
@@ -129,17 +115,16 @@ class Planned:
                     self.reasons[key] = f"the last load of {function.id} failed: a call has to try it first"
         return shrinks, loads, grows
 
-    def _try(self, tries: dict[_Key, _Try]) -> Generator[Action, Refusal | None, list[_Key]]:
-        """Do *tries*, those first whose last refusal is the longest ago. Return those that are refused."""
-        refused: list[_Key] = []
-        for key in sorted(tries, key=lambda each: self._turns.get(each, 0)):
-            reason = (yield from tries[key]) if len(refused) < MOST else _LATER
+    def _try(self, tries: dict[_Key, _Try]) -> Generator[Action, Refusal | None, int]:
+        """Do *tries*, in turns from run to run. Return how many are refused."""
+        refused, keys = 0, list(tries)
+        first = self._turn % max(1, len(keys))
+        for key in (*keys[first:], *keys[:first]):
+            reason = (yield from tries[key]) if refused < MOST else _LATER
             if reason is not None:
                 self.reasons[key] = reason
-            if reason is not None and reason is not _LATER:
-                refused.append(key)
-                self._tried += 1
-                self._turns[key] = self._tried
+                refused += reason is not _LATER
+        self._turn += refused
         return refused
 
     def _load(self, view: View, function: FunctionView, replica: Replica, device: DeviceView, why: Why) -> _Try:
@@ -152,8 +137,9 @@ class Planned:
             refusal = yield load
             if refusal is None:
                 return None
-            reason = refusal.reason
-            strays = [each for other in self._functions for each in _strays(view, other) if each[1] is device]
+            reason, need = refusal.reason, view.occupation(device, function)
+            lacks = need is not None and (need > view.free(device) or view.lacks(device, function) > 0)
+            strays = [each for other in self._functions if lacks for each in _strays(view, other) if each[1] is device]
         for copy, _ in strays:
             refusal = yield Evict(copy.id, drain=True)
             if refusal is None:
@@ -176,16 +162,17 @@ def _propose(action: Action) -> _Try:
 
 
 def _limit(function: FunctionView, copy: ResidentView, device: DeviceView) -> Limit | None:
-    """Return how *copy* is to be limited; None: it is as it should be."""
-    need, replica = function.declared.need, function.plan.get(device.id)
-    if replica is None and function.plan:
-        return None  # it is to go
+    """Return how *copy* is to be limited; None: it is as it should be, or is to go."""
+    need, plan = function.declared.need, function.plan
     slots, batch = max(1, need.slots), max(1, need.batch_max)
     has = Limit(copy.id, copy.share, copy.slots or slots, copy.batch or batch, copy.reserve)
-    if replica is None:
-        return None if has == (free := Limit(copy.id, need.held, slots, batch)) else free
-    planned = Limit(copy.id, replica.share, replica.slots or slots, replica.batch or batch, replica.reserve)
-    return None if has == planned else planned
+    wanted = Limit(copy.id, need.held, slots, batch)
+    if plan:
+        replica = plan.get(device.id)
+        if replica is None:
+            return None
+        wanted = Limit(copy.id, replica.share, replica.slots or slots, replica.batch or batch, replica.reserve)
+    return None if has == wanted else wanted
 
 
 def _strays(view: View, function: FunctionView) -> list[tuple[ResidentView, DeviceView]]:
