@@ -26,7 +26,7 @@ from gpufaas_core.model import (
 from gpufaas_core.plans import Snapshot
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
-from gpufaas_scheduler.policy_contract import Explaining
+from gpufaas_scheduler.policy_contract import Executing, Explaining
 from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.agenda import batch_key
 from gpufaas_scheduler.world.call import Call
@@ -251,7 +251,8 @@ def _planned_copy(world: World, replica: Replica, owners: list[FunctionState]) -
         return PlannedCopy(replica, "away", f"device {replica.device} is {'drained' if device else 'not there'}")
     for owner in owners:
         if device.id in owner.holders:
-            return PlannedCopy(replica, "loading" if is_loading(device, owner) else "resident")
+            state = "loading" if is_loading(device, owner) else "resident"
+            return PlannedCopy(replica, state, _refused(world, owner, device))
     return PlannedCopy(replica, "absent", _why_absent(world, owners[-1], device) if owners else "it is not deployed")
 
 
@@ -263,7 +264,15 @@ def _why_absent(world: World, owner: FunctionState, device: DeviceState) -> str:
     if owner.backoff is not None:
         return owner.starved or owner.backoff.reason or "its last load failed: a call has to try the next one"
     found = world.fits(device, owner, starts=False)
-    return found.say(owner.id, device.id, device.kind) if isinstance(found, Reason) else "it is not loaded yet"
+    if isinstance(found, Reason):
+        return found.say(owner.id, device.id, device.kind)
+    return _refused(world, owner, device) or "it is not loaded yet"
+
+
+def _refused(world: World, owner: FunctionState, device: DeviceState) -> str:
+    """Return why the policy was refused what it last tried for the copy there, as its plan says; empty: it was not."""
+    policy = world.policy
+    return policy.reasons.get((owner.id, device.id), "") if isinstance(policy, Executing) else ""
 
 
 def _kept_out(world: World) -> dict[FunctionId, str]:

@@ -5,10 +5,11 @@ start. `contract` has the actions that a policy proposes, `view_contract` what i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Protocol, runtime_checkable
 
 from gpufaas_core.messages import Event
-from gpufaas_core.model import PlacementPlan, Seconds
+from gpufaas_core.model import DeviceId, FunctionId, PlacementPlan, Seconds
 from gpufaas_scheduler.contract import Plan, Why
 from gpufaas_scheduler.view_contract import View, WaitingCall
 
@@ -52,6 +53,10 @@ class Executing(Protocol):
     A policy that carries plans out. What it has as `watches` and `follows` depends on the plan: the engine reads both
     again after `take`, and after each run for a cause that the policy watches.
     """
+
+    @property
+    def reasons(self) -> Mapping[tuple[FunctionId, DeviceId], str]:
+        """Why copies are not there, or not as the plan has them, as far as the engine refused something of them."""
 
     def take(self, plan: PlacementPlan) -> None:
         """*plan* is in force from now on. A run follows if the policy watches `PLAN` then."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -10,7 +10,7 @@ import msgspec
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core.messages import Event
-from gpufaas_core.model import CopyId, PlacementPlan, Seconds
+from gpufaas_core.model import CopyId, DeviceId, FunctionId, PlacementPlan, Seconds
 from gpufaas_core.owners import CALLS, PLAN
 from gpufaas_scheduler import roles
 from gpufaas_scheduler.contract import (
@@ -105,6 +105,10 @@ class Composite:
     def follows(self) -> Why | None:
         """None also while a load of the plan waits: it goes first when a call has ended."""
         return None if self.planned.watches & FINISH else self._follows
+
+    @property
+    def reasons(self) -> Mapping[tuple[FunctionId, DeviceId], str]:
+        return self.planned.reasons
 
     def take(self, plan: PlacementPlan) -> None:
         self.planned.take(plan)

@@ -342,6 +342,18 @@ def test_a_load_that_failed_waits_for_a_call_that_tries_it_beside_the_shares_of_
     assert not site.executes.planned.reasons
 
 
+def test_people_see_why_a_copy_is_not_there_yet() -> None:
+    site = Site("least-wait", "f g")
+    site.plan(Replica("f", A, 60), Replica("g", A, 30))
+
+    status = site.engine.status(site.now).plan
+
+    assert status is not None
+    assert [(each.replica.function, each.state, each.reason) for each in status.copies] == [
+        ("f", "loading", ""), ("g", "absent", f"device {A} is busy with a load")
+    ]  # fmt: skip
+
+
 # --- what a successor knows ---
 
 
