@@ -403,8 +403,8 @@ def unpin(at: Gateway, name: str, device: str | None = None, namespace: str | No
 
 
 def make_plan(at: Gateway) -> Steps[Plan]:
-    """Ask the planner for a plan, and return `plan` without waiting for it. :raises Refused: there is no planner"""
-    return at.json(ApiRequest("POST", "/system/plan/make"), Refused)
+    """Have the planner make a plan; return its version. :raises Refused: there is no planner, or it made none"""
+    return at.json(ApiRequest("POST", "/system/plan/make", timeout_s=at.deploy_s), Refused)
 
 
 # --- secrets and namespaces ---

@@ -94,7 +94,9 @@ def plan_routes(
             raise InvalidSpec("no planner runs: start gpufaas serve, or all gpufaas scheduler, with --planner NAME")
         if "last_error" in said:
             raise InvalidSpec(f"the planner made no plan: {said['last_error']}")
-        return next(iter(await plans.history()), PlanVersion(0))
+        if not (versions := await plans.history()):
+            raise InvalidSpec("the planner plans no copies: no plan is in force (gpufaas list)")
+        return versions[0]
 
     @change("PUT", "", PlanAsked)
     async def apply_plan(request: Request, by: By) -> PlanVersion:

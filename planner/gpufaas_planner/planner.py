@@ -85,7 +85,9 @@ class Planner:
         self._failures, self._error = self._failures + 1, str(error)
 
     def status(self, now: Seconds) -> dict[str, Any]:
-        said: dict[str, Any] = {"solver": self.solver, "why": self._last.why, "version": self._version}
+        said: dict[str, Any] = {"solver": self.solver, "version": self._version}
+        if self._last.why:
+            said["why"] = self._last.why
         if self._solving_since is not None:
             said["solving_for_s"] = now - self._solving_since
         if self._failures:

@@ -204,11 +204,10 @@ def unpin(function: str, device: str | None, namespace: str | None, client: Clie
 
 
 @command.command("make")
-@declare.shows(lambda _: output.show("The planner makes a plan: 'gpufaas plan show' says what comes of it"))
-@flags.client
+@_applied
 def make(client: Client) -> Plan:
     """
-    Ask the planner for a plan from what runs now. It puts the plan in force once its solver has found it.
+    Have the planner's solver make a plan from what runs now, and put it in force.
 
     Examples:
       gpufaas plan make

@@ -266,12 +266,12 @@ def test_a_change_is_one_request_and_the_new_version_is_named(
     assert [(each.path, each.json) for each in wire.sent] == [(f"/system/plan/{path}", body)]
 
 
-def test_the_planner_is_asked_for_a_plan_and_not_waited_for(run: Run, wire: WireLog) -> None:
+def test_the_planner_is_asked_for_a_plan(run: Run, wire: WireLog) -> None:
     wire.answer("POST", "/system/plan/make", version(6, DIGITS), Reply(400, b"no planner runs here"))
 
     made = run("plan", "make")
 
-    assert made.stdout == "The planner makes a plan: 'gpufaas plan show' says what comes of it\n"
+    assert made.stdout == "Plan 6 is in force, with 1 copy: 'gpufaas plan show' says what became of it\n"
     assert failed(run("plan", "make"), 1) == "gpufaas: no planner runs here\n"
 
 

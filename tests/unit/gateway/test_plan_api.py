@@ -168,6 +168,16 @@ async def test_a_plan_that_could_not_be_made_is_refused_with_the_reason(gateway:
     assert (answer.status_code, answer.text.strip()) == (400, "the planner made no plan: no answer after 60 s")
 
 
+async def test_a_planner_that_plans_nothing_says_so(gateway: Gateway, planner: Planner) -> None:
+    planner.status = {"solver": "test", "version": 0}
+
+    answer = await gateway.admin.post(f"{PLAN}/make")
+
+    assert (answer.status_code, answer.text.strip()) == (
+        400, "the planner plans no copies: no plan is in force (gpufaas list)",
+    )  # fmt: skip
+
+
 async def test_without_a_scheduler_the_plan_is_shown_all_the_same(gateway: Gateway, planner: Planner) -> None:
     planner.refuses = GrantRefused("no scheduler leads")
 

@@ -96,7 +96,7 @@ async def test_an_answer_that_is_in_force_already_makes_no_version() -> None:
     platform = Platform(Replica("g.fn", B), Replica("f.fn", A))
 
     async with planning("spread", platform) as shell:
-        await eventually(lambda: shell.status()["why"] and "solving_for_s" not in shell.status())
+        await eventually(lambda: "why" in shell.status() and "solving_for_s" not in shell.status())
 
     assert len(platform.versions) == 1
 
