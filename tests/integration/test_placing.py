@@ -87,12 +87,16 @@ def test_what_is_planned_is_there_and_takes_the_calls(platform: Platform) -> Non
         headers = platform.call(f"/function/{name}", b"x").raise_for_status().headers
         return headers["X-Gpufaas-Device"], headers.get("X-Gpufaas-Share", "")
 
+    def are_there() -> bool:
+        return {each["state"] for each in plan()["replicas"]} == {"resident"}
+
     gpufaas("plan apply plan.yaml")
-    until(lambda: runs_on("digits") == ("local/cpu:0", "40"), "digits has its share")
-    until(lambda: runs_on("faces") == ("local/cpu:0", "30"), "faces has its share beside it")
+    until(are_there, lambda: f"both are there: {plan()}")
+    assert (runs_on("digits"), runs_on("faces")) == (("local/cpu:0", "40"), ("local/cpu:0", "30"))
 
     gpufaas("plan pin digits local/cpu:1")
-    until(lambda: runs_on("digits") == ("local/cpu:1", ""), "digits is where it is pinned")
+    until(are_there, lambda: f"digits is where it is pinned: {plan()}")
+    until(lambda: runs_on("digits") == ("local/cpu:1", ""), "its calls are, too")
 
     assert runs_on("faces") == ("local/cpu:0", "30")
     assert "local/cpu:1" in gpufaas("explain digits").stdout

@@ -36,11 +36,14 @@ def explain(asked: str, namespace: str | None, as_json: bool, client: Client) ->
     """
     try:
         call = client.explain(asked)
-    except UnknownCall as no_call:
+    except UnknownCall:
         try:
             _explain_function(client.function(asked, namespace, usage=False), as_json)
         except UnknownFunction:
-            raise GpufaasError(f"no function {asked!r} is deployed; as a call: {no_call}") from None
+            raise GpufaasError(
+                f"{asked!r} is no function that is deployed ('gpufaas list' has them), and no call that is remembered: "
+                "its id is X-Call-Id of the answer; the last 2,000 are kept, by the gateway that ran them"
+            ) from None
     else:
         (output.show_json if as_json else partial(show, call=asked))(call)
 
