@@ -262,7 +262,8 @@ class Simulation(Nodes):
             planner.failed(PlanConflict(f"plan {self._plan.version} came in between"), self.now)
         else:
             if answer is not None:
-                check(answer.replicas, {name_of(each.id): each for each in asked.functions}, asked.devices)
+                functions = {name_of(each.id): each for each in asked.functions}
+                check(answer.replicas, functions, asked.devices, self._plan.replicas)
                 self._put_in_force(answer.replicas)
             planner.succeeded(None if answer is None else self._plan.version)
         again()

@@ -18,7 +18,7 @@ from gpufaas_cluster.remote_placement import WITHOUT_LEADER
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import TooLate
+from gpufaas_core.errors import InvalidSpec, TooLate
 from gpufaas_core.messages import Arrived, Command, Event, EvictCopy, Finished, Grant, Restored
 from gpufaas_core.model import Asked, CallId, Device, DeviceId, Function, FunctionId, Need, NodeId, Profile, Seconds
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
@@ -209,6 +209,27 @@ async def connected_gateway(rig: Rig) -> tuple[RemoteScheduler, "asyncio.Task[No
     keeping = asyncio.create_task(gateway.leaders.run())
     await eventually(lambda: gateway.view is not None and gateway.view.nodes)
     return gateway, keeping
+
+
+async def test_a_gateway_asks_the_planner_of_the_leader_and_waits_for_its_plan(rig: Rig) -> None:
+    rig.lead()
+    await rig.node("n1", "f")
+    gateway, keeping = await connected_gateway(rig)
+    with pytest.raises(InvalidSpec, match="this release cannot answer 'planner'"):
+        await gateway.planner("")
+    future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    asked: list[str] = []
+    rig.leader.gateways.planner = lambda why: asked.append(why) or future
+
+    waiting = asyncio.create_task(gateway.planner("alice asked"))
+    await eventually(lambda: asked == ["alice asked"])
+    assert not waiting.done()
+    future.set_result({"solver": "test", "version": 3})
+
+    async with asyncio.timeout(LIMIT_S):
+        assert await waiting == {"solver": "test", "version": 3}
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
 
 
 async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody(

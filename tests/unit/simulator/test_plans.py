@@ -115,6 +115,22 @@ def test_a_solver_that_breaks_a_pin_ends_the_simulation(written: Write, calm: di
 
 
 @pytest.mark.usefixtures("solvers")
+def test_a_pin_on_a_device_that_has_gone_stops_no_plan(written: Write, calm: dict[str, Any]) -> None:
+    calm["functions"]["g"] = calm["functions"]["f"]
+    calm["arrivals"] = [[second, "fg"[second % 2]] for second in range(60)]
+    calm["planner"] = {"solver": "spread"}
+    calm["changes"] = [
+        {"t": 5, "event": "plan", "replicas": [{"function": "f", "device": "g0", "pinned": True}]},
+        {"t": 10, "event": "device_leaves", "device": "g0"},
+        {"t": 20, "event": "device_joins", "device": {"id": "g2", "memory_mb": 8000}},
+    ]
+
+    _, report = simulate(read_workload(written(calm)), engine_header("lalb"))
+
+    assert report.completed >= 59
+
+
+@pytest.mark.usefixtures("solvers")
 def test_calls_that_are_never_served_end_a_simulation_with_a_planner(written: Write, calm: dict[str, Any]) -> None:
     calm["planner"] = {"solver": "spread"}
     calm["changes"] = [{"t": 5, "event": "device_leaves", "device": each} for each in ("g0", "g1")]
