@@ -287,7 +287,7 @@ def _no_room(world: World, owner: FunctionState) -> str:
     if owner.placed and owner.copies >= len(world.devices):
         return "a device holds one copy of a model function, and each has one"
     reasons: list[str] = []
-    for device in world.devices.values():
+    for device in [world.devices[each] for each in owner.plan] or world.devices.values():
         found = world.fits(device, owner, starts=False)
         if isinstance(found, Reason):
             reasons.append(found.say(owner.id, device.id, device.kind))

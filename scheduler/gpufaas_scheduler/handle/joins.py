@@ -174,7 +174,7 @@ def _adopt_grants(
             grant.ahead = True
             state.beside[grant] = None
             state.free_at = max(state.free_at, grant.free_at)
-        elif state.reserved and state.reserved + _compute(state, grant, before) > state.compute:
+        elif _compute(state, grant, before) > state.spare:
             state.others.append(grant)
         else:
             held = before is not None and before.compute > 0

@@ -108,7 +108,9 @@ class FunctionState(Revision):
 
     def allows(self, device: DeviceState) -> bool:
         """Whether a new copy may be on *device*: it is not drained, has what it asks for, and its plan names it."""
-        return self.suits(device) and (not self.plan or device.id in self.plan)
+        return not device.closed and (
+            not self.bound or (self.suits(device) and (not self.plan or device.id in self.plan))
+        )
 
     def suits(self, device: DeviceState) -> bool:
         """Whether *device* satisfies its constraints, and is not being drained."""

@@ -8,7 +8,18 @@ from tests.unit.scheduler.test_actions import Scripted
 from tests.unit.scheduler.test_actions import Site as Plain
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Need, Part, PlacementPlan, Profile, Replica
+from gpufaas_core.model import (
+    CallId,
+    CopyId,
+    DeviceId,
+    Function,
+    FunctionId,
+    Need,
+    Part,
+    PlacementPlan,
+    Profile,
+    Replica,
+)
 from gpufaas_core.owners import CALLS, PLAN
 from gpufaas_scheduler import policies as c
 from gpufaas_scheduler.view_contract import FunctionView
@@ -397,3 +408,41 @@ def test_the_status_says_what_became_of_each_replica_and_why_one_is_absent() -> 
     ]
     site.plan()
     assert site.engine.status(0.0).plan is None
+
+
+# --- another revision of a planned function ---
+
+
+def revisions(site: Site, *devices: DeviceId) -> None:
+    """Let f@1 be resident with 60 % on each device, and f@2 be deployed to take its place."""
+    need, profiles = Need(100, "auto"), {"*": Profile(3.0, 1.0, 10)}
+    site.plan(*[Replica("f", each, 60) for each in devices])
+    site.tell(m.FunctionDeployed(Function(FunctionId("f@1"), "one", need, profiles)))
+    for each in devices:
+        site.load(FunctionId("f@1"), each)
+    site.tell(m.FunctionDeployed(Function(FunctionId("f@2"), "two", need, profiles), FunctionId("f@1")))
+
+
+def test_a_new_revision_takes_the_place_of_one_planned_copy_after_the_other() -> None:
+    site = Site()
+    revisions(site, A, B)
+
+    evicted = [each for each in site.out if isinstance(each, m.EvictCopy)]
+    (load,) = [each for each in site.out if isinstance(each, m.LoadCopy)]
+    assert [each.device for each in evicted] == [load.parts[0].device]
+    assert (load.function, load.parts[0].share) == ("f@2", 60)
+
+
+def test_a_new_revision_of_the_only_planned_copy_is_loaded_once_the_old_one_is_removed() -> None:
+    site = Site()
+    revisions(site, A)
+    assert site.out == []
+    assert site.engine.status(0.0).lacking == {"f@2": "f@2 needs 60 % of the compute of n1/a, which has 40 % spare"}, (
+        "of other devices the plan does not speak, so neither does the reason"
+    )
+
+    site.tell(m.FunctionRemoved(FunctionId("f@1"), drain=True))
+    (evicted, load) = site.out
+    assert isinstance(evicted, m.EvictCopy)
+    assert isinstance(load, m.LoadCopy)
+    assert (load.function, load.parts[0].share) == ("f@2", 60)
