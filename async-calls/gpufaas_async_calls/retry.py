@@ -21,7 +21,7 @@ _MAX_ATTEMPTS: Final = 1000
 _MAX_WAIT_S: Final[Seconds] = 86_400.0
 _MAX_RETRY_AFTER_S: Final[Seconds] = 3600.0
 """A function that asks for a longer wait is tried again after this one."""
-_HOPELESS: Final = frozenset((400, 405, 413))
+_HOPELESS: Final = frozenset((400, 405, 413, 422))
 """Answers of the platform after which a repetition is in vain: it would refuse the same request again."""
 
 

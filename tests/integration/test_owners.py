@@ -56,7 +56,9 @@ def test_each_function_keeps_to_its_owner(make_platform: Callable[..., Platform]
 
     until(lambda: "labelled" not in platform.residents(), "its labels say so, and nobody calls it")
     assert {name: owner(name) for name in paths} == {"planned": "plan", "labelled": "labels", "plain": "calls"}
-    assert platform.detail("planned")["devices"] == ["local/cpu:1"], "the autoscaler leaves it, though it is as idle"
+    planned = platform.detail("planned")
+    assert planned["devices"] == ["local/cpu:1"], "the autoscaler leaves it, though it is as idle"
+    assert [(each["device"], each["state"]) for each in planned["plan"]] == [("local/cpu:1", "resident")]
     refused = scale("planned", 2)
     assert (refused.status_code, "plan 1 (by admin) pins it" in refused.text) == (409, True)
     assert scale("plain", 2).status_code == 202

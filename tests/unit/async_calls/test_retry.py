@@ -93,7 +93,7 @@ def test_what_the_platform_answers_is_tried_again_listed_or_not(status: int) -> 
     assert isinstance(decided(status, internal=True), TryAgain)
 
 
-@pytest.mark.parametrize("status", [400, 405, 413])
+@pytest.mark.parametrize("status", [400, 405, 413, 422])
 def test_what_the_platform_will_always_refuse_is_given_up_at_once(status: int) -> None:
     assert isinstance(decided(status, internal=True), GiveUp)
 
