@@ -57,8 +57,9 @@ class O3:
                 elif device.busy:
                     started = call.number
                     break
-            if started is None and hit is not None:  # 2a
-                start = Start((hit.id,), device.copies[hit.function], (), None, _HIT)
+            # 2a. A start of step 2 that takes no compute (a planned share) may have evicted the copy of the hit.
+            if started is None and hit is not None and (copy := device.copies.get(hit.function)) is not None:
+                start = Start((hit.id,), copy, (), None, _HIT)
                 if (yield start) is None:
                     started = hit.number
             passes.count(queue, NEVER if started is None else started)
