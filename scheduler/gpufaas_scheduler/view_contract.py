@@ -149,6 +149,10 @@ class FunctionView(FunctionCosts, Protocol):
         """Whether it may get one more copy by a `Load`: it is deployed, and its last load did not fail."""
 
     @property
+    def retry_at(self) -> Seconds:
+        """When it may be loaded again for the plan that names it, as its last load failed; 0.0: at once."""
+
+    @property
     def batch_max(self) -> int:
         """The most of its calls that may start together."""
 

@@ -148,7 +148,7 @@ def try_load(world: World, action: contract.Load) -> str | None:
         return f"no model function {action.function} is deployed"
     if action.tier not in (contract.DEVICE, contract.HOST):
         return f"there is no tier {action.tier}"
-    if owner.backoff is not None:
+    if owner.backoff is not None and (not owner.plan or owner.retry_at > world.now):
         return f"the last load of {owner.id} failed: a call has to try it first"
     if action.tier == contract.HOST:
         return try_stage(world, owner, action)

@@ -102,6 +102,11 @@ class FunctionState(Revision):
         return not self.removed and self.backoff is None and not 0 < self.max_copies <= self.copies
 
     @property
+    def retry_at(self) -> Seconds:
+        """When it may be loaded again for a plan, as its last load failed; 0.0: at once."""
+        return 0.0 if self.backoff is None else self.backoff.retry_at
+
+    @property
     def owned_by(self) -> str:
         """Who decides about its copies: one of `owners.OWNERS`."""
         return PLAN if self.plan else self.declared.owner

@@ -323,19 +323,21 @@ def test_a_function_with_its_maximum_of_copies_moves_and_one_within_its_minimum_
 
 
 @EACH
-def test_a_load_that_failed_waits_for_a_call_that_tries_it_beside_the_shares_of_others(policy: str) -> None:
+def test_a_load_that_failed_is_tried_again_beside_the_shares_of_others_and_after_a_third_failure_later_each_time(
+    policy: str,
+) -> None:
+    """It waits for no call: all of them may be hits elsewhere."""
     site = Site(policy, "f g")
     site.plan(Replica("g", A, 60))
     site.go_on(4)
     site.plan(Replica("g", A, 60), Replica("f", A, 30))
-    (loading,) = [each for each in site.workers.values() if each.function == "f"]
-    site._gone(loading)
-    site.tell(m.CopyFailed(FunctionId("f"), A, "it broke", copy=loading.number))
-    site.go_on(100)
+    for _ in range(3):
+        (loading,) = [each for each in site.workers.values() if each.function == "f"]
+        site._gone(loading)
+        site.tell(m.CopyFailed(FunctionId("f"), A, "it broke", copy=loading.number))
     assert site.copies == {("g", A, 60, 0)}
-    assert "a call has to try it" in site.executes.planned.reasons[FunctionId("f"), A]
+    assert "failed: the next is in 1 s" in site.executes.planned.reasons[FunctionId("f"), A]
 
-    site.call("f")
     site.until_rest()
 
     assert site.copies == {("g", A, 60, 0), ("f", A, 30, 0)}

@@ -13,17 +13,20 @@ that a load waits for takes no more calls. Otherwise calls of other functions co
 from __future__ import annotations
 
 from collections.abc import Generator
+from math import inf
 from typing import Final, TypeAlias
 
 import msgspec
 
 from gpufaas_core.model import DeviceId, FunctionId, Part, PlacementPlan, Replica, name_of
-from gpufaas_scheduler.contract import Action, Assign, Evict, Limit, Load, Plan, Refusal, Start, Why
-from gpufaas_scheduler.policy_contract import FINISH, FLEET, LOADED, PLAN
+from gpufaas_scheduler.contract import Action, Assign, Evict, Limit, Load, Plan, Refusal, Start, Wake, Why
+from gpufaas_scheduler.policy_contract import FINISH, FLEET, LOADED, PLAN, WAKE
 from gpufaas_scheduler.view_contract import DeviceView, FunctionView, ResidentView, View
 
 MOST: Final = 64
 """The most loads that are refused in one run, and the most limits: the others come first in the next one."""
+WAKES: Final = "plan"
+"""The key of its wakes."""
 _LATER: Final = "other copies of the plan were tried first"
 
 _Key: TypeAlias = tuple[FunctionId, DeviceId]
@@ -46,6 +49,8 @@ class Planned:
         """Those that are deployed, without revisions that others succeed."""
         self._turn = 0
         """Where to begin among those that are to be tried."""
+        self._retry_at = inf
+        """When the first load may be tried again of those that failed."""
         self._in_vain: set[_Key] = set()
         """Loads that were refused on an idle device: none is held for them."""
 
@@ -77,7 +82,7 @@ class Planned:
             before = {each.before.id for each in named if each.before is not None}
             self._functions = [each for each in named if each.id not in before]
             self._in_vain.clear()
-        self.reasons, self.held = {}, set()
+        self.reasons, self.held, self._retry_at = {}, set(), inf
         refused = 0
         for tries in self._lacking(view):
             refused += yield from self._try(tries)
@@ -85,9 +90,12 @@ class Planned:
             if any(device.id in function.plan and not copy.loading for copy, device in view.copies_of(function)):
                 for copy, _ in _strays(view, function):
                     yield Evict(copy.id, drain=True)
+        if self._retry_at < inf:
+            yield Wake(self._retry_at, WAKES)
         if not refused:
             self._names &= set() if plan is None else {each.function for each in plan.replicas}
-        self.watches = (PLAN | FLEET | LOADED if self._names else 0) | (FINISH if refused else 0)
+        self.watches = PLAN | FLEET | LOADED | WAKE if self._names else 0
+        self.watches |= FINISH if refused else 0
 
     def _lacking(self, view: View) -> tuple[dict[_Key, _Try], dict[_Key, _Try], dict[_Key, _Try]]:
         """Return what there is to do: the limits that give compute up, the loads, and the other limits."""
@@ -104,15 +112,17 @@ class Planned:
                 if limit is not None:
                     most = function.compute
                     gives = (limit.share or limit.reserve or most) <= (copy.share or copy.reserve or most)
-                    (shrinks if gives else grows)[function.id, device.id] = _propose(limit)
+                    (shrinks if gives else grows)[function.id, device.id] = _propose(view, limit)
             for name, replica in function.plan.items():
                 key, found = (function.id, name), view.device(name)
                 if name in there or found is None:
                     continue
-                if function.loadable or 0 < function.declared.max_copies <= function.copies:
+                if function.retry_at <= view.now:
                     loads[key] = self._load(view, function, replica, found, why)
                 else:
-                    self.reasons[key] = f"the last load of {function.id} failed: a call has to try it first"
+                    left_s = function.retry_at - view.now
+                    self.reasons[key] = f"the last load of {function.id} failed: the next is in {left_s:.0f} s"
+                    self._retry_at = min(self._retry_at, function.retry_at)
         return shrinks, loads, grows
 
     def _try(self, tries: dict[_Key, _Try]) -> Generator[Action, Refusal | None, int]:
@@ -133,7 +143,7 @@ class Planned:
         victims = None if function.before is None else ()
         load = Load(function.id, (Part(device.id, 0, replica.share),), victims=victims, why=why)
         reason, strays = "", _strays(view, function)  # it may have as many copies as it has
-        if function.loadable:
+        if not 0 < function.declared.max_copies <= function.copies:
             refusal = yield load
             if refusal is None:
                 return None
@@ -156,8 +166,10 @@ class Planned:
         return reason or f"{function.id} has {function.copies} copies, and may have no more"
 
 
-def _propose(action: Action) -> _Try:
-    refusal = yield action
+def _propose(view: View, limit: Limit) -> _Try:
+    if view.find(limit.copy) is None:
+        return None  # it made room for a load of this run
+    refusal = yield limit
     return None if refusal is None else refusal.reason
 
 
