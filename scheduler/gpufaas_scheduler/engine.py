@@ -39,7 +39,7 @@ from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_scheduler import docs
 from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.explain import explain, snapshot, status
-from gpufaas_scheduler.handle import calls
+from gpufaas_scheduler.handle import calls, waiting
 from gpufaas_scheduler.handle.ahead import take_back
 from gpufaas_scheduler.handle.clear import make_way
 from gpufaas_scheduler.handle.prefetch import prefetch
@@ -107,17 +107,20 @@ class Engine:
 
     def _rarely(self, event: m.Event) -> None:
         """
-        Do what follows *event* where functions share devices, where loads from host memory are shorter, or where calls
-        went ahead.
+        Do what follows *event* where functions share devices, where loads from host memory are shorter, where calls
+        went ahead, or where a plan has taken room.
         """
         world = self._world
+        if world.crowded and world.older.left is None:
+            world.crowded = False
+            waiting.leave_to_plan(world)
         if world.mixed or world.clears:
             make_way(world)
         gain = world.hosts.gain
         if gain and world.orphans and world.hosts.size and world.queue.count:
             prefetch(world, event)
         if not world.ahead:
-            world.rare = gain or world.clears or world.mixed > 0
+            world.rare = gain or world.clears or world.mixed > 0 or world.crowded
         elif world.idle_devices:
             take_back(world)
 

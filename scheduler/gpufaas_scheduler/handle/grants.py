@@ -302,6 +302,8 @@ def change_share(world: World, device: DeviceState, copy: Copy, share: int, rese
     copy.reserve = reserve
     device.mark()
     world.judge_limits(owner)
+    if copy.kept is not None:
+        world.crowded = world.rare = True
     if after != before and owner.placed and not copy.split:
         takes = owner.takes(device)
         for grant in [each for each in device.holding if each.copy is copy]:

@@ -4,12 +4,14 @@ from typing import Final
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId
-from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, wake
-from gpufaas_scheduler.handle.grants import next_local
+from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, send_off, wake
+from gpufaas_scheduler.handle.grants import next_local, return_all
 from gpufaas_scheduler.world.backoff import AT_ONCE
 from gpufaas_scheduler.world.call import Call
-from gpufaas_scheduler.world.call_state import LOCAL
+from gpufaas_scheduler.world.call_state import LOCAL, WAITING
+from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import FunctionState
+from gpufaas_scheduler.world.kept import kept_out
 from gpufaas_scheduler.world.world import World
 
 MAX_REFUSALS: Final = 3
@@ -59,6 +61,33 @@ def give_up(world: World, call: Call) -> None:
         next_local(world, device)  # the one behind it may need less compute
     if owner.removed:
         forget_if_done(world, owner)
+
+
+def leave_to_plan(world: World) -> None:
+    """Copies that a plan keeps have taken room: what waits is placed elsewhere, or refused. O(functions)."""
+    for owner in [each for each in world.functions.values() if each.waiting]:
+        why = kept_out(world, owner)
+        if why is None:
+            leave_stranded(world, owner)
+            continue
+        for call in world.waits_of(owner):
+            if call.state == WAITING:
+                give_up(world, call)
+                world.out.append(m.RejectCall(call.id, "no_room", why))
+
+
+def leave_stranded(world: World, owner: FunctionState) -> None:
+    """Calls of *owner* wait: send off its copies that shares which a plan keeps leave too little compute to run."""
+    for copy, device in list(owner.active.items()) if owner.placed else ():
+        if copy.kept is None and device.residency.shares and owner.takes(device) > _left(device):
+            if copy.queued:
+                return_all(world, device)
+            send_off(world, device, copy)
+
+
+def _left(device: DeviceState) -> int:
+    """Return the compute that the shares of copies leave which a plan keeps."""
+    return device.compute - sum(each.share for each in device.residency if each.kept is not None)
 
 
 def place_again(world: World, call: Call, why: str) -> None:

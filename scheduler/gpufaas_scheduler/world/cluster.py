@@ -110,6 +110,7 @@ class Cluster(FunctionIndex):
             copy.kept = plan.version if device.id in there else None
         self.judge_limits(owner)
         self.keeps |= bool(there)
+        self.crowded = self.rare = True
         self.moves += 1
         self.freed = True
         owner.mark()

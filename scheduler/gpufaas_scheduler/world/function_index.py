@@ -24,7 +24,7 @@ class FunctionIndex(DeviceIndex):
     methods.
     """
 
-    __slots__ = ("copies", "functions", "homeless", "keeps", "orphans", "queue", "rare", "tasks")
+    __slots__ = ("copies", "crowded", "functions", "homeless", "keeps", "orphans", "queue", "rare", "tasks")
 
     def __init__(self) -> None:
         self.functions: dict[FunctionId, FunctionState] = {}
@@ -41,6 +41,8 @@ class FunctionIndex(DeviceIndex):
         self.keeps = False
         """A function with a minimum of copies was deployed, or a plan was in force, so copies may hold memory for ever.
         """
+        self.crowded = False
+        """Copies that a plan keeps have come or grown: calls may wait in vain for their room."""
         self.rare = False
         """Some function is `mixed`, a device is cleared, or `Hosts.gain`; or that has just been so."""
 
@@ -150,6 +152,7 @@ class FunctionIndex(DeviceIndex):
             device.flows[owner.id] = owner.flow
             if device.id in owner.plan:
                 copy.kept = owner.plan_version
+                self.crowded = self.rare = True
         if draining:
             owner.draining[copy] = device
             owner.mark()

@@ -23,7 +23,8 @@ def kept_out(world: World, owner: FunctionState) -> str | None:
     full: list[str] = []
     names: dict[FunctionId, None] = {}
     plans: set[int | None] = set()
-    for device in [world.devices[each] for each in owner.plan] or world.devices.values():
+    places = {**{each: world.devices[each] for each in owner.plan}, **owner.holders} if owner.plan else world.devices
+    for device in places.values():
         need = owner.need(device)
         if isinstance(need, Reason) or need > device.device.memory:
             continue
