@@ -23,8 +23,10 @@ from gpufaas_core.model import (
     FunctionId,
     Need,
     NodeId,
+    Part,
     Profile,
     copy_id,
+    copy_of,
     node_of,
 )
 from gpufaas_scheduler.journal import Header
@@ -46,6 +48,9 @@ NEEDS = (
     Need(0, slots=3),
     Need(batch_max=4, batch_wait_s=0.7),
     Need(batch_max=6, latency_goal_s=3.0, batch_adaptive=True),
+    Need(100, "auto", slots=2, batch_max=3),
+    Need(100, "auto", slots=3, latency_goal_s=6.0),
+    Need(60, "auto", batch_max=4, batch_wait_s=0.3, latency_goal_s=9.0),
 )
 """Of the functions that a rig deploys, in turn."""
 
@@ -74,14 +79,20 @@ class Worker:
     device: DeviceId
     number: int
     memory: int
+    share: int = 0
+    began_at: float = 0.0
+    used_at: float = 0.0
+    tier: str = ""
     ready: bool = False
     grants: dict[int, set[CallId]] = field(default_factory=dict)
+    takes: dict[int, int] = field(default_factory=dict)
+    """What each grant counts for, as the engine decided when it began."""
 
 
 class Rig:
     """See module. `events` and `commands` are all that the engine was told, and what it said."""
 
-    def __init__(self, spec: str, seed: int, *, functions: int = 9, devices: int = 4, breaks: bool = True) -> None:
+    def __init__(self, spec: str, seed: int, *, functions: int = 12, devices: int = 4, breaks: bool = True) -> None:
         self.rng = random.Random(seed)
         self.header = Header(policy=policy_spec(spec), learn=False)
         self.engine = self.header.engine()
@@ -93,15 +104,25 @@ class Rig:
         self.devices: dict[DeviceId, Device] = {}
         self.workers: dict[tuple[DeviceId, CopyId], Worker] = {}
         self.arrived: dict[CallId, float] = {}
+        self.called: dict[CallId, FunctionId] = {}
         self.started: dict[CallId, float] = {}
+        self.since: dict[CallId, float] = {}
+        """When the call began where it runs."""
         self.running: dict[CallId, Worker] = {}
         self.ended: Counter[CallId] = Counter()
         """How often a call was answered."""
         self.answered: Callable[[FunctionId], None] = lambda _function: None
         """Told of each call that has finished, by its function."""
+        self.grants: dict[CallId, m.Grant] = {}
+        """Of the calls that run."""
+        self.aborted: set[CallId] = set()
+        self.drained: set[DeviceId] = set()
         self.staged: dict[NodeId, set[FunctionId]] = {}
+        self.staging: dict[NodeId, set[FunctionId]] = {}
         self.parked: dict[tuple[DeviceId, CopyId], Worker] = {}
         """The engine was told of each, or will be: its `memory` is then what it holds of its device."""
+        self.unparked: set[tuple[DeviceId, CopyId]] = set()
+        """No longer parked, and the engine is about to hear of it."""
         self.woken = 0
         self._calendar: list[tuple[float, int, Callable[[], None]]] = []
         self._entries = 0
@@ -120,13 +141,17 @@ class Rig:
         self.tell(m.DeviceJoined(device))
 
     def deploy(self, name: str, need: Need, profile: Profile) -> None:
-        function = Function(FunctionId(name), name, need, {"*": profile})
+        number = len(self.functions)
+        function = Function(
+            FunctionId(name), name, need, {"*": profile}, task=("", "see", "read")[number % 3],
+            accuracy=0.5 + number / 100, sheds=need.latency_goal_s is not None and need.sharing == "auto",
+        )  # fmt: skip
         self.functions[function.id] = function
         self.tell(m.FunctionDeployed(function))
 
     def call(self, function: str) -> CallId:
         call = CallId(f"c{len(self.arrived)}")
-        self.arrived[call] = self.now
+        self.arrived[call], self.called[call] = self.now, FunctionId(function)
         self.tell(m.Arrived(call, FunctionId(function)))
         return call
 
@@ -160,8 +185,6 @@ class Rig:
         """The calls without an answer."""
         return [each for each in self.arrived if not self.ended[each]]
 
-    # --- the cluster ---
-
     def tell(self, event: m.Event) -> None:
         self.events.append((event, self.now))
         commands = self.engine.handle(event, self.now)
@@ -180,16 +203,21 @@ class Rig:
                 self._grant(grant)
             case m.LoadCopy():
                 self._evict(command.victims, command.device, command.parked)
-                self._load(command.function, command.device, command.copy, command.parts[0].memory)
-            case m.RejectCall(call):
+                self._load(command.function, command.parts[0], command.copy)
+            case m.RejectCall(call, status=status):
                 assert call in self.arrived
+                assert status != 503 or self.functions[self.called[call]].sheds, "a call is shed that should wait"
                 assert call not in self.running, "a call that runs is rejected"
                 self.ended[call] += 1
             case m.Abort(call, device):
+                self.aborted.add(call)
                 self._at(self.now + 0.1, lambda: self._finish(call, device, ok=False))
             case m.EvictCopy(function, device, copy):
                 self._evict((copy_id(function, copy),), device)
+            case m.SetLimit(function, device, copy, share):
+                self.workers[device, copy_id(function, copy)].share = share
             case m.Stage(function, node):
+                self.staging.setdefault(node, set()).add(function)
                 self._at(self.now + 1.0, lambda: self._stage(function, node))
             case m.SetLimit():
                 pass
@@ -202,8 +230,11 @@ class Rig:
                 assert key[1] not in parked, "it is parked already"
                 del self.parked[key]
                 continue
+            if key in self.unparked:
+                continue
             worker = self.workers.pop(key)
             assert not worker.grants, "a victim runs calls"
+            self._may_evict(worker)
             if key[1] in parked:
                 assert self.devices[device].parks
                 if self.breaks and self.rng.random() < 0.2:
@@ -211,6 +242,9 @@ class Rig:
                 else:
                     self.parked[key], worker.memory = worker, 0
                     self._at(self.now + 0.1, lambda worker=worker: self._parked(worker))  # type: ignore[misc]
+
+    def _may_evict(self, worker: Worker) -> None:
+        """:raises AssertionError: it should have stayed"""
 
     def _parked(self, worker: Worker) -> None:
         key = worker.device, copy_id(worker.function, worker.number)
@@ -220,19 +254,27 @@ class Rig:
             self.tell(m.Parked(worker.function, worker.device, worker.number, PARKED))
 
     def _unparked(self, worker: Worker) -> None:
-        said = m.Unparked(worker.function, worker.device, worker.number, "it could not")
-        self._at(self.now + 0.1, lambda: self.tell(said))
+        key = worker.device, copy_id(worker.function, worker.number)
+        self.unparked.add(key)
+        self._at(self.now + 0.1, lambda: self._say_unparked(key))
 
-    def _load(self, function: FunctionId, device: DeviceId, number: int, memory: int) -> Worker:
+    def _say_unparked(self, key: tuple[DeviceId, CopyId]) -> None:
+        self.unparked.discard(key)
+        function, number = copy_of(key[1])
+        self.tell(m.Unparked(function, key[0], number, "it could not"))
+
+    def _load(self, function: FunctionId, part: Part, number: int) -> Worker:
+        device = part.device
         key = device, copy_id(function, number)
         assert key not in self.workers, "a number is used twice"
         worker = self.parked.pop(key, None)
         tier = "host" if function in self.staged.get(node_of(device), ()) else "disk"
         if worker is not None:
-            worker.memory, worker.ready, tier = memory, False, "parked"
+            worker.memory, worker.ready, tier = part.memory, False, "parked"
             self.woken += 1
         else:
-            worker = Worker(function, device, number, memory)
+            worker = Worker(function, device, number, part.memory)
+        worker.share, worker.began_at, worker.used_at = part.share, self.now, self.now
         self.workers[key] = worker
         profile = self.functions[function].profile("gpu")
         load_s = profile.loads.get(tier, profile.load_s) * self.rng.uniform(0.8, 1.3)
@@ -245,6 +287,7 @@ class Rig:
         if all(node_of(each) != node for each in self.devices):
             return
         staged = self.staged.setdefault(node, set())
+        self.staging[node].discard(function)
         assert function not in staged
         if self.breaks and self.rng.random() < 0.2:
             self.tell(m.Unstaged(node, function, "it has no room"))
@@ -260,13 +303,17 @@ class Rig:
         key = grant.device, copy_id(grant.function, grant.copy)
         if grant.cold:
             self._evict(grant.victims, grant.device, grant.parked)
-            worker = self._load(grant.function, grant.device, grant.copy, grant.memory)
+            worker = self._load(grant.function, grant.parts[0], grant.copy)
         else:
             worker = self.workers[key]
             assert worker.function == grant.function
         assert 1 <= len(grant.calls) <= self.functions[grant.function].need.batch_max
+        assert grant.number not in worker.grants
         worker.grants[grant.number] = set(grant.calls)
+        worker.takes[grant.number] = self._takes(worker, grant.call)
+        worker.used_at = self.now
         for call in grant.calls:
+            self.grants[call], self.since[call] = grant, self.now
             assert not self.ended[call], "a call that is over starts"
             assert call not in self.running, "a call runs twice"
             self.running[call] = worker
@@ -289,7 +336,7 @@ class Rig:
             self._gone(worker)
             self.tell(m.CopyFailed(worker.function, worker.device, "it broke", copy=worker.number))
             return
-        worker.ready = True
+        worker.ready, worker.tier = True, tier
         for calls in list(worker.grants.values()):
             self._serve(tuple(sorted(calls)), worker)
         self.tell(m.Loaded(worker.function, worker.device, load_s, worker.memory, worker.number, tier))
@@ -307,10 +354,11 @@ class Rig:
 
     def _end(self, call: CallId) -> None:
         worker = self.running.pop(call)
+        self.aborted.discard(call)
         for number, calls in list(worker.grants.items()):
             calls.discard(call)
             if not calls:
-                del worker.grants[number]
+                del worker.grants[number], worker.takes[number]
 
     def _finish(self, call: CallId, device: DeviceId, *, ok: bool = True) -> None:
         worker = self.running.get(call)
@@ -344,17 +392,26 @@ class Rig:
                 self._gone(worker)
             self.parked = {key: each for key, each in self.parked.items() if key[0] != device}
             self.staged.pop(node_of(device), None)
+            self.drained.discard(device)
             self.tell(m.DeviceLeft(device, "gone"))
             self._at(self.now + 5.0, lambda: self.join(int(device[1:-2])))
         elif kind == 3 and len(self.devices) > 2:
             device = rng.choice(list(self.devices))
-            self.tell(m.DeviceDrained(device))
-            self._at(self.now + 5.0, lambda: self.tell(m.DeviceDrained(device, drain=False)))
+            self._drain(device)
+            self._at(self.now + 5.0, lambda: self._drain(device, drain=False))
         elif kind == 4 and self.parked:
             key = rng.choice(list(self.parked))
             self._unparked(self.parked.pop(key))
 
+    def _drain(self, device: DeviceId, *, drain: bool = True) -> None:
+        (self.drained.add if drain else self.drained.discard)(device)
+        self.tell(m.DeviceDrained(device, drain))
+
     # --- what always holds ---
+
+    def _takes(self, worker: Worker, _call: CallId) -> int:
+        """Return what the grant of a call counts for that runs there."""
+        return 0 if worker.share else self.functions[worker.function].need.reserved
 
     def _check(self) -> None:
         memory: Counter[DeviceId] = Counter()
@@ -365,7 +422,8 @@ class Rig:
             need = self.functions[worker.function].need
             memory[worker.device] += worker.memory
             once = need.sharing != "spatial"
-            compute[worker.device] += need.held + need.reserved * (bool(worker.grants) if once else len(worker.grants))
+            takes = worker.takes.values()
+            compute[worker.device] += worker.share + (max(takes, default=0) if once else sum(takes))
             assert len(worker.grants) <= need.slots, (
                 f"{worker} runs more grants than it has slots: {self.events[-1]}, {self.commands[-1]}"
             )

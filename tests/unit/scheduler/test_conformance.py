@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 from tests.unit.scheduler.conformance import Rig, specs
+from tests.unit.scheduler.planned_rig import Epoch, PlannedRig
 
 from gpufaas_core.model import Need, Profile
+from gpufaas_scheduler.contract import Evict, Limit, Load, Plan, Refusal
 from gpufaas_scheduler.journal import Journal, replay
 from gpufaas_scheduler.policies import POLICIES
+from gpufaas_scheduler.policies.planned import Planned
+from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world.clearing import PAUSE_S, WAIT_S
 
 SPECS = specs()
@@ -29,17 +33,80 @@ def test_work_on_a_cluster_that_breaks_is_answered_once_and_replays_equally(
     rig.work(CALLS, per_s=3.0)
     rig.until_rest()
 
+    all_is_answered_once(rig)
+    replays_equally(Epoch(rig.header, rig.events, rig.commands), tmp_path / "journal")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("spec", SPECS)
+def test_plans_that_come_and_go_meanwhile_and_leaders_that_die_lose_no_call_and_replay_equally(
+    spec: str, seed: int, tmp_path: Path
+) -> None:
+    """No copy is evicted that the plan in force has, and nothing is exceeded: see `PlannedRig`."""
+    rig = PlannedRig(spec, seed)
+    rig.work(CALLS, per_s=3.0)
+    rig.until_rest()
+
+    all_is_answered_once(rig)
+    for number, epoch in enumerate(rig.epochs):
+        replays_equally(epoch, tmp_path / str(number))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("spec", SPECS)
+def test_in_the_end_exactly_the_plan_is_resident_with_its_limits_though_its_leader_died_while_it_was_carried_out(
+    spec: str, seed: int
+) -> None:
+    rig = planned_at_last(spec, seed)
+
+    assert rig.planned
+    assert rig.differences() == []
+    rig.apply(())
+    rig.until_rest()
+    assert rig.differences() == [], "limits outlive their plan"
+
+
+@pytest.mark.parametrize("idle", ["loads", "limits", "strays"])
+def test_an_executor_that_leaves_out_something_is_found(idle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    left_out = {"loads": Load, "limits": Limit, "strays": Evict}[idle]
+    plan = Planned.plan
+
+    def idling(self: Planned, view: View) -> Plan:
+        actions, verdict = plan(self, view), None
+        while True:
+            try:
+                action = actions.send(verdict)
+            except StopIteration:
+                return
+            verdict = Refusal(action, "it idles") if isinstance(action, left_out) else (yield action)
+
+    monkeypatch.setattr(Planned, "plan", idling)
+
+    assert any(planned_at_last(spec, seed).differences() for spec in POLICIES for seed in (1, 2, 3))
+
+
+def planned_at_last(spec: str, seed: int) -> PlannedRig:
+    """Return a rig at rest. Its last plan came under load, and its leader died soon after."""
+    rig = PlannedRig(spec, seed, breaks=False)
+    rig.work(CALLS // 3, per_s=3.0)
+    came = CALLS / 3 / 3.0
+    rig._at(came, lambda: rig.apply(rig.feasible()))
+    rig._at(came + 0.7, rig.take_over)
+    rig.until_rest()
+    return rig
+
+
+def all_is_answered_once(rig: Rig) -> None:
     assert set(rig.ended) == set(rig.arrived)
     assert set(rig.ended.values()) == {1}
     assert not rig.running
-    again = Rig(spec, seed)
-    again.work(CALLS, per_s=3.0)
-    again.until_rest()
-    assert again.commands == rig.commands, "the same seed gives other decisions"
-    with closing(Journal(tmp_path / "journal", rig.header)) as journal:
-        for event, now in rig.events:
+
+
+def replays_equally(epoch: Epoch, path: Path) -> None:
+    with closing(Journal(path, epoch.header)) as journal:
+        for event, now in epoch.events:
             journal.append(event, now)
-    assert [commands for _, commands in replay(tmp_path / "journal")] == rig.commands
+    assert [commands for _, commands in replay(path)] == epoch.commands
 
 
 @pytest.mark.parametrize("spec", SPECS)
