@@ -2,7 +2,7 @@
 Warm calls of this platform and other servers, alternately in one run on this machine.
 
     .venv/bin/python benchmarks/peers.py [--peers mosec,litserve,...] [--works echo,convnet]
-                                      [--rounds 3] [--seconds 3] [--base TREE] [--json FILE] [--write]
+                                      [--rounds 3] [--seconds 3] [--base TREE [--planned N]] [--json FILE] [--write]
 
 Two works: *echo* (1 KB of JSON, parsed and serialised) at 1, 16 and 64 connections, and *convnet* (resnet18 of the
 examples at 64 x 64 pixels, 7 to 15 ms on one thread) at 16 and 64, on two devices here and by two workers there. Load
@@ -15,8 +15,9 @@ with HAProxy; each but the first in an environment of its own, in the user's cac
 that cannot be installed or started is said to be "not run". More yardsticks of the same run: a turn of an empty Python
 loop, 1 KB to another process and back, and the convnet in two processes without any server.
 
---base: no peers, but the platform of another working tree (`_base.py`), with *echo* or the --works given. --write puts
-the table into README.md and docs/performance.md. The bars are judged at the end; with a missed one it exits with 1.
+--base: no peers, but the platform of another working tree (`_base.py`), with *echo* or the --works given. With
+--planned N, both have N more functions, and a plan owns them here: their copies are resident. --write puts the table
+into README.md and docs/performance.md. The bars are judged at the end; with a missed one it exits with 1.
 """
 
 import argparse
@@ -27,12 +28,14 @@ import platform as machine
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import httpx
 from _base import measure, options_of, pairs_of
+from _deploying import deploy
 from _judged import status_of
 from _pairs import load
 from _peer_report import Cell, Report, Row, bars, print_table, write
@@ -41,9 +44,12 @@ from _servers import PEERS, WORKS, ByHand, NotRun, Served, by_hand, ours, ping_p
 from _wrk import BODY, LUA, need_wrk, wrk
 from rich.console import Console
 
+from gpufaas_core import local_login
+
 CONNECTIONS: Final = {"echo": (1, 16, 64), "convnet": (16, 64)}
 BODIES: Final = {"echo": BODY, "convnet": json.dumps({"seed": 7, "size": 64})}
 WARM_UP_S: Final = {"echo": 1.0, "convnet": 3.0}
+PLANNED_WITHIN_S: Final = 120.0
 
 
 class Runs:
@@ -123,6 +129,40 @@ def with_peers(names: Sequence[str], works: Sequence[str], runs: Runs, folder: P
                     break
 
 
+PLANNED: Final = """
+def load(device):
+    return None
+
+def handle(model, event, context):
+    return event.body
+"""
+
+
+@contextlib.contextmanager
+def with_planned(mine: contextlib.AbstractContextManager[Served], count: int, *, plan: bool) -> Iterator[Served]:
+    """Deploy *count* functions beside what *mine* serves; *plan*: a plan owns them, and each is resident."""
+    with mine as served:
+        url = httpx.URL(next(iter(served.urls.values()))).join("/")
+        with httpx.Client(base_url=url, auth=local_login.find(str(url)), timeout=60) as client:
+            annotations = {"gpufaas.sharing": "auto", "gpufaas.memory": "24Mi"}
+            for number in range(count):
+                deploy(client, f"planned{number}", PLANNED, kind="model", annotations=annotations)
+            if plan and count:
+                _apply_plan(client, count)
+        yield served
+
+
+def _apply_plan(client: httpx.Client, count: int) -> None:
+    devices = [each["device"]["id"] for each in client.get("/system/status").raise_for_status().json()["devices"]]
+    replicas = [{"function": f"planned{n}", "device": devices[n % len(devices)], "reserve": 10} for n in range(count)]
+    client.put("/system/plan", json={"replicas": replicas}).raise_for_status()
+    until = time.monotonic() + PLANNED_WITHIN_S
+    while any(each["state"] != "resident" for each in client.get("/system/plan").raise_for_status().json()["replicas"]):
+        if time.monotonic() > until:
+            raise SystemExit(f"the plan was not carried out: {client.get('/system/plan').text}")
+        time.sleep(0.1)
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; default: all")
@@ -130,9 +170,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     parser.add_argument("--write", action="store_true", help="put the table into README.md and docs/performance.md")
+    parser.add_argument("--planned", type=int, default=0, metavar="N", help="with --base: functions of a plan here")
     options = options_of(parser, rounds=3)
     works = options.works or ("echo" if options.base else ",".join(WORKS))
     options.peers, options.works = options.peers.split(","), works.split(",")
+    if options.planned and not options.base:
+        parser.error("--planned compares with another working tree: add --base TREE")
     if options.base and options.write:
         parser.error("--base measures no peers: there is nothing for --write")
     for given, known in ((options.peers, PEERS), (options.works, WORKS)):
@@ -150,7 +193,13 @@ def main() -> int:
         if options.base:
             pairs, works, runs.seconds = pairs_of(options, options.seconds), options.works, 1.0
             parts = {f"{work}, {at} connections": runs.load(work, at) for work in works for at in CONNECTIONS[work]}
-            measure(pairs, options, parts, lambda tree: ours(works, tree), lambda mine: mine.urls[works[0]])
+            measure(
+                pairs,
+                options,
+                parts,
+                lambda tree: with_planned(ours(works, tree), options.planned, plan=tree == ROOT),
+                lambda mine: mine.urls[works[0]],
+            )
             return pairs.finish(options)
         with_peers(options.peers, options.works, runs, Path(folder))
     report = runs.report
