@@ -54,9 +54,8 @@ class Executing(Protocol):
     again after `take`, and after each run for a cause that the policy watches.
     """
 
-    @property
-    def reasons(self) -> Mapping[tuple[FunctionId, DeviceId], str]:
-        """Why copies are not there, or not as the plan has them, as far as the engine refused something of them."""
+    reasons: Mapping[tuple[FunctionId, DeviceId], str]
+    """Why copies are not there, or not as the plan has them, where the engine refused something."""
 
     def take(self, plan: PlacementPlan) -> None:
         """*plan* is in force from now on. A run follows if the policy watches `PLAN` then."""

@@ -12,7 +12,7 @@ from gpufaas_scheduler import contract
 from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.handle.ahead import send_ahead, send_ahead_to
 from gpufaas_scheduler.handle.batches import adapt
-from gpufaas_scheduler.handle.commit_calls import rejected, variant_for, why_no_status
+from gpufaas_scheduler.handle.commit_calls import rejected, variant_for
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_direct, serve_fifo, wake
 from gpufaas_scheduler.handle.follow import follow
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
@@ -97,18 +97,17 @@ def _passes(world: World, call: Call, age_s: Seconds) -> bool:
     if owner.asks_admission and admission is not None and not age_s:  # else it was admitted when it came
         action = admission.admit(world.view, call)
         if isinstance(action, contract.Reject):
-            reason = why_no_status(action)
-            if reason is None:
-                world.out.append(rejected(action))
+            refused = rejected(action)
+            if isinstance(refused, m.RejectCall):
+                world.out.append(refused)
                 return False
-            world.refusals.append(contract.Refusal(action, reason))
+            world.refusals.append(contract.Refusal(action, refused))
         elif action is not None:
             chosen = variant_for(world, owner, action.function)
             if isinstance(chosen, str):
                 world.refusals.append(contract.Refusal(action, chosen))
             else:
-                owner = call.owner = chosen
-                call.function = chosen.id
+                owner, call.owner, call.function = chosen, chosen, chosen.id
     if owner.desired == 0:
         wake(world, owner)
     return True

@@ -61,22 +61,18 @@ def try_reject(world: World, action: contract.Reject) -> str | None:
     call = world.calls.by_id.get(action.call)
     if call is None or call.state != WAITING:
         return f"call {action.call} does not wait in the queue of its function"
-    reason = why_no_status(action)
-    if reason is None:
-        give_up(world, call)
-        world.out.append(rejected(action))
-    return reason
-
-
-def why_no_status(action: contract.Reject) -> str | None:
-    """Return why a call cannot be refused as *action* says; None: it can."""
-    if action.status not in contract.REJECTIONS:
-        return f"a call is refused with status {', '.join(map(str, contract.REJECTIONS))}, not {action.status}"
+    said = rejected(action)
+    if isinstance(said, str):
+        return said
+    give_up(world, call)
+    world.out.append(said)
     return None
 
 
-def rejected(action: contract.Reject) -> m.RejectCall:
-    """Return the command by which a call is refused as *action* says."""
+def rejected(action: contract.Reject) -> m.RejectCall | str:
+    """Return the command that refuses a call as *action* says, or why there is none."""
+    if action.status not in contract.REJECTIONS:
+        return f"a call is refused with status {', '.join(map(str, contract.REJECTIONS))}, not {action.status}"
     return m.RejectCall(action.call, "policy", action.why, action.retry_after_s, action.status, action.details)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
@@ -10,33 +10,12 @@ import msgspec
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core.messages import Event
-from gpufaas_core.model import CopyId, DeviceId, FunctionId, PlacementPlan, Seconds
+from gpufaas_core.model import CopyId, PlacementPlan, Seconds
 from gpufaas_core.owners import CALLS, PLAN
 from gpufaas_scheduler import roles
-from gpufaas_scheduler.contract import (
-    DEVICE,
-    Action,
-    Choose,
-    Evict,
-    Limit,
-    Load,
-    Plan,
-    Refusal,
-    Reject,
-    Release,
-    Start,
-    Why,
-)
+from gpufaas_scheduler.contract import Action, Choose, Evict, Limit, Load, Plan, Refusal, Reject, Release, Start, Why
 from gpufaas_scheduler.policies.planned import Planned
-from gpufaas_scheduler.policy_contract import (
-    FINISH,
-    Explaining,
-    Following,
-    Noting,
-    Observing,
-    SchedulingPolicy,
-    Stateful,
-)
+from gpufaas_scheduler.policy_contract import Explaining, Following, Noting, Observing, SchedulingPolicy, Stateful
 from gpufaas_scheduler.view_contract import FunctionView, View, WaitingCall
 
 
@@ -72,6 +51,7 @@ class Composite:
         self.planned, self._scaling = scaling if isinstance(scaling, Planned) else Planned(), scaling
         if scaling is self.planned:
             self._scaling = scaling = None
+        self.reasons = self.planned.reasons
         self.admission = admission
         """The engine asks it: only few functions have calls that may be refused when they come."""
         self.batching = batching
@@ -104,11 +84,7 @@ class Composite:
     @property
     def follows(self) -> Why | None:
         """None also while a load of the plan waits: it goes first when a call has ended."""
-        return None if self.planned.watches & FINISH else self._follows
-
-    @property
-    def reasons(self) -> Mapping[tuple[FunctionId, DeviceId], str]:
-        return self.planned.reasons
+        return None if self.planned.urgent else self._follows
 
     def take(self, plan: PlacementPlan) -> None:
         self.planned.take(plan)
@@ -186,9 +162,9 @@ def objection(view: View, action: Action, owners: Collection[str]) -> str | None
         case Evict(copy):
             leaving = (copy,)
             functions = _owners_of(view, leaving)
-        case Load(name, tier=tier, victims=victims):
+        case Load(name, tier="device", victims=victims):
             leaving = victims or ()
-            functions = [view.function(name) if tier == DEVICE else None, *_owners_of(view, leaving)]
+            functions = [view.function(name), *_owners_of(view, leaving)]
         case Release(node):
             leaving = tuple(each.id for device in view.devices_of(node) for each in view.residents(device))
             functions = [each for each in _owners_of(view, leaving) if each.owned_by == PLAN]

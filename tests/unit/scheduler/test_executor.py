@@ -356,6 +356,26 @@ def test_people_see_why_a_copy_is_not_there_yet() -> None:
     ]  # fmt: skip
 
 
+@EACH
+def test_a_revision_takes_the_places_of_the_one_before_one_by_one(policy: str) -> None:
+    site = Site(policy)
+    site.put("f.ns@1", Need(100, "auto"), size=50)
+    site.plan(Replica("f.ns", A, 60), Replica("f.ns", B, 60))
+    site.go_on(8)
+    assert site.copies == {("f.ns@1", A, 60, 0), ("f.ns@1", B, 60, 0)}
+
+    after = Function(FunctionId("f.ns@2"), "2", Need(100, "auto"), {"*": Profile(2.0, 0.5, 50)})
+    site.functions[after.id] = after
+    site.tell(m.FunctionDeployed(after, FunctionId("f.ns@1")))
+    assert {name for name, *_ in site.copies} == {"f.ns@1", "f.ns@2"}, "there is no room for both on a device"
+    site.go_on(8)
+    assert {name for name, *_ in site.copies} == {"f.ns@1", "f.ns@2"}
+    site.tell(m.FunctionRemoved(FunctionId("f.ns@1"), True))  # as a gateway does it
+    site.go_on(8)
+
+    assert site.copies == {("f.ns@2", A, 60, 0), ("f.ns@2", B, 60, 0)}
+
+
 # --- what a successor knows ---
 
 

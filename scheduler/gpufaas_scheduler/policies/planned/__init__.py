@@ -66,6 +66,11 @@ class Planned:
         self._names.update(msgspec.msgpack.decode(state, type=list[str]))
         self.watches = PLAN | FLEET if self._names else 0
 
+    @property
+    def urgent(self) -> bool:
+        """Whether something was refused that may be done when a call has ended."""
+        return bool(self.watches & FINISH)
+
     def objection(self, view: View, action: Action) -> str | None:
         """Return why the order may not do *action*, which uses a device that a load waits for; None: it may."""
         copy = action.copy if isinstance(action, Start | Assign) else None
@@ -82,7 +87,9 @@ class Planned:
             before = {each.before.id for each in named if each.before is not None}
             self._functions = [each for each in named if each.id not in before]
             self._in_vain.clear()
-        self.reasons, self.held, self._retry_at = {}, set(), inf
+        self.reasons.clear()
+        self.held.clear()
+        self._retry_at = inf
         refused = 0
         for tries in self._lacking(view):
             refused += yield from self._try(tries)
