@@ -79,12 +79,12 @@ class Calendar:
 
     def work(self) -> Counter[str]:
         """Return the number of grants and loads under way, by node."""
-        there = [
-            work
+        return Counter(
+            node
             for _, _, version, work in self.entries
-            if not (type(work) is Later or work.lost) and (type(work) is not Running or version == work.version)
-        ]
-        return Counter(node for work in there for node in {each.device.node for each in work.devices})
+            if not (work.lost or type(work) is Later or (type(work) is Running and version != work.version))
+            for node in {each.device.node for each in work.devices}
+        )
 
     def running(self, call: CallId) -> Running | None:
         """Return the grant of *call*; None: it has ended. O(work under way)."""

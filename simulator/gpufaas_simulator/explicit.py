@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from string import digits
 from typing import NoReturn, TypeVar
 
 import msgspec
@@ -220,12 +221,7 @@ class _WorkloadReader:
         functions = {each.name: at for at, each in enumerate(deployed)}
         offered = [each.kind for each in offers]
         kinds = {ANY_KIND, *offered, *(each.kind for each in devices)}
-
-        def procured(node: str) -> bool:
-            """Whether a node of that name may be procured. If it is not there at the time, nothing happens to it."""
-            kind, _, number = node.rpartition("-")
-            return kind in offered and number.isdecimal()
-
+        procured = {f"{kind}-" for kind in offered}  # if such a node is not there at the time, nothing happens to it
         last = 0.0
         for at, each in enumerate(given):
             where = ("changes", at)
@@ -241,28 +237,24 @@ class _WorkloadReader:
                     kinds.add(joining.kind)
                     found.append(DeviceJoins(t, joining))
                 case DeviceLeaves(_, device_id):
-                    if device_id not in there and not procured(device_id.rpartition("/")[0]):
+                    if device_id not in there and device_id.rpartition("/")[0].rstrip(digits) not in procured:
                         known = ", ".join([*there][:5])
                         self.fail(where, f"there is no device {device_id!r} at that time: name one of {known}")
                     there.pop(device_id, None)
                     found.append(each)
                 case NodeLeaves(_, node) | HostLoad(_, node):
-                    if all(of.node != node for of in there.values()) and not procured(node):
+                    if all(of.node != node for of in there.values()) and node.rstrip(digits) not in procured:
                         self.fail(where, f"there is no node {node!r} at that time: give devices a node")
                     found.append(each)
                     if isinstance(each, NodeLeaves):
                         there = {device_id: of for device_id, of in there.items() if of.node != node}
                 case KindLeaves(_, kind):
                     if kind not in kinds:
-                        self.fail(
-                            where, f"no device or offer is of kind {kind!r}: name one of {', '.join(sorted(kinds))}"
-                        )
+                        self.fail(where, f"no device or offer is of kind {kind!r}: name {' or '.join(sorted(kinds))}")
                     found.append(each)
                 case OfferChanges(_, kind):
                     if kind not in offered:
-                        self.fail(
-                            where, f"kind {kind!r} is not offered: add it to offers, with limit 0 if it comes later"
-                        )
+                        self.fail(where, f"kind {kind!r} is not offered: add it to offers, perhaps with limit 0")
                     found.append(each)
                 case PlanComes(_, replicas):
                     plannable = {function.name: function.known_as(FunctionId(function.name)) for function in deployed}

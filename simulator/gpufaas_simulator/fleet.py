@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import UNSET
+from msgspec.structs import asdict
 
 from gpufaas_core.model import Offer, Seconds
 from gpufaas_simulator.workload import NodeOffer, OfferChanges, SimulatedDevice
@@ -43,13 +44,13 @@ class Fleet:
         self._there: dict[str, NodeStay] = {}
         """Nodes that were procured or that have a price, and have not left."""
         self._count = Counter[str]()
+        self.procured = set[str]()
         self.withheld = Counter[str]()
         """How often each kind cannot be procured, since a node of it has failed."""
 
     def change(self, change: OfferChanges) -> None:
-        figures = {"limit": change.limit, "price_per_h": change.price_per_h, "delay_s": change.delay_s}
-        given = {key: value for key, value in figures.items() if value is not UNSET}
-        self._offers[change.kind] = replace(self._offers[change.kind], **given)  # type: ignore[arg-type]
+        given = {key: value for key, value in asdict(change).items() if key != "at_s" and value is not UNSET}
+        self._offers[change.kind] = replace(self._offers[change.kind], **given)
 
     def offers(self) -> tuple[Offer, ...]:
         """Return what can be procured from now on."""
@@ -72,13 +73,10 @@ class Fleet:
         offer = self._offers[kind]
         self._count[kind] += 1
         devices = offer.node(self._count[kind])
+        self.procured.add(devices[0].node)
         stay = self._there[devices[0].node] = NodeStay(devices[0].node, kind, offer.price_per_h, now)
         self.stays.append(stay)
         return offer, devices
-
-    def was_procured(self, node: str) -> bool:
-        kind, _, number = node.rpartition("-")
-        return node not in self._prices and number.isdecimal() and 0 < int(number) <= self._count[kind]
 
     def joined(self, device: SimulatedDevice, now: Seconds) -> float:
         """A device has joined. Return the price of its node; 0.0: it has none."""

@@ -38,7 +38,8 @@ class Nodes:
         self._devices: dict[DeviceId, SimulatedDeviceState] = {}
         self._calendar = Calendar()
         self._under_way = self._calendar.entries
-        self._mixed = self.record.mixed = _mixes(workload)
+        busy = any(isinstance(each, HostLoad) for each in workload.changes)
+        self._mixed = self.record.mixed = busy or any(map(mixes, _all_functions(workload)))
         """Grants may run beside others that slow them. False: the end of each is known when it starts."""
         self._as_costs = not self._mixed and self._times.as_costs
         """Calls take the service times of their functions."""
@@ -329,11 +330,6 @@ class Nodes:
 def numbers(calls: Iterable[CallId]) -> tuple[int, ...]:
     """Return the indices of calls in the workload, which are their names."""
     return tuple([int(each) for each in calls])
-
-
-def _mixes(workload: Workload) -> bool:
-    busy = any(isinstance(each, HostLoad) for each in workload.changes)
-    return busy or any(map(mixes, _all_functions(workload)))
 
 
 def _all_functions(workload: Workload) -> Iterator[SimulatedFunction]:

@@ -305,9 +305,8 @@ def _by_function(record: Record, calls: _Calls, parts: Floats, end_s: Seconds) -
     """O(n log n): calls are sorted by function once."""
     called = calls.function[calls.done]
     order, done_order = np.argsort(calls.function, kind="stable"), np.argsort(called, kind="stable")
-    functions = range(len(record.workload.functions) + 1)
-    ends = np.searchsorted(calls.function[order], functions)
-    done_ends = np.searchsorted(called[done_order], functions)
+    bounds = range(len(record.workload.functions) + 1)
+    ends, done_ends = np.searchsorted(calls.function[order], bounds), np.searchsorted(called[done_order], bounds)
     found = {}
     for at, each in enumerate(record.workload.functions):
         mine, done = order[ends[at] : ends[at + 1]], done_order[done_ends[at] : done_ends[at + 1]]

@@ -39,9 +39,7 @@ def simulate(
     engine = simulation.engine
     if explain is not None:
         engine.remember(max(1, len(workload)))
-    if progress is not None:
-        simulation.tell(progress)
-    record = simulation.run()
+    record = simulation.run(progress)
     if explain is not None:
         record.explanation = engine.explain(CallId(str(explain)), record.end_s)
     return record, report(record, engine.policy.name)

@@ -10,19 +10,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import pickle
+import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-import gpufaas_cache_manager
-import gpufaas_core
-import gpufaas_planner
-import gpufaas_scheduler
-import gpufaas_simulator
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.journal import Header
@@ -45,6 +44,22 @@ class _Head(Struct):
     """Of the simulations that were finished, by what was simulated."""
     under_way: str = ""
     """What is under way; empty: nothing."""
+
+
+_DEPTH: Final = 400_000
+_STACK: Final = 1 << 30
+"""Devices, copies and calls refer to each other, and pickle goes from each to the next: as deep as there are many."""
+
+
+def _pickled(simulation: Simulation) -> bytes:
+    limit, stack = sys.getrecursionlimit(), threading.stack_size(_STACK)
+    try:
+        sys.setrecursionlimit(_DEPTH)
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(pickle.dumps, simulation, pickle.HIGHEST_PROTOCOL).result()
+    finally:
+        sys.setrecursionlimit(limit)
+        threading.stack_size(stack)
 
 
 class RunFile:
@@ -73,17 +88,13 @@ class RunFile:
         :raises InvalidSpec: as `run.simulate`, or its policy cannot be kept
         """
         what = hashlib.sha256(workload_json(workload) + msgspec.json.encode(header) + pickle.dumps(noise)).hexdigest()
-        if what in self._head.reports:
-            return self._head.reports[what]
-        if self._head.under_way == what:
-            simulation: Simulation = pickle.loads(self._kept)
-        else:
-            simulation = simulation_of(workload, header, noise)
-        simulation.tell(functools.partial(self._tell, what, simulation, progress))
-        found = report(simulation.run(), simulation.engine.policy.name)
-        self._head.reports[what] = found
-        self._write("", b"")
-        return found
+        if what not in self._head.reports:
+            kept = self._head.under_way == what
+            simulation = pickle.loads(self._kept) if kept else simulation_of(workload, header, noise)
+            record = simulation.run(functools.partial(self._tell, what, simulation, progress))
+            self._head.reports[what] = report(record, simulation.engine.policy.name)
+            self._write("", b"")
+        return self._head.reports[what]
 
     def _tell(self, what: str, simulation: Simulation, progress: Callable[[int], object], ended: int) -> None:
         progress(ended)
@@ -91,10 +102,10 @@ class RunFile:
         if began < self._next_at:
             return
         try:
-            kept = pickle.dumps(simulation, protocol=pickle.HIGHEST_PROTOCOL)
+            kept = _pickled(simulation)
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as exc:
-            name = simulation.engine.policy.name
-            raise InvalidSpec(f"policy {name} cannot be kept in {self._path} ({exc}): leave --run out") from exc
+            reason = f"policy {simulation.engine.policy.name} cannot be kept in {self._path} ({exc})"
+            raise InvalidSpec(f"{reason}: leave --run out") from exc
         self._write(what, kept)
         self._next_at = time.monotonic() + max(KEEP_EVERY_S, 10.0 * (time.monotonic() - began))
 
@@ -108,6 +119,8 @@ class RunFile:
 @functools.cache
 def _code() -> str:
     """Return a digest of the code that a simulation consists of."""
-    rooms = gpufaas_core, gpufaas_cache_manager, gpufaas_scheduler, gpufaas_planner, gpufaas_simulator
+    rooms = [
+        import_module(f"gpufaas_{each}") for each in ("core", "cache_manager", "scheduler", "planner", "simulator")
+    ]
     files = [file for room in rooms for file in sorted(Path(room.__path__[0]).rglob("*.py"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

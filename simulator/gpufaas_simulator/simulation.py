@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import astuple
 
@@ -57,8 +57,7 @@ class Simulation(Nodes):
     """
     One run of *workload* through *engine*, which must be new.
 
-    `noise` multiplies load and service times; the engine knows neither the factors nor `Workload.service_s`. `progress`
-    gets the number of ended calls from time to time.
+    `noise` multiplies load and service times; the engine knows neither the factors nor `Workload.service_s`.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class Simulation(Nodes):
         *,
         noise: Noise | None = None,
         observers: Sequence[Observer] = (),
-        progress: Callable[[int], object] | None = None,
         solve: Callable[[Snapshot], Answer] | None = None,
     ) -> None:
         super().__init__(workload, engine, noise, observers)
@@ -76,7 +74,6 @@ class Simulation(Nodes):
         self._planner = None if workload.planner is None else Planner(workload.planner.solver, engine.snapshot)
         self._plan = PlacementPlan(0)
         """The plan in force."""
-        self._progress = progress
         self._told = _PROGRESS_EVERY
         """Of how many ended calls *progress* is told next."""
         self._next: tuple[int, int] | None = None
@@ -89,15 +86,11 @@ class Simulation(Nodes):
         self._fleet = Fleet(workload.offers, workload.prices)
         self.record.nodes = self._fleet.stays
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What `run_file` keeps while *progress* is told, and goes on from."""
-        return {**self.__dict__, "_progress": None}
-
-    def tell(self, progress: Callable[[int], object]) -> None:
-        self._progress = progress
-
-    def run(self) -> Record:
-        """Run to the end of all work. Exceptions of the engine and its policy are passed on."""
+    def run(self, progress: Callable[[int], object] | None = None) -> Record:
+        """
+        Run to the end of all work. *progress* gets the number of ended calls from time to time, when what is pickled
+        can go on. Exceptions of the engine and its policy are passed on.
+        """
         if self._next is None:
             self._set_up()
         arrival, change = self._next or (0, 0)
@@ -130,18 +123,19 @@ class Simulation(Nodes):
                 self._call(arrival, arrives)
                 arrival += 1
                 arrives = times[arrival] if arrival < arrivals else math.inf
-            if self._ended >= self._told and self._progress is not None:
+            if self._ended >= self._told and progress is not None:
                 self._told, self._next = self._ended + _PROGRESS_EVERY, (arrival, change)
-                self._progress(self._ended)
+                progress(self._ended)
         self._close()
+        if progress is not None:
+            progress(arrivals)
         return self.record
 
     def _set_up(self) -> None:
         """The functions are deployed, and the nodes of the start join."""
         for known, revision in zip(self.workload.functions, self._revisions.current, strict=True):
             self._hear(m.FunctionDeployed(known.known_as(revision)))
-        if self.workload.offers:
-            self._hear(m.Offered(self._fleet.offers()))
+        self._offer()
         for each in self.workload.devices:
             self._join(each)
         if self._planner is not None and self._solve is not None:
@@ -186,8 +180,6 @@ class Simulation(Nodes):
         self.record.close(self.now)
         for state in self._devices.values():
             state.close(self.now)
-        if self._progress is not None:
-            self._progress(len(self.workload.times))
 
     # --- nodes and functions that come and go -------------------------------------------------------------------------
 
@@ -222,7 +214,7 @@ class Simulation(Nodes):
                 self._kind_leaves(kind, down_s)
             case OfferChanges():
                 self._fleet.change(change)
-                self._hear(m.Offered(self._fleet.offers()))
+                self._offer()
             case HostLoad(_, node, taken):
                 self._taken[node] = taken
                 loaded = [each for each in self._devices.values() if each.device.node == node]
@@ -278,20 +270,17 @@ class Simulation(Nodes):
 
     def _kind_leaves(self, kind: str, down_s: Seconds | None) -> None:
         """The node that is in use fails, and is down for so long."""
-        nodes = [each.device.node for each in self._devices.values() if kind in (ANY_KIND, each.kind)]
-        if not nodes:
+        there = [each.device for each in self._devices.values() if kind in (ANY_KIND, each.kind)]
+        if not there:
             return
         work = self._calendar.work()
-        node = max(dict.fromkeys(nodes), key=lambda each: work[each])
-        kind = next(each.kind for each in self._devices.values() if each.device.node == node)
+        fails = max(there, key=lambda each: work[each.node])
+        self._fleet.withheld[fails.kind] += down_s is not None
+        left = self._node_leaves(fails.node)
         if down_s is not None:
-            self._fleet.withheld[kind] += 1
-        left = self._node_leaves(node)
-        if down_s is not None:
-            owned = [] if self._fleet.was_procured(node) else left
-            self._calendar.last(self.now + down_s, partial(self._comes_back, kind, owned))
-            if self.workload.offers:
-                self._hear(m.Offered(self._fleet.offers()))
+            owned = [] if fails.node in self._fleet.procured else left
+            self._calendar.last(self.now + down_s, partial(self._comes_back, fails.kind, owned))
+            self._offer()
 
     def _comes_back(self, kind: str, devices: Sequence[SimulatedDevice]) -> None:
         """A node that failed, or another one of its kind, can be had again."""
@@ -299,6 +288,10 @@ class Simulation(Nodes):
         for each in devices:
             if each.id not in self._devices:
                 self._join(each)
+        self._offer()
+
+    def _offer(self) -> None:
+        """The engine is told what can be procured now."""
         if self.workload.offers:
             self._hear(m.Offered(self._fleet.offers()))
 

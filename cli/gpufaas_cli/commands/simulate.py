@@ -124,12 +124,7 @@ def simulate(
 
         headers = [engine_header(each, learn=learn) for each in policies or (PolicySpec(DEFAULT_POLICY),)]
     wanted.check(workloads=len(source.settings()) * seeds, policies=len(headers))
-    try:
-        runs = _run(source, headers, range(seed, seed + seeds), deviation, wanted)
-    except KeyboardInterrupt:
-        if wanted.kept is not None and wanted.kept.exists():
-            output.note(f"{wanted.kept} has what was simulated so far: the same command goes on from there")
-        raise
+    runs = _run(source, headers, range(seed, seed + seeds), deviation, wanted)
     if as_json:
         output.show_json(simulations.as_json(runs))
     else:

@@ -59,7 +59,7 @@ class Composite:
         self.prefetch = prefetch
         """The engine asks it: only few calls wait for a function that no device holds."""
         self._decide: Callable[[View], Plan] = (
-            order.plan if placement is None else partial(_placing, order, placement)  # type: ignore
+            order.plan if placement is None else partial(order.plan, placement=placement)  # type: ignore
         )
         self.plan = self._decide if scaling is None else self._run
         self._owners = {CALLS, *(scaling.owners if isinstance(scaling, roles.Owning) else ())}
@@ -133,11 +133,6 @@ class Composite:
 
 
 _PLANNED: Final = "planned"
-
-
-def _placing(order: roles.Order, placement: roles.Placement, view: View) -> Plan:
-    """A function and not a lambda: simulations are kept with their policies."""
-    return order.plan(view, placement)
 
 
 def _restrained(view: View, plan: Plan, objects: Callable[[View, Action], str | None]) -> Plan:

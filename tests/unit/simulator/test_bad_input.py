@@ -84,7 +84,7 @@ def set_at(content: Any, path: tuple[Any, ...], value: Any) -> None:
         (("arrivals", 3), [10, "f", 1, 2], "arrival 3 is too long: write time, function and at most infer_s"),
         (("changes",), [{"t": 1, "event": "device_leaves", "device": "g7"}], "there is no device 'g7' at that time"),
         (("changes",), [{"t": 1, "event": "node_leaves", "node": "h-1"}], "there is no node 'h-1' at that time"),
-        (("changes",), [{"t": 1, "event": "kind_leaves", "kind": "h"}], "no device or offer is of kind 'h': name one"),
+        (("changes",), [{"t": 1, "event": "kind_leaves", "kind": "h"}], "no device or offer is of kind 'h': name * or"),
         (("changes",), [{"t": 1, "event": "offer_changes", "kind": "h"}], "kind 'h' is not offered: add it to offers"),
         (("changes",), [{"t": 1, "event": "host_load", "node": "", "compute": 100}], "compute is 100: write a whole"),
         (("changes",), [{"t": 1, "event": "explodes"}], 'changes[0].event is "explodes": write one of device_joins,'),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -176,3 +177,16 @@ def test_a_command_that_was_killed_goes_on_in_another_process(run: Callable[...,
 
     assert gone_on.exit_code == 0
     assert json.loads(gone_on.stdout) == json.loads(run(*options).stdout)
+
+
+def test_a_large_fleet_is_kept_too() -> None:
+    """What refers to each other in long chains is deeper than Python's own limit."""
+    limit = sys.getrecursionlimit()
+    chain: list[Any] = []
+    for _ in range(100 * limit):
+        chain = [chain]
+
+    kept = pickle.loads(run_file._pickled(chain))  # type: ignore[arg-type]
+
+    assert len(kept) == 1
+    assert sys.getrecursionlimit() == limit
