@@ -13,7 +13,7 @@ from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, PlacementPlan, Seconds
 from gpufaas_scheduler.contract import Refusal, Why
-from gpufaas_scheduler.policy_contract import Executing, Noting, Observing, SchedulingPolicy, Watching
+from gpufaas_scheduler.policy_contract import Executing, Noting, Observing, SchedulingPolicy
 from gpufaas_scheduler.roles import Admission, Batching, Prefetch
 from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world.call import Call, GrantState
@@ -100,7 +100,7 @@ class World(Cluster):
         policy = self.policy
         self.follows: Why | None = getattr(policy, "follows", None)
         """See `policy_contract.Following`."""
-        self.agenda.watches = self.watches = policy.watches if isinstance(policy, Watching) else 0
+        self.agenda.watches = self.watches = getattr(policy, "watches", 0)
 
     def set_plan(self, plan: PlacementPlan | None) -> None:
         super().set_plan(plan)

@@ -25,8 +25,6 @@ from gpufaas_scheduler.view_contract import DeviceView, FunctionView, ResidentVi
 
 MOST: Final = 64
 """The most loads that are refused in one run, and the most limits: the others come first in the next one."""
-WAKES: Final = "plan"
-"""The key of its wakes."""
 _LATER: Final = "other copies of the plan were tried first"
 
 _Key: TypeAlias = tuple[FunctionId, DeviceId]
@@ -98,11 +96,10 @@ class Planned:
                 for copy, _ in _strays(view, function):
                     yield Evict(copy.id, drain=True)
         if self._retry_at < inf:
-            yield Wake(self._retry_at, WAKES)
+            yield Wake(self._retry_at, "plan")
         if not refused:
             self._names &= set() if plan is None else {each.function for each in plan.replicas}
-        self.watches = PLAN | FLEET | LOADED | WAKE if self._names else 0
-        self.watches |= FINISH if refused else 0
+        self.watches = (PLAN | FLEET | LOADED | WAKE if self._names else 0) | (FINISH if refused else 0)
 
     def _lacking(self, view: View) -> tuple[dict[_Key, _Try], dict[_Key, _Try], dict[_Key, _Try]]:
         """Return what there is to do: the limits that give compute up, the loads, and the other limits."""
@@ -127,8 +124,8 @@ class Planned:
                 if function.retry_at <= view.now:
                     loads[key] = self._load(view, function, replica, found, why)
                 else:
-                    left_s = function.retry_at - view.now
-                    self.reasons[key] = f"the last load of {function.id} failed: the next is in {left_s:.0f} s"
+                    in_s = f"{function.retry_at - view.now:.0f} s"
+                    self.reasons[key] = f"the last load of {function.id} failed: the next is in {in_s}"
                     self._retry_at = min(self._retry_at, function.retry_at)
         return shrinks, loads, grows
 
