@@ -41,13 +41,10 @@ class ScalingRule:
     pinned: int = 0
     """Copies that stay whatever others need: the minimum, if it is given and zero is not allowed."""
 
-    only_bounds: bool = False
-    """Nothing but `min` and `max` is given: they bound whoever decides."""
-
     @property
     def acts(self) -> bool:
         """Whether the autoscaler decides about its copies: by its load, or once it is idle."""
-        return self.zero or (self.by_load and not self.only_bounds)
+        return self.zero or self.by_load
 
     @property
     def by_load(self) -> bool:
@@ -78,13 +75,12 @@ def read_scaling_rule(labels: Mapping[str, str], annotations: Mapping[str, str] 
                 raise InvalidSpec(f"{where} {PREFIX}{name}: {exc}") from exc
     if not read:
         return None
-    usual, only_bounds = ScalingRule(), read.keys() <= {"min", "max"}
+    usual = ScalingRule()
     least = read.get("min", usual.min)
     most = read.setdefault("max", max(usual.max, least))
     if most < least:
         raise InvalidSpec(f"label {PREFIX}max: {most} is below {PREFIX}min, which is {least}: raise it, or lower that")
-    pinned = 0 if read.get("zero") or "min" not in read else least
-    return ScalingRule(**read, pinned=pinned, only_bounds=only_bounds)
+    return ScalingRule(**read, pinned=0 if read.get("zero") or "min" not in read else least)
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:

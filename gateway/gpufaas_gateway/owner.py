@@ -13,7 +13,6 @@ from gpufaas_core.plans import PlanVersion
 from gpufaas_core.scaling import PREFIX
 from gpufaas_gateway.catalogue import ServedRevision
 
-_BOUNDS: Final = (f"{PREFIX}min", f"{PREFIX}max")
 _AWAY: Final = "away"
 
 
@@ -64,6 +63,5 @@ def _why_declared(deployed: ServedRevision) -> str:
     spec = deployed.record.spec
     labels = [each for each in {**(spec.annotations or {}), **(spec.labels or {})} if each.startswith(PREFIX)]
     if deployed.function.owner == LABELS:
-        rules = [each for each in labels if each not in _BOUNDS]
-        return f"label{'s' * (len(rules) > 1)} {', '.join(sorted(rules))}"
-    return "labels set bounds only: copies follow calls" if labels else "nothing is said: copies follow calls"
+        return f"label{'s' * (len(labels) > 1)} {', '.join(sorted(labels))}"
+    return "its labels have no rule by load: copies follow calls" if labels else "nothing is said: copies follow calls"

@@ -46,8 +46,8 @@ def test_a_minimum_is_pinned_where_it_is_given_and_zero_is_not_allowed(labels: d
 @pytest.mark.parametrize(
     ("labels", "acts"),
     [
-        ({"min": "2"}, False),
-        ({"min": "1", "max": "4"}, False),
+        ({"min": "2"}, True),
+        ({"min": "1", "max": "4"}, True),
         ({"max": "4", "target": "10"}, True),
         ({"factor": "20"}, True),
         ({"type": "alert", "max": "4"}, False),
@@ -56,8 +56,7 @@ def test_a_minimum_is_pinned_where_it_is_given_and_zero_is_not_allowed(labels: d
         ({"zero": "true"}, True),
     ],
 )
-def test_bounds_alone_are_no_rule_and_neither_is_one_that_measures_nothing(labels: dict[str, str], acts: bool) -> None:
-    """Bounds hold for whoever decides about copies: calls, or a plan."""
+def test_a_rule_acts_by_load_or_to_zero(labels: dict[str, str], acts: bool) -> None:
     rule = read_scaling_rule({name: text for each in labels.items() for name, text in label(*each).items()})
 
     assert rule is not None

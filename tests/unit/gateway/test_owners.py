@@ -34,8 +34,9 @@ async def detail(gateway: Gateway) -> dict[str, object]:
     [
         ({}, "calls", "nothing is said: copies follow calls"),
         ({"team": "a"}, "calls", "nothing is said: copies follow calls"),
-        ({f"{SCALE}min": "1", f"{SCALE}max": "2"}, "calls", "labels set bounds only: copies follow calls"),
-        ({f"{SCALE}max": "2", f"{SCALE}target": "5"}, "labels", f"label {SCALE}target"),
+        ({f"{SCALE}min": "1", f"{SCALE}max": "2"}, "labels", f"labels {SCALE}max, {SCALE}min"),
+        ({f"{SCALE}type": "alert"}, "calls", "its labels have no rule by load: copies follow calls"),
+        ({f"{SCALE}max": "2", f"{SCALE}target": "5"}, "labels", f"labels {SCALE}max, {SCALE}target"),
         ({f"{SCALE}zero": "true", f"{SCALE}type": "rps"}, "labels", f"labels {SCALE}type, {SCALE}zero"),
     ],
 )
