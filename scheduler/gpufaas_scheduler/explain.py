@@ -233,16 +233,13 @@ def snapshot(world: World, now: Seconds, profiled: bool) -> Snapshot:
 
 def _plan_status(world: World) -> PlanStatus | None:
     """Return what became of the plan in force. O(replicas, functions)."""
-    plan, named = world.agenda.plan, world.agenda.by_name
-    if plan is None or not named:
+    plan, owners = world.agenda.plan, dict[str, list[FunctionState]]()
+    if plan is None or not plan.replicas:
         return None
-    owners: dict[str, list[FunctionState]] = {}
     for each in world.functions.values():
-        if not each.removed and name_of(each.id) in named:
-            owners.setdefault(name_of(each.id), []).append(each)
-    return PlanStatus(
-        plan.version, tuple([_planned_copy(world, each, owners.get(each.function, [])) for each in plan.replicas])
-    )
+        owners.setdefault(name_of(each.id), []).extend(() if each.removed else (each,))
+    copies = [_planned_copy(world, each, owners.get(each.function, [])) for each in plan.replicas]
+    return PlanStatus(plan.version, tuple(copies))
 
 
 def _planned_copy(world: World, replica: Replica, owners: list[FunctionState]) -> PlannedCopy:

@@ -165,7 +165,7 @@ def _adopt_grants(
                 state.direct[call.id] = call
     placed.sort(key=lambda each: each[:3])
     for *_, told, grant, before in placed:
-        copy = grant.copy
+        copy, held = grant.copy, 0 if before is None else before.compute
         if copy.share or (copy.owner.shared_hold and any(each.copy is copy for each in state.holding)):
             _expect(grant, told, at, before, since)
             state.beside[grant] = None
@@ -174,11 +174,10 @@ def _adopt_grants(
             grant.ahead = True
             state.beside[grant] = None
             state.free_at = max(state.free_at, grant.free_at)
-        elif _compute(state, grant, before) > state.spare:
+        elif (compute := held or copy.owner.takes(state)) > state.spare:
             state.others.append(grant)
         else:
-            held = before is not None and before.compute > 0
-            grant.compute = _compute(state, grant, before)
+            grant.compute = compute
             _expect(grant, told, at, before if held else None, since)
             began_at = since - doc.busy_for_s if doc is not None and held else at - told.age_s
             world.begin(state, grant, began_at)
@@ -190,11 +189,6 @@ def _adopt_grants(
         and state.reserved + preload.owner.reserves <= state.compute
     ):
         world.preload(state, preload, since - doc.busy_for_s, since + doc.free_in_s)
-
-
-def _compute(state: DeviceState, grant: GrantState, before: CallDoc | None) -> int:
-    """Return what *grant* holds of the compute: as its doc *before* says; None: as its next one would."""
-    return (before.compute if before is not None else 0) or grant.copy.owner.takes(state)
 
 
 def _expect(grant: GrantState, told: RunningCall, at: Seconds, before: CallDoc | None, since: Seconds) -> None:

@@ -78,27 +78,20 @@ class Cluster(FunctionIndex):
 
     def set_plan(self, plan: PlacementPlan | None) -> None:
         """*plan* is in force from now on."""
-        before = self.agenda.by_name
         self.agenda.set_plan(plan)
-        for each in self.functions.values():
-            name = name_of(each.id)
-            if name in before or name in self.agenda.by_name:
-                self._replan(each)
+        self._replan_all()
 
     def _replan_all(self) -> None:
-        """The devices that are there have changed. O(functions), if a plan is in force."""
-        if self.agenda.by_name:
-            for each in self.functions.values():
-                self._replan(each)
+        """The plan, or the devices that are there, have changed. O(functions), if there is a plan."""
+        for each in () if self.agenda.plan is None else self.functions.values():
+            self._replan(each)
 
     def _replan(self, owner: FunctionState) -> None:
         """Note what the plan in force has of *owner*."""
-        plan, by_name, devices = self.agenda.plan, self.agenda.by_name, self.devices
-        if plan is None or not (by_name or owner.plan):
-            return
-        named = by_name.get(name_of(owner.id), ()) if owner.placed and not owner.removed else ()
+        plan, devices = self.agenda.plan, self.devices
+        named = self.agenda.by_name.get(name_of(owner.id), ()) if owner.placed and not owner.removed else ()
         there = {each.device: each for each in named if each.device in devices and not devices[each.device].closed}
-        if not there and not owner.plan:
+        if plan is None or not (there or owner.plan):
             return
         owner.plan, owner.plan_version, owner.fits_as_of = there, plan.version, -1
         self.constrained -= owner.bound

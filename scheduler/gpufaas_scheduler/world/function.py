@@ -143,15 +143,14 @@ class FunctionState(Revision):
     def need(self, device: DeviceState) -> Bytes | Reason:
         """Return what a copy is charged on *device*, or why it may not be there."""
         if device.closed or (self.bound and not self.allows(device)):
-            return Reason(self._elsewhere()) if self.plan and self.suits(device) else NOT_ALLOWED
+            places = ", ".join(self.plan)
+            said = f"plan {self.plan_version} has {{function}} on {places}, not on {{device}}"
+            return Reason(said) if self.plan and self.suits(device) else NOT_ALLOWED
         wanted = self.takes(device) if self.limited else self.wanted
         if wanted > device.compute:
             return Reason(NO_COMPUTE, compute=wanted, spare=device.compute)
         costs = self.costs[device.kind]
         return NO_PROFILE if costs is None else costs.occupation
-
-    def _elsewhere(self) -> str:
-        return f"plan {self.plan_version} has {{function}} on {', '.join(self.plan)}, not on {{device}}"
 
     def load_on(self, device: DeviceView) -> Seconds:
         """Return how long a load takes on *device*; infinite where it cannot run."""
