@@ -91,7 +91,7 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
         if owner.removed:
             forget_if_done(world, owner)
     # If nothing changed, its predecessor would do nothing now either.
-    world.freed = changed
+    world.freed, world.crowded = changed, world.crowded and changed
 
 
 def _without_policy(event: m.Restored) -> m.Restored:

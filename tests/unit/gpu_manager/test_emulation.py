@@ -44,11 +44,11 @@ class Rig:
         self._timers.append(timer)
         return timer
 
-    def begin(self, name: str, need: Need = SPATIAL, calls: int = 1) -> None:
-        """A worker of that function begins so many calls together."""
+    def begin(self, name: str, need: Need = SPATIAL, calls: int = 1, share: int = 0) -> None:
+        """A worker of that function, loaded with that share, begins so many calls together."""
         function = FunctionId(f"{name}.ns@1")
         spec = WorkerSpec(function, name, "ns", name, "model", need)
-        self.workers[name] = self.device.clock(spec, 0, need.held)
+        self.workers[name] = self.device.clock(spec, 0, share or need.held)
         self.workers[name].send(ASK.pack(self.now, calls))
         self.look()
 
@@ -105,6 +105,15 @@ def test_a_share_caps_a_copy_and_may_be_changed_while_a_call_runs(rig: Rig) -> N
     rig.now = 0.4  # half of it
     rig.device.limit(FunctionId("greedy.ns@1"), 0, 100)
     assert rig.ends() == pytest.approx({"greedy": 0.4 + 0.2})
+
+
+def test_a_copy_whose_share_is_taken_back_is_not_capped_at_what_it_was_loaded_with(rig: Rig) -> None:
+    auto = Need(100, "auto")
+    rig.begin("greedy", auto, share=50)
+    assert rig.ends() == pytest.approx({"greedy": 0.8})
+    rig.device.limit(FunctionId("greedy.ns@1"), 0, 0)
+    rig.begin("greedy", auto, share=50)
+    assert rig.ends() == pytest.approx({"greedy": 0.8 + 0.4})
 
 
 def test_a_share_that_is_not_changed_makes_a_call_as_much_longer(rig: Rig) -> None:

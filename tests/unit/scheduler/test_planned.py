@@ -11,6 +11,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import (
     CallId,
     CopyId,
+    Device,
     DeviceId,
     Function,
     FunctionId,
@@ -446,3 +447,16 @@ def test_a_new_revision_of_the_only_planned_copy_is_loaded_once_the_old_one_is_r
     assert isinstance(evicted, m.EvictCopy)
     assert isinstance(load, m.LoadCopy)
     assert (load.function, load.parts[0].share) == ("f@2", 60)
+
+
+def test_a_parked_copy_is_not_woken_for_a_share_which_its_process_does_not_have() -> None:
+    site = Site()
+    parks = DeviceId("n3/p")
+    site.tell(m.DeviceJoined(Device(parks, "gpu", 100, host_memory=100, parks=True)))
+    site.do(c.Evict(site.warm("auto", "n3/p"), c.HOST))
+    assert list(site.engine._world.functions[AUTO].parked) == [parks]
+
+    ended, load = site.do(c.Load(AUTO, on(parks, 40)))
+    assert ended == m.EvictCopy(AUTO, parks, 0)
+    assert isinstance(load, m.LoadCopy)
+    assert load.copy == 1
