@@ -17,6 +17,7 @@ from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.grant import Grant as Grant
 from gpufaas_core.grant import Outer as Outer
 from gpufaas_core.model import (
+    NO_ORDER,
     Asked,
     CallId,
     CopyId,
@@ -26,6 +27,7 @@ from gpufaas_core.model import (
     FunctionId,
     NodeId,
     Offer,
+    OrderId,
     Part,
     PlacementPlan,
 )
@@ -44,6 +46,8 @@ class DeviceJoined(Struct, frozen=True, tag=True):
     snapshot: DeviceSnapshot | None = None
     staged: tuple[StagedWeights, ...] | None = None
     """All that its node has in its host tier, or brings there; None: nothing new is known of it."""
+    order: OrderId = NO_ORDER
+    """The order for which its node was started; empty: it was not ordered."""
 
 
 class DeviceLeft(Struct, frozen=True, tag=True):
@@ -296,6 +300,15 @@ class Offered(Struct, frozen=True, tag=True):
     """These kinds of nodes can be procured from now on, in place of those that were offered before."""
 
     offers: tuple[Offer, ...]
+    ordered: tuple[tuple[OrderId, str], ...] | None = None
+    """At the start of a term, the open orders and their kinds, as the ledger has them; None: nothing new of orders."""
+
+
+class OrderFailed(Struct, frozen=True, tag=True):
+    """No node comes of the order. The policy runs, and may order another kind."""
+
+    order: OrderId
+    reason: str
 
 
 class Restored(Struct, frozen=True, tag=True):
@@ -322,7 +335,7 @@ class Serving(Struct, frozen=True, tag=True):
 Event = (
     DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | CallerLeft
     | Loaded | CopyFailed | Finished | Measured | Resized | ShareKept | WorkerExited | CopySilent | NodeRefused | Staged
-    | Unstaged | Parked | Unparked | Woken | Planned | Offered | Restored | Serving
+    | Unstaged | Parked | Unparked | Woken | Planned | Offered | OrderFailed | Restored | Serving
 )  # fmt: skip
 
 
@@ -453,10 +466,10 @@ class Stage(Struct, frozen=True, tag=True):
 
 
 class ProcureNodes(Struct, frozen=True, tag="Procure"):
-    """Order *n* nodes of an offered kind. Their devices join later."""
+    """Order a node of an offered kind. Its devices join later, and name the order; or `OrderFailed` follows."""
 
     kind: str
-    n: int
+    order: OrderId
 
 
 class ReleaseNode(Struct, frozen=True, tag="Release"):

@@ -16,6 +16,9 @@ FunctionId = NewType("FunctionId", str)
 CopyId: TypeAlias = str
 """The name of one copy of a function; see `copy_id`."""
 NodeId = NewType("NodeId", str)
+OrderId = NewType("OrderId", str)
+"""``EPOCH-NUMBER``: of an order of one node."""
+NO_ORDER: Final = OrderId("")
 DeviceId = NewType("DeviceId", str)
 """``NODE/cuda:0``, ``NODE/cpu:1``."""
 
@@ -506,6 +509,10 @@ class EngineStatus(Struct, frozen=True):
     """How long ago a gateway lost the scheduler that said this; 0: it is of now."""
     plan: PlanStatus | None = None
     """None: no plan is in force."""
+    ordered: dict[OrderId, str] = field(default_factory=dict)
+    """The kinds of the nodes that were ordered and have not joined."""
+    unmet: dict[str, str] = field(default_factory=dict)
+    """Kinds whose last order failed, and why."""
 
 
 class NodeView(Struct, frozen=True, array_like=True):

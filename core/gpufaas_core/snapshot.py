@@ -22,6 +22,7 @@ from gpufaas_core.model import (
     Function,
     FunctionId,
     NodeId,
+    OrderId,
     Part,
     PlacementPlan,
     RatioDoc,
@@ -337,10 +338,12 @@ class EngineDoc(Struct, frozen=True):
     """The plan in force."""
     planned: bool = False
     """The policy set it, and has not run for it yet."""
-    ordered: tuple[tuple[str, int], ...] = ()
-    """Nodes that were procured and have not joined, by kind."""
-    known: tuple[NodeId, ...] = ()
-    """Nodes that are not of these."""
+    ordered: tuple[tuple[OrderId, str], ...] = ()
+    """The open orders and their kinds."""
+    orders: int = 0
+    """The number of the last order."""
+    unmet: tuple[tuple[str, str], ...] = ()
+    """Kinds whose last order failed, and why."""
     releasing: tuple[tuple[NodeId, bool], ...] = ()
     """Nodes that are given back, and whether the provider was told."""
     declined: tuple[tuple[NodeId, FunctionId, Seconds], ...] = ()

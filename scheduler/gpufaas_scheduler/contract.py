@@ -195,7 +195,10 @@ class Wake(Struct, frozen=True):
 
 
 class Procure(Struct, frozen=True):
-    """Order *n* nodes of a kind that the platform offers (`View.offers`)."""
+    """
+    Order *n* nodes of a kind that the platform offers (`View.offers`). Each gets an order id, the last of
+    `View.ordered`.
+    """
 
     kind: str
     n: int = 1

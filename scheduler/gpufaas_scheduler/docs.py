@@ -162,7 +162,8 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         plan=agenda.plan,
         planned=agenda.planned,
         ordered=tuple(agenda.ordered.items()),
-        known=tuple(sorted(agenda.known)),
+        orders=agenda.orders,
+        unmet=tuple(agenda.unmet.items()),
         releasing=tuple(agenda.releasing.items()),
         declined=tuple(world.hosts.all_declined(now)),
         policy_state=policy.save() if isinstance(policy, Stateful) else None,
@@ -281,7 +282,7 @@ def restore_agenda(world: World, doc: EngineDoc, since: Seconds) -> None:
     world.set_plan(doc.plan)
     agenda.planned = doc.planned
     agenda.ordered = dict(doc.ordered)
-    agenda.known = set(doc.known)
+    agenda.orders, agenda.unmet = doc.orders, dict(doc.unmet)
     agenda.releasing = dict(doc.releasing)
     if doc.policy_state is not None and isinstance(world.policy, Stateful):
         world.policy.load(doc.policy_state)

@@ -209,6 +209,8 @@ def status(world: World, now: Seconds) -> EngineStatus:
         rolling=tuple(each.after.id for each in world.functions.values() if each.after is not None and each.draining),
         plan=_plan_status(world),
         held=tuple(each.id for each in world.functions.values() if each.desired is not None and each.held_until > now),
+        ordered=dict(world.agenda.ordered),
+        unmet=dict(world.agenda.unmet),
     )
 
 

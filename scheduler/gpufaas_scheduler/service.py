@@ -13,6 +13,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, GrantRefused
 from gpufaas_core.model import (
+    NO_ORDER,
     Asked,
     CallId,
     Device,
@@ -22,6 +23,7 @@ from gpufaas_core.model import (
     Function,
     FunctionId,
     Offer,
+    OrderId,
     Seconds,
     gateway_of,
     node_of,
@@ -147,12 +149,17 @@ class SchedulerService:
         node: NodeCommands,
         devices: Iterable[Device | DeviceSnapshot],
         staged: tuple[StagedWeights, ...] | None = None,
+        order: OrderId = NO_ORDER,
     ) -> None:
-        """*node* has these devices now: empty ones, or with what their snapshots say; and *staged* in its host tier."""
+        """
+        *node* has these devices now: empty ones, or with what their snapshots say; and *staged* in its host tier.
+
+        :param order: for which it was started
+        """
         for each in devices:
             device, snapshot = (each, None) if isinstance(each, Device) else (each.device, each)
             self._nodes[device.id] = node
-            self.handle(m.DeviceJoined(device, snapshot, staged))
+            self.handle(m.DeviceJoined(device, snapshot, staged, order))
 
     def part(self, node: NodeCommands) -> None:
         """*node* is gone. Its devices have left before."""

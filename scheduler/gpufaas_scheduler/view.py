@@ -15,7 +15,18 @@ from math import exp, inf
 from typing import cast
 
 from gpufaas_cache_manager.eviction import evictable
-from gpufaas_core.model import Bytes, CallId, CopyId, DeviceId, FunctionId, NodeId, Offer, PlacementPlan, Seconds
+from gpufaas_core.model import (
+    Bytes,
+    CallId,
+    CopyId,
+    DeviceId,
+    FunctionId,
+    NodeId,
+    Offer,
+    OrderId,
+    PlacementPlan,
+    Seconds,
+)
 from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.fit import Fit, Reason
 from gpufaas_scheduler.view_contract import View
@@ -319,8 +330,12 @@ class _Plans(_Costs):
         return self._cluster.agenda.offers
 
     @property
-    def ordered(self) -> Mapping[str, int]:
+    def ordered(self) -> Mapping[OrderId, str]:
         return self._cluster.agenda.ordered
+
+    @property
+    def unmet(self) -> Mapping[str, str]:
+        return self._cluster.agenda.unmet
 
 
 class ClusterView(_Plans):

@@ -20,6 +20,7 @@ from gpufaas_core.model import (
     FunctionId,
     NodeId,
     Offer,
+    OrderId,
     Part,
     PlacementPlan,
     Replica,
@@ -495,8 +496,12 @@ class AgendaView(Protocol):
         """The nodes that can be procured, by kind; empty where the platform can order none."""
 
     @property
-    def ordered(self) -> Mapping[str, int]:
-        """The number of nodes that were procured and have not joined, by kind."""
+    def ordered(self) -> Mapping[OrderId, str]:
+        """The kinds of the nodes that were procured and have not joined, by order; the newest last."""
+
+    @property
+    def unmet(self) -> Mapping[str, str]:
+        """Why the last order of a kind failed, by kind; without those of which a node has come since."""
 
 
 class View(FleetView, ResidencyView, CostsView, AgendaView, Protocol):

@@ -18,7 +18,7 @@ from msgspec.structs import astuple
 
 from gpufaas_core import messages as m
 from gpufaas_core.errors import PlanConflict
-from gpufaas_core.model import CallId, DeviceId, NodeId, PlacementPlan, Replica, Seconds, name_of
+from gpufaas_core.model import NO_ORDER, CallId, DeviceId, NodeId, OrderId, PlacementPlan, Replica, Seconds, name_of
 from gpufaas_core.plans import Answer, Snapshot
 from gpufaas_core.snapshot import StagedWeights
 from gpufaas_planner.check import check
@@ -185,21 +185,20 @@ class Simulation(Nodes):
 
     def _provide(self, command: m.ProcureNodes | m.ReleaseNode) -> None:
         if isinstance(command, m.ProcureNodes):
-            for _ in range(command.n):
-                offer, devices = self._fleet.procure(command.kind, self.now)
-                self._calendar.last(self.now + offer.delay_s, partial(self._arrive, offer, devices))
+            offer, devices = self._fleet.procure(command.kind, self.now)
+            self._calendar.last(self.now + offer.delay_s, partial(self._arrive, command.order, offer, devices))
             return
         for device in [each for each in self._devices if each.rpartition("/")[0] == command.node]:
             self._hosts.pop(self._devices[device].device.node, None)
             self._leave(device)
 
-    def _arrive(self, offer: NodeOffer, devices: Sequence[SimulatedDevice]) -> None:
+    def _arrive(self, order: OrderId, offer: NodeOffer, devices: Sequence[SimulatedDevice]) -> None:
         """A node that was procured joins."""
         if offer.host_memory:
             node = devices[0].node
             self._hosts[node] = HostMemory(NodeId(node), offer.host_memory)
         for each in devices:
-            self._join(each)
+            self._join(each, order)
 
     def _change(self, change: Change) -> None:
         match change:
@@ -295,7 +294,7 @@ class Simulation(Nodes):
         if self.workload.offers:
             self._hear(m.Offered(self._fleet.offers()))
 
-    def _join(self, device: SimulatedDevice) -> None:
+    def _join(self, device: SimulatedDevice, order: OrderId = NO_ORDER) -> None:
         host = self._hosts.get(device.node)
         if host is None and (size := self.workload.host_memory.get(device.node, 0)):
             parks = device.node in self.workload.parks
@@ -307,10 +306,10 @@ class Simulation(Nodes):
         self._devices[device.id] = state
         price_per_h = self._fleet.joined(device, self.now)
         if host is None or not state.known:
-            self._hear(m.DeviceJoined(device.known_as(price_per_h)))
+            self._hear(m.DeviceJoined(device.known_as(price_per_h), order=order))
             return
         known = device.known_as(price_per_h, host.tier.budget, parks=host.parks)
-        self._hear(m.DeviceJoined(known, None, tuple([StagedWeights(each) for each in host.tier])))
+        self._hear(m.DeviceJoined(known, None, tuple([StagedWeights(each) for each in host.tier]), order))
 
     def _leave(self, device: DeviceId) -> None:
         state = self._devices.pop(device)

@@ -5,7 +5,7 @@ from math import inf
 from msgspec.structs import replace
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import Device, PlacementPlan, name_of
+from gpufaas_core.model import OrderId, PlacementPlan, name_of
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.copies import balance
 from gpufaas_scheduler.handle.fleet import device_drained
@@ -35,10 +35,12 @@ def try_procure(world: World, action: contract.Procure) -> str | None:
     if not 1 <= action.n <= offer.limit:
         return f"1 to {offer.limit} nodes of kind {action.kind} can be procured, not {action.n}"
     offers[action.kind] = replace(offer, limit=offer.limit - action.n)
-    ordered = world.agenda.ordered
-    world.agenda.known.update(each.device.node for each in world.devices.values())
-    ordered[action.kind] = ordered.get(action.kind, 0) + action.n
-    world.out.append(m.ProcureNodes(action.kind, action.n))
+    agenda = world.agenda
+    for _ in range(action.n):
+        agenda.orders += 1
+        order = OrderId(f"{world.epoch}-{agenda.orders}")
+        agenda.ordered[order] = action.kind
+        world.out.append(m.ProcureNodes(action.kind, order))
     return None
 
 
@@ -109,13 +111,24 @@ def _put_in_force(world: World, plan: PlacementPlan) -> None:
 
 
 def offered(world: World, event: m.Offered) -> None:
-    world.agenda.offers = {each.kind: each for each in event.offers}
-
-
-def node_joined(world: World, device: Device) -> None:
-    """A device has joined: perhaps of a node that was procured, or of one that is being released."""
     agenda = world.agenda
-    if device.node in agenda.releasing:
-        device_drained(world, m.DeviceDrained(device.id))
+    agenda.offers = {each.kind: each for each in event.offers}
+    if event.ordered is not None:
+        agenda.ordered = dict(event.ordered)
+        # Whether the provider heard of a release is not sure after a change of leader: it is told again.
+        agenda.releasing = dict.fromkeys(agenda.releasing, False)
+
+
+def order_failed(world: World, event: m.OrderFailed) -> None:
+    kind = world.agenda.ordered.pop(event.order, None)
+    if kind is None:
+        world.ignored["OrderFailed"] += 1
     else:
-        agenda.joined(device.node, device.kind)
+        world.agenda.unmet[kind] = event.reason
+
+
+def node_joined(world: World, event: m.DeviceJoined) -> None:
+    """A device has joined: perhaps of a node that was procured, or of one that is being released."""
+    world.agenda.joined(event.order)
+    if event.device.node in world.agenda.releasing:
+        device_drained(world, m.DeviceDrained(event.device.id))

@@ -41,7 +41,7 @@ def device_joined(world: World, event: m.DeviceJoined) -> None:
             forget_removed(world, leave(world, known))
         tell_staged(world, event)
         world.offer(world.attach(event.device))
-    node_joined(world, event.device)
+    node_joined(world, event)
 
 
 def tell_staged(world: World, event: m.DeviceJoined) -> None:

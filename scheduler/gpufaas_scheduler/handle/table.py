@@ -44,6 +44,7 @@ HANDLERS: Final[dict[type[m.Event], Handler]] = {
     m.Scaled: copies.scaled,
     m.Planned: agenda.planned,
     m.Offered: agenda.offered,
+    m.OrderFailed: agenda.order_failed,
     m.Restored: _restored,
     m.Serving: _serving,
 }

@@ -10,6 +10,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Seconds
 from gpufaas_core.snapshot import CallDoc, DeviceSnapshot, EngineDoc, FunctionDoc
 from gpufaas_scheduler import docs
+from gpufaas_scheduler.handle.agenda import offered
 from gpufaas_scheduler.handle.calls import arrived
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, note_lack
 from gpufaas_scheduler.handle.fleet import function_deployed
@@ -50,9 +51,12 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
         left.event = _without_policy(left.event)
     if left.event.engine is not None:
         _restore_engine(world, left.event.engine, left.since(left.event.engine))
+    offers = [each for _, each in left.events if isinstance(each, m.Offered)]
+    for told in offers:
+        offered(world, told)  # before the joins, which close orders
     functions = _restore_functions(world, left)
     waiting = _restore_calls(world, left)
-    changed = _restore_devices(world, left, waiting)
+    changed = _restore_devices(world, left, waiting) or bool(offers)
     for doc, owner in functions:
         docs.restore_order(owner, doc)
     for call in sorted(waiting.values(), key=lambda each: each.number):
@@ -81,7 +85,7 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
             arrived(world, replace(again, age_s=again.age_s + now - at))
     joined = {each.device.id: at for at, (_, each) in enumerate(left.events) if isinstance(each, m.DeviceJoined)}
     for at_event, (_, each) in enumerate(left.events):
-        if isinstance(each, m.DeviceJoined) or (isinstance(each, m.Arrived) and each.age_s):
+        if isinstance(each, m.DeviceJoined | m.Offered) or (isinstance(each, m.Arrived) and each.age_s):
             continue
         if at_event < joined.get(getattr(each, "device", DeviceId("")), -1):
             continue  # the snapshot includes it
@@ -186,6 +190,7 @@ def _restore_devices(world: World, left: Left, waiting: dict[CallId, Call]) -> b
             local = [waiting.pop(each.call) for each in doc.local if each.call in waiting]
         snapshot = event.snapshot or DeviceSnapshot(event.device)
         tell_staged(world, event)
+        world.agenda.joined(event.order)
         changed |= adopt(world, event.device, snapshot, at, doc, since, calls, local, waiting)
     join_parts(world)
     for name, doc in known.items():

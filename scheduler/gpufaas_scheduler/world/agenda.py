@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import FunctionId, NodeId, Offer, PlacementPlan, Replica, Seconds
+from gpufaas_core.model import FunctionId, NodeId, Offer, OrderId, PlacementPlan, Replica, Seconds
 from gpufaas_scheduler.policy_contract import ARRIVAL, FINISH, FLEET, LOADED, PLAN, WAKE
 
 CAUSE: Final[Mapping[type[m.Event], int]] = {
@@ -33,6 +33,7 @@ CAUSE: Final[Mapping[type[m.Event], int]] = {
     m.FunctionRemoved: FLEET,
     m.Scaled: FLEET,
     m.Offered: FLEET,
+    m.OrderFailed: FLEET,
     m.Serving: FLEET,
     m.Woken: WAKE,
     m.Planned: PLAN,
@@ -69,10 +70,12 @@ class Agenda:
         """The policy has set a plan, and wants to run for it."""
         self.offers: dict[str, Offer] = {}
         """By kind; `Offer.limit` is what is left of it."""
-        self.ordered: dict[str, int] = {}
-        """Nodes that were procured and have not joined, by kind."""
-        self.known: set[NodeId] = set()
-        """While some have not joined: nodes that were there at an order, or have joined since. They may come back."""
+        self.ordered: dict[OrderId, str] = {}
+        """The kinds of the nodes that were procured and have not joined, by order."""
+        self.orders = 0
+        """The number of the last order."""
+        self.unmet: dict[str, str] = {}
+        """See `View.unmet`."""
         self.releasing: dict[NodeId, bool] = {}
         """Nodes that are given back once their devices are empty, and whether the provider was told."""
 
@@ -106,15 +109,9 @@ class Agenda:
             return now
         return min(self.wakes.values()) if self.wakes and (waiting or self.watches & WAKE) else None
 
-    def joined(self, node: NodeId, kind: str) -> None:
-        """A node with devices of that kind has joined: perhaps one that was procured."""
-        if not self.ordered or node in self.known:
-            return
-        self.known.add(node)
-        left = self.ordered.get(kind, 0) - 1
-        if left > 0:
-            self.ordered[kind] = left
-        else:
-            self.ordered.pop(kind, None)
-            if not self.ordered:
-                self.known.clear()
+    def joined(self, order: OrderId) -> None:
+        """A device has joined whose node names *order*; empty: none."""
+        if order:
+            kind = self.ordered.pop(order, None)
+            if kind is not None:
+                self.unmet.pop(kind, None)

@@ -23,6 +23,7 @@ from gpufaas_core.model import (
     FunctionId,
     Need,
     NodeId,
+    OrderId,
     Part,
     Profile,
     copy_id,
@@ -135,6 +136,9 @@ class Rig:
 
     # --- what the test does ---
 
+    def provide(self, kind: str, order: OrderId) -> None:
+        raise AssertionError(f"{kind} is ordered, and nobody offers it ({order})")
+
     def join(self, number: int) -> None:
         device = Device(DeviceId(f"n{number}/d"), "gpu", (60, 80, 100)[number % 3], host_memory=HOST, parks=number != 3)
         self.devices[device.id] = device
@@ -221,6 +225,8 @@ class Rig:
                 self._at(self.now + 1.0, lambda: self._stage(function, node))
             case m.SetLimit():
                 pass
+            case m.ProcureNodes(kind, order):
+                self.provide(kind, order)
             case _:
                 raise AssertionError(f"what is {command}?")
 

@@ -18,6 +18,7 @@ from gpufaas_core.model import (
     Need,
     NodeId,
     Offer,
+    OrderId,
     PlacementPlan,
     Profile,
     Replica,
@@ -375,16 +376,18 @@ def test_nodes_are_procured_within_the_offer_and_released_once_they_are_empty() 
     assert site.why_not(c.Procure("gpu", 3)) == "1 to 2 nodes of kind gpu can be procured, not 3"
     assert site.why_not(c.Procure("gpu", 0)) == "1 to 2 nodes of kind gpu can be procured, not 0"
 
-    assert site.do(c.Procure("gpu", 2)) == [m.ProcureNodes("gpu", 2)]
-    assert site.policy.view.ordered == {"gpu": 2}
+    one, two = OrderId("1-1"), OrderId("1-2")
+    assert site.do(c.Procure("gpu", 2)) == [m.ProcureNodes("gpu", one), m.ProcureNodes("gpu", two)]
+    assert site.policy.view.ordered == {one: "gpu", two: "gpu"}
     assert site.why_not(c.Procure("gpu")) == "1 to 0 nodes of kind gpu can be procured, not 1"
     for device in ("n3/a", "n3/b"):
-        site.tell(m.DeviceJoined(Device(DeviceId(device), "gpu", 100)))
-    assert site.policy.view.ordered == {"gpu": 1}, "a node has joined, with two devices"
+        site.tell(m.DeviceJoined(Device(DeviceId(device), "gpu", 100), order=two))
+    assert site.policy.view.ordered == {one: "gpu"}, "a node has joined, with two devices"
     for device in ("n3/a", "n2/a"):
         site.tell(m.DeviceLeft(DeviceId(device), "gone"))
         site.tell(m.DeviceJoined(Device(DeviceId(device), "gpu", 100)))
-    assert site.policy.view.ordered == {"gpu": 1}, "nodes that were there have come back"
+    site.tell(m.DeviceJoined(Device(DeviceId("n4/a"), "gpu", 100)))
+    assert site.policy.view.ordered == {one: "gpu"}, "nodes of its kind that do not name it are others"
 
     grant = site.run("x", "big", "n1/b")
     assert site.why_not(c.Release(NodeId("n9"))) == "there is no node n9"
@@ -394,6 +397,49 @@ def test_nodes_are_procured_within_the_offer_and_released_once_they_are_empty() 
     out = site.tell(m.Finished(CallId("x"), grant.device, 1.0))
     assert out == [m.EvictCopy(FunctionId("big"), grant.device, copy), m.ReleaseNode(NodeId("n1"))]
     assert site.do(c.Release(NodeId("n2"))) == [m.ReleaseNode(NodeId("n2"))], "it is empty at once"
+
+
+def test_an_order_that_fails_is_open_no_more_and_the_policy_sees_why_until_a_node_of_its_kind_has_come() -> None:
+    site = Site()
+    one, two = OrderId("1-1"), OrderId("1-2")
+    site.tell(m.Offered((Offer("gpu", 100, limit=2),)))
+    site.do(c.Procure("gpu", 2))
+
+    site.tell(m.OrderFailed(one, "sold out"))
+
+    assert site.policy.causes[-1] == c.FLEET
+    assert (site.policy.view.ordered, site.policy.view.unmet) == ({two: "gpu"}, {"gpu": "sold out"})
+    status = site.engine.status(site.now)
+    assert (status.ordered, status.unmet) == ({two: "gpu"}, {"gpu": "sold out"})
+    site.tell(m.OrderFailed(one, "sold out, said twice"))
+    assert site.engine.ignored["OrderFailed"] == 1
+    site.tell(m.DeviceJoined(Device(DeviceId("n3/a"), "gpu", 100), order=two))
+    assert (site.policy.view.ordered, site.policy.view.unmet) == ({}, {})
+
+
+def test_after_a_takeover_the_open_orders_are_those_of_the_ledger_and_releases_are_told_again() -> None:
+    site = Site()
+    site.tell(m.Offered((Offer("gpu", 100, limit=5),)))
+    site.do(c.Procure("gpu", 3))
+    site.tell(m.OrderFailed(OrderId("1-3"), "sold out"))
+    assert site.do(c.Release(NodeId("n2"))) == [m.ReleaseNode(NodeId("n2"))]
+    doc = site.engine.doc("engine", site.now)
+    successor = Scripted(ALL)
+    engine = Engine(policy=successor, replacement=Lru(), epoch=2)
+    engine.handle(m.Restored(doc), 0.0)  # type: ignore[arg-type]
+    open_orders = tuple((OrderId(each), "gpu") for each in ("1-2", "1-4"))  # of the last one the doc knows nothing
+    engine.handle(m.Offered((Offer("gpu", 100, limit=2),), open_orders), 0.0)
+    engine.handle(m.DeviceJoined(Device(DeviceId("n2/a"), "gpu", 100)), 0.0)
+    engine.handle(m.DeviceJoined(Device(DeviceId("n3/a"), "gpu", 100), order=OrderId("1-2")), 0.0)
+
+    commands = engine.handle(m.Serving(), 0.0)
+
+    assert commands == [m.ReleaseNode(NodeId("n2"))]
+    assert (successor.view.ordered, successor.view.unmet) == ({OrderId("1-4"): "gpu"}, {})
+    successor.script = [c.Procure("gpu")]
+    (order,) = engine.handle(m.FunctionDeployed(Function(FunctionId("new"), "")), 0.0)
+    assert isinstance(order, m.ProcureNodes)
+    assert order.order.startswith("2-"), "numbers are of an epoch: none is given twice"
 
 
 def test_a_device_of_a_released_node_that_comes_back_takes_no_calls() -> None:
@@ -453,7 +499,7 @@ def test_what_a_policy_asked_for_and_its_state_survive_a_takeover(
     assert engine.wake_at == wake_at
     engine.handle(m.Planned(plan), 100.0)
     view = successor.view
-    assert (view.placement, view.ordered) == (plan, {"gpu": 1})
+    assert (view.placement, view.ordered) == (plan, {"1-1": "gpu"})
     assert not view.offers, "the platform of the successor says itself what it can order"
 
 

@@ -7,7 +7,19 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
-from gpufaas_core.model import CopyId, Device, DeviceId, Function, FunctionId, Need, NodeId, Offer, Part, Profile
+from gpufaas_core.model import (
+    CopyId,
+    Device,
+    DeviceId,
+    Function,
+    FunctionId,
+    Need,
+    NodeId,
+    Offer,
+    OrderId,
+    Part,
+    Profile,
+)
 from gpufaas_scheduler.contract import (
     Action,
     Choose,
@@ -242,7 +254,7 @@ def test_scaling_procures_nodes() -> None:
 
     world.call("c", "f")
 
-    assert [each for each in world.out if isinstance(each, m.ProcureNodes)] == [m.ProcureNodes("gpu", 1)]
+    assert [each for each in world.out if isinstance(each, m.ProcureNodes)] == [m.ProcureNodes("gpu", OrderId("1-1"))]
 
 
 def test_the_calls_of_a_batch_start_together_whatever_the_order() -> None:

@@ -11,8 +11,9 @@ import pytest
 from tests.unit.scheduler.conformance import Rig, specs
 from tests.unit.scheduler.planned_rig import Epoch, PlannedRig
 
-from gpufaas_core.model import Need, Profile
-from gpufaas_scheduler.contract import Evict, Limit, Load, Plan, Refusal
+from gpufaas_core import messages as m
+from gpufaas_core.model import Device, DeviceId, Need, Offer, OrderId, Profile
+from gpufaas_scheduler.contract import Evict, Limit, Load, Plan, Procure, Refusal
 from gpufaas_scheduler.journal import Journal, replay
 from gpufaas_scheduler.policies import POLICIES
 from gpufaas_scheduler.policies.planned import Planned
@@ -197,3 +198,55 @@ def test_calls_that_take_turns_on_a_part_of_a_device_do_not_starve_one_that_need
 def test_the_registry_is_covered() -> None:
     assert set(POLICIES) <= set(SPECS)
     assert sum("batching=waiting" in each for each in SPECS) > 1
+
+
+class OrderingRig(Rig):
+    """Its policy orders a node while calls wait. Half of the orders fail, some of them long after; nodes join late."""
+
+    def __init__(self, spec: str, seed: int) -> None:
+        self.orders: dict[OrderId, str] = {}
+        """What became of each."""
+        super().__init__(spec, seed, devices=2)
+        policy = self.engine.policy
+        plan = policy.plan
+
+        def ordering(view: View) -> Plan:
+            yield from plan(view)
+            if len(view.queue) and len(view.ordered) < 2 and (offer := view.offers.get("gpu")) and offer.limit:
+                yield Procure("gpu")
+
+        policy.plan = ordering  # type: ignore[method-assign]
+        self.tell(m.Offered((Offer("gpu", 100, limit=8),)))
+
+    def provide(self, kind: str, order: OrderId) -> None:
+        assert kind == "gpu"
+        assert order not in self.orders, "an order id is given twice"
+        self.orders[order] = "open"
+        fails, after_s = self.rng.random() < 0.5, self.rng.uniform(0.0, 9.0)
+        self._at(self.now + after_s, lambda: self._fail(order) if fails else self._deliver(order))
+
+    def _fail(self, order: OrderId) -> None:
+        self.orders[order] = "failed"
+        self.tell(m.OrderFailed(order, "sold out"))
+
+    def _deliver(self, order: OrderId) -> None:
+        self.orders[order] = "joined"
+        device = Device(DeviceId(f"{order}/d"), "gpu", 100)
+        self.devices[device.id] = device
+        self.tell(m.DeviceJoined(device, order=order))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("spec", POLICIES)
+def test_beside_orders_that_fail_or_come_late_each_call_is_answered_once_and_no_order_stays_open(
+    spec: str, seed: int
+) -> None:
+    rig, again = OrderingRig(spec, seed), OrderingRig(spec, seed)
+    for each in (rig, again):
+        each.work(CALLS, per_s=3.0)
+        each.until_rest()
+
+    all_is_answered_once(rig)
+    assert set(rig.orders.values()) == {"failed", "joined"}
+    assert rig.engine.status(rig.now).ordered == {}
+    assert again.commands == rig.commands
