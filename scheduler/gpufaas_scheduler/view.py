@@ -141,7 +141,7 @@ class _Fleet:
         return [each for each in self._cluster.devices.values() if each.device.node == node]
 
     def allows(self, device: DeviceState, call: Call) -> bool:
-        return device.id in call.owner.holders or call.owner.allows(device)
+        return call.owner.allows(device) or device.id in call.owner.holders
 
     def _wanted(self, device: DeviceState) -> bool:
         """
