@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.metrics_view import MetricsOfAll
 from gpufaas_apps.options import FrontOptions
+from gpufaas_apps.plan_api import plan_routes
 from gpufaas_apps.server import GRACE_S, GatewayServer, configured
 from gpufaas_async_calls.api import PREFIX as ASYNC_PREFIX
 from gpufaas_async_calls.api import AsyncInvocations, async_routes
@@ -42,7 +43,6 @@ from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.node_api import ClusterNodes, node_routes
 from gpufaas_gateway.placement import read_profiles
-from gpufaas_gateway.plan_api import plan_routes
 from gpufaas_gateway.platform_api import prune_routes
 from gpufaas_gateway.ports import Artifacts, LogReader, NodePort, PlacementPort, Scheduler, SecretStore, Store, Workers
 from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults

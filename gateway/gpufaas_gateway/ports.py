@@ -12,20 +12,7 @@ from gpufaas_core.environment import Environment
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.messages import Grant, Outer
-from gpufaas_core.model import (
-    Asked,
-    CallId,
-    Device,
-    DeviceId,
-    EngineStatus,
-    Explanation,
-    Function,
-    FunctionId,
-    Profile,
-    Replica,
-    Seconds,
-)
-from gpufaas_core.plans import PlanVersion
+from gpufaas_core.model import Asked, CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile, Seconds
 from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
 from gpufaas_gateway.history import Revision
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
@@ -194,39 +181,6 @@ class Scheduler(Protocol):
 
     async def explain(self, call: CallId) -> Explanation | None:
         """Return why a call was started where it was, or waits; None if the call is not known."""
-
-
-class PlansPort(Protocol):
-    """
-    The plans of which copies there should be; see `gpufaas_planner.plans.Plans`.
-
-    What changes the plan in force returns the new version, and raises `BadPlan`, `PlanConflict` or `StorageFailed`;
-    then nothing has changed.
-    """
-
-    def in_force(self) -> PlanVersion | None:
-        """Return the latest version, from memory; None: there was none yet. It may be without replicas."""
-
-    async def apply(
-        self, replicas: Sequence[Replica], *, by: str, why: str = "",
-        expected: Mapping[str, float] | None = None, base: int | None = None,
-    ) -> PlanVersion:  # fmt: skip
-        """:param base: the version that *replicas* were written against, 0: there was none; None: any"""
-
-    async def history(self) -> list[PlanVersion]:
-        """Return the versions that are kept, newest first."""
-
-    async def version(self, version: int) -> PlanVersion:
-        """:raises UnknownPlan: it is not kept"""
-
-    async def rollback(self, version: int, *, by: str, base: int | None = None) -> PlanVersion:
-        """Put what *version* had in force, as a new version. :raises UnknownPlan: it is not kept"""
-
-    async def pin(self, replica: Replica, *, by: str) -> PlanVersion:
-        """Have *replica* in force, pinned, and no others of its function but those that were pinned before."""
-
-    async def unpin(self, function: str, device: DeviceId | None, *, by: str) -> PlanVersion:
-        """Take the pinned replicas of *function*, a ``NAME.NAMESPACE``, out of the plan; None: on all devices."""
 
 
 class LogReader(Protocol):

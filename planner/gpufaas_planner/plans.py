@@ -15,8 +15,10 @@ from gpufaas_planner.ports import PlanStore
 
 class Plans:
     """
-    Implements `gpufaas_gateway.ports.PlansPort`. One event loop owns it; several, of other processes too, may share
-    *store*, which decides who was first.
+    One event loop owns it; several, of other processes too, may share *store*, which decides who was first.
+
+    What changes the plan in force returns the new version, and raises `BadPlan`, `PlanConflict` or `StorageFailed`;
+    then nothing has changed.
 
     :param functions: returns those that take calls, by ``NAME.NAMESPACE``
     :param tell: gets each plan that comes in force
@@ -41,18 +43,22 @@ class Plans:
             self._tell(plan.plan())
 
     def in_force(self) -> PlanVersion | None:
+        """Return the latest version, from memory; None: there was none yet. It may be without replicas."""
         return self._in_force
 
     async def apply(
         self, replicas: Sequence[Replica], *, by: str, why: str = "",
         expected: Mapping[str, float] | None = None, base: int | None = None,
     ) -> PlanVersion:  # fmt: skip
+        """:param base: the version that *replicas* were written against, 0: there was none; None: any"""
         return await self._add(await self._latest(), replicas, by, why, expected, base)
 
     async def history(self) -> list[PlanVersion]:
+        """Return the versions that are kept, newest first."""
         return await asyncio.to_thread(self._store.history)
 
     async def version(self, version: int) -> PlanVersion:
+        """:raises UnknownPlan: it is not kept"""
         kept = await self.history()
         for each in kept:
             if each.version == version:
@@ -61,10 +67,12 @@ class Plans:
         raise UnknownPlan(f"version {version} of the plan is not kept: {has}")
 
     async def rollback(self, version: int, *, by: str, base: int | None = None) -> PlanVersion:
+        """Put what *version* had in force, as a new version. :raises UnknownPlan: it is not kept"""
         old = await self.version(version)
         return await self._add(await self._latest(), old.replicas, by, f"rollback to {version}", old.expected, base)
 
     async def pin(self, replica: Replica, *, by: str) -> PlanVersion:
+        """Have *replica* in force, pinned, and no others of its function but those that were pinned before."""
         latest, function, device = await self._latest(), replica.function, replica.device
         stay = [
             each for each in latest.replicas if each.function != function or (each.pinned and each.device != device)
@@ -72,6 +80,7 @@ class Plans:
         return await self._add(latest, (*stay, replace(replica, pinned=True)), by, f"pin {function} on {device}")
 
     async def unpin(self, function: str, device: DeviceId | None, *, by: str) -> PlanVersion:
+        """Take the pinned replicas of *function* out of the plan; None: on all devices."""
         latest = await self._latest()
         pinned = [each for each in latest.replicas if each.function == function and each.pinned]
         gone = [each for each in pinned if device in (None, each.device)]

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.async_calls.fakes import FakeCallbacks, MemoryAsyncQueue
 from tests.unit.gateway.conftest import Gateway
 
+from gpufaas_apps.plan_api import plan_routes
 from gpufaas_async_calls.api import AsyncInvocations, async_routes
 from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.retry import RetryPolicy
@@ -17,7 +18,6 @@ from gpufaas_gateway.auth import is_public
 from gpufaas_gateway.errors import METHODS, QuotaExceeded
 from gpufaas_gateway.node_api import node_routes
 from gpufaas_gateway.openapi import describe
-from gpufaas_gateway.plan_api import plan_routes
 from gpufaas_gateway.platform_api import prune_routes
 
 NAMESPACES = ("/system/namespaces", "/system/namespaces/", "/system/namespace", "/system/namespace/")

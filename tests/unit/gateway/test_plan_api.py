@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.gateway.conftest import DEVICE, Gateway
 
+from gpufaas_apps.plan_api import plan_routes
 from gpufaas_core.errors import GrantRefused
 from gpufaas_core.model import PlannedCopy, PlanStatus, Replica
-from gpufaas_gateway.plan_api import plan_routes
 
 PLAN, ECHO = "/system/plan", "echo.openfaas-fn"
 ON = {"function": "echo", "device": DEVICE.id}

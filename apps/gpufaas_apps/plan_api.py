@@ -14,10 +14,10 @@ from gpufaas_core.model import DeviceId, EngineStatus, Replica
 from gpufaas_core.plans import PlanVersion
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.owner import ReplicaShown, in_force
-from gpufaas_gateway.ports import PlansPort
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE
 from gpufaas_gateway.typed_routes import json_of, read_body, refuses, router
 from gpufaas_gateway.wire import By
+from gpufaas_planner.plans import Plans
 
 _T = TypeVar("_T", bound=Struct)
 _CHANGES: Final = refuses(BadPlan, PlanConflict, StorageFailed)
@@ -61,7 +61,7 @@ class UnpinAsked(Struct, forbid_unknown_fields=True):
 
 
 def plan_routes(
-    catalogue: Catalogue, plans: PlansPort, status: Callable[[], EngineStatus],
+    catalogue: Catalogue, plans: Plans, status: Callable[[], EngineStatus],
     planner: Callable[[str], Awaitable[dict[str, Any]]],
 ) -> APIRouter:  # fmt: skip
     """:param planner: returns the planner's status; if it is told why, when it has made a plan. Empty: there is none"""
