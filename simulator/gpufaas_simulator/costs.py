@@ -32,7 +32,9 @@ def mixes(function: SimulatedFunction) -> bool:
 class Revisions:
     """The current revision of each function, and the true costs of all revisions."""
 
-    def __init__(self, functions: Sequence[SimulatedFunction]) -> None:
+    def __init__(self, functions: Sequence[SimulatedFunction], *, plans: bool = False) -> None:
+        """:param plans: there may be one: without any, a grant of an `auto` function has its device to itself"""
+        self._plans = plans
         self.current = [FunctionId(each.name) for each in functions]
         """By the function's index in the workload."""
         self._count = [1] * len(functions)
@@ -57,7 +59,10 @@ class Revisions:
             cost = known.cost(kind)
             if cost is None:
                 raise KeyError(key)
-            found = self._truths[key] = truth(known.name, known.need, cost)
+            found = truth(known.name, known.need, cost)
+            if known.need.sharing == "auto" and not self._plans:
+                found = replace(found, whole=known.need.reserved >= ALL_COMPUTE)
+            self._truths[key] = found
         return found
 
 

@@ -21,7 +21,7 @@ from gpufaas_simulator.costs import Revisions, TrueTimes, mixes
 from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Running, SimulatedDeviceState
 from gpufaas_simulator.record import FAILED, FALSE_MISS, HIT, MISS, Record
 from gpufaas_simulator.timeline import Done, Evicted, LoadBegun, Observer, Started
-from gpufaas_simulator.workload import FunctionUpdated, HostLoad, SimulatedFunction, Workload
+from gpufaas_simulator.workload import FunctionUpdated, HostLoad, PlanComes, SimulatedFunction, Workload
 
 
 class Nodes:
@@ -33,7 +33,8 @@ class Nodes:
         self.now: Seconds = 0.0
         self.record = Record(workload)
         self._observers = observers
-        self._revisions = Revisions(workload.functions)
+        plans = workload.planner is not None or any(isinstance(each, PlanComes) for each in workload.changes)
+        self._revisions = Revisions(workload.functions, plans=plans)
         self._times = TrueTimes(self._revisions, workload.service_s, noise or Noise())
         self._devices: dict[DeviceId, SimulatedDeviceState] = {}
         self._calendar = Calendar()

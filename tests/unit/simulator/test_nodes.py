@@ -342,6 +342,16 @@ def test_what_is_evicted_to_the_host_is_loaded_from_there(ran: Ran) -> None:
     assert (to_host.ended[2], nowhere.ended[2]) == (21.0, 24.0)
 
 
+@pytest.mark.parametrize("plans", [False, True])
+def test_a_grant_of_an_auto_function_has_its_device_to_itself_unless_plans_may_say_otherwise(
+    written: Write, *, plans: bool
+) -> None:
+    functions = read_workload(written(workload({"f": {"sharing": "auto", "compute": 100}}, []))).functions
+    revisions = Revisions(functions, plans=plans)
+
+    assert revisions.of(revisions.current[0], "gpu").whole is not plans
+
+
 def test_the_cost_model_answers_what_nodes_do(written: Write) -> None:
     given = workload(
         {"f": {"uses": 80, "batch": {"2": 9}, "beside": {"g": 1.5}, "host_load_s": 1, "load_s": 3}, "g": {}}, []
