@@ -100,6 +100,13 @@ def _check_device(device: Device, replicas: Sequence[Replica], functions: Mappin
     if (shares := sum(each.share for each in replicas)) > device.compute:
         whose = " + ".join(f"{each.share} of {each.function}" for each in replicas if each.share)
         raise BadPlan(f"the shares on {device.id} are {shares} % together, over its {device.compute} %: {whose}")
+    for each in replicas:
+        takes = 0 if each.share else each.reserve or functions[each.function].need.compute
+        if takes > device.compute - shares:
+            raise BadPlan(
+                f"{each.function} needs {takes} % of {device.id} while it runs, and shares hold {shares} % of its "
+                f"{device.compute} % for good: give it a share or a lower reserve, or plan it elsewhere"
+            )
     sizes = [(_memory(functions[each.function], device), each.function) for each in replicas]
     if (memory := sum(size for size, _ in sizes)) > device.memory:
         whose = " + ".join(f"{format_bytes(size)} of {name}" for size, name in sizes)

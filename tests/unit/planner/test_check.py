@@ -114,6 +114,10 @@ def test_a_gpu_whose_processes_take_turns_holds_nobody_to_a_share() -> None:
             "^the shares on n1/a are 101 % together, over its 100 %: 60 of one.ns [+] 41 of two.ns$",
         ),
         (
+            (Replica("one.ns", A, 40), Replica("two.ns", A, reserve=61)),
+            "^two.ns needs 61 % of n1/a while it runs, and shares hold 40 % of its 100 % for good: give it",
+        ),
+        (
             (Replica("one.ns", A), Replica("large.ns", A)),
             "^the replicas on n1/a need 9.0 GiB together, over its 8.0 GiB: 2.0 GiB of one.ns [+] 7.0 GiB of large.ns$",
         ),
