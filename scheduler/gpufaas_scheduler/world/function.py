@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpufaas_cache_manager import residency
 from gpufaas_core.constraints import satisfied
@@ -20,9 +20,6 @@ from gpufaas_scheduler.world.ready import ReadyCopies
 if TYPE_CHECKING:
     from gpufaas_scheduler.world.call import Call
     from gpufaas_scheduler.world.device import DeviceState
-
-
-_NO_PLAN: Final[Mapping[DeviceId, Replica]] = {}
 
 
 class FunctionState(Revision):
@@ -78,7 +75,7 @@ class FunctionState(Revision):
         there."""
         self.held: tuple[Call, Seconds] | None = None
         """The call that was held back last for others of its batch, and since when."""
-        self.plan: Mapping[DeviceId, Replica] = _NO_PLAN
+        self.plan: Mapping[DeviceId, Replica] = {}
         """What the plan in force has of it, by devices that are there and not drained. Empty: no plan owns it."""
         self.plan_version = 0
         self.bound = bool(self.constraints)
