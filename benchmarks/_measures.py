@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from log_cutting import log_cutting
 from paper import O3_LIMIT, POWER_LAW, Results, Task, run
 
 from gpufaas_scheduler.plans import hardware, partition, provisioning, selection, split, variants
@@ -296,7 +297,7 @@ def unpipelined(model: str, requests: str) -> Value:
 @measure
 def heuristic() -> Value:
     of = _MODELS["counter"]
-    return partition.log_cutting(of, 3000, 4).t_avg / partition.best(of, 3000, 4).t_avg
+    return log_cutting(of, 3000, 4).t_avg / partition.best(of, 3000, 4).t_avg
 
 
 # --- co-location ------------------------------------------------------------------------------------------------------

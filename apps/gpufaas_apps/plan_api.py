@@ -6,18 +6,18 @@ from typing import Any, Final, TypeVar
 import msgspec
 from fastapi import APIRouter, Request
 from msgspec import Struct, field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, astuple, replace
 
 from gpufaas_core.errors import BadPlan, GrantRefused, InvalidSpec, PlanConflict, StorageFailed, UnknownPlan
 from gpufaas_core.json_errors import UNREADABLE, mistake
-from gpufaas_core.model import DeviceId, EngineStatus, Replica
+from gpufaas_core.model import DeviceId, EngineStatus, PlannedCopy, Replica
 from gpufaas_core.plans import PlanVersion
 from gpufaas_gateway.catalogue import Catalogue
-from gpufaas_gateway.owner import ReplicaShown, in_force
+from gpufaas_gateway.owner import in_force
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE
 from gpufaas_gateway.typed_routes import json_of, read_body, refuses, router
 from gpufaas_gateway.wire import By
-from gpufaas_planner.plans import Plans
+from gpufaas_planner.plans import ANONYMOUS, Plans
 
 _T = TypeVar("_T", bound=Struct)
 _CHANGES: Final = refuses(BadPlan, PlanConflict, StorageFailed)
@@ -26,7 +26,7 @@ _CHANGES: Final = refuses(BadPlan, PlanConflict, StorageFailed)
 class PlanShown(PlanVersion, frozen=True, omit_defaults=False):
     """The plan in force; version 0: none was ever applied."""
 
-    replicas: tuple[ReplicaShown, ...] = ()
+    replicas: tuple[PlannedCopy, ...] = ()
     planner: dict[str, Any] = field(default_factory=dict)
     """What the planner says of itself; empty: none runs here."""
 
@@ -36,8 +36,8 @@ class ReplicaAsked(Replica, frozen=True, forbid_unknown_fields=True):
     """Of a function without one in its name."""
 
     def plain(self) -> Replica:
-        named = {**asdict(self), "function": _full(self.function, self.namespace)}
-        return msgspec.convert(named, Replica)
+        *plain, namespace = astuple(self)
+        return replace(Replica(*plain), function=_full(self.function, namespace))
 
 
 class PlanAsked(Struct, forbid_unknown_fields=True):
@@ -89,7 +89,7 @@ def plan_routes(
     @routes.post("/system/plan/make", responses=refuses(InvalidSpec, GrantRefused, StorageFailed))
     async def make_plan(by: By) -> PlanVersion:
         """Have the planner make a plan now."""
-        said = await planner(f"{_who(by)} asked")
+        said = await planner(f"{by or ANONYMOUS} asked")
         if not said:
             raise InvalidSpec("no planner runs: start gpufaas serve, or all gpufaas scheduler, with --planner NAME")
         if "last_error" in said:
@@ -103,7 +103,7 @@ def plan_routes(
         """Put a plan in force."""
         asked = await _read(request, PlanAsked)
         replicas = [each.plain() for each in asked.replicas]
-        return await plans.apply(replicas, by=_who(by), why=asked.why, expected=asked.expected, base=asked.base)
+        return await plans.apply(replicas, by=by, why=asked.why, expected=asked.expected, base=asked.base)
 
     @routes.get("/system/plan/history", responses=refuses(StorageFailed))
     async def list_plans() -> list[PlanVersion]:
@@ -118,28 +118,24 @@ def plan_routes(
     async def roll_back_plan(request: Request, by: By) -> PlanVersion:
         """Put the content of an earlier version in force, as a new one."""
         asked = await _read(request, RollbackAsked)
-        return await plans.rollback(asked.version, by=_who(by), base=asked.base)
+        return await plans.rollback(asked.version, by=by, base=asked.base)
 
     @change("POST", "/pin", ReplicaAsked)
     async def pin_function(request: Request, by: By) -> PlanVersion:
         """Have a function on a device, and nowhere else but where it is pinned already."""
-        return await plans.pin((await _read(request, ReplicaAsked)).plain(), by=_who(by))
+        return await plans.pin((await _read(request, ReplicaAsked)).plain(), by=by)
 
     @change("POST", "/unpin", UnpinAsked)
     async def unpin_function(request: Request, by: By) -> PlanVersion:
         """Take what is pinned of a function out of the plan, on one device or on all."""
         asked = await _read(request, UnpinAsked)
-        return await plans.unpin(_full(asked.function, asked.namespace), asked.device or None, by=_who(by))
+        return await plans.unpin(_full(asked.function, asked.namespace), asked.device or None, by=by)
 
     return routes
 
 
 def _full(function: str, namespace: str) -> str:
     return function if "." in function else f"{function}.{namespace or DEFAULT_NAMESPACE}"
-
-
-def _who(by: str) -> str:
-    return by or "anonymous"
 
 
 async def _read(request: Request, kind: type[_T]) -> _T:

@@ -254,12 +254,12 @@ class PlacementPlan(Struct, frozen=True):
     """What people should know of it."""
 
 
-class PlannedCopy(Struct, frozen=True):
-    """What became of a replica of the plan in force."""
+class PlannedCopy(Replica, frozen=True, omit_defaults=False):
+    """A replica of the plan in force, and what became of it."""
 
-    replica: Replica
-    state: str
-    """``resident``, ``loading``, ``absent`` (it should be there and is not) or ``away`` (its device is)."""
+    state: str = "unknown"
+    """``resident``, ``loading``, ``absent`` (it should be there and is not), ``away`` (its device is), or ``unknown``
+    (the engine has not said yet)."""
     reason: str = ""
     """Of an absent one: why it is not there yet."""
 

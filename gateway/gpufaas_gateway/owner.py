@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from msgspec.structs import asdict
+from msgspec.structs import astuple
 
-from gpufaas_core.model import PlanStatus, Replica
+from gpufaas_core.model import PlannedCopy, PlanStatus
 from gpufaas_core.owners import LABELS, PLAN
 from gpufaas_core.plans import PlanVersion
 from gpufaas_core.scaling import PREFIX
@@ -16,20 +16,14 @@ from gpufaas_gateway.catalogue import ServedRevision
 _AWAY: Final = "away"
 
 
-class ReplicaShown(Replica, frozen=True, omit_defaults=False):
-    state: str = "unknown"
-    """Of the plan in force, see `PlannedCopy`; ``unknown``: the scheduler has not said yet."""
-    reason: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class PlanInForce:
     """The plan in force, and what became of its replicas."""
 
     version: int = 0
     by: str = ""
-    replicas: tuple[ReplicaShown, ...] = ()
-    of: Mapping[str, Sequence[ReplicaShown]] = field(default_factory=dict)
+    replicas: tuple[PlannedCopy, ...] = ()
+    of: Mapping[str, Sequence[PlannedCopy]] = field(default_factory=dict)
     """Those of each function, by ``NAME.NAMESPACE``."""
 
 
@@ -38,11 +32,9 @@ def in_force(plan: PlanVersion | None, said: PlanStatus | None) -> PlanInForce:
     if plan is None:
         return PlanInForce()
     copies = said.copies if said is not None and said.version == plan.version else ()
-    became = {(each.replica.function, each.replica.device): (each.state, each.reason) for each in copies}
-    shown = tuple(
-        ReplicaShown(*asdict(each).values(), *became.get((each.function, each.device), ())) for each in plan.replicas
-    )
-    of: defaultdict[str, list[ReplicaShown]] = defaultdict(list)
+    became = {(each.function, each.device): each for each in copies}
+    shown = tuple(became.get((each.function, each.device)) or PlannedCopy(*astuple(each)) for each in plan.replicas)
+    of: defaultdict[str, list[PlannedCopy]] = defaultdict(list)
     for each in shown:
         of[each.function].append(each)
     return PlanInForce(plan.version, plan.by, shown, of)

@@ -17,9 +17,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.model import PlannedCopy
 from gpufaas_core.units import Bytes, Seconds, parse_bytes
 from gpufaas_gateway.names import check_digest
-from gpufaas_gateway.owner import ReplicaShown
 from gpufaas_gateway.spec import FailedRevision
 
 _Struct = TypeVar("_Struct", bound=Struct)
@@ -299,7 +299,7 @@ class FunctionDetail(_Answer, kw_only=True):
     placement: PlacementShown | None = None
     owner: Annotated[str | None, Meta(description="who decides about its copies: plan, labels or calls")] = None
     owner_why: str | None = None
-    plan: Annotated[list[ReplicaShown] | None, Meta(description="its replicas in the plan in force")] = None
+    plan: Annotated[list[PlannedCopy] | None, Meta(description="its replicas in the plan in force")] = None
 
 
 class FunctionStatus(_Answer, kw_only=True):

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -11,6 +12,8 @@ from gpufaas_core.model import Device, DeviceId, Function, PlacementPlan, Replic
 from gpufaas_core.plans import PlanVersion
 from gpufaas_planner.check import check
 from gpufaas_planner.ports import PlanStore
+
+ANONYMOUS: Final = "anonymous"
 
 
 class Plans:
@@ -101,7 +104,7 @@ class Plans:
         if base not in (None, latest.version):
             raise _conflict(latest)
         check(replicas, self._functions(), self._devices(), latest.replicas)
-        new = PlanVersion(latest.version + 1, tuple(replicas), by, self._now(), why, dict(expected or {}))
+        new = PlanVersion(latest.version + 1, tuple(replicas), by or ANONYMOUS, self._now(), why, dict(expected or {}))
         if not await asyncio.to_thread(self._store.add, new):
             raise _conflict(await self._latest())
         self.learn(new)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from gpufaas_core.model import (
     CallId,
@@ -240,19 +240,21 @@ def _plan_status(world: World) -> PlanStatus | None:
         return None
     for each in world.functions.values():
         owners.setdefault(name_of(each.id), []).extend(() if each.removed else (each,))
-    copies = [_planned_copy(world, each, owners.get(each.function, [])) for each in plan.replicas]
+    copies = [
+        PlannedCopy(*astuple(each), *_became(world, each, owners.get(each.function, []))) for each in plan.replicas
+    ]
     return PlanStatus(plan.version, tuple(copies))
 
 
-def _planned_copy(world: World, replica: Replica, owners: list[FunctionState]) -> PlannedCopy:
+def _became(world: World, replica: Replica, owners: list[FunctionState]) -> tuple[str, ...]:
+    """Return the state of *replica*, of which *owners* are the revisions, and the reason."""
     device = world.devices.get(replica.device)
     if device is None or device.closed:
-        return PlannedCopy(replica, "away", f"device {replica.device} is {'drained' if device else 'not there'}")
+        return "away", f"device {replica.device} is {'drained' if device else 'not there'}"
     for owner in owners:
         if device.id in owner.holders:
-            state = "loading" if is_loading(device, owner) else "resident"
-            return PlannedCopy(replica, state, _refused(world, owner, device))
-    return PlannedCopy(replica, "absent", _why_absent(world, owners[-1], device) if owners else "it is not deployed")
+            return "loading" if is_loading(device, owner) else "resident", _refused(world, owner, device)
+    return "absent", _why_absent(world, owners[-1], device) if owners else "it is not deployed"
 
 
 def _why_absent(world: World, owner: FunctionState, device: DeviceState) -> str:

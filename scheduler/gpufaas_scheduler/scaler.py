@@ -79,7 +79,7 @@ class Scaler:
         if watched:
             status = self.status()
             replicas = status.plan.copies if status.plan else ()
-            planned = {each.replica.function for each in replicas if each.state != "away"}
+            planned = {each.function for each in replicas if each.state != "away"}
             watched = {name: each for name, each in watched.items() if name not in planned}
         for name in self._seen.keys() - watched.keys():
             del self._seen[name]

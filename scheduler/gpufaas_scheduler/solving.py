@@ -5,7 +5,7 @@ Plans made in another process under a time limit: a solver that hangs, or takes 
 both in JSON; OPTIONS is a JSON object of what the plan's `solve` takes besides. A bad problem is one line on stderr and
 exit code 2.
 
-NAME is a problem of `PLANS`, or a solver of the planner: one of `SOLVERS`, or an entry point of `ENTRY_POINTS`. Such a
+NAME is a problem of `PLANS`, or a solver of the planner: an entry point of `ENTRY_POINTS`. Such a
 solver is a module or object with ``solve(snapshot: Snapshot) -> Answer``, which may raise `BadProblem`.
 """
 
@@ -26,7 +26,7 @@ import msgspec
 from gpufaas_core._types import Seconds
 from gpufaas_core.errors import DeadlineExceeded, GpufaasError, InvalidSpec
 from gpufaas_core.plans import Snapshot
-from gpufaas_scheduler.plans import PLANS, SOLVERS, problem
+from gpufaas_scheduler.plans import PLANS, problem
 
 ENTRY_POINTS: Final = "gpufaas.solvers"
 _BAD_PROBLEM: Final = 2
@@ -67,7 +67,7 @@ async def solve(name: str, asked: bytes, limit: Seconds, options: Mapping[str, o
 
 def solver_named(name: str) -> str:
     """Return *name*, which may be empty. :raises InvalidSpec: the planner has no such solver"""
-    if name and name not in (known := [*SOLVERS, *_installed()]):
+    if name and name not in (known := _installed()):
         there = f"choose one of {', '.join(known)}" if known else f"none is installed (entry points {ENTRY_POINTS})"
         raise InvalidSpec(f"no solver is called {name!r}: {there}")
     return name
@@ -75,7 +75,7 @@ def solver_named(name: str) -> str:
 
 def solver(name: str) -> Any:
     """Return the solver *name*, imported. :raises InvalidSpec: there is none"""
-    return importlib.import_module(SOLVERS[name]) if name in SOLVERS else _installed()[solver_named(name)].load()
+    return _installed()[solver_named(name)].load()
 
 
 def _installed() -> dict[str, Any]:

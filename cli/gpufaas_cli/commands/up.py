@@ -15,6 +15,11 @@ from gpufaas_cli.stack import FILE_NAMES, FUNCTION_NAME, Stack, StackFunction, c
 from gpufaas_cli.watching import watch
 from gpufaas_core.files import remove_tree
 
+_how = declare.options(
+    click.option("--watch", "watches", is_flag=True, help="Do it again whenever a file changes, until Ctrl-C."),
+    following.option, build_flags.building, build_flags.deploying, flags.gateway, declare.as_json,
+)  # fmt: skip
+
 
 @declare.command("up")
 @flags.stack
@@ -22,12 +27,7 @@ from gpufaas_core.files import remove_tree
 @click.option("--skip-deploy", is_flag=True, help="Build and push only.")
 @click.option("--publish", "buildx", is_flag=True, help="Images: build for several platforms and push, with buildx.")
 @click.option("--platforms", metavar="LIST", help="With --publish, as in linux/amd64,linux/arm64.")
-@click.option("--watch", "watches", is_flag=True, help="Do it again whenever a file changes, until Ctrl-C.")
-@following.option
-@build_flags.building
-@build_flags.deploying
-@flags.gateway
-@declare.as_json
+@_how
 def up(
     selection: flags.Selection, skip_push: bool, skip_deploy: bool, buildx: bool, watches: bool, wait: bool,
     building: Building, overrides: pipeline.Overrides, gateway: str | None, as_json: bool,
@@ -63,12 +63,7 @@ def up(
 @flags.stack
 @click.option("--image", metavar="IMAGE", help="Deploy this image, without a stack file; with --name.")
 @click.option("--name", metavar="NAME", help="With --image or a file: the function's name.")
-@click.option("--watch", "watches", is_flag=True, help="Do it again whenever a file changes, until Ctrl-C.")
-@following.option
-@build_flags.building
-@build_flags.deploying
-@flags.gateway
-@declare.as_json
+@_how
 def deploy(
     selection: flags.Selection, image: str | None, name: str | None, watches: bool, wait: bool,
     building: Building, overrides: pipeline.Overrides, gateway: str | None, as_json: bool,

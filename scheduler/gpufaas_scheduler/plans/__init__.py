@@ -18,6 +18,3 @@ PLANS: Final[Mapping[str, str]] = {
     "size": "placement.size",
 }
 """By the name that `gpufaas solve` knows: the module, below this package."""
-
-SOLVERS: Final[Mapping[str, str]] = {}
-"""The planner's own solvers, by name: the module (see `gpufaas_scheduler.solving`)."""

@@ -62,7 +62,8 @@ class Composite:
             order.plan if placement is None else partial(order.plan, placement=placement)  # type: ignore
         )
         self.plan = self._decide if scaling is None else self._run
-        self._owners = {CALLS, *(scaling.owners if isinstance(scaling, roles.Owning) else ())}
+        owners = {CALLS, *(scaling.owners if isinstance(scaling, roles.Owning) else ())}
+        self._objection = partial(objection, owners=owners)
         self._follows = order.follows if isinstance(order, Following) else None
         if isinstance(order, Explaining):
             self.weigh = order.weigh
@@ -127,9 +128,6 @@ class Composite:
             queue.rewind()
         if scaling is not None and view.causes & scaling.watches:
             yield from _restrained(view, scaling.plan(view), self._objection)
-
-    def _objection(self, view: View, action: Action) -> str | None:
-        return objection(view, action, self._owners)
 
 
 _PLANNED: Final = "planned"

@@ -1,7 +1,7 @@
 """Who decides about the copies of a function, as `describe` says it, and who may not."""
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 from tests.unit.gateway.conftest import Gateway
 from tests.unit.gateway.test_contract_checklist import alert
 
@@ -17,7 +17,9 @@ def planned(gateway: Gateway, *states: str, pinned: bool = True) -> None:
     replicas = tuple(Replica(ECHO, DeviceId(f"n/{i}"), 30, pinned=pinned) for i in range(len(states)))
     plan = PlanVersion(3, replicas, "alice")
     gateway.deployer.plan = lambda: plan
-    copies = tuple(PlannedCopy(each, state, f"why {state}") for each, state in zip(replicas, states, strict=True))
+    copies = tuple(
+        PlannedCopy(*astuple(each), state, f"why {state}") for each, state in zip(replicas, states, strict=True)
+    )
     gateway.scheduler.now = replace(gateway.scheduler.now, plan=PlanStatus(3, copies))
 
 

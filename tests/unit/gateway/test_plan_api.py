@@ -8,7 +8,7 @@ from tests.unit.gateway.conftest import DEVICE, Gateway
 
 from gpufaas_apps.plan_api import plan_routes
 from gpufaas_core.errors import GrantRefused
-from gpufaas_core.model import PlannedCopy, PlanStatus, Replica
+from gpufaas_core.model import PlannedCopy, PlanStatus
 
 PLAN, ECHO = "/system/plan", "echo.openfaas-fn"
 ON = {"function": "echo", "device": DEVICE.id}
@@ -72,7 +72,7 @@ async def test_a_plan_is_applied_shown_and_listed_with_who_applied_it(gateway: G
 
 async def test_what_became_of_each_replica_is_shown_once_the_scheduler_knows_the_plan(gateway: Gateway) -> None:
     await gateway.client.put(PLAN, json={"replicas": [ON]})
-    became = PlannedCopy(Replica(ECHO, DEVICE.id), "absent", "no room")
+    became = PlannedCopy(ECHO, DEVICE.id, state="absent", reason="no room")
 
     states = []
     for version in (9, 1):

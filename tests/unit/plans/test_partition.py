@@ -1,4 +1,4 @@
-"""Where a model is cut: golden values, the exact search against every plan, and the thesis's heuristic beside it."""
+"""Where a model is cut: golden values, the exact search against every plan."""
 
 import itertools
 import json
@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gpufaas_scheduler.plans import partition
-from gpufaas_scheduler.plans.partition import Costs, Plan, best, log_cutting, measure, plan_table, ranges, waits
+from gpufaas_scheduler.plans.partition import Costs, Plan, best, measure, plan_table, ranges, waits
 from gpufaas_scheduler.plans.problem import BadProblem, read
 
 WORKED = Costs(0.0, (12.0, 12.0), (2.0, 2.0), (1.0,))
@@ -24,13 +24,6 @@ def test_the_worked_example() -> None:
 @pytest.mark.parametrize(("requests", "pipelines", "waited"), [(8, 2, 12), (8, 1, 28), (100, 16, 264)])
 def test_how_many_are_served_before(requests: int, pipelines: int, waited: int) -> None:
     assert waits(requests, pipelines) == waited
-
-
-def test_the_heuristic_of_the_thesis_misses_the_best_plan() -> None:
-    found, wanted = log_cutting(COUNTER, 3000, 4), best(COUNTER, 3000, 4)
-
-    assert (found.cuts, round(found.t_avg, 3)) == ((2,), 57.578)
-    assert (wanted.cuts, round(wanted.t_avg, 3)) == ((1, 2, 3), 51.596)
 
 
 @pytest.mark.parametrize(
@@ -76,15 +69,6 @@ def test_no_plan_is_better_and_ties_are_kept(block: int) -> None:
         requests, devices, most = rng.choice([1, 2, 5, 30, 3000]), rng.randint(1, 9), rng.choice([1, 3, 8])
 
         assert best(costs, requests, devices, most) == _every_plan(costs, requests, devices, most), seed
-
-
-def test_the_heuristic_is_never_better() -> None:
-    for seed in range(60):
-        rng = random.Random(seed)
-        c, e, n = (tuple(rng.random() for _ in range(count)) for count in (7, 7, 6))
-        costs = Costs(0.1, c, e, n)
-
-        assert best(costs, 40, 4).t_avg <= log_cutting(costs, 40, 4).t_avg * (1 + 1e-9)
 
 
 def test_other_weights_of_the_same_size_keep_the_table() -> None:

@@ -351,7 +351,7 @@ def test_people_see_why_a_copy_is_not_there_yet() -> None:
     status = site.engine.status(site.now).plan
 
     assert status is not None
-    assert [(each.replica.function, each.state, each.reason) for each in status.copies] == [
+    assert [(each.function, each.state, each.reason) for each in status.copies] == [
         ("f", "loading", ""), ("g", "absent", f"device {A} is busy with a load")
     ]  # fmt: skip
 

@@ -16,7 +16,6 @@ from gpufaas_core.model import (
     FunctionId,
     PlannedCopy,
     PlanStatus,
-    Replica,
     ResidentStatus,
     Seconds,
 )
@@ -80,7 +79,7 @@ def test_a_function_that_the_plan_in_force_names_is_left_to_it_while_its_device_
     named: str, state: str, scaled: list[tuple[FunctionId, int]]
 ) -> None:
     platform = Platform()
-    platform.plan = PlanStatus(3, (PlannedCopy(Replica(named, DeviceId("n/cpu:0")), state),))
+    platform.plan = PlanStatus(3, (PlannedCopy(named, DeviceId("n/cpu:0"), state=state),))
 
     platform.tick(0.0)
 
@@ -90,7 +89,7 @@ def test_a_function_that_the_plan_in_force_names_is_left_to_it_while_its_device_
 def test_what_was_measured_before_a_plan_came_does_not_count_after_it_went() -> None:
     platform = Platform()
     platform.tick(0.0)
-    platform.plan = PlanStatus(1, (PlannedCopy(Replica("echo.openfaas-fn", DeviceId("n/cpu:0")), "resident"),))
+    platform.plan = PlanStatus(1, (PlannedCopy("echo.openfaas-fn", DeviceId("n/cpu:0"), state="resident"),))
     platform.tick(1.0, begun=50, finished=50)
     platform.plan = PlanStatus(2)
 
