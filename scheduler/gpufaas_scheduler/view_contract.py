@@ -260,6 +260,10 @@ class RunningCall(Protocol):
     def grant(self) -> int:
         """The number of its grant; 0: an older engine made it."""
 
+    @property
+    def endless(self) -> bool:
+        """It may go on for ever, as a WebSocket may."""
+
 
 class DeviceView(Protocol):
     @property

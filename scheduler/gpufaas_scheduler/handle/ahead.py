@@ -17,6 +17,7 @@ from gpufaas_core.model import Seconds
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.batches import joining, tell_held
 from gpufaas_scheduler.handle.grants import start, take_from_queue
+from gpufaas_scheduler.policy_contract import FINISH
 from gpufaas_scheduler.world.call import Call, GrantState
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.conditions import Condition
@@ -110,8 +111,8 @@ def _may_follow(world: World, running: GrantState, device: DeviceState) -> bool:
         return False
     if running.compute < device.compute or copy.share or copy.split or device.shut or device.preload is not None:
         return False
-    if world.mixed or world.nested or device.others:
-        return False
+    if world.mixed or world.nested or device.others or (world.agenda.by_name and world.watches & FINISH):
+        return False  # a load of the plan may wait for the end of what runs
     if owner.batches:
         return costs.grant_s(0.0, Condition(owner.batch_size(device.kind))) <= AHEAD_S
     now = world.now

@@ -99,6 +99,7 @@ def _passes(world: World, call: Call, age_s: Seconds) -> bool:
         if isinstance(action, contract.Reject):
             refused = rejected(action)
             if isinstance(refused, m.RejectCall):
+                world.demand.note_further(owner, 1, world.now)  # a plan for all calls would admit it
                 world.out.append(refused)
                 return False
             world.refusals.append(contract.Refusal(action, refused))
@@ -119,14 +120,15 @@ def _has_to_wait(world: World, call: Call, age_s: Seconds) -> None:
         send_ahead(world, owner)
         if call.state == RUNNING:
             return
-    if world.agenda.by_name:
-        leave_stranded(world, owner)
     # A call that waited elsewhere goes on waiting: after a takeover, not all devices have joined yet.
     if world.keeps and not age_s and (why := kept_out(world, owner)) is not None:
         give_up(world, call)
         world.out.append(m.RejectCall(call.id, "no_room", why))
+        return
+    if world.agenda.by_name:
+        leave_stranded(world, owner)
     # A full queue refuses only calls that have to wait, which is known only here.
-    elif owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
+    if owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
         _overloaded(world, call)
     elif call.deadline is not None:
         world.calls.watch(call)

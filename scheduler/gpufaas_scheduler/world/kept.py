@@ -35,8 +35,9 @@ def kept_out(world: World, owner: FunctionState) -> str | None:
         kept = in_the_way(there, need, lambda it: it in it.owner.draining or it.owner is owner.before, wanted)
         if not kept:
             return None
-        names.update(dict.fromkeys(each.owner.id for each in kept))
-        plans |= {each.kept for each in kept}
+        others = [each for each in kept if each.owner is not owner]
+        names.update(dict.fromkeys(each.owner.id for each in others))
+        plans |= {each.kept for each in others}
         bytes_held, shares = sum(each.memory for each in kept), sum(each.share for each in kept)
         if wanted + shares > device.compute:
             full.append(f"{wanted} % of the compute of {device.id} ({shares} % of {device.compute} % are held)")
@@ -45,11 +46,14 @@ def kept_out(world: World, owner: FunctionState) -> str | None:
             full.append(f"{format_bytes(need)} on {device.id} ({held} are held)")
     if not full:
         return None
-    lower = ["Lower their minimum (com.openfaas.scale.min)"] if None in plans else []
-    lower += [f"Change plan {each}" for each in plans if each is not None]
+    lower = [f"change plan {each}" for each in plans if each is not None]
+    lower += ["lower their minimum (com.openfaas.scale.min)"] if None in plans else []
+    todo = " or ".join(lower)
+    todo = todo[:1].upper() + todo[1:]
     return (
         f"there is no room for function {owner.id}: it needs {_some(full, ' or ')}, and copies that are always kept "
-        f"hold it: those of {_some(list(names), ', ')}. {' or '.join(lower)}, remove one of them, or add a device"
+        f"hold it: those of {_some(list(names), ', ')}. {todo}, remove one "
+        "of them, or add a device"
     )
 
 

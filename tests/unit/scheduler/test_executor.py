@@ -7,7 +7,7 @@ from tests.unit.scheduler.conformance import Rig
 from tests.unit.scheduler.world import state_of
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import DeviceId, Function, FunctionId, Need, PlacementPlan, Profile, Replica
+from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Need, PlacementPlan, Profile, Replica
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import POLICIES, make_policy, planned
 from gpufaas_scheduler.policies.composite import Composite
@@ -300,6 +300,81 @@ def test_a_plan_of_which_little_fits_does_not_keep_waiting_calls_from_their_devi
     tried = [each.action.function for each in site.engine.refusals]  # type: ignore[union-attr]
     assert sorted(tried) == sorted(f"large{number}" for number in range(90)), "each in its turn"
     assert len(site.executes.planned.reasons) == 90
+
+
+@EACH
+def test_loads_of_others_do_not_keep_a_planned_copy_out_of_a_device_that_is_never_idle(policy: str) -> None:
+    """There is always one that begins while another one ends. The second load is refused first because of the first."""
+    site = Site(policy, devices=1)
+    site.put("first", size=5)
+    site.put("g", EXCLUSIVE, size=55)
+    for number in range(6):
+        site.put(f"half{number}", Need(50, "spatial"), size=25)
+        site.load(f"half{number}", 30, per_s=1)
+    site.go_on(8)
+
+    site.plan(Replica("first", A), Replica("g", A))
+    site.go_on(15)
+
+    assert site.copies == {("first", A, 0, 0), ("g", A, 0, 0)}
+
+
+@EACH
+def test_batches_that_go_ahead_do_not_keep_a_planned_copy_out(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(policy, "g", EXCLUSIVE, size=50, devices=1)
+    quick = Function(FunctionId("f"), "f", Need(batch_max=2), {"*": Profile(1.0, 0.02, 50)})
+    site.functions[quick.id] = quick
+    site.tell(m.FunctionDeployed(quick))
+    takes = m.Finished
+    monkeypatch.setattr(m, "Finished", lambda call, device, _service_s, ok: takes(call, device, 0.02, ok))
+    site.load("f", 12, per_s=300)
+    site.go_on(5)
+    assert any(each.ahead for each in state_of(site.engine).devices[A].beside)
+
+    site.plan(Replica("g", A))
+    site.go_on(1)
+
+    assert ("g", A, 0, 0) in site.copies
+
+
+def stream(site: Site, function: str) -> CallId:
+    """Let a call of *function* come that goes on for ever once it runs."""
+    call, serve = CallId("stream"), site._serve
+    site._serve = lambda calls, worker: serve(tuple(each for each in calls if each != call), worker)  # type: ignore[method-assign]
+    site.arrived[call], site.called[call] = site.now, FunctionId(function)
+    site.tell(m.Arrived(call, FunctionId(function), site.now + 60.0, endless=True))
+    site.go_on(5)
+    assert call in site.running
+    return call
+
+
+@EACH
+def test_a_call_that_goes_on_for_ever_keeps_a_load_of_the_plan_waiting_but_not_the_calls_of_others(policy: str) -> None:
+    site = Site(policy, "f s", Need(50, "spatial"), devices=1)
+    site.put("g", EXCLUSIVE, size=50)
+    forever = stream(site, "s")
+    site.plan(Replica("g", A))
+    site.load("f", 10, per_s=1)
+    site.go_on(15)
+
+    assert site.open == [forever]
+    assert "g needs" in site.executes.planned.reasons[FunctionId("g"), A]
+
+
+@EACH
+def test_a_copy_that_has_to_stay_is_not_loaded_again_with_each_call_that_finds_its_compute_taken(policy: str) -> None:
+    site = Site(policy, "g", devices=1)
+    site.put("f", EXCLUSIVE, least=1)
+    site.go_on(3)
+    site.plan(Replica("g", A, 40))
+    site.go_on(3)
+    before = len(site.commands)
+    site.load("f", 3, per_s=2)
+    site.go_on(5)
+
+    said = [each for commands in site.commands[before:] for each in commands]
+    assert {type(each) for each in said} == {m.RejectCall}
+    assert "hold it: those of g. Change plan 1, remove" in said[0].message  # type: ignore[union-attr]
 
 
 # --- bounds and failures ---

@@ -52,6 +52,14 @@ def test_a_call_is_refused_that_takes_longer_than_its_goal_even_alone(policy: st
     assert goes(world, "e"), "it has no goal"
 
 
+def test_calls_that_are_refused_count_for_the_rate_by_which_copies_are_planned() -> None:
+    few, many = world_with(goal_s=0.5), world_with(goal_s=0.5)
+    for number in range(20):
+        assert not goes(many, f"c{number}")
+
+    assert many.engine.snapshot(many.now).rates["f"] > few.engine.snapshot(few.now).rates["f"]
+
+
 @pytest.mark.parametrize("need", [PLACED, Need(100, "auto")])
 def test_a_busy_copy_is_counted_with_what_is_left_of_its_call_and_the_calls_that_wait_before(need: Need) -> None:
     world = world_with(need, goal_s=10.0)

@@ -73,8 +73,11 @@ class Planned:
         """Return why the order may not do *action*, which uses a device that a load waits for; None: it may."""
         copy = action.copy if isinstance(action, Start | Assign) else None
         device = None if copy is None else view.device_of(copy)
-        held = device is not None and device.id in self.held
-        return f"device {device.id} is kept free for a load of the plan" if held and device else None
+        named = [each.device for each in action.parts] if isinstance(action, Start | Load) else []
+        for each in named if device is None else [device.id]:
+            if each in self.held:
+                return f"device {each} is kept free for a load of the plan"
+        return None
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
@@ -163,9 +166,11 @@ class Planned:
                 reason = refusal.reason
             reason = reason or refusal.reason
         key = function.id, device.id
-        if not device.busy:
+        if any(each.loading and (device.id in each.owner.plan or not device.busy) for each in view.residents(device)):
+            pass  # it is tried again once that has ended
+        elif not device.busy:
             self._in_vain.add(key)
-        elif key not in self._in_vain:
+        elif key not in self._in_vain and not any(each.endless for each in view.running(device)):
             self.held.add(device.id)
         return reason or f"{function.id} has {function.copies} copies, and may have no more"
 
