@@ -46,8 +46,7 @@ from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.platform_api import prune_routes
 from gpufaas_gateway.ports import Artifacts, LogReader, NodePort, PlacementPort, Scheduler, SecretStore, Store, Workers
 from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
-from gpufaas_planner.plans import Plans
-from gpufaas_planner.ports import PlanStore
+from gpufaas_planner.plans import Plans, PlanStore
 
 
 class PlacingScheduler(Scheduler, PlacementPort, Protocol):

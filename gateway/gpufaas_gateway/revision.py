@@ -80,13 +80,8 @@ def deployed(
         # A server is not measured: its reservation is its limit.
         floor=spec.memory if options.memory or manifest.kind == "server" else 0,
         elastic=spec.elastic,
-        task=options.task,
-        model=options.model,
-        accuracy=options.accuracy,
-        weight=options.weight,
-        priority=options.priority,
-        sheds=options.sheds,
         owner=LABELS if options.scaling is not None and options.scaling.acts else CALLS,
+        **options.traits,
     )
     why_memory = _why_memory(manifest, options, function, spec.own_process)
     return ServedRevision(record, spec, options, function, stats, dict(learnt), why_memory=why_memory)

@@ -44,6 +44,8 @@ _MAX_SLOTS: Final = 1024  # threads of one worker; more run into limits of the k
 _MAX_PRELOAD: Final = 32
 _MAX_WEIGHT: Final = 1e6
 _MOST_PRIORITY: Final = 100
+_ASKED: Final[Sequence[str]] = ("min_accuracy", "max_cost", "prefer")
+_TRAITS: Final[Sequence[str]] = ("task", "model", "accuracy", "weight", "priority", "sheds")
 MOST_BATCH_WAIT_S: Final = 10.0
 _NO_LIMIT_S: Final = LONGEST_S  # "0" means no limit to OpenFaaS's watchdogs; here every wait has a deadline: a day
 _WHOLE_DEVICE: Final = ("exclusive", "time", "auto")
@@ -214,14 +216,8 @@ class Options:
     connect: str = ""
     """The TCP ports that it may connect to, as `read_ports` reads them; empty: as its node says."""
     cors: Cors | None = None
-    task: str = ""
-    model: str = ""
-    accuracy: float = 0.0
-    """In per cent; 0.0: not given."""
-    weight: float = 1.0
-    priority: int = 0
-    sheds: bool = False
-    """A call that cannot be answered within its goal is refused at once."""
+    traits: Mapping[str, Any] = field(default_factory=dict)
+    """What else policies are told: fields of `Function`, as far as they are given."""
     asked: Asked | None = None
     """What its calls ask for that do not say it; None: nothing."""
 
@@ -260,7 +256,7 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
     _check_sharing(read)
     _check_batches(read)
     _check_asked(read)
-    usual = {each: read.pop(each) for each in ("min_accuracy", "max_cost", "prefer") if each in read}
+    usual, traits = ({each: read.pop(each) for each in names if each in read} for names in (_ASKED, _TRAITS))
     if bundle and "capabilities" in read:
         raise InvalidSpec("annotation gpufaas.capabilities: is for images: processes have none: remove the annotation")
     if not bundle and "connect" in read:
@@ -276,6 +272,7 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
         placement=placement_of(spec, defaults, image=not bundle),
         cors=read_cors(annotations),
         asked=Asked(**usual) if usual else None,
+        traits=traits,
         # As in Kubernetes, 0 is the default. A server is asked until it is ready, however often it is not.
         probes={each: value for each, value in probes.items() if value and each in WorkerSpec.__struct_fields__},
         **read,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -11,9 +11,22 @@ from gpufaas_core.errors import BadPlan, PlanConflict, UnknownPlan
 from gpufaas_core.model import Device, DeviceId, Function, PlacementPlan, Replica, Seconds
 from gpufaas_core.plans import PlanVersion
 from gpufaas_planner.check import check
-from gpufaas_planner.ports import PlanStore
 
 ANONYMOUS: Final = "anonymous"
+
+
+class PlanStore(Protocol):
+    """
+    Keeps the last versions of plans (`gpufaas_core.plans.KEPT`). Calls block, and may come from several threads.
+
+    Each method raises `StorageFailed` if it cannot read or write; then nothing has changed.
+    """
+
+    def history(self) -> list[PlanVersion]:
+        """Return all that are kept, newest first: the first one is in force."""
+
+    def add(self, plan: PlanVersion) -> bool:
+        """Store *plan*, in one step, if the latest is the one before it. False: somebody else was first."""
 
 
 class Plans:

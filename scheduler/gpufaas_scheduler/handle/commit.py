@@ -6,7 +6,7 @@ from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.handle.batches import batch_of, tell_held, with_held
 from gpufaas_scheduler.handle.grants import obtain, start
 from gpufaas_scheduler.handle.parking import order_load
-from gpufaas_scheduler.handle.parts import Place, full_part, places_for
+from gpufaas_scheduler.handle.parts import Place, full_part, places_for, why_no_share
 from gpufaas_scheduler.handle.reserve import reserve, reserve_parts
 from gpufaas_scheduler.handle.staging import try_stage
 from gpufaas_scheduler.world.call import Call
@@ -223,20 +223,7 @@ def _device_of(world: World, owner: FunctionState, parts: tuple[Part, ...]) -> D
         return f"there is no device {part.device}"
     if part.memory:
         return f"a copy with one part has its profile's memory: do not say it for {device.id}"
-    return (_why_no_share(owner, part, device) if part.share else None) or device
-
-
-def _why_no_share(owner: FunctionState, part: Part, device: DeviceState) -> str | None:
-    """Return why a new copy of *owner* cannot hold the share of *part* on *device*; None: it can."""
-    sharing, planned = owner.declared.need.sharing, owner.plan.get(device.id)
-    if sharing != "auto":
-        return f"{owner.id} has no share of its own: its sharing is {sharing}"
-    if planned is not None and part.share != planned.share:
-        gives = f"{planned.share} %" if planned.share else "no share"
-        return f"plan {owner.plan_version} gives {owner.id} {gives} of {device.id}, not {part.share} %"
-    if not 0 < part.share <= device.compute:
-        return f"device {device.id} has {device.compute} % of compute, a share there cannot be {part.share} %"
-    return None
+    return why_no_share(owner, part, device) or device
 
 
 def _no_copy(copy: CopyId, call: Call) -> str:

@@ -62,13 +62,24 @@ def places_for(
     return tuple(places)
 
 
-def _why_not(owner: FunctionState, part: Part, device: DeviceState) -> str | None:
-    if part.memory <= 0:
-        return f"one of several parts says its memory: that on {device.id} has {part.memory}"
+def why_no_share(owner: FunctionState, part: Part, device: DeviceState) -> str | None:
+    """Return why a new copy of *owner* cannot hold the share of *part* on *device*; None: it can, or it has none."""
+    planned = owner.plan.get(device.id)
     if not 0 <= part.share <= device.compute:
         return f"device {device.id} has {device.compute} % of compute, a share there cannot be {part.share} %"
     if part.share and owner.declared.need.sharing != "auto":
         return f"{owner.id} has no share of its own: its sharing is {owner.declared.need.sharing}"
+    if part.share and planned is not None and part.share != planned.share:
+        gives = f"{planned.share} %" if planned.share else "no share"
+        return f"plan {owner.plan_version} gives {owner.id} {gives} of {device.id}, not {part.share} %"
+    return None
+
+
+def _why_not(owner: FunctionState, part: Part, device: DeviceState) -> str | None:
+    if part.memory <= 0:
+        return f"one of several parts says its memory: that on {device.id} has {part.memory}"
+    if refused := why_no_share(owner, part, device):
+        return refused
     if owner.plan:
         return f"plan {owner.plan_version} has copies of {owner.id} with one part each"
     if owner.id in device.copies:
