@@ -399,7 +399,9 @@ def test_the_status_says_what_became_of_each_replica_and_why_one_is_absent() -> 
     status = site.engine.status(0.0).plan
     assert status is not None
     assert status.version == 1
-    assert [(each.function, each.device) for each in status.copies] == [(each.function, each.device) for each in replicas]
+    assert [(each.function, each.device) for each in status.copies] == [
+        (each.function, each.device) for each in replicas
+    ]
     assert [(each.state, each.reason) for each in status.copies] == [
         ("resident", ""),
         ("absent", "wide needs 95 B, device n1/a has 90 B free, and what could be evicted is too little"),
