@@ -13,6 +13,7 @@ from gpufaas_core.json_errors import UNREADABLE, mistake
 from gpufaas_core.model import DeviceId, EngineStatus, PlannedCopy, Replica
 from gpufaas_core.plans import PlanVersion
 from gpufaas_gateway.catalogue import Catalogue
+from gpufaas_gateway.function_api import key_of
 from gpufaas_gateway.owner import in_force
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE
 from gpufaas_gateway.typed_routes import json_of, read_body, refuses, router
@@ -135,7 +136,8 @@ def plan_routes(
 
 
 def _full(function: str, namespace: str) -> str:
-    return function if "." in function else f"{function}.{namespace or DEFAULT_NAMESPACE}"
+    key = key_of(function, namespace)
+    return key if "." in key else f"{key}.{DEFAULT_NAMESPACE}"
 
 
 async def _read(request: Request, kind: type[_T]) -> _T:

@@ -20,9 +20,16 @@ _EVERY_S: Final[Seconds] = 5.0
 
 def restore(scheduler: SchedulerService, store: SqlitePlans) -> None:
     """Give the policy what one of the same spec kept: as an event, so that a replay of the journal has it."""
-    if kept := store.policy_state(scheduler.engine.policy.name):
-        scheduler.handle(Restored(msgspec.json.decode(kept, type=EngineDoc)))
-        scheduler.handle(Serving())
+    policy = scheduler.engine.policy
+    if (kept := store.policy_state(policy.name)) and isinstance(policy, Stateful):
+        try:
+            doc = msgspec.json.decode(kept, type=EngineDoc)
+            policy.load(doc.policy_state or b"")  # first alone: an event that fails in its middle would be half done
+        except msgspec.DecodeError as exc:
+            logging.getLogger("scheduler").warning("policy.not_restored, it begins anew: %s", exc)
+        else:
+            scheduler.handle(Restored(doc))
+            scheduler.handle(Serving())
 
 
 async def keep(scheduler: SchedulerService, store: SqlitePlans, stopped: asyncio.Event) -> None:

@@ -69,7 +69,7 @@ def read(file: IO[bytes]) -> tuple[PlanFile, list[dict[str, Any]]]:
     except yaml.MarkedYAMLError as exc:
         raise BadStack(f"{path}:{exc.problem_mark.line + 1 if exc.problem_mark else 1}: {exc.problem}") from exc
     except msgspec.ValidationError as exc:
-        raise BadStack(f"{path}: {json_errors.wrong(found, PlanFile, exc)[1]}") from exc
+        raise BadStack(f"{path}: {json_errors.wrong(found, PlanFile, exc, strict=False)[1]}") from exc
     except InvalidSpec as exc:
         raise BadStack(f"{path}: {exc}") from exc
 

@@ -52,12 +52,16 @@ def mistake(content: bytes, shape: Any, exc: Exception, name: str) -> str:
 
 
 def wrong(
-    found: Any, shape: Any, exc: msgspec.ValidationError, within: tuple[Step, ...] = ()
+    found: Any, shape: Any, exc: msgspec.ValidationError, within: tuple[Step, ...] = (), strict: bool = True
 ) -> tuple[tuple[Step, ...], str]:
-    """Return where *found*, which is at *within* and was to be a *shape*, is wrong; and a sentence about it."""
+    """
+    Return where *found*, which is at *within* and was to be a *shape*, is wrong; and a sentence about it.
+
+    :param strict: as it was given to msgspec
+    """
     whole, kind, where, at = found, types.type_info(shape), list(within), _AT.search(str(exc))
     for each in _STEP.finditer(at["path"] if at else ""):
-        step = int(each["index"]) if each["index"] else each["name"] or _key(whole, shape, str(exc), found)
+        step = int(each["index"]) if each["index"] else each["name"] or _key(whole, shape, str(exc), found, strict)
         kind, found = _below(kind, step, found), found[step]
         where.append(step)
     name = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in where).lstrip(".") or "the whole"
@@ -155,7 +159,7 @@ def _container(kind: Any) -> Any:
     )
 
 
-def _key(whole: Any, shape: Any, message: str, found: dict[str, Any]) -> str:
+def _key(whole: Any, shape: Any, message: str, found: dict[str, Any], strict: bool) -> str:
     """Return the first key of *found*, within *whole*, with which *whole* is no *shape*, for the reason *message*."""
     entries = list(found.items())
 
@@ -163,7 +167,7 @@ def _key(whole: Any, shape: Any, message: str, found: dict[str, Any]) -> str:
         found.clear()
         found.update(entries[: last + 1])
         try:
-            msgspec.json.decode(json.dumps(whole), type=shape)
+            msgspec.json.decode(json.dumps(whole), type=shape, strict=strict)
         except (msgspec.DecodeError, InvalidSpec) as exc:  # which may be of what comes later
             return str(exc) == message
         finally:

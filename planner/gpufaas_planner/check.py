@@ -123,7 +123,7 @@ def _memory(function: Function, device: Device) -> Bytes:
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)  # namespaces, which are alike, count
     return f": did you mean {near[0]}?" if near else ": deploy it first (gpufaas list)"
 
 

@@ -113,6 +113,6 @@ def _advice(code: int) -> str:
         case code if code in _HELD:
             return "another platform uses this data directory: stop it, or give another one"
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return "restore the file from a backup, or move it away and deploy the functions again"
+            return "restore the file from a backup, or move it away, and deploy or apply again what it held"
         case _:
             return "check the data directory"

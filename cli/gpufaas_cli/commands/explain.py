@@ -13,7 +13,8 @@ from gpufaas_scheduler.policies.registry import Described, described
 from gpufaas_scheduler.policies.spec import EXAMPLE, FORM
 
 _OF_COPIES: Final = (
-    "Owner", "Resident on", "Loading on", "Parked on", "Failed", "Copies", "May run on", "Last update", "Unavailable",
+    "Owner", "Resident on", "Loading on", "Parked on", "Failed", "Calls refused", "Copies", "May run on",
+    "Last update", "Unavailable",
 )  # fmt: skip
 """What ``describe`` says that is about where a function is."""
 

@@ -169,7 +169,8 @@ def rows_of(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
         case "failed":
             pairs = [("Failed", " ".join(str(ours.get("reason")).split()))]
         case _:
-            nowhere = f"no device: the next call {'wakes or ' if parked else ''}loads it"
+            loads = f"the next call {'wakes or ' if parked else ''}loads it"
+            nowhere = f"no device: {'its calls are refused' if ours.get('keptOut') else loads}"
             pairs = [("Resident on", (devices or nowhere) + output.format_age(ours.get("age")))]
     placement, capped_by = ours.get("placement") or {}, ours.get("computeEnforcement") or []
     allowed = ", ".join(placement.get("devices") or []) or "no device that is there now"

@@ -32,7 +32,7 @@ def _when(plan: Mapping[str, Any]) -> str:
 
 def _show(found: Plan) -> None:
     if version := found["version"]:
-        why = f": {found['why']}" if found.get("why") else ""
+        why = f": {' '.join(found['why'].split())}" if found.get("why") else ""
         output.show(f"Plan {version}, by {found.get('by') or 'nobody'}, {_when(found)}{why}")
     for title, said in (("Expected", found.get("expected")), ("Planner", found.get("planner"))):
         if said:
@@ -132,7 +132,7 @@ def _replicas(plan: str | None, client: Client) -> list[dict[str, Any]]:
 
 def _show_history(found: Sequence[Plan]) -> None:
     rows = [(str(each["version"]), _when(each), each.get("by") or "", str(len(each.get("replicas") or ())),
-             each.get("why") or "") for each in found]  # fmt: skip
+             " ".join(each.get("why", "").split())) for each in found]  # fmt: skip
     output.table(("Version", "Applied", "By", "Copies", "Why"), rows)
 
 

@@ -78,6 +78,19 @@ async def test_a_policy_that_has_nothing_to_keep_leaves_the_store_alone(store: S
     assert store.policy_state("lb") is None
 
 
+@pytest.mark.parametrize("kept", [b"{", b"{}", b'{"policy":"lalb-o3","grant":0,"policy_state":"AAAA"}'])
+async def test_what_cannot_be_read_any_more_is_passed_over_and_said(
+    store: SqlitePlans, caplog: pytest.LogCaptureFixture, kept: bytes
+) -> None:
+    store.keep_policy_state("lalb-o3", kept)
+    run, fresh = run_of("lalb-o3"), state_of(run_of("lalb-o3"))
+
+    policy_state.restore(run, store)
+
+    assert state_of(run) == fresh
+    assert "policy.not_restored" in caplog.text
+
+
 async def test_a_replay_of_the_journal_has_what_was_restored(store: SqlitePlans, tmp_path: Path) -> None:
     await one_run(run_of("lalb-o3"), store, calls=40)
     header = Header(policy=PolicySpec("lalb-o3"))

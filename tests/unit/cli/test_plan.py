@@ -108,6 +108,7 @@ ONE = "replicas:\n- function: a\n  device: d\n"
         (f"{ONE}  reserved: 1\n", "unknown key 'reserved' in replicas[0]: did you mean 'reserve'?"),
         (f"{ONE}  wait: soon\n", "'soon' is not a duration: write for example 300ms"),
         (f"{ONE}expected: {{p99_ms: .nan}}\n", 'expected.p99_ms is ".nan": write a number'),
+        (f"{ONE}expected: {{p99_ms: 0.2, p50_ms: low}}\n", 'expected.p50_ms is "low": write a number'),
         (f"{ONE}expected: {{p99_ms: nan}}\n", "a number is nan or infinite"),
         (f"{ONE}  device: e\n", "a key comes twice"),
         ("replicas:\n- function: a\n", "device is missing in replicas[0]: write text"),
@@ -195,7 +196,7 @@ def test_an_earlier_version_is_shown_and_one_that_is_not_kept_is_said(run: Run, 
 
 
 def test_the_history_says_who_why_and_how_many(run: Run, wire: WireLog) -> None:
-    wire.answer("GET", "/system/plan/history", [version(2, why="rollback to 1"), {"version": 1, "at": 1.8e9}])
+    wire.answer("GET", "/system/plan/history", [version(2, why="rollback\nto 1"), {"version": 1, "at": 1.8e9}])
 
     assert lines(run("plan", "history")) == [
         "Version Applied By Copies Why",
@@ -308,6 +309,15 @@ def test_a_function_is_explained_by_its_owner_its_plan_and_its_copies(run: Run) 
     ]
     as_json = json.loads(run("explain", "faces.dev", "--json").stdout)
     assert (as_json["function"], as_json["owner"], as_json["plan"]) == ("faces.dev", "plan", FOUND["gpufaas"]["plan"])
+
+
+def test_a_function_without_room_is_not_said_to_be_loaded_by_its_next_call(run: Run, wire: WireLog) -> None:
+    wire.answer("GET", "/system/explain/faces.dev", Reply(404, b"call 'faces.dev' is not known"))
+    wire.answer("GET", "/system/function/faces.dev", {**FOUND, "gpufaas": {"state": "idle", "keptOut": "no room"}})
+
+    assert lines(run("explain", "faces.dev"))[1:] == [
+        "Resident on: no device: its calls are refused", "Calls refused: no room",
+    ]  # fmt: skip
 
 
 def test_what_is_neither_a_call_nor_a_function_is_said_in_one_line(run: Run, wire: WireLog) -> None:

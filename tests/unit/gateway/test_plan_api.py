@@ -114,6 +114,13 @@ async def test_plans_are_behind_the_password(gateway: Gateway, path: str) -> Non
         ("POST", "/rollback", {"version": 1, "base": 0}, 409, "plan 1 by me came in between"),
         ("POST", "/pin", {"function": "echo"}, 400, "device is missing"),
         ("POST", "/pin", {**ON, "function": "ech"}, 400, f"there is no such function: did you mean {ECHO}?"),
+        (
+            "POST",
+            "/pin",
+            {**ON, "function": ECHO, "namespace": "dev"},
+            400,
+            f"{ECHO}.dev on n1/cpu:0: there is no such",
+        ),
         ("POST", "/unpin", {"function": "echo"}, 400, f"{ECHO} is pinned nowhere"),
         ("POST", "/make", None, 400, "no planner runs: start gpufaas serve"),
         ("GET", "/7", None, 404, "version 7 of the plan is not kept"),

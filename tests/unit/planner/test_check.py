@@ -64,6 +64,7 @@ def test_plans_that_can_be(plan: tuple[Replica, ...]) -> None:
     ("replica", "why"),
     [
         (Replica("on.ns", A), "there is no such function: did you mean one.ns?"),
+        (Replica("no.ns", A), "there is no such function: deploy it first"),
         (Replica("zebra", A), "there is no such function: deploy it first"),
         (Replica("one.ns", DeviceId("n9/a")), "there is no such device: there are n1/a, n1/b"),
         (Replica("held.ns", A), "its calls are not placed"),
