@@ -43,7 +43,8 @@ def in_force(plan: PlanVersion | None, said: PlanStatus | None) -> PlanInForce:
 def owner_of(deployed: ServedRevision, plan: PlanInForce) -> tuple[str, str]:
     """Return the owner of the copies of *deployed*, and why it is that one."""
     owner, why = deployed.function.owner, _why_declared(deployed)
-    if not (planned := plan.of.get(deployed.full_name, ())):
+    planned = plan.of.get(deployed.full_name, ())
+    if not planned or deployed.function.need.reserved <= 0:  # deployed since as one that no plan can name
         return owner, why
     named = f"plan {plan.version} (by {plan.by}) {'pins' if any(each.pinned for each in planned) else 'names'} it"
     if all(each.state == _AWAY for each in planned):

@@ -77,6 +77,17 @@ async def test_while_no_device_of_the_plan_is_there_its_declared_owner_decides(g
     assert found["ownerWhy"] == f"label {SCALE}zero; plan 3 (by alice) names it, but its devices are gone or drained"
 
 
+async def test_a_function_that_is_deployed_again_as_one_that_no_plan_can_name_has_its_declared_owner(
+    gateway: Gateway,
+) -> None:
+    ours = {"gpufaas.bundle": gateway.bundle, "gpufaas.sharing": "share", "gpufaas.compute": "20"}
+    await gateway.deployed(annotations=ours)
+    planned(gateway, "absent")
+
+    assert (await detail(gateway))["owner"] == "calls"
+    assert (await gateway.client.post("/system/scale-function/echo", json={"replicas": 1})).status_code == 202
+
+
 async def test_a_function_that_a_plan_owns_cannot_be_scaled_and_others_can(gateway: Gateway) -> None:
     await gateway.deployed()
     other = await gateway.deployed("other")
