@@ -22,14 +22,7 @@ from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Asked, Function, FunctionI
 from gpufaas_core.ports import read_ports
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_core.units import Bytes, MiB, Seconds, parse_bytes, parse_duration
-from gpufaas_gateway.asked import (
-    LONGEST_S,
-    read_accuracy,
-    read_goal,
-    read_name,
-    read_positive,
-    read_preference,
-)
+from gpufaas_gateway.asked import LONGEST_S, read_accuracy, read_goal, read_name, read_positive, read_preference
 from gpufaas_gateway.cors import HEADERS, METHODS, ORIGINS, Cors, read_cors
 from gpufaas_gateway.names import check_digest
 from gpufaas_gateway.placement import DEVICE_ANNOTATION, NOTHING_ASKED, PROFILES, AskedDevices, Profiles, read_placement

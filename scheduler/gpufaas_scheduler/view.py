@@ -15,24 +15,12 @@ from math import exp, inf
 from typing import cast
 
 from gpufaas_cache_manager.eviction import evictable
-from gpufaas_core.model import (
-    Bytes,
-    CallId,
-    CopyId,
-    DeviceId,
-    FunctionId,
-    NodeId,
-    Offer,
-    OrderId,
-    PlacementPlan,
-    Seconds,
-)
+from gpufaas_core.model import Bytes, CopyId, DeviceId, FunctionId, NodeId, Offer, OrderId, PlacementPlan, Seconds
 from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.fit import Fit, Reason
 from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world import finish
 from gpufaas_scheduler.world.call import Call
-from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.demand import DEMAND_S
 from gpufaas_scheduler.world.device import DeviceState
@@ -365,10 +353,6 @@ class ClusterView(_Plans):
                 if each.declared.task:
                     tasks.setdefault(each.declared.task, []).append(each)
         return tasks.get(task, ())
-
-    def call(self, name: CallId) -> Call | None:
-        found = self._cluster.calls.by_id.get(name)
-        return found if found is not None and found.state == WAITING and found.owner.placed else None
 
     def first_hit(self, device: DeviceState) -> Call | None:
         if self._cluster.mixed:

@@ -526,9 +526,6 @@ class View(FleetView, ResidencyView, CostsView, AgendaView, Protocol):
     def variants(self, task: str) -> Collection[FunctionView]:
         """Return those of them that have this task. O(1); after a deployment O(functions)."""
 
-    def call(self, name: CallId) -> WaitingCall | None:
-        """Return the call of that id, if it waits in the global queue."""
-
     def first_hit(self, device: DeviceView) -> WaitingCall | None:
         """Return the first waiting call whose function the device holds. O(M)."""
 

@@ -46,7 +46,7 @@ class Admitting:
         self.asked: list[str] = []
 
     def admit(self, view: View, call: WaitingCall) -> Choose | Reject | None:
-        assert view.call(call.id) is None, "it is in no queue yet"
+        assert not view.queue.count, "it is in no queue yet"
         self.asked.append(call.id)
         return self.answers.get(call.id)  # type: ignore[return-value]
 
