@@ -9,7 +9,6 @@ from gpufaas_scheduler.handle.grants import next_local, return_all
 from gpufaas_scheduler.world.backoff import AT_ONCE
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import LOCAL, WAITING
-from gpufaas_scheduler.world.device import DeviceState
 from gpufaas_scheduler.world.function import FunctionState
 from gpufaas_scheduler.world.kept import kept_out
 from gpufaas_scheduler.world.world import World
@@ -79,15 +78,10 @@ def leave_to_plan(world: World) -> None:
 def leave_stranded(world: World, owner: FunctionState) -> None:
     """Calls of *owner* wait: send off its copies that shares which a plan keeps leave too little compute to run."""
     for copy, device in list(owner.active.items()) if owner.placed else ():
-        if copy.kept is None and device.residency.shares and owner.takes(device) > _left(device):
+        if copy.kept is None and device.residency.shares and owner.takes(device) > device.left:
             if copy.queued:
                 return_all(world, device)
             send_off(world, device, copy)
-
-
-def _left(device: DeviceState) -> int:
-    """Return the compute that the shares of copies leave which a plan keeps."""
-    return device.compute - sum(each.share for each in device.residency if each.kept is not None)
 
 
 def place_again(world: World, call: Call, why: str) -> None:

@@ -7,7 +7,7 @@ from math import inf
 from gpufaas_cache_manager import eviction
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core.model import CopyId, Device, Function, Part, PlacementPlan, Seconds, name_of
-from gpufaas_scheduler.fit import SHUT, Fit, Reason, fits
+from gpufaas_scheduler.fit import NO_COMPUTE, SHUT, Fit, Reason, fits
 from gpufaas_scheduler.world.agenda import Agenda
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.calls import CallBook
@@ -134,6 +134,8 @@ class Cluster(FunctionIndex):
         compute = (owner.reserves if starts else 0) or owner.share
         if share or owner.limited:
             compute = share or owner.holds(device) or (owner.takes(device) if starts else 0)
+        if not starts and owner.placed and self.agenda.by_name and owner.takes(device) > (left := device.left):
+            return Reason(NO_COMPUTE, compute=owner.takes(device), spare=left)
         if part is not None:
             need, compute = part.memory, part.share or owner.reserves
         leaving = self.replacement if victims is None else victims

@@ -95,6 +95,11 @@ class DeviceState(Marked):
         """The compute that nobody holds."""
         return self.compute - self.reserved - self.residency.shares
 
+    @property
+    def left(self) -> int:
+        """The compute that the shares of copies leave which a plan keeps."""
+        return self.compute - sum(each.share for each in self.residency if each.kept is not None)
+
     def grants(self) -> list[GrantState]:
         """Return the running grants, those that hold compute first."""
         return [*self.holding, *self.others, *self.beside]

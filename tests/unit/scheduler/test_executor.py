@@ -377,6 +377,23 @@ def test_a_copy_that_has_to_stay_is_not_loaded_again_with_each_call_that_finds_i
     assert "hold it: those of g. Change plan 1, remove" in said[0].message  # type: ignore[union-attr]
 
 
+@EACH
+def test_a_copy_that_scaling_asks_for_is_not_loaded_where_a_plan_leaves_too_little_compute_for_it(policy: str) -> None:
+    site = Site(policy, "g", devices=2)
+    site.put("f", EXCLUSIVE)
+    site.tell(m.Scaled(FunctionId("f"), 2))
+    site.go_on(8)
+    site.plan(Replica("g", B, 40))
+    site.go_on(3)
+    before = len(site.commands)
+    site.load("f", 4, per_s=4)
+    site.go_on(4)
+
+    assert site.evicted(before) == ["f"], "a call waited, and this copy could not take it"
+    assert not [each for commands in site.commands[before:] for each in commands if isinstance(each, m.LoadCopy)]
+    assert site.copies == {("f", A, 0, 0), ("g", B, 40, 0)}
+
+
 # --- bounds and failures ---
 
 
