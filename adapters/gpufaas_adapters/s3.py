@@ -54,8 +54,9 @@ class S3ObjectStore:
 
     async def open(self) -> None:
         # A list, since a HEAD of an object says the same of a bucket that is not there as of the object.
-        async for _ in self.digests():
-            return
+        async with self._answering("its list"):
+            with contextlib.suppress(StopAsyncIteration):
+                await obstore.list(self._store, "sha256/").__anext__()
 
     async def head(self, digest: str) -> Bytes | None:
         key = self._key(digest)
@@ -123,23 +124,6 @@ class S3ObjectStore:
             if raised:
                 raise raised[0] from exc
             raise
-
-    async def delete(self, digest: str) -> None:
-        key = self._key(digest)
-        with contextlib.suppress(UnknownArtifact):
-            async with self._answering(digest):
-                await obstore.delete_async(self._store, key)
-
-    async def digests(self) -> AsyncIterator[str]:
-        stream = obstore.list(self._store, "sha256/", chunk_size=1000)
-        while True:
-            async with self._answering("its list"):
-                try:
-                    page = await stream.__anext__()
-                except StopAsyncIteration:
-                    return
-            for each in page:
-                yield each["path"].rpartition("/")[2]
 
     async def close(self) -> None:
         pass

@@ -51,12 +51,6 @@ class ObjectStore(Protocol):
         :raises CorruptArtifact: its bytes have another sha256; nothing is kept
         """
 
-    async def delete(self, digest: str) -> None:
-        """Delete *digest*; no error when it is not there."""
-
-    def digests(self) -> AsyncIterator[str]:
-        """Yield what is there, in no order."""
-
     async def close(self) -> None: ...
 
 

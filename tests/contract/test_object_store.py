@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
+import obstore
 import pytest
 from tests.files import sha256
 from tests.integration.conftest import free_port, until
 
+from gpufaas_adapters.files.object_store import DirectoryStore
 from gpufaas_adapters.object_store import object_store
+from gpufaas_adapters.s3 import S3ObjectStore
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.object_store import ObjectStore, publish
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed, UnknownArtifact
@@ -53,12 +56,12 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         (tmp_path / "share").mkdir()
         made = object_store(f"dir:{tmp_path}/share")
     else:
-        endpoint = request.getfixturevalue("s3")
+        endpoint, bucket = request.getfixturevalue("s3"), os.urandom(8).hex()
+        async with httpx.AsyncClient(trust_env=False) as client:
+            (await client.put(f"{endpoint}/{bucket}")).raise_for_status()
         prefix = "/models/of-us" if request.param == "s3 with a prefix" else ""
-        made = object_store(f"s3://weights{prefix}?endpoint={endpoint}", KEYS)
+        made = object_store(f"s3://{bucket}{prefix}?endpoint={endpoint}", KEYS)
     await made.open()
-    for digest in [each async for each in made.digests()]:
-        await made.delete(digest)
     yield made
     await made.close()
 
@@ -72,13 +75,17 @@ async def whole(store: ObjectStore, digest: str, start: int, end: int) -> bytes:
     return b"".join([piece async for piece in store.read(digest, start, end)])
 
 
-async def digests(store: ObjectStore) -> set[str]:
-    return {each async for each in store.digests()}
+def digests(store: ObjectStore) -> set[str]:
+    """Return what is there, as its tools list it."""
+    if isinstance(store, DirectoryStore):
+        return {each.name for each in Path(store.url.removeprefix("dir:")).glob("sha256/??/*")}
+    assert isinstance(store, S3ObjectStore)
+    return {each["path"].rpartition("/")[2] for page in obstore.list(store._store, "sha256/") for each in page}
 
 
 async def test_a_new_store_is_empty(store: ObjectStore) -> None:
     assert await store.head(sha256(SMALL)) is None
-    assert await digests(store) == set()
+    assert digests(store) == set()
 
 
 @pytest.mark.parametrize(
@@ -91,7 +98,7 @@ async def test_what_was_written_from_a_file_is_read(store: ObjectStore, tmp_path
 
     assert await store.head(sha256(data)) == len(data)
     assert await whole(store, sha256(data), 0, len(data)) == data
-    assert await digests(store) == {sha256(data)}
+    assert digests(store) == {sha256(data)}
 
 
 @pytest.mark.long
@@ -132,7 +139,7 @@ async def test_other_bytes_than_those_of_the_digest_are_refused_and_not_kept(
         await store.write(digest, pieces(data, b"and more"))
 
     assert await store.head(digest) is None
-    assert await digests(store) == set()
+    assert digests(store) == set()
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(store: ObjectStore) -> None:
@@ -150,16 +157,7 @@ async def test_written_twice_is_there_once(store: ObjectStore) -> None:
     await store.write(sha256(SMALL), pieces(SMALL))
     await store.write(sha256(SMALL), pieces(SMALL))
 
-    assert await digests(store) == {sha256(SMALL)}
-
-
-async def test_what_was_deleted_is_gone_and_deleting_it_again_is_no_error(store: ObjectStore) -> None:
-    await store.write(sha256(SMALL), pieces(SMALL))
-
-    await store.delete(sha256(SMALL))
-    await store.delete(sha256(SMALL))
-
-    assert await store.head(sha256(SMALL)) is None
+    assert digests(store) == {sha256(SMALL)}
 
 
 async def test_reading_what_is_not_there_says_so(store: ObjectStore) -> None:

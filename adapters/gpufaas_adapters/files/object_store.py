@@ -133,24 +133,6 @@ class DirectoryStore:
                 await asyncio.wait([working])
             await self._run(end)
 
-    async def delete(self, digest: str) -> None:
-        path = self._path(digest)
-
-        def unlink() -> None:
-            with storage_errors(path):
-                path.unlink(missing_ok=True)
-
-        await self._run(unlink)
-
-    async def digests(self) -> AsyncIterator[str]:
-        def found() -> list[str]:
-            with self._reading(self._files):
-                return [path.name for path in self._files.glob("??/*")]
-
-        for name in await self._run(found):
-            if len(name) == 64:
-                yield name
-
     async def close(self) -> None:
         self._threads.shutdown(wait=False)
 
