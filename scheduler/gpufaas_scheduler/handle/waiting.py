@@ -70,7 +70,7 @@ def leave_to_plan(world: World) -> None:
             leave_stranded(world, owner)
             continue
         for call in world.waits_of(owner):
-            if call.state == WAITING:
+            if call.state in (WAITING, LOCAL):
                 give_up(world, call)
                 world.out.append(m.RejectCall(call.id, "no_room", why))
 

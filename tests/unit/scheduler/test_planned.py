@@ -326,6 +326,43 @@ def test_a_call_that_finds_no_room_beside_planned_copies_is_refused_with_the_pla
     assert refused.message.endswith("those of big. Change plan 1, remove one of them, or add a device")
 
 
+def test_calls_in_a_local_queue_are_refused_too_once_a_plan_takes_their_compute_for_good() -> None:
+    site = Site()
+    for device in (B, DeviceId("n2/c")):
+        site.tell(m.DeviceLeft(device, "gone"))
+    for name, compute in (("half", 50), ("more", 60)):
+        site.deploy(name, need=Need(compute, "spatial"))
+    half, more = site.load(FunctionId("half"), A), site.load(FunctionId("more"), A)
+    site.start("x", "half", half)
+    site.call("in the global queue", "more")
+    site.call("in the local one", "more")
+    site.do(c.Assign(CallId("in the local one"), CopyId(more)))
+    site.plan(Replica("auto", A, 45))
+
+    load, *refused = site.do(c.Load(AUTO, on(A, 45)))
+
+    assert isinstance(load, m.LoadCopy)
+    assert {each.call for each in refused if isinstance(each, m.RejectCall)} == {
+        "in the global queue", "in the local one"
+    }  # fmt: skip
+    assert set(site.engine._world.calls.by_id) == {"x"}
+
+
+def test_a_call_that_loads_a_planned_copy_beside_what_runs_needs_the_share_of_the_plan_only() -> None:
+    site = Site()
+    site.deploy("half", need=Need(50, "spatial"))
+    site.start("x", "half", site.load(FunctionId("half"), A))
+    site.plan(Replica("auto", A, 40), Replica("auto too", A, reserve=50))
+
+    site.call("y", AUTO)
+    site.call("z", TOO)
+    (started,) = site.do(c.Start((CallId("y"),), None, on(A)))
+    assert isinstance(started, m.StartCall)
+    assert "needs 50 % of the compute of n1/a, which has 10 % spare" in site.why_not(
+        c.Start((CallId("z"),), None, on(A))
+    )
+
+
 def test_a_removed_function_protects_nothing() -> None:
     site = Site()
     copy = site.warm("big", "n1/a")
