@@ -4,7 +4,7 @@ import pytest
 from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import Asked, CallId, Function, FunctionId, Need, Profile
+from gpufaas_core.model import Asked, CallId, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_scheduler.policies import POLICIES
 from gpufaas_scheduler.policies.in_time import LONGEST_S
 
@@ -111,6 +111,34 @@ def test_a_call_of_a_direct_function_is_behind_those_that_wait_for_its_slots(
     world.calls(running + waiting, "f")
     assert len(world.running) == running
     assert goes(world, "c", goal_s) == passes
+
+
+def test_the_copy_counts_that_is_free_first() -> None:
+    world = world_with(policy="lb")
+    world.device("b")
+    world.calls(2, "f")  # one of them loads it on b
+    for name in sorted(world.running):
+        world.finish(name)
+    world.call("runs", "f")
+    world.now += 0.8
+    world.call("runs too", "f")
+    assert len(world.running) == 2
+
+    assert not goes(world, "c", 1.4), "of the first, more than 0.4 s may be left, as times vary; of the other 1 s"
+    assert goes(world, "d", 1.5)
+    assert not goes(world, "e", 1.9), "a call waits for one of two copies"
+    assert goes(world, "g", 2.0)
+
+
+def test_calls_in_the_local_queue_of_a_copy_are_counted_once() -> None:
+    world = world_with(policy="lalb")
+    world.call("runs", "f")
+    world.device("b")
+    world.call("waits", "f")
+    assert world.engine._world.devices[DeviceId("a")].local
+
+    assert not goes(world, "c", 2.9)
+    assert goes(world, "d", 3.1), "after the one that runs and the one that waits"
 
 
 @pytest.mark.parametrize("need", [PLACED, DIRECT])

@@ -348,6 +348,24 @@ def test_calls_in_a_local_queue_are_refused_too_once_a_plan_takes_their_compute_
     assert set(site.engine._world.calls.by_id) == {"x"}
 
 
+def test_calls_are_refused_too_that_wait_when_a_limit_takes_their_compute_for_good() -> None:
+    site = Site()
+    for device in (B, DeviceId("n2/c")):
+        site.tell(m.DeviceLeft(device, "gone"))
+    site.deploy("more", need=Need(60, "spatial"))
+    site.plan(Replica("auto", A, 20))
+    planned, more = site.load(AUTO, A, 20), site.load(FunctionId("more"), A)
+    site.start("x", "more", more)
+    site.call("y", "more")
+    site.plan(Replica("auto", A, 45))
+    site.tell(m.Finished(CallId("x"), A, 1.0))
+
+    _, refused = site.do(c.Limit(CopyId(planned), 45))
+
+    assert isinstance(refused, m.RejectCall)
+    assert refused.call == "y"
+
+
 def test_a_call_that_loads_a_planned_copy_beside_what_runs_needs_the_share_of_the_plan_only() -> None:
     site = Site()
     site.deploy("half", need=Need(50, "spatial"))
