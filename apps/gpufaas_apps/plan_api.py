@@ -34,7 +34,7 @@ class PlanShown(PlanVersion, frozen=True, omit_defaults=False):
 
 class ReplicaAsked(Replica, frozen=True, forbid_unknown_fields=True):
     namespace: str = ""
-    """Of a function without one in its name."""
+    """The namespace of the function, if its name has none."""
 
     def plain(self) -> Replica:
         *plain, namespace = astuple(self)

@@ -48,9 +48,9 @@ class Cost:
     near: float = 0.0
     """How much slower a grant is for each per cent of the device that its neighbours use, until it is used in full."""
     power: float = 1.0
-    """Of the slowdown where grants want more compute than there is. Above 1: sharing costs more than its share."""
+    """The exponent of the slowdown where grants want more compute than there is. Above 1, sharing costs more time."""
     start_s: Seconds = 0.0
-    """From the grant to the begin of its service on a loaded copy."""
+    """The time from a grant to the begin of its service on a loaded copy."""
 
     @property
     def wakes_in_s(self) -> Seconds | None:

@@ -261,7 +261,7 @@ class PlannedCopy(Replica, frozen=True, omit_defaults=False):
     """``resident``, ``loading``, ``absent`` (it should be there and is not), ``away`` (its device is), or ``unknown``
     (the engine has not said yet)."""
     reason: str = ""
-    """Of an absent one: why it is not there yet."""
+    """Why an absent one is not there yet."""
 
 
 class PlanStatus(Struct, frozen=True):

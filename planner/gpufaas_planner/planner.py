@@ -18,9 +18,9 @@ from gpufaas_core.plans import Answer, Snapshot
 
 EVERY_S: Final[Seconds] = 60.0
 DRIFT: Final = 0.2
-"""A rate has drifted that differs by more than this share."""
+"""A rate has drifted if it differs from that of the last plan by more than this share."""
 CALM: Final = 0.1
-"""It has come back when it differs by no more than this share."""
+"""A rate that has drifted has come back when it differs by no more than this share."""
 LEAST_RATE: Final = 1 / 60
 """Lower rates, in calls per second, count as this one: otherwise a single call is a drift."""
 _RETRY_S: Final[Seconds] = 10.0

@@ -154,7 +154,7 @@ class Owning(Protocol):
 
     @property
     def owners(self) -> Collection[str]:
-        """Of `gpufaas_core.owners`, beside `CALLS`: it acts on functions whose owner is one of these."""
+        """The owners (`gpufaas_core.owners`), beside `CALLS`, on whose functions it acts."""
 
 
 class Prefetch(Protocol):

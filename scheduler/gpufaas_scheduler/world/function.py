@@ -79,7 +79,7 @@ class FunctionState(Revision):
         """What the plan in force has of it, by devices that are there and not drained. Empty: no plan owns it."""
         self.plan_version = 0
         self.bound = bool(self.constraints)
-        """It may not be on all devices: it has constraints, or a plan owns it."""
+        """The function may not be on all devices: it has constraints, or a plan owns it."""
 
     def ask(self, copies: int) -> None:
         """It should have this number of copies; 0 has no effect while calls wait."""

@@ -46,7 +46,7 @@ class Planned:
         self._functions: list[FunctionView] = []
         """Those that are deployed, without revisions that others succeed."""
         self._turn = 0
-        """Where to begin among those that are to be tried."""
+        """The place in the list of tries where the next run begins."""
         self._retry_at = inf
         """When the first load may be tried again of those that failed."""
         self._in_vain: set[_Key] = set()
@@ -183,7 +183,7 @@ def _propose(view: View, limit: Limit) -> _Try:
 
 
 def _limit(function: FunctionView, copy: ResidentView, device: DeviceView) -> Limit | None:
-    """Return how *copy* is to be limited; None: it is as it should be, or is to go."""
+    """Return the limit that *copy* lacks; None: it is as the plan has it, or the plan does not have it."""
     need, plan = function.declared.need, function.plan
     slots, batch = max(1, need.slots), max(1, need.batch_max)
     has = Limit(copy.id, copy.share, copy.slots or slots, copy.batch or batch, copy.reserve)
