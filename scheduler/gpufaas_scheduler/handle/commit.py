@@ -202,7 +202,7 @@ def _place_for(
     if isinstance(device, str):
         return device
     share = action.parts[0].share
-    beside = isinstance(action, contract.Load) and (share > 0 or device.id in owner.plan)
+    beside = (share > 0 or (owner.bound and device.id in owner.plan)) and isinstance(action, contract.Load)
     if beside and any(each.loading for each in device.residency):
         return f"device {device.id} is busy with a load"
     # A copy with a share or a plan needs no compute while it loads, beside its share: calls run there meanwhile.
@@ -223,7 +223,7 @@ def _device_of(world: World, owner: FunctionState, parts: tuple[Part, ...]) -> D
         return f"there is no device {part.device}"
     if part.memory:
         return f"a copy with one part has its profile's memory: do not say it for {device.id}"
-    return why_no_share(owner, part, device) or device
+    return (why_no_share(owner, part, device) if part.share else None) or device
 
 
 def _no_copy(copy: CopyId, call: Call) -> str:

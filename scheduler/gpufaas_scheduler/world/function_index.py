@@ -129,8 +129,7 @@ class FunctionIndex(DeviceIndex):
         number = owner.number if woken is None else woken
         owner.number += woken is None
         copy: Copy = residency.Copy(owner, memory, self.now, self.now + load_s, number)
-        planned = owner.plan.get(device.id)
-        if planned is not None:
+        if owner.bound and (planned := owner.plan.get(device.id)) is not None:
             copy.share, copy.reserve = planned.share, planned.reserve
             copy.slots, copy.batch = planned.slots, planned.batch
         if share:
@@ -150,7 +149,7 @@ class FunctionIndex(DeviceIndex):
         if owner.placed:
             device.copies[owner.id] = copy.id
             device.flows[owner.id] = owner.flow
-            if device.id in owner.plan:
+            if owner.bound and device.id in owner.plan:
                 copy.kept = owner.plan_version
                 self.crowded = self.rare = True
         if draining:
