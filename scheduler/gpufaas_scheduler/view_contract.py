@@ -262,7 +262,7 @@ class RunningCall(Protocol):
 
     @property
     def endless(self) -> bool:
-        """It may go on for ever, as a WebSocket may."""
+        """The call may go on for ever, as a WebSocket may."""
 
 
 class DeviceView(Protocol):
