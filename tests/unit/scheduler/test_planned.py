@@ -6,6 +6,7 @@ import pytest
 from tests.unit.scheduler.indexes import check_indexes
 from tests.unit.scheduler.test_actions import Scripted
 from tests.unit.scheduler.test_actions import Site as Plain
+from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import (
@@ -346,6 +347,32 @@ def test_calls_in_a_local_queue_are_refused_too_once_a_plan_takes_their_compute_
         "in the global queue", "in the local one"
     }  # fmt: skip
     assert set(site.engine._world.calls.by_id) == {"x"}
+
+
+def test_a_plan_that_names_what_is_resident_refuses_the_calls_that_wait_for_its_room() -> None:
+    site = Site()
+    for device in (B, DeviceId("n2/c")):
+        site.tell(m.DeviceLeft(device, "gone"))
+    site.deploy_with("wide", Profile(3.0, 1.0, 95))
+    site.start("x", "other", site.warm("other", A))
+    site.call("y", "wide")
+
+    (refused,) = site.plan(Replica("other", A))
+
+    assert isinstance(refused, m.RejectCall)
+    assert refused.call == "y"
+
+
+def test_calls_that_wait_for_a_device_of_a_plan_go_elsewhere_as_soon_as_it_ends() -> None:
+    site = World("lb").set_up("f", "a b")
+    site.tell(m.Planned(PlacementPlan(1, (Replica("f", DeviceId("a")),))))
+    site.call("runs", "f")
+    site.call("waits", "f")
+    assert set(site.running) == {"runs"}
+
+    site.tell(m.Planned(PlacementPlan(2, ())))
+
+    assert set(site.running) == {"runs", "waits"}
 
 
 def test_calls_are_refused_too_that_wait_when_a_limit_takes_their_compute_for_good() -> None:
