@@ -48,11 +48,9 @@ def kept_out(world: World, owner: FunctionState) -> str | None:
         return None
     lower = [f"change plan {each}" for each in plans if each is not None]
     lower += ["lower their minimum (com.openfaas.scale.min)"] if None in plans else []
-    todo = " or ".join(lower)
-    todo = todo[:1].upper() + todo[1:]
     return (
         f"there is no room for function {owner.id}: it needs {_some(full, ' or ')}, and copies that are always kept "
-        f"hold it: those of {_some(list(names), ', ')}. {todo}, remove one "
+        f"hold it: those of {_some(list(names), ', ')}. {' or '.join(lower).capitalize()}, remove one "
         "of them, or add a device"
     )
 

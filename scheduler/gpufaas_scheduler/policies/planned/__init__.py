@@ -71,13 +71,12 @@ class Planned:
 
     def objection(self, view: View, action: Action) -> str | None:
         """Return why the order may not do *action*, which uses a device that a load waits for; None: it may."""
+        named = {each.device for each in action.parts} if isinstance(action, Start | Load) else set()
         copy = action.copy if isinstance(action, Start | Assign) else None
-        device = None if copy is None else view.device_of(copy)
-        named = [each.device for each in action.parts] if isinstance(action, Start | Load) else []
-        for each in named if device is None else [device.id]:
-            if each in self.held:
-                return f"device {each} is kept free for a load of the plan"
-        return None
+        if copy is not None and (device := view.device_of(copy)) is not None:
+            named.add(device.id)
+        held = named & self.held
+        return f"device {min(held)} is kept free for a load of the plan" if held else None
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
@@ -165,12 +164,11 @@ class Planned:
                     return None
                 reason = refusal.reason
             reason = reason or refusal.reason
-        key = function.id, device.id
-        if any(each.loading and (device.id in each.owner.plan or not device.busy) for each in view.residents(device)):
-            pass  # it is tried again once that has ended
-        elif not device.busy:
+        key, busy = (function.id, device.id), device.busy
+        loads = any(each.loading and (device.id in each.owner.plan or not busy) for each in view.residents(device))
+        if not (loads or busy):
             self._in_vain.add(key)
-        elif key not in self._in_vain and not any(each.endless for each in view.running(device)):
+        elif not (loads or key in self._in_vain or any(each.endless for each in view.running(device))):
             self.held.add(device.id)
         return reason or f"{function.id} has {function.copies} copies, and may have no more"
 
