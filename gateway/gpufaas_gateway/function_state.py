@@ -100,7 +100,8 @@ def _detail(deployed: ServedRevision, status: EngineStatus, copies: Copies) -> F
         loading=copies.loading,
         revision=deployed.record.revision,
         pending=None if pending is None else pending.record.revision,
-        before=None if before is None else before.revision,
+        # One that a plan or scaling has loaded without a call is on trial until it has one, to no purpose.
+        before=None if before is None or copies.ready else before.revision,
         failed=failed,
         bundle=deployed.spec.digest,
         devices=list(copies.by_device),

@@ -87,9 +87,11 @@ class Handovers:
         :raises Overtaken: another gateway has changed the function; nothing has changed here
         """
         status = self.scheduler.status()
-        if old is not None and old.trial is not None and (failing := status.failing.get(old.function_id)) is not None:
-            await self._end_trial(old, failing.reason)
-            old = self.catalogue.find(old.full_name)
+        if old is not None and old.trial is not None:
+            said, why = outlook(status, old.function_id)
+            if said in ("ready", "failed"):
+                await self._end_trial(old, why)
+                old = self.catalogue.find(old.full_name)
         gone = None if old is None else old.record.handover.pending
         if old is None or old.unavailable is not None or old.function_id in status.failing:
             await self._serve(new, old, Handover(), noted)

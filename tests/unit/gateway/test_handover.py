@@ -310,6 +310,22 @@ async def test_another_update_of_one_on_trial_keeps_the_last_revision_that_was_l
     assert before.function_id == old
 
 
+async def test_one_on_trial_that_was_loaded_without_a_call_is_on_trial_no_more_and_serves_beside_the_next(
+    gateway: Gateway,
+) -> None:
+    """A plan that came later loads it: who waited for it to take calls waited for its first call."""
+    await gateway.deployed()
+    first = await update(gateway)
+    await looked(gateway, 1)
+    assert "before" in await shown(gateway)
+
+    has(gateway, first)
+
+    assert "before" not in await shown(gateway)
+    await update(gateway)
+    assert serves(gateway, first)(), "the next one is loaded beside it"
+
+
 async def test_another_update_of_one_on_trial_that_has_just_failed_keeps_the_one_before_too(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
