@@ -58,7 +58,7 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     containers = container_engine(given.functions, f"node-{me.id}", options.gateway_url, None)
     stores = NodeStores(data)
     weights = Weights(me, stores.artifacts, stores.bundles, options.object_store)
-    agent = Agent(me, "", prepare=weights.prefetch)
+    agent = Agent(me, "", prepare=weights.prefetch, order=options.order)
     agent.node = machine.node(
         data, stores, agent.report, containers, Origins(me.token), options.gateway_url, weights.fetch,
         options.cluster.etcd,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gpufaas_core.cost import Cost
+from gpufaas_core.orders import NodeOffer
 from gpufaas_core.units import Bytes, GiB, MiB
 from gpufaas_gpu_manager.isolation.ids import UID_RANGE as UID_RANGE
 from gpufaas_gpu_manager.isolation.ids import uid_range as uid_range
@@ -122,6 +123,12 @@ class ClusterOptions:
 class SchedulerOptions:
     cluster: ClusterOptions
     policy: PolicyOptions
+    offers: tuple[NodeOffer, ...] = ()
+    """The kinds of nodes that the policy may order."""
+    provider: str = ""
+    """Who starts them; empty: nobody does."""
+    data: Path = Path()
+    """The directory of what the provider keeps."""
     listen: str = ""
     """Empty: the loopback address, or all addresses if `advertise` names one that is not this machine's own."""
     advertise: str = ""
@@ -139,6 +146,8 @@ class NodeOptions:
     secrets_key: Path | None = None
     gateway_url: str = ""
     """The value of OPENFAAS_URL for functions."""
+    order: str = ""
+    """The order for which a provider started it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

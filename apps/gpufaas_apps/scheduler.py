@@ -72,7 +72,7 @@ class SchedulerApp:
             )
             print(f"✓ leads      epoch {leadership.epoch}", flush=True)
             try:
-                await Term(self._options.policy, self._server, etcd, leadership).run()
+                await Term(self._options, self._server, etcd, leadership).run()
             except StorageAway as exc:
                 # etcd went away after the election and before the state was read: nothing was decided yet.
                 log.warning("leader.cannot_begin epoch=%d reason=%s", leadership.epoch, exc)

@@ -13,7 +13,8 @@ from gpufaas_adapters.etcd.deployed import DeployedFunctions, EntryChanged, Entr
 from gpufaas_adapters.etcd.election import TTL_S, Leadership
 from gpufaas_adapters.etcd.plans import EtcdPlans
 from gpufaas_adapters.etcd.state import EtcdState, read_state
-from gpufaas_apps.options import PolicyOptions
+from gpufaas_apps.options import SchedulerOptions
+from gpufaas_apps.orders import broker_of
 from gpufaas_apps.process import first_of
 from gpufaas_cache_manager.write_behind import WriteBehind
 from gpufaas_cluster.leader import Leader
@@ -26,6 +27,7 @@ from gpufaas_core.plans import Snapshot
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_planner.plans import Plans
 from gpufaas_planner.shell import PlannerShell
+from gpufaas_providers.broker import Broker
 from gpufaas_scheduler.journal import Header, Journal
 from gpufaas_scheduler.scaler import Scaler, Watched
 from gpufaas_scheduler.service import SchedulerService
@@ -40,7 +42,8 @@ _NODES: Final = "v1/nodes/"
 class Term:
     """Lasts from the election of this scheduler until another one may lead. `run` it once."""
 
-    def __init__(self, options: PolicyOptions, server: SchedulerServer, etcd: Etcd, leadership: Leadership) -> None:
+    def __init__(self, given: SchedulerOptions, server: SchedulerServer, etcd: Etcd, leadership: Leadership) -> None:
+        options, self._given = given.policy, given
         self._server = server
         self._etcd = etcd
         self._leadership = leadership
@@ -99,22 +102,26 @@ class Term:
             self._planner, lambda *asked: service.engine.snapshot(*asked) if leader.serving else Snapshot(), self._plans
         )
         leader.gateways.planner = planner.asked
+        broker = broker_of(self._given, self._etcd, leadership, service)
+        service.provider = broker
         scaler = Scaler(self._watched, service.status, service.scale)
         try:
             await first_of(
                 leadership.lost.wait(), self._failed, self._follow_functions(), self._save_profiles(service),
-                self._save_drains(), self._decide(awaited, behind), scaler.run(asyncio.Event()),
+                self._save_drains(), self._decide(awaited, behind, broker), scaler.run(asyncio.Event()),
                 self._plan_store.follow(self._plans.learn, self._planned), planner.run(),
+                broker.run() if broker is not None else asyncio.Event().wait(),
             )  # fmt: skip
         finally:
             if leader.serving and not leadership.lost.is_set():
                 await behind.flush()  # for the next leader
 
-    async def _decide(self, awaited: set[NodeId], behind: WriteBehind) -> None:
+    async def _decide(self, awaited: set[NodeId], behind: WriteBehind, broker: Broker | None) -> None:
         """Begin to decide when all functions and the plan are known; from then on write the engine's state behind."""
         await self._listed.wait()
         await self._planned.wait()
-        self._leader.lead(awaited, await read_state(self._etcd, TTL_S))
+        offered = None if broker is None else await broker.begin()
+        self._leader.lead(awaited, await read_state(self._etcd, TTL_S), offered)
         await behind.run()
         await asyncio.Event().wait()  # the lead is lost: `leadership.lost` is set soon
 

@@ -19,6 +19,7 @@ from gpufaas_apps.options import (
 from gpufaas_cli.declare import F, option, options, parsed
 from gpufaas_core.cost import Cost
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.orders import NodeOffer
 from gpufaas_core.units import Bytes, format_bytes, parse_bytes
 from gpufaas_scheduler.policies import DEFAULT_POLICY, policy_spec
 from gpufaas_scheduler.solving import solver_named
@@ -63,6 +64,18 @@ def _id(name: str) -> str:
     if not _ID.fullmatch(name):
         raise InvalidSpec(f"{name!r} is no name: use a-z, 0-9, '-' and '.', at most 63, as in gpu-node-1")
     return name
+
+
+def _offers(path: str) -> tuple[NodeOffer, ...]:
+    from gpufaas_providers.offers import read_offers
+
+    return read_offers(Path(path)) if path else ()
+
+
+def _provider(name: str) -> str:
+    from gpufaas_providers.offers import provider_named
+
+    return provider_named(name) if name else ""
 
 
 front_options = options(
@@ -140,6 +153,14 @@ policy_options = options(
            says="Have this solver, which is installed, plan where copies are. [default: none; people may]"),
 )  # fmt: skip
 """The names are those of `PolicyOptions`."""
+
+offer_options = options(
+    option("--offers", default="", callback=parsed(_offers), metavar="FILE",
+           says="Kinds of nodes that the policy may order, with memory, price and limit. [default: none]"),
+    option("--provider", default="", callback=parsed(_provider), metavar="NAME",
+           says="Who starts the nodes that are ordered: local (on this machine), or one that is installed."),
+)  # fmt: skip
+"""The names are those of `SchedulerOptions`."""
 
 history_option = option(
     "--history-size", callback=parsed(parse_bytes), metavar="SIZE", default=format_bytes(ServeOptions.history_size),

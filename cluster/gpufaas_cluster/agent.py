@@ -30,9 +30,12 @@ _USED_EVERY_S: Final[Seconds] = 1.0
 class Agent:
     """`leaders` keeps the link. The node reports its events to `report`. One event loop owns it."""
 
-    def __init__(self, me: Identity, address: str, *, prepare: Callable[[WorkerSpec], None] = lambda _: None) -> None:
+    def __init__(
+        self, me: Identity, address: str, *, prepare: Callable[[WorkerSpec], None] = lambda _: None, order: str = ""
+    ) -> None:
         """
         :param address: where gateways reach the node
+        :param order: for which the node was started
         :param prepare: called with revisions whose bundle should be here soon, called or not
         """
         self.me = me
@@ -40,7 +43,7 @@ class Agent:
         self.node: Node | None = None
         self.leaders = LeaderLink(me, self)
         self.note = ""
-        self._prepare = prepare
+        self._prepare, self._order = prepare, order
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self._telling: asyncio.Task[None] | None = None
@@ -67,7 +70,7 @@ class Agent:
         node = self.node
         assert node is not None
         node.obey(link.epoch)
-        link.send(control.NodeJoins(self.address, _encoded(node), time.time(), node.makes))
+        link.send(control.NodeJoins(self.address, _encoded(node), time.time(), node.makes, self._order))
         self._link = link
         if self.note:
             link.send(control.NodeNote(self.note))

@@ -230,6 +230,8 @@ class NodeJoins(Message, frozen=True, array_like=True, tag=64):
     """Its clock, Unix seconds: shown if it is off, and used for no decision."""
     makes: str = ""
     """See `NodeView`."""
+    order: str = ""
+    """The order for which it was started; empty: none."""
 
 
 class NodeEvent(Message, frozen=True, array_like=True, tag=65):

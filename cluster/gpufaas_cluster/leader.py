@@ -15,7 +15,7 @@ from gpufaas_cluster.connection import Link
 from gpufaas_cluster.deployed import KnownRevisions
 from gpufaas_cluster.gateway_sessions import GRACE_S, GatewaySessions
 from gpufaas_cluster.node_sessions import NodeSessions
-from gpufaas_core.messages import Planned, Restored
+from gpufaas_core.messages import Offered, Planned, Restored
 from gpufaas_core.model import NodeId, PlacementPlan, Seconds
 from gpufaas_scheduler.service import SchedulerService
 
@@ -67,9 +67,15 @@ class Leader:
         self._view_due = True
         self._events_shown = -1
 
-    def lead(self, awaited: set[NodeId], left: Restored) -> None:
-        """Decide from what an older scheduler *left*, once the nodes *awaited* are here, which were there under it."""
+    def lead(self, awaited: set[NodeId], left: Restored, offered: Offered | None = None) -> None:
+        """
+        Decide from what an older scheduler *left*, once the nodes *awaited* are here, which were there under it.
+
+        :param offered: what can be ordered, and the open orders
+        """
         self.service.handle(left)
+        if offered is not None:
+            self.service.handle(offered)
         self.open = True
         if self._plan is not None:
             self.plan(self._plan)

@@ -17,7 +17,7 @@ from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.messages import Command, DeviceDrained, DeviceLeft, EvictCopy, WorkerExited
-from gpufaas_core.model import Device, FunctionId, NodeId, NodeView, Seconds
+from gpufaas_core.model import Device, FunctionId, NodeId, NodeView, OrderId, Seconds
 from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_scheduler.check import NodeCheck
 from gpufaas_scheduler.service import SchedulerService
@@ -169,7 +169,7 @@ class NodeSessions:
         snapshot = _decode_snapshot(joining.snapshot)
         node.devices = [each.device for each in snapshot.devices]
         self.on_change(True)  # before any grant of it is made, gateways know where it is
-        self.service.join(node, snapshot.devices, snapshot.staged)
+        self.service.join(node, snapshot.devices, snapshot.staged, OrderId(joining.order))
         if node.id in self.drained:
             self.drain(node.id, True)
         log.info("node.joined id=%s address=%s devices=%d", node.id, node.address, len(node.devices))

@@ -162,6 +162,11 @@ class Engine:
         """Whether *call* waits or runs."""
         return call in self._world.calls.by_id
 
+    def function_of(self, call: CallId) -> FunctionId | None:
+        """Return the function of *call*, if it waits or runs."""
+        known = self._world.calls.by_id.get(call)
+        return None if known is None else known.function
+
     def runs(self, call: CallId) -> bool:
         """Whether *call* has a grant."""
         known = self._world.calls.by_id.get(call)

@@ -22,7 +22,7 @@ from gpufaas_core.model import (
     Explanation,
     Function,
     FunctionId,
-    Offer,
+    NodeId,
     OrderId,
     Seconds,
     gateway_of,
@@ -47,6 +47,11 @@ class Provider(Protocol):
     """Makes the nodes that are procured, and takes them back."""
 
     def execute(self, command: m.ProcureNodes | m.ReleaseNode) -> None: ...
+    def joined(self, order: OrderId, node: NodeId) -> None:
+        """A node has joined that names *order*, perhaps not for the first time."""
+
+    def finished(self, device: DeviceId, function: FunctionId, seconds: Seconds) -> None:
+        """Calls of *function* have ended, which took so long in all."""
 
 
 OnAnswer = Callable[[CallId, m.Grant | GpufaasError], None]
@@ -82,7 +87,8 @@ class SchedulerService:
         """The node of each device."""
         self.gateways: dict[str, OnAnswer] = {}
         """What gets the answers for gateways of other processes, by the name that ends the ids of their calls."""
-        self._provider: Provider | None = None
+        self.provider: Provider | None = None
+        """None: no nodes are ordered. The engine orders none that nobody offers (`messages.Offered`)."""
         self._placing: CallId | None = None
         self._placed: m.Grant | GpufaasError | None = None
 
@@ -160,15 +166,12 @@ class SchedulerService:
             device, snapshot = (each, None) if isinstance(each, Device) else (each.device, each)
             self._nodes[device.id] = node
             self.handle(m.DeviceJoined(device, snapshot, staged, order))
+            if order and self.provider is not None:
+                self.provider.joined(order, device.node)
 
     def part(self, node: NodeCommands) -> None:
         """*node* is gone. Its devices have left before."""
         self._nodes = {device: each for device, each in self._nodes.items() if each is not node}
-
-    def procure_from(self, provider: Provider, offers: tuple[Offer, ...]) -> None:
-        """*provider* makes nodes, and offers these from now on. The engine orders none that nobody offers."""
-        self._provider = provider
-        self.handle(m.Offered(offers))
 
     def report(self, fact: m.Event) -> None:
         """A node says what happened."""
@@ -179,6 +182,10 @@ class SchedulerService:
                 # The gateway of this process, which has the grant already, asks for the next one when it learns of the
                 # refusal: that may be after it is granted.
                 self._waiting[call] = self._refused[call] = self._loop.create_future()
+        elif self.provider is not None and isinstance(fact, m.Finished):
+            function = self.engine.function_of(fact.call)
+            if function is not None:
+                self.provider.finished(fact.device, function, fact.service_s * (1 + fact.further))
         self.handle(fact)
 
     # --- functions and status ---
@@ -222,8 +229,8 @@ class SchedulerService:
             self._answer(command.call, rejection(command))
             return
         elif isinstance(command, m.ProcureNodes | m.ReleaseNode):
-            if self._provider is not None:  # else an older engine asked for it
-                self._provider.execute(command)
+            if self.provider is not None:  # else an older engine asked for it
+                self.provider.execute(command)
             return
         elif isinstance(command, m.FetchBundle | m.Stage):
             node = next((each for device, each in self._nodes.items() if node_of(device) == command.node), None)

@@ -14,7 +14,7 @@ from gpufaas_cache_manager.host_tier import HostTier
 from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.bundle import Manifest, WorkerSpec
-from gpufaas_core.model import Device, DeviceId, Function, FunctionId, Need, NodeId, Offer, Part, Profile
+from gpufaas_core.model import Device, DeviceId, Function, FunctionId, Need, NodeId, Offer, OrderId, Part, Profile
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.host_cache import HostCache
@@ -61,6 +61,12 @@ class AbleNode:
     def execute(self, command: object) -> None:
         self.done.append(command)
 
+    def joined(self, order: OrderId, node: NodeId) -> None:
+        """It keeps no ledger."""
+
+    def finished(self, device: DeviceId, function: FunctionId, seconds: float) -> None:
+        """It keeps no ledger."""
+
 
 class RealNode:
     def __init__(self, root: Path, *, fetches: bool) -> None:
@@ -106,7 +112,8 @@ class Site:
         self.service.join(commands, node.devices())
         self.service.deploy(Function(F, "f", Need(), {"*": Profile(3.0, 1.0, 20 * MiB)}))
         if isinstance(node, AbleNode):
-            self.service.procure_from(node, (Offer("cpu", 100 * MiB, limit=1),))
+            self.service.provider = node
+            self.service.handle(m.Offered((Offer("cpu", 100 * MiB, limit=1),)))
 
     def propose(self, action: c.Action) -> str | None:
         """Return why *action* was refused; None: it was done."""

@@ -47,6 +47,7 @@ _SHOWN: Final = ("torch", "numpy")
                 says="Fetch there what no other node has: dir:/path or s3://bucket/prefix?endpoint=URL.")  # fmt: skip
 @secrets_key
 @declare.option("--gateway-url", default="", metavar="URL", says="Value of OPENFAAS_URL for functions.")
+@declare.option("--order", default="", metavar="ORDER", says="The order for which a provider starts it.")
 @device_options
 @status_option(7081)
 @cluster_options

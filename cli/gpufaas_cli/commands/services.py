@@ -14,6 +14,7 @@ from gpufaas_cli.cluster_flags import (
     device_options,
     front_options,
     history_option,
+    offer_options,
     policy_options,
     read_costs,
     secrets_key,
@@ -107,6 +108,8 @@ def gateway(**given: Any) -> None:
 @status_option(7071)
 @cluster_options
 @policy_options
+@offer_options
+@data_option("what the provider of nodes keeps", "scheduler-ID in ")
 def scheduler(**given: Any) -> None:
     """
     Start a scheduler of a cluster. It waits until no other leads, and then decides for all gateways and nodes.
@@ -116,8 +119,13 @@ def scheduler(**given: Any) -> None:
     Examples:
       gpufaas scheduler --id s1 --token-file token --etcd 10.0.0.2:2379 --advertise 10.0.0.5:7070
       gpufaas scheduler --id s1 --token-file token --policy lalb-o3:o3_limit=10
+      gpufaas scheduler --id s1 --token-file token --offers offers.yml --provider local
     """
-    options = SchedulerOptions(cluster=cluster_of(given), policy=taken(PolicyOptions, given), **given)
+    cluster = cluster_of(given)
+    if bool(given["offers"]) != bool(given["provider"]):
+        raise click.UsageError("--offers and --provider go together: give both, or none")
+    given["data"] = data_folder(given, f"scheduler-{cluster.id}")
+    options = SchedulerOptions(cluster=cluster, policy=taken(PolicyOptions, given), **given)
     with declare.needing("scheduler", "cluster"):
         from gpufaas_apps import scheduler
 
