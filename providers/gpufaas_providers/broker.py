@@ -65,6 +65,8 @@ class Broker:
         """Orders whose node is being started or stopped."""
         self._work: asyncio.Queue[Callable[[], Any]] = asyncio.Queue()
         self._writing = asyncio.Lock()
+        self._begun = asyncio.Event()
+        """The ledger is read: before, each node seems to be one that nobody needs."""
         self._busy_s, self._used_s = busy, dict[NodeId, Counter[str]]()
 
     async def begin(self) -> m.Offered:
@@ -76,10 +78,11 @@ class Broker:
             elif each.until < now - KEPT_S:
                 await self._ledger.forget(each.order)
         orders = ((each.order, each.kind) for each in self.open.values() if not each.joined_at and not each.releasing)
+        self._begun.set()
         return replace(self._offered(), ordered=tuple(orders))
 
     async def run(self) -> None:
-        """Do what `execute` and `joined` ask, and look at the provider's list at once and every so often; no end."""
+        """Do what `execute` and `joined` ask, and look at the provider's list every so often, without end."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._look_on())
             while True:
@@ -209,6 +212,7 @@ class Broker:
                 return False
 
     async def _look_on(self) -> None:
+        await self._begun.wait()
         while True:
             known = set(self.open) - self._busy  # what comes meanwhile may not be in the list
             try:

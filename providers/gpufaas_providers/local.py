@@ -1,8 +1,9 @@
 """
 The provider ``local``: nodes are processes on this machine, one ``gpufaas node`` for each order.
 
-Each has a directory, and there: ``lock``, which its processes hold as long as they live; ``since`` and ``until``, when
-it began and ended; ``pid``; ``log``. A shell outlives the leader that started it, and writes these.
+The options of an offer are options of that command. Each node has a directory, and there: ``lock``, which its processes
+hold as long as they live; ``since`` and ``until``, when it began and ended; ``pid``; ``log``. A shell outlives the
+leader that started it, and writes these.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from gpufaas_core._types import Seconds
-from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import NodeId, OrderId
 from gpufaas_core.orders import NodeOffer
 from gpufaas_core.units import format_bytes
@@ -52,36 +53,36 @@ class LocalProvider:
         self._root = joining.data / "local"
 
     async def start(self, order: OrderId, offer: NodeOffer) -> Held:
-        devices = tuple(_device(number, offer) for number in range(offer.devices))
-        return await asyncio.to_thread(self._start, order, devices, offer.start_s)
+        return await asyncio.to_thread(self._start, order, offer)
 
     async def stop(self, node: NodeId) -> None:
-        home = self._root / node
-        if home.is_dir():
-            await asyncio.to_thread(_stop, home)
+        await asyncio.to_thread(self._stop, node)
 
     async def list(self) -> Sequence[Held]:
         return await asyncio.to_thread(self._list)
 
-    def _start(self, order: OrderId, devices: tuple[str, ...], delay_s: Seconds) -> Held:
+    def _start(self, order: OrderId, offer: NodeOffer) -> Held:
         node = NodeId(f"local-{order}")
+        given = [each for number in range(offer.devices) for each in ("--device", _device(number, offer))]
+        for name, value in offer.options.items():
+            given += [f"--{name}", value]
         home = self._root / node
         home.mkdir(parents=True, exist_ok=True)
         command = [
             sys.executable, "-m", "gpufaas_cli", "node", "--id", node, "--order", order, "--listen", "127.0.0.1:0",
-            "--status-port", "0", "--data", str(home / "data"), *self._joining.arguments,
+            "--status-port", "0", "--data", str(home / "data"), *self._joining.arguments, *given,
         ]  # fmt: skip
-        for each in devices:
-            command += ["--device", each]
         with (home / "lock").open("a") as lock, (home / "log").open("ab") as log:
             if not (home / "since").exists() and _taken(lock.fileno()):
                 subprocess.run(
-                    ["sh", "-c", _DETACHED, "sh", _SHELL, f"{delay_s:g}", *command], cwd=home, check=True,
+                    ["sh", "-c", _DETACHED, "sh", _SHELL, f"{offer.start_s:g}", *command], cwd=home, check=True,
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock.fileno(),), start_new_session=True,
                 )  # fmt: skip
-        while (held := _held(home)) is None:
+        for _ in range(500):
+            if (held := _held(home)) is not None:
+                return held
             time.sleep(0.01)  # the shell writes it at once
-        return held
+        raise GpufaasError(f"{home} has no file since after 5 s: see {home / 'log'}")
 
     def _list(self) -> Sequence[Held]:
         found: list[Held] = []
@@ -92,6 +93,23 @@ class LocalProvider:
             elif held is not None:
                 found.append(held)
         return found
+
+    def _stop(self, node: str) -> None:
+        """Ask the node to end; kill it if it does not."""
+        home = self._root / node
+        if not home.is_dir():
+            return
+        for tell, file, sign in ((os.kill, "pid", signal.SIGTERM), (os.killpg, "group", signal.SIGKILL)):
+            pid, give_up = _read(home / file), time.monotonic() + _STOP_S
+            if pid is not None and _lives(home):
+                with contextlib.suppress(ProcessLookupError):
+                    tell(int(pid), sign)
+            while _lives(home):
+                if time.monotonic() > give_up:
+                    break
+                time.sleep(0.02)
+            else:
+                return
 
 
 def _device(number: int, offer: NodeOffer) -> str:
@@ -132,18 +150,3 @@ def _read(path: Path) -> float | None:
 def _lives(home: Path) -> bool:
     with (home / "lock").open("a") as lock:
         return not _taken(lock.fileno())
-
-
-def _stop(home: Path) -> None:
-    """Ask the node to end; kill it if it does not."""
-    for tell, file, sign in ((os.kill, "pid", signal.SIGTERM), (os.killpg, "group", signal.SIGKILL)):
-        pid, give_up = _read(home / file), time.monotonic() + _STOP_S
-        if pid is not None and _lives(home):
-            with contextlib.suppress(ProcessLookupError):
-                tell(int(pid), sign)
-        while _lives(home):
-            if time.monotonic() > give_up:
-                break
-            time.sleep(0.02)
-        else:
-            return

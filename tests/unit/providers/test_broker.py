@@ -273,3 +273,23 @@ async def test_a_leader_that_is_killed_at_any_step_loses_no_node_and_doubles_non
         (held,) = site.provider.log.values()
         assert paid.node_s == pytest.approx(held.until - held.since, abs=1.0), f"killed at step {at}"
         assert paid.cost == pytest.approx(0.1)
+
+
+async def test_a_broker_that_has_not_read_its_ledger_yet_gives_nothing_back(site: Site) -> None:
+    async with site.term():
+        site.order(ONE)
+        await site.started(ONE)
+    broker = Broker("fake", site.provider, OFFERS, site.ledger, site.told.append, clock=site.clock, look_s=0.005)
+    running = asyncio.create_task(broker.run())
+    looks = site.steps.count("listed")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert site.steps.count("listed") == looks
+
+    await broker.begin()
+    await eventually(lambda: site.steps.count("listed") > looks + 1)
+
+    assert site.provider.there == [ONE]
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
