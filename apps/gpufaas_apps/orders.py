@@ -11,12 +11,8 @@ from gpufaas_providers.ports import Joining
 from gpufaas_scheduler.service import SchedulerService
 
 
-def broker_of(
-    options: SchedulerOptions, etcd: Etcd, leadership: Leadership, service: SchedulerService
-) -> Broker | None:
-    """None: no nodes are offered. :raises InvalidSpec: the provider is not installed"""
-    if not options.offers:
-        return None
+def broker_of(options: SchedulerOptions, etcd: Etcd, leadership: Leadership, service: SchedulerService) -> Broker:
+    """:raises InvalidSpec: the provider is not installed"""
 
     def busy() -> dict[NodeId, Seconds]:
         found: dict[NodeId, Seconds] = {}

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from contextlib import aclosing
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from msgspec.structs import replace
 
@@ -14,7 +14,6 @@ from gpufaas_adapters.etcd.election import TTL_S, Leadership
 from gpufaas_adapters.etcd.plans import EtcdPlans
 from gpufaas_adapters.etcd.state import EtcdState, read_state
 from gpufaas_apps.options import SchedulerOptions
-from gpufaas_apps.orders import broker_of
 from gpufaas_apps.process import first_of
 from gpufaas_cache_manager.write_behind import WriteBehind
 from gpufaas_cluster.leader import Leader
@@ -27,10 +26,12 @@ from gpufaas_core.plans import Snapshot
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_planner.plans import Plans
 from gpufaas_planner.shell import PlannerShell
-from gpufaas_providers.broker import Broker
 from gpufaas_scheduler.journal import Header, Journal
 from gpufaas_scheduler.scaler import Scaler, Watched
 from gpufaas_scheduler.service import SchedulerService
+
+if TYPE_CHECKING:
+    from gpufaas_providers.broker import Broker
 
 log = logging.getLogger("scheduler")
 
@@ -102,8 +103,11 @@ class Term:
             self._planner, lambda *asked: service.engine.snapshot(*asked) if leader.serving else Snapshot(), self._plans
         )
         leader.gateways.planner = planner.asked
-        broker = broker_of(self._given, self._etcd, leadership, service)
-        service.provider = broker
+        broker: Broker | None = None
+        if self._given.offers:
+            from gpufaas_apps.orders import broker_of  # most clusters order no nodes
+
+            service.provider = broker = broker_of(self._given, self._etcd, leadership, service)
         scaler = Scaler(self._watched, service.status, service.scale)
         try:
             await first_of(
@@ -116,7 +120,7 @@ class Term:
             if leader.serving and not leadership.lost.is_set():
                 await behind.flush()  # for the next leader
 
-    async def _decide(self, awaited: set[NodeId], behind: WriteBehind, broker: Broker | None) -> None:
+    async def _decide(self, awaited: set[NodeId], behind: WriteBehind, broker: "Broker | None") -> None:
         """Begin to decide when all functions and the plan are known; from then on write the engine's state behind."""
         await self._listed.wait()
         await self._planned.wait()

@@ -30,7 +30,7 @@ _decode_snapshot: Final = msgspec.msgpack.Decoder(NodeSnapshot).decode
 
 
 class NodeSession:
-    """A node at the other end of a link (`service.NodeCommands`)."""
+    """A node at the other end of a link (`ports.NodeCommands`)."""
 
     def __init__(self, link: Link, hello: control.ClientHello) -> None:
         self.link = link

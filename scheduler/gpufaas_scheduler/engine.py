@@ -38,7 +38,7 @@ from gpufaas_core.plans import Snapshot
 from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_scheduler import docs
 from gpufaas_scheduler.check import Holding
-from gpufaas_scheduler.explain import explain, snapshot, status
+from gpufaas_scheduler.explain import explain, holdings, snapshot, status
 from gpufaas_scheduler.handle import calls, waiting
 from gpufaas_scheduler.handle.ahead import take_back
 from gpufaas_scheduler.handle.clear import make_way
@@ -190,19 +190,7 @@ class Engine:
 
         :param among: only these calls; None: all
         """
-        world = self._world
-        here = [world.devices[each] for each in devices if each in world.devices]
-        parked = world.parked
-        found = {
-            each.id: Holding(
-                dict(each.residency.copies), {call.id for call in each.runs()}, {copy.id for copy in parked.on(each)}
-            )
-            for each in here
-        }
-        if among is not None:
-            for holding in found.values():
-                holding.calls.intersection_update(among)
-        return found
+        return holdings(self._world, devices, among)
 
     def status(self, now: Seconds) -> EngineStatus:
         """Return what `gpufaas top` shows. O(devices, residents, functions)."""

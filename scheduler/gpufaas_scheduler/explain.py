@@ -1,5 +1,6 @@
 """Answers for people: the status of the engine, and why a call is where it is."""
 
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from msgspec.structs import astuple, replace
@@ -7,6 +8,7 @@ from msgspec.structs import astuple, replace
 from gpufaas_core.model import (
     CallId,
     Considered,
+    DeviceId,
     DeviceStatus,
     EngineStatus,
     Explanation,
@@ -25,6 +27,7 @@ from gpufaas_core.model import (
 )
 from gpufaas_core.plans import Snapshot
 from gpufaas_scheduler import contract
+from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.policy_contract import Executing, Explaining
 from gpufaas_scheduler.world import finish
@@ -335,3 +338,19 @@ def _device_status(device: DeviceState, parked: ParkedCopies, now: Seconds) -> D
         reserved=device.reserved + device.residency.shares,
         parked=tuple(ParkedStatus(each.owner.id, each.number, each.memory) for each in parked.on(device)),
     )
+
+
+def holdings(world: World, devices: Iterable[DeviceId], among: Collection[CallId] | None) -> dict[DeviceId, Holding]:
+    """See `Engine.holdings`."""
+    here = [world.devices[each] for each in devices if each in world.devices]
+    parked = world.parked
+    found = {
+        each.id: Holding(
+            dict(each.residency.copies), {call.id for call in each.runs()}, {copy.id for copy in parked.on(each)}
+        )
+        for each in here
+    }
+    if among is not None:
+        for holding in found.values():
+            holding.calls.intersection_update(among)
+    return found

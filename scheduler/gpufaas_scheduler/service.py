@@ -7,7 +7,7 @@ can be granted at once.
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from gpufaas_core import messages as m
 from gpufaas_core.bundle import WorkerSpec
@@ -22,7 +22,6 @@ from gpufaas_core.model import (
     Explanation,
     Function,
     FunctionId,
-    NodeId,
     OrderId,
     Seconds,
     gateway_of,
@@ -31,27 +30,11 @@ from gpufaas_core.model import (
 from gpufaas_core.snapshot import DeviceSnapshot, StagedWeights
 from gpufaas_scheduler.driver import EngineDriver, JournalPort
 from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.ports import NodeCommands, Provider
 from gpufaas_scheduler.rejections import rejection
 
 HELD_S: Final[Seconds] = 120.0
 """A number of copies that a person or an alert has set holds for so long, unless the load needs more."""
-
-
-class NodeCommands(Protocol):
-    """What the scheduler asks of a node."""
-
-    def execute(self, command: m.Command) -> None: ...
-
-
-class Provider(Protocol):
-    """Makes the nodes that are procured, and takes them back."""
-
-    def execute(self, command: m.ProcureNodes | m.ReleaseNode) -> None: ...
-    def joined(self, order: OrderId, node: NodeId) -> None:
-        """A node has joined that names *order*, perhaps not for the first time."""
-
-    def finished(self, device: DeviceId, function: FunctionId, seconds: Seconds) -> None:
-        """Calls of *function* have ended, which took so long in all."""
 
 
 OnAnswer = Callable[[CallId, m.Grant | GpufaasError], None]

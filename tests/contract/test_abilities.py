@@ -21,7 +21,8 @@ from gpufaas_gpu_manager.host_cache import HostCache
 from gpufaas_gpu_manager.node import Node
 from gpufaas_scheduler import policies as c
 from gpufaas_scheduler.engine import Engine
-from gpufaas_scheduler.service import NodeCommands, SchedulerService
+from gpufaas_scheduler.ports import NodeCommands
+from gpufaas_scheduler.service import SchedulerService
 
 N, F = NodeId("n"), FunctionId("f.ns@1")
 DEVICES = (DeviceId("n/cpu:0"), DeviceId("n/cpu:1"))
