@@ -13,9 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +22,7 @@ from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.data_directory import credentials_of, login_offered, owned
 from gpufaas_apps.front import Front, Parts
 from gpufaas_apps.machine import Machine, connect, container_engine, lines_of
+from gpufaas_apps.one_node import OneNode
 from gpufaas_apps.options import ServeOptions
 from gpufaas_apps.process import age_s, first_of, listen, prepare_process, run_loop
 from gpufaas_apps.server import GRACE_S
@@ -32,10 +31,9 @@ from gpufaas_apps.watchdog import notify
 from gpufaas_core import compiled
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.messages import Planned
-from gpufaas_core.model import EngineStatus, NodeId, NodeView, Seconds
+from gpufaas_core.model import NodeId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
-from gpufaas_gateway.ports import Workers
 from gpufaas_gpu_manager.metrics import NodeFamilies
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.supervisor import ContainerEngine
@@ -215,29 +213,6 @@ class ServeApp:
         await self._node.start()
         greet(self._options, self._node)
         notify("READY=1")
-
-
-@dataclass(slots=True, eq=False)
-class OneNode:
-    """The node of `gpufaas serve`, as gateways describe the nodes of a cluster (`node_api.ClusterNodes`)."""
-
-    status: Callable[[], EngineStatus]
-    _workers: Workers
-    _gone: Sequence[str]
-    """A line for each device that was given up."""
-    _makes: Callable[[], str]
-    """Returns what functions of images run as; see `NodeView`."""
-
-    def nodes(self) -> list[NodeView]:
-        note = "; ".join(self._gone)
-        devices, makes = list(self._workers.devices()), self._makes()
-        return [NodeView(NodeId("local"), "", devices, False, note, version("gpufaas"), makes=makes)]
-
-    async def drain(self, node: str, drain: bool) -> None:  # noqa: ARG002 - the port's
-        raise InvalidSpec(
-            "this platform is one process, whose only node is its own: stop it instead; nodes of a cluster can be "
-            "drained (gpufaas node)"
-        )
 
 
 def _open_journal(path: Path, header: Header) -> Journal:

@@ -213,8 +213,7 @@ class Engine:
         world, learnt = self._world, []
         for function, kind in world.learnt:
             owner = world.functions.get(function)
-            costs = None if owner is None else owner.costs[kind]
-            if costs is not None:
+            if owner is not None and (costs := owner.costs[kind]) is not None:
                 costs.noted = False
                 learnt.append(Learnt(function, kind, costs.profile()))
         world.learnt.clear()

@@ -90,10 +90,7 @@ class SchedulerService:
         """
         Ask for the right to run *call*: return a grant if it is granted at once, else a future of it.
 
-        :param size: of the request, see `Arrived`
-        :param outer: a function made the call
-        :param endless: once it runs, it may go on beyond its time
-        :param asked: what its caller asks for beside the function
+        :param size: it, and what follows it, are those of `Arrived`
         :raises GpufaasError: it was rejected at once; the future raises the same when that happens later
         """
         self._placing, self._placed = call, None
@@ -134,16 +131,12 @@ class SchedulerService:
     # --- nodes ---
 
     def join(
-        self,
-        node: NodeCommands,
-        devices: Iterable[Device | DeviceSnapshot],
-        staged: tuple[StagedWeights, ...] | None = None,
-        order: OrderId = NO_ORDER,
-    ) -> None:
+        self, node: NodeCommands, devices: Iterable[Device | DeviceSnapshot],
+        staged: tuple[StagedWeights, ...] | None = None, order: OrderId = NO_ORDER,
+    ) -> None:  # fmt: skip
         """
-        *node* has these devices now: empty ones, or with what their snapshots say; and *staged* in its host tier.
-
-        :param order: for which it was started
+        *node*, which was started for *order*, has these devices now: empty ones, or with what their snapshots say; and
+        *staged* in its host tier.
         """
         for each in devices:
             device, snapshot = (each, None) if isinstance(each, Device) else (each.device, each)
