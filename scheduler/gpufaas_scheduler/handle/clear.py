@@ -87,7 +87,7 @@ def _start(world: World, device: DeviceState, call: Call) -> bool:
     if call.state != WAITING:
         _stop(world, device)
         return True
-    device.shut = True
+    world.shut(device, True)  # meanwhile it may have been offered
     return False
 
 

@@ -2,7 +2,7 @@
 
 import random
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.scheduler import test_takeover as takeover
@@ -111,6 +111,7 @@ def _victims(command: m.Command) -> tuple[CopyId, ...]:
 
 
 @examples(60)
+@example("lalb", False, 1993, 11, 104)  # a device that is cleared was offered, as its call did not start there yet
 @given(takeover.POLICY, st.booleans(), takeover.SEED, takeover.STEPS, takeover.STEPS)
 def test_compute_and_memory_are_promised_once_and_a_successor_goes_on_with_the_plan(
     policy: str, queued: bool, seed: int, before: int, after: int
