@@ -151,6 +151,8 @@ class Gateway:
         if _INTERNAL in answer.headers and answer.headers.get("content-type") == "application/json":
             details = answer.json()
             text = details.pop("error", text)
+        if text.strip() == "404 page not found":  # gateways say so of routes that they do not have
+            text = f"the gateway at {self.shown} has no {path}: it is of another release than this client"
         raise kind(status, " ".join(text.split())[:_SHOWN_CHARS], answer.headers, details)
 
     def is_none(self, path: str) -> GatewayUnreachable:

@@ -117,6 +117,11 @@ def test_waiting_for_a_call_has_an_end() -> None:
             "too many functions",
         ),
         (
+            httpx.Response(404, headers={"X-OpenFaaS-Internal": "gateway"}, text="404 page not found\n"),
+            gpufaas.Refused,
+            "has no /system/status: it is of another release than this client",
+        ),
+        (
             httpx.Response(404, headers={"X-OpenFaaS-Internal": "gateway"}, text="no such thing"),
             gpufaas.Refused,
             "no such thing",
