@@ -16,7 +16,7 @@ from gpufaas_scheduler.handle.commit_calls import rejected, variant_for
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_direct, serve_fifo, wake
 from gpufaas_scheduler.handle.follow import follow
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
-from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
+from gpufaas_scheduler.handle.settle import run_policy, settle, start_as_planned, start_nested
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, join_queue, leave_stranded, place_again, refuse_failing
 from gpufaas_scheduler.policy_contract import ARRIVAL
 from gpufaas_scheduler.world import backoff
@@ -118,8 +118,10 @@ def _has_to_wait(world: World, call: Call, age_s: Seconds) -> None:
     owner = call.owner
     if owner.placed and (owner.batches or world.takes_ahead):
         send_ahead(world, owner)
-        if call.state == RUNNING:
-            return
+    if owner.plan:
+        start_as_planned(world, owner)
+    if call.state == RUNNING:
+        return
     # A call that waited elsewhere goes on waiting: after a takeover, not all devices have joined yet.
     if world.keeps and not age_s and (why := kept_out(world, owner)) is not None:
         give_up(world, call)

@@ -22,6 +22,7 @@ from gpufaas_scheduler.world.places import idle_holder, room_for
 from gpufaas_scheduler.world.world import World
 
 _NESTED: Final = contract.Why("a call that holds a device waits for it, so it gets the first device that it can use")
+_PLANNED: Final = contract.Why("the copy has what a plan gives it, beside the calls that wait for its device")
 
 COMMIT: Final[Mapping[type[Action], Callable[[World, Any], str | None]]] = {
     contract.Start: try_start,
@@ -61,8 +62,22 @@ def settle(world: World) -> None:
         run_policy(world)
         if world.watches:
             world.read_policy()
+    if world.agenda.by_name and world.queue.count:
+        for owner in [call.owner for call in world.queue.firsts() if call.owner.plan]:
+            start_as_planned(world, owner)
     if world.short or world.agenda.releasing:
         after_run(world)
+
+
+def start_as_planned(world: World, owner: FunctionState) -> None:
+    """
+    Start calls of *owner* on copies that a plan keeps where calls of others wait in the local queue for more compute
+    than is spare: a policy does not consider these devices.
+    """
+    for copy, device in owner.active.items():
+        while copy.kept is not None and device.local and not copy.queued and owner.flow.calls:
+            if try_start(world, contract.Start((owner.flow.calls[0].id,), copy.id, (), None, _PLANNED)) is not None:
+                break
 
 
 def after_run(world: World) -> None:

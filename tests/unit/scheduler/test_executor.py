@@ -337,6 +337,31 @@ def test_batches_that_go_ahead_do_not_keep_a_planned_copy_out(policy: str, monke
     assert ("g", A, 0, 0) in site.copies
 
 
+@pytest.mark.parametrize("policy", ["lalb", "lalb-o3"])
+@pytest.mark.parametrize("replica", [Replica("f", A, 40, slots=1), Replica("f", A, reserve=40, slots=1)])
+def test_a_planned_copy_takes_its_calls_though_others_wait_for_its_device_in_a_local_queue_that_never_ends(
+    policy: str, replica: Replica
+) -> None:
+    site = Site(policy, "f")
+    slow = Function(FunctionId("g"), "g", Need(60, "spatial"), {"*": Profile(500.0, 0.5, 20)})  # nor does it load again
+    site.functions[slow.id] = slow
+    site.tell(m.FunctionDeployed(slow))
+    site.call("g")
+    site.go_on(800)
+    assert ("g", A, 0, 0) in site.copies
+    site.plan(replica)
+    site.go_on(5)
+    site.load("g", 30, per_s=3)
+    site.go_on(6)
+    assert len(state_of(site.engine).devices[A].local) > 1
+
+    first, second = site.call("f"), site.call("f")
+
+    assert first in site.running, "at once"
+    site.go_on(4)
+    assert second in site.started, "once the slot is free"
+
+
 def stream(site: Site, function: str) -> CallId:
     """Let a call of *function* come that goes on for ever once it runs."""
     call, serve = CallId("stream"), site._serve
