@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from gpufaas import operations
+from gpufaas import operations, plan_operations
 from gpufaas.answer import AsyncStream, Stream
 from gpufaas.errors import GatewayUnreachable, GpufaasError
 from gpufaas.gateway import ENDLESS, ApiRequest, Gateway, Hints, Steps
@@ -77,13 +77,13 @@ class _Client:
     nodes = _method(operations.nodes)
     node = _method(operations.node)
     drain_node = _method(operations.drain_node)
-    plan = _method(operations.plan)
-    apply_plan = _method(operations.apply_plan)
-    plan_history = _method(operations.plan_history)
-    roll_back_plan = _method(operations.roll_back_plan)
-    pin = _method(operations.pin)
-    unpin = _method(operations.unpin)
-    make_plan = _method(operations.make_plan)
+    plan = _method(plan_operations.plan)
+    apply_plan = _method(plan_operations.apply_plan)
+    plan_history = _method(plan_operations.plan_history)
+    roll_back_plan = _method(plan_operations.roll_back_plan)
+    pin = _method(plan_operations.pin)
+    unpin = _method(plan_operations.unpin)
+    make_plan = _method(plan_operations.make_plan)
     secrets = _method(operations.secrets)
     put_secret = _method(operations.put_secret)
     remove_secret = _method(operations.remove_secret)
