@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from gpufaas_apps.container_listener import ContainerListener
+from gpufaas_apps.cost_api import cost_routes
 from gpufaas_apps.metrics_view import MetricsOfAll
 from gpufaas_apps.options import FrontOptions
 from gpufaas_apps.plan_api import plan_routes
@@ -28,6 +29,7 @@ from gpufaas_async_calls.ports import AsyncQueue
 from gpufaas_async_calls.retry import WHILE_MISSING, RetryPolicy, read_policy
 from gpufaas_async_calls.settings import AsyncSettings, QueueSettings
 from gpufaas_core.model import Function, PlacementPlan
+from gpufaas_core.orders import Stay
 from gpufaas_core.origin import Origins
 from gpufaas_core.revision import git_revision
 from gpufaas_gateway.api import management_app
@@ -91,6 +93,8 @@ class Parts:
     """Tells the engine of this process the plan in force."""
     planner: Callable[[str], Awaitable[dict[str, Any]]]
     """Asks the planner, see `PlannerShell.asked`; empty: there is none."""
+    stays: Callable[[], Awaitable[list[Stay]]] | None = None
+    """Returns the ledger of nodes that were ordered; None: this platform orders none."""
     prune: Callable[[bool], Awaitable[tuple[int, int]]] | None = None
     """Removes artifacts that nothing names, unless told to run dry; returns how many, and their bytes."""
 
@@ -170,6 +174,8 @@ class Front:
             async_routes(self.async_calls, async_invocations, lambda name: self.catalogue.find(name) is not None)
         )
         app.include_router(node_routes(parts.nodes))
+        if parts.stays is not None:
+            app.include_router(cost_routes(parts.stays))
         app.include_router(plan_routes(self.catalogue, self.plans, parts.scheduler.status, parts.planner))
         if parts.prune is not None:
             app.include_router(prune_routes(self.catalogue, parts.prune))

@@ -19,6 +19,7 @@ from gpufaas_adapters.etcd.async_queue import EtcdAsyncQueue
 from gpufaas_adapters.etcd.client import Etcd
 from gpufaas_adapters.etcd.election import register
 from gpufaas_adapters.etcd.functions import EtcdFunctionStore
+from gpufaas_adapters.etcd.orders import EtcdLedger
 from gpufaas_adapters.etcd.plans import EtcdPlans
 from gpufaas_adapters.etcd.secrets import EtcdSecrets, SecretsKey, create_key_file
 from gpufaas_apps.cluster import identity, leader_addresses, opened
@@ -150,6 +151,7 @@ class GatewayApp:
             origins=Origins(self._me.token),
             async_queue=async_queue,
             plan_store=EtcdPlans(etcd),
+            stays=EtcdLedger(etcd).stays,
             planner=self._scheduler.planner,
             call_suffix=f"@{self._scheduler.name}",
             metrics_of_all=self._options.metrics_of_all,

@@ -32,6 +32,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "gateway": "Start a gateway of a cluster.",
     "scheduler": "Start a scheduler of a cluster; of several one leads.",
     "node": "Start a node of a cluster; list, describe and drain nodes.",
+    "cost": "Show what was paid for nodes that were ordered.",
     "doctor": "Check this machine, and say what mends it.",
     "isolation": "Show what keeps functions apart on this machine.",
     "new": "Write a function from a template, and add it to stack.yaml.",

@@ -75,6 +75,7 @@ class _Client:
     is_ready = _method(operations.is_ready)
     prune = _method(operations.prune)
     nodes = _method(operations.nodes)
+    cost = _method(operations.cost)
     node = _method(operations.node)
     drain_node = _method(operations.drain_node)
     plan = _method(plan_operations.plan)

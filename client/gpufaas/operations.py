@@ -334,6 +334,16 @@ def nodes(at: Gateway) -> Steps[list[Node]]:
     return at.objects("/system/nodes")
 
 
+def cost(at: Gateway, since_s: float = 86400.0, by: str = "function") -> Steps[list[dict[str, Any]]]:
+    """
+    Return what was paid for nodes that were ordered in the last *since_s* seconds, the dearest first.
+
+    :param by: ``function``, ``namespace`` or ``offer``
+    :raises Refused: this platform orders none
+    """
+    return at.objects("/system/cost", Refused, since=str(since_s), by=by)
+
+
 def node(at: Gateway, name: str) -> Steps[Node]:
     return at.object(f"/system/nodes/{_quoted(name)}", Refused)
 

@@ -172,6 +172,7 @@ class Broker:
             await self._note(held.order)
 
     async def _stop(self, order: OrderId) -> None:
+        await self._note_use()
         stay = self.open[order]
         if await self._note(order) and await self._ended(stay.node):
             await self._close(order, self._clock())
