@@ -21,24 +21,35 @@ def check(
 ) -> None:  # fmt: skip
     """
     :param functions: by ``NAME.NAMESPACE``, the revisions that take calls
-    :param in_force: these may stay if their function or device has gone: it may come back
+    :param in_force: these may stay if their function or device has gone: it may come back. Functions whose replicas
+        are as they were are not asked about again: a later edit of theirs keeps nobody from planning others
     :raises BadPlan: *replicas* cannot all be there: says which of them, and why
     """
-    there, waiting = {each.id: each for each in devices}, set(in_force)
+    there, before = {each.id: each for each in devices}, _by_function(in_force)
+    new = {name for name, mine in _by_function(replicas).items() if before.get(name) != mine}
     by_function: dict[str, list[Replica]] = {}
     by_device: dict[DeviceId, list[Replica]] = {}
     for number, each in enumerate(replicas, 1):
         mine = by_function.setdefault(each.function, [])
-        if each not in waiting or (each.function in functions and each.device in there):
+        known = each.function in functions and each.device in there
+        if each.function in new and (known or each not in before.get(each.function, ())):
             for reason in _mistakes(each, mine, functions, there):
                 raise BadPlan(f"replica {number}, {each.function} on {each.device}: {reason}")
+        if known:
             by_device.setdefault(each.device, []).append(each)
         mine.append(each)
-    for name, mine in by_function.items():
-        if name in functions:
-            _check_bounds(name, len(mine), functions[name])
+    for name in sorted(new & functions.keys()):
+        _check_bounds(name, len(by_function[name]), functions[name])
     for device, beside in by_device.items():
-        _check_device(there[device], beside, functions)
+        if any(each.function in new for each in beside):
+            _check_device(there[device], beside, functions)
+
+
+def _by_function(replicas: Iterable[Replica]) -> dict[str, list[Replica]]:
+    found: dict[str, list[Replica]] = {}
+    for each in replicas:
+        found.setdefault(each.function, []).append(each)
+    return found
 
 
 def _mistakes(

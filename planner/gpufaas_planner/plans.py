@@ -13,6 +13,8 @@ from gpufaas_core.plans import PlanVersion
 from gpufaas_planner.check import check
 
 ANONYMOUS: Final = "anonymous"
+_LONGEST_WHY: Final = 500
+"""In characters."""
 
 
 class PlanStore(Protocol):
@@ -116,6 +118,8 @@ class Plans:
         """Put *replicas* in force after *latest*."""
         if base not in (None, latest.version):
             raise _conflict(latest)
+        if len(why) > _LONGEST_WHY:
+            raise BadPlan(f"why has {len(why):,} characters: say it in {_LONGEST_WHY} at most")
         check(replicas, self._functions(), self._devices(), latest.replicas)
         new = PlanVersion(latest.version + 1, tuple(replicas), by or ANONYMOUS, self._now(), why, dict(expected or {}))
         if not await asyncio.to_thread(self._store.add, new):

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.planner.fakes import MemoryPlans
 
 from gpufaas_core.errors import BadPlan, PlanConflict, StorageFailed, UnknownPlan
@@ -22,8 +23,10 @@ class Rig:
         self.devices = [Device(each, "gpu", 8 * GiB) for each in (A, B, C)]
         profiles = {"*": Profile(1.0, 0.1, 2 * GiB)}
         need = Need(sharing="auto")
-        functions = {each: Function(FunctionId(f"{each}@1"), "d", need, profiles) for each in (ONE, TWO)}
-        self.plans = Plans(self.store, lambda: functions, lambda: self.devices, self.told.append, now=lambda: 100.0)
+        self.functions = {each: Function(FunctionId(f"{each}@1"), "d", need, profiles) for each in (ONE, TWO)}
+        self.plans = Plans(
+            self.store, lambda: self.functions, lambda: self.devices, self.told.append, now=lambda: 100.0
+        )
 
 
 async def test_a_plan_that_is_applied_is_kept_told_and_in_force() -> None:
@@ -121,6 +124,26 @@ async def test_what_is_planned_on_a_device_that_has_gone_stays_and_keeps_nobody_
     for mistake in (Replica(TWO, A), Replica(ONE, A, 40)):
         with pytest.raises(BadPlan, match=r"^replica 2, .*n1/a: there is no such device"):
             await rig.plans.apply([gone, mistake], by="alice")
+
+
+async def test_an_edit_that_no_longer_fits_the_plan_keeps_nobody_from_planning_others() -> None:
+    rig = Rig()
+    shared = Replica(ONE, A, 40)
+    await rig.plans.apply([shared], by="alice")
+    rig.functions[ONE] = replace(rig.functions[ONE], need=Need(), min_copies=2)
+
+    assert (await rig.plans.pin(Replica(TWO, B), by="bob")).replicas == (shared, Replica(TWO, B, pinned=True))
+    with pytest.raises(BadPlan, match="shares on n1/a are 110 %"):
+        await rig.plans.pin(Replica(TWO, A, 70), by="bob")
+    with pytest.raises(BadPlan, match=r"^replica 1, one\.ns on n1/a: its function is exclusive"):
+        await rig.plans.apply([replace(shared, share=50)], by="alice")
+    with pytest.raises(BadPlan, match=r"min asks for 2"):
+        await rig.plans.apply([Replica(ONE, A)], by="alice")
+
+
+async def test_a_reason_longer_than_people_read_is_refused() -> None:
+    with pytest.raises(BadPlan, match="why has 501 characters"):
+        await Rig().plans.apply([Replica(ONE, A)], by="alice", why="x" * 501)
 
 
 async def test_a_version_that_is_not_kept_is_refused_with_those_that_are() -> None:
