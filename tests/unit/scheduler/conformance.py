@@ -377,6 +377,7 @@ class Rig:
 
     def _refuse(self, call: CallId, worker: Worker) -> None:
         if self.running.get(call) is worker:
+            self.ended[call] += call in self.aborted
             self._end(call)
             self.tell(m.NodeRefused(call, worker.device, "it did not like it"))
 
