@@ -32,6 +32,7 @@ from gpufaas_core.model import Function, PlacementPlan
 from gpufaas_core.orders import Stay
 from gpufaas_core.origin import Origins
 from gpufaas_core.revision import git_revision
+from gpufaas_gateway.annotations import DEFAULT_QUEUE
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.auth import CleanPaths, Credentials, Guard, WithoutWorkers
 from gpufaas_gateway.calls import Calls
@@ -47,7 +48,7 @@ from gpufaas_gateway.node_api import ClusterNodes, node_routes
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.platform_api import prune_routes
 from gpufaas_gateway.ports import Artifacts, LogReader, NodePort, PlacementPort, Scheduler, SecretStore, Store, Workers
-from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
+from gpufaas_gateway.spec import Defaults
 from gpufaas_planner.plans import Plans, PlanStore
 
 

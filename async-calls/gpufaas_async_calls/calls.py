@@ -42,8 +42,8 @@ from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_async_calls.settings import AsyncSettings
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.units import Seconds
+from gpufaas_gateway.annotations import DEFAULT_QUEUE
 from gpufaas_gateway.answering import Run
-from gpufaas_gateway.spec import DEFAULT_QUEUE
 from gpufaas_gateway.usage import QueueStatus
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gpufaas_async_calls.call import Phase
 from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_core.units import Seconds
-from gpufaas_gateway.spec import DEFAULT_QUEUE
+from gpufaas_gateway.annotations import DEFAULT_QUEUE
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from gpufaas_core.errors import InvalidSpec, NoDeviceFits
 from gpufaas_core.model import Device, DeviceId, Need
 from gpufaas_core.ports import read_ports
 from gpufaas_core.units import GiB
+from gpufaas_gateway.annotations import ANNOTATIONS
 from gpufaas_gateway.catalogue import ServedRevision
-from gpufaas_gateway.spec import ANNOTATIONS
 
 CPU = Device(DeviceId("n/cpu:0"), "cpu", 8 * GiB, {GPU: "false"})
 CUDA = Device(DeviceId("n/cuda:0"), "Test GPU", 8 * GiB, {GPU: "true"})

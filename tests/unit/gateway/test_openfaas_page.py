@@ -7,7 +7,7 @@ import pytest
 
 from gpufaas_async_calls.retry import PREFIX as RETRY
 from gpufaas_core.scaling import _LABELS, PREFIX, TYPES, ScalingRule, read_scaling_rule
-from gpufaas_gateway.spec import _READ, ANNOTATIONS
+from gpufaas_gateway.annotations import ANNOTATIONS, READ
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "openfaas.md").read_text()
@@ -33,7 +33,7 @@ def test_every_load_that_can_be_measured_is_on_the_page(kind: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *(what.removeprefix("annotation ") for what in _READ if "com.openfaas." in what),
+        *(what.removeprefix("annotation ") for what in READ if "com.openfaas." in what),
         *(f"{RETRY}{each}" for each in ("attempts", "codes", "min_wait", "max_wait")),
     ],
 )
