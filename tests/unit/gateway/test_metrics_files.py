@@ -109,7 +109,7 @@ def test_each_alert_of_a_cluster_has_a_row_that_says_what_to_do() -> None:
     text = (ROOT / "docs/operations.md").read_text()
 
     assert {each["alert"] for each in groups["gpufaas-cluster"]} == set(
-        re.findall(r"^\| `(\w+)` \| ", text, re.MULTILINE)
+        re.findall(r"^\| `([A-Z]\w+)` \| ", text, re.MULTILINE)
     )
 
 
