@@ -83,6 +83,12 @@ class Status(TypedDict, total=False):
     held: list[str]
     """Those of ``desired`` from which the autoscaler takes nothing for a while: their number was set."""
     failing: dict[str, dict[str, Any]]
+    offers: list[dict[str, Any]]
+    """The kinds of nodes that can be ordered."""
+    ordered: dict[str, str]
+    """Open orders, and their kinds."""
+    unmet: dict[str, str]
+    """Kinds whose last order failed, and why."""
     functions: dict[str, dict[str, Any]]
     asyncQueues: dict[str, Any]
 

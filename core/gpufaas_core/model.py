@@ -513,6 +513,8 @@ class EngineStatus(Struct, frozen=True):
     """The kinds of the nodes that were ordered and have not joined."""
     unmet: dict[str, str] = field(default_factory=dict)
     """Kinds whose last order failed, and why."""
+    offers: tuple[Offer, ...] = ()
+    """The kinds of nodes that can be ordered."""
 
 
 class NodeView(Struct, frozen=True, array_like=True):

@@ -214,6 +214,7 @@ def status(world: World, now: Seconds) -> EngineStatus:
         held=tuple(each.id for each in world.functions.values() if each.desired is not None and each.held_until > now),
         ordered=dict(world.agenda.ordered),
         unmet=dict(world.agenda.unmet),
+        offers=tuple(world.agenda.offers.values()),
     )
 
 

@@ -108,6 +108,31 @@ def list_nodes(client: Client) -> Sequence[Mapping[str, Any]]:
     return client.nodes()
 
 
+def _show_offers(status: Mapping[str, Any]) -> None:
+    ordered = list(status["ordered"].values())
+    rows = [
+        (each["kind"], str(each["devices"]), format_bytes(each["memory"]), f"{each['price_per_h']:g}",
+         f"{each['delay_s']:g} s", str(each["limit"]), str(ordered.count(each["kind"])),
+         status["unmet"].get(each["kind"], ""))
+        for each in status["offers"]
+    ]  # fmt: skip
+    output.table(("Kind", "Devices", "Memory each", "Price/h", "Start", "More", "Ordered", "Last failure"), rows)
+
+
+@command.command("offers")
+@declare.shows(_show_offers)
+@flags.client
+def offers(client: Client) -> dict[str, Any]:
+    """
+    List the kinds of nodes that the policy may order, and what became of orders. None: no scheduler has --offers.
+
+    Examples:
+      gpufaas node offers
+    """
+    status = client.status()
+    return {"offers": status["offers"], "ordered": status["ordered"], "unmet": status["unmet"]}
+
+
 @command.command("describe")
 @click.argument("name")
 @declare.as_json

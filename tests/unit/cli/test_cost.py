@@ -41,3 +41,16 @@ def test_the_bill_as_json_and_as_csv(run: Run) -> None:
 @pytest.mark.parametrize("given", [("--since", "long"), ("--by", "colour")])
 def test_what_cannot_be_asked_is_wrong_usage(run: Run, given: tuple[str, str]) -> None:
     assert run("cost", *given).exit_code == 2
+
+
+def test_offers_are_shown_with_open_orders_and_the_last_failure(run: Run, wire: WireLog) -> None:
+    offer = {"kind": "cpu-0.5", "memory": 2 << 30, "devices": 1, "price_per_h": 0.05, "delay_s": 2.0, "limit": 3}
+    status = {"offers": [offer], "ordered": {"1-2": "cpu-0.5"}, "unmet": {"cpu-0.5": "sold out"}, "devices": []}
+    wire.answer("GET", "/system/status", status)
+
+    result = run("node", "offers")
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[1].split() == [
+        "cpu-0.5", "1", "2.0", "GiB", "0.05", "2", "s", "3", "1", "sold", "out",
+    ]  # fmt: skip
