@@ -118,17 +118,20 @@ def _has_to_wait(world: World, call: Call, age_s: Seconds) -> None:
     owner = call.owner
     if owner.placed and (owner.batches or world.takes_ahead):
         send_ahead(world, owner)
-    if owner.plan:
-        start_as_planned(world, owner)
-    if call.state == RUNNING:
-        return
-    # A call that waited elsewhere goes on waiting: after a takeover, not all devices have joined yet.
-    if world.keeps and not age_s and (why := kept_out(world, owner)) is not None:
-        give_up(world, call)
-        world.out.append(m.RejectCall(call.id, "no_room", why))
-        return
-    if world.agenda.by_name:
-        leave_stranded(world, owner)
+        if call.state == RUNNING:
+            return
+    if world.keeps:
+        if owner.plan:
+            start_as_planned(world, owner)
+            if call.state == RUNNING:
+                return
+        # A call that waited elsewhere goes on waiting: after a takeover, not all devices have joined yet.
+        if not age_s and (why := kept_out(world, owner)) is not None:
+            give_up(world, call)
+            world.out.append(m.RejectCall(call.id, "no_room", why))
+            return
+        if world.agenda.by_name:
+            leave_stranded(world, owner)
     # A full queue refuses only calls that have to wait, which is known only here.
     if owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
         _overloaded(world, call)

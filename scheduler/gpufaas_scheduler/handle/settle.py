@@ -62,7 +62,7 @@ def settle(world: World) -> None:
         run_policy(world)
         if world.watches:
             world.read_policy()
-    if world.agenda.by_name and world.queue.count:
+    if world.keeps and world.queue.count and world.agenda.by_name:
         for owner in [call.owner for call in world.queue.firsts() if call.owner.plan]:
             start_as_planned(world, owner)
     if world.short or world.agenda.releasing:
