@@ -69,8 +69,8 @@ class LocalProvider:
         home = self._root / node
         home.mkdir(parents=True, exist_ok=True)
         command = [
-            sys.executable, "-P", "-m", "gpufaas_cli", "node", "--id", node, "--order", order,
-            "--listen", "127.0.0.1:0", "--status-port", "0", "--data", str(home / "data"), *self._joining.arguments, *given,
+            sys.executable, "-P", "-m", "gpufaas_cli", "node", "--id", node, "--order", order, "--listen",
+            "127.0.0.1:0", "--status-port", "0", "--data", str(home / "data"), *self._joining.arguments, *given,
         ]  # fmt: skip
         with (home / "lock").open("a") as lock, (home / "log").open("ab") as log:
             if not (home / "since").exists() and _taken(lock.fileno()):
